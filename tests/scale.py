@@ -1,0 +1,17 @@
+"""How much of a full count a test run does: `make test` runs a seeded fraction, `make test-long` all of it."""
+
+import os
+import random
+
+SCALE = float(os.environ.get("TFMQ_TEST_SCALE", "1"))
+SEED = int(os.environ.get("TFMQ_TEST_SEED", "20261121"))
+
+
+def scaled(count: int) -> int:
+    """`count` times the scale of this run, at least 1."""
+    return max(1, int(count * SCALE))
+
+
+def seeded(*names: object) -> random.Random:
+    """A generator that a failing test's printed seed brings back; `names` keep two tests' streams apart."""
+    return random.Random(f"{SEED}/{'/'.join(map(str, names))}")
