@@ -1,0 +1,48 @@
+# Every target sets up what it needs: a virtual environment in .venv, and Debian packages where we are root.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.complete
+
+.PHONY: help setup system demo check format test test-long bench docs clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## the virtual environment with everything the checks and tests use
+
+$(STAMP): setup.cfg pyproject.toml tools/constraints.txt tools/setup.sh
+	@PYTHON="$(PYTHON)" bash tools/setup.sh
+
+system: ## Debian packages that the crash rigs use (says which; skipped without root)
+	@bash tools/setup_system.sh
+
+demo: setup ## the first run: send, kill -9 in the middle, restart, count
+	@$(BIN)/python tools/demo.py
+
+check: setup ## format, lint, types, import contracts, docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy journal tfmq tools
+	$(BIN)/lint-imports --config setup.cfg
+	$(BIN)/python tools/generate_docs.py --check
+
+format: setup ## rewrite the code in the house's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: setup system ## the tests, with a seeded fraction of each count
+	TFMQ_TEST_SCALE=$${TFMQ_TEST_SCALE:-0.03} $(BIN)/python -m pytest tests
+
+test-long: setup system ## the tests with the full counts (an hour or so)
+	TFMQ_TEST_SCALE=1 $(BIN)/python -m pytest tests -v --timeout 3600 --durations 30
+
+bench: setup ## the benchmarks of docs/performance.md, without peers
+	$(BIN)/python -m tools.bench
+
+docs: setup ## write the generated reference pages again
+	$(BIN)/python tools/generate_docs.py
+
+clean: ## remove what the targets above made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

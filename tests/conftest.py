@@ -1,0 +1,40 @@
+"""What every test run has in common.
+
+With CI=true a skipped test is a failure, unless its reason begins with "cannot be had here:": what the set-up
+should have brought is never missing silently.
+"""
+
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.scale import SCALE, SEED
+
+CANNOT_BE_HAD = "cannot be had here:"
+
+settings.register_profile(
+    "tfmq",
+    deadline=None,
+    max_examples=max(10, int(400 * SCALE)),
+    derandomize=SCALE < 1,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("tfmq")
+
+
+def pytest_report_header() -> str:
+    return f"scale {SCALE:g} of the full counts (TFMQ_TEST_SCALE), seed {SEED} (TFMQ_TEST_SEED)"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, "pytest.CallInfo[None]", None]:
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if CANNOT_BE_HAD not in reason:
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} was skipped, and the set-up should have brought what it wants: {reason}"
