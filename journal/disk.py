@@ -1,0 +1,224 @@
+"""The disk, as an argument: every file call of the journal goes through `Disk` and the `File`s that it opens.
+
+`RealDisk` is the machine's; `journal.testing.SimulatedDisk` keeps unforced bytes apart and can lose them. Paths are
+strings joined with "/". Errors are `OSError`, except `Full` (no space or quota, from whatever writes bytes or makes
+an entry) and `Locked`; forces only ever raise `OSError` (see `journal.file`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+from typing import Any, Final, Protocol
+
+from journal.errors import Locked
+from journal.file import BUFFERS_MAX, Bytes, File, RealFile, refuse, write_all
+
+__all__ = ["BUFFERS_MAX", "Bytes", "Disk", "File", "Lock", "RealDisk", "write_all"]
+
+FILE_MODE: Final = 0o640
+FOLDER_MODE: Final = 0o750
+"""Messages are nobody else's business; the group may read, for backups."""
+
+HOLDER_SIZE_MAX: Final = 64
+"""A lock file holds a process id; more than this is not ours."""
+
+
+class Lock(Protocol):
+    """A held lock file."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The calls on paths."""
+
+    def open_read(self, path: str) -> File:
+        """An existing file, for reading only."""
+        ...
+
+    def open_write(self, path: str) -> File:
+        """An existing file, for reading and writing."""
+        ...
+
+    def create(self, path: str) -> File:
+        """A new, empty file, for reading and writing; `FileExistsError` if there is one.
+
+        Its name survives a power cut only after `force_folder` of the folder.
+        """
+        ...
+
+    def exists(self, path: str) -> bool:
+        """True if there is a file or a folder."""
+        ...
+
+    def is_folder(self, path: str) -> bool:
+        """True if there is a folder."""
+        ...
+
+    def list(self, path: str) -> list[str]:
+        """The names in a folder, sorted."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """One new folder; its parent exists. `FileExistsError` if it is there."""
+        ...
+
+    def remove_folder(self, path: str) -> None:
+        """An empty folder."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic, also in a power cut; replaces a file at `target`. Survives one only after `force_folder`."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Removes a file's name; `FileNotFoundError` if there is none."""
+        ...
+
+    def force_folder(self, path: str) -> None:
+        """Returns when the creates, renames and removals in this folder survive a power cut."""
+        ...
+
+    def open_anchor(self, path: str) -> File:
+        """A handle on the file system that holds the folder `path`, for `sync_file_system`.
+
+        Open it at the start and keep it: the system counts write errors per open handle.
+        """
+        ...
+
+    def sync_file_system(self, anchor: File) -> None:
+        """Forces every file and folder of the file system at once (Linux only, else `OSError` ENOSYS).
+
+        Raises `OSError` if any write anywhere on it failed since the last call on this anchor; which file lost its
+        bytes, only each file's own `force` tells.
+        """
+        ...
+
+    def free_space(self, path: str) -> int:
+        """Bytes that may still be written on the file system that holds `path`."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Bytes in a file."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Takes the lock file `path`, made if need be; raises `Locked` if another holds it."""
+        ...
+
+
+class RealDisk:
+    """The machine's file systems."""
+
+    def open_read(self, path: str) -> RealFile:
+        return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+
+    def open_write(self, path: str) -> RealFile:
+        return RealFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), path)
+
+    def create(self, path: str) -> RealFile:
+        try:
+            return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), path)
+        except OSError as error:
+            refuse(error, path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_folder(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_folder(self, path: str) -> None:
+        try:
+            os.mkdir(path, FOLDER_MODE)
+        except OSError as error:
+            refuse(error, path)
+
+    def remove_folder(self, path: str) -> None:
+        os.rmdir(path)
+
+    def rename(self, source: str, target: str) -> None:
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            refuse(error, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def force_folder(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def open_anchor(self, path: str) -> RealFile:
+        return RealFile(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+
+    def sync_file_system(self, anchor: File) -> None:
+        if not isinstance(anchor, RealFile):
+            raise TypeError("the anchor must come from open_anchor of this disk")
+        if _syncfs is None:
+            raise OSError(errno.ENOSYS, "this system cannot force one file system at once", anchor.path)
+        if _syncfs(anchor.fileno()) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), anchor.path)
+
+    def free_space(self, path: str) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def lock(self, path: str) -> RealLock:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            refuse(error, path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, HOLDER_SIZE_MAX, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise Locked(path, holder) from error
+            raise
+        # The name of the holder is a courtesy to whoever is refused: a full disk must not prevent a start.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return RealLock(descriptor)
+
+
+class RealLock:
+    """A lock of `flock`: the system gives it back when the process ends, however it ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Gives the lock back; twice is harmless. The file stays, so that no two can hold different ones."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _load_syncfs() -> Any:
+    """syncfs(2) of the C library, which Python's os lacks; a call through `CDLL` lets other threads run."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int]
+        function.restype = ctypes.c_int
+    return function
+
+
+_syncfs: Final = _load_syncfs()
