@@ -1,0 +1,180 @@
+"""The broker without sockets: one method a command, called from one thread, on a disk and a clock that are handed in.
+
+Each command method is `method(request, body, reply, session)`: `request` the NamedTuple of `tfmq.protocol.commands`,
+`body` the bytes behind the header (unchanged until `reply.body_done`, `ok` or `error`), `reply` and `session` as in
+`tfmq.broker.caller`. A method never raises for what a peer did: every request gets exactly one call of its reply.
+PRODUCE, and whatever else is written, is gathered until `turn_ended()`, so that what arrived for a partition in one
+poll of the server costs one write; call it at the end of every poll, and after `tick`. HELLO is the server's own.
+
+Whatever is answered is true already: written, and forced where the answer says so.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from journal.clock import Clock
+from journal.disk import Disk
+from tfmq import errors
+from tfmq.broker import faults
+from tfmq.broker.caller import Body, Randomness, Reply, Run, Session
+from tfmq.broker.house import House
+from tfmq.broker.startup import start
+from tfmq.config import Config
+from tfmq.protocol import commands
+
+Method: TypeAlias = Callable[["Engine", Any, Body, Reply, Session], None]
+
+
+def answered(method: Method) -> Method:
+    """What the method raises becomes the error reply."""
+
+    @functools.wraps(method)
+    def command(self: "Engine", request: Any, body: Body, reply: Reply, session: Session) -> None:
+        try:
+            self.house.require_open()
+            method(self, request, body, reply, session)
+        except Exception as error:
+            reply.error(faults.client_error(error))
+
+    return command
+
+
+class Engine:
+    """The whole broker on one data folder. `start()` first, `stop(done)` last."""
+
+    def __init__(
+        self, config: Config, disk: Disk, clock: Clock, run: Run, randomness: Randomness
+    ) -> None:
+        self.house = House(config, disk, clock, run, randomness)
+
+    def start(self) -> None:
+        """Everything before the listener: lock, catalog, logs. Raises what forbids a start, with a clear sentence."""
+        start(self.house)
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Takes no more requests, writes and forces what was taken, closes the logs as clean; then `done()`."""
+        self.house.stop(done)
+
+    def tick(self, now: float) -> float | None:
+        """Runs what is due at `now` (monotonic seconds); when the next thing is due, None if nothing is."""
+        return self.house.timers.tick(now)
+
+    def next_due(self) -> float | None:
+        """When `tick` has something to do next; ask again after every `turn_ended`."""
+        return self.house.timers.next_due()
+
+    def turn_ended(self) -> None:
+        """The poll is over: writes what arrived in it, one append a partition."""
+        self.house.turn_ended()
+
+    @property
+    def node(self) -> str:
+        """This broker's id, for ever: made at the first start."""
+        return self.house.node
+
+    # What the broker is and has
+
+    @answered
+    def ping(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        reply.ok(self.house.clock.wall_ms())
+
+    @answered
+    def status(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        reply.ok(self.status_map())
+
+    def status_map(self) -> dict[str, Any]:
+        """What STATUS says of the broker itself; the server adds what it knows (connections, memory)."""
+        return self.house.status()
+
+    @answered
+    def cancel(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        reply.ok(self.house.polls.cancel(session, request.target))
+
+    # Topics
+
+    @answered
+    def metadata(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.topics.metadata(request, reply)
+
+    @answered
+    def create_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.topics.create(request, reply)
+
+    @answered
+    def grow_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.topics.grow(request, reply)
+
+    @answered
+    def delete_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.topics.delete(request, reply)
+
+    @answered
+    def describe_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        reply.ok(self.house.topics.describe(request.topic))
+
+    @answered
+    def resume_partition(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.topics.resume(request, reply)
+
+    @answered
+    def truncate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.retention.truncate(request, reply)
+
+    # Producing
+
+    @answered
+    def lease_producer_ids(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.leases.lease(request, reply)
+
+    @answered
+    def produce(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.writes.produce(request, body, reply, session)
+
+    @answered
+    def succeed_producer(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.writes.succeed(request, reply, session)
+
+    # Consuming
+
+    @answered
+    def fetch(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.polls.fetch(request, reply, session)
+
+    @answered
+    def locate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.locate(request, reply)
+
+    # Groups
+
+    @answered
+    def join_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.groups.join(request, reply, session)
+
+    @answered
+    def heartbeat(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.groups.heartbeat(request, reply, session)
+
+    @answered
+    def leave_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.groups.leave(request, reply)
+
+    @answered
+    def commit_offsets(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.groups.commit(request, reply, session)
+
+    @answered
+    def read_offsets(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.offsets.read(request, reply)
+
+    @answered
+    def list_groups(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        reply.ok(self.house.groups.list())
+
+    @answered
+    def describe_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.groups.describe(request, reply)
+
+    @answered
+    def reset_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.groups.reset(request, reply)
