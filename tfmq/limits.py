@@ -1,0 +1,180 @@
+"""Every limit on what a peer can make grow, each once: its default, the most it can be set to, and why.
+
+A `Limit` is an `int`, its default, so code compares with it directly; where the operator may change it, it is
+the key `limits.NAME` of the configuration, and what holds is handed to whoever needs it. Those marked `sent`
+are told to a client in the answer to HELLO."""
+
+import re
+from collections.abc import Mapping
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+class Limit(int):
+    """One limit: an int (the default) that knows its name, the hard cap on it, and its reason.
+
+    A limit whose cap is its default cannot be configured.
+    """
+
+    name: str
+    cap: int
+    unit: str
+    sent: bool
+    reason: str
+
+    def __new__(
+        cls, name: str, default: int, cap: int, unit: str, reason: str, sent: bool = False
+    ) -> "Limit":
+        limit = super().__new__(cls, default)
+        limit.name, limit.cap, limit.unit, limit.reason, limit.sent = name, cap, unit, reason, sent
+        return limit
+
+    @property
+    def configurable(self) -> bool:
+        return self.cap > int(self)
+
+
+ALL: dict[str, Limit] = {}
+
+
+def _limit(name: str, default: int, cap: int, unit: str, reason: str, sent: bool = False) -> Limit:
+    ALL[name] = Limit(name, default, cap, unit, reason, sent)
+    return ALL[name]
+
+
+# Frames
+FRAME_BYTES = _limit(
+    "frame_bytes",
+    16 * MIB,
+    256 * MIB,
+    "bytes",
+    "memory one connection can claim with one length word",
+    sent=True,
+)
+FRAME_BYTES_BEFORE_HELLO = _limit(
+    "frame_bytes_before_hello", 64 * KIB, 64 * KIB, "bytes", "a stranger gets little memory"
+)
+HEADER_BYTES = _limit(
+    "header_bytes", 4 * MIB, 4 * MIB, "bytes", "the metadata of 20,000 partitions fits", sent=True
+)
+HEADER_DEPTH = _limit(
+    "header_depth", 8, 8, "levels", "no header needs more; deep nesting only serves an attack"
+)
+HEADER_ITEMS = _limit(
+    "header_items", 1 << 19, 1 << 19, "items", "bounds the objects that one header can make in memory"
+)
+TEXT_BYTES = _limit("text_bytes", 8 * KIB, 8 * KIB, "bytes", "sentences and names; longer text is a mistake")
+MAP_ITEMS = _limit("map_items", 4096, 4096, "items", "settings, details and statistics have far fewer")
+
+# Messages
+MESSAGE_BYTES = _limit(
+    "message_bytes", 8 * MIB, 128 * MIB, "bytes", "one record is written and read in one piece", sent=True
+)
+KEY_BYTES = _limit("key_bytes", 64 * KIB, 64 * KIB, "bytes", "a key is compared and hashed whole")
+TAG_BYTES = _limit("tag_bytes", 255, 255, "bytes", "a tag is a word to filter by, not content")
+PROPERTIES = _limit("properties", 256, 256, "properties", "an attribute is parsed whole for each message")
+PROPERTY_BYTES = _limit(
+    "property_bytes", 64 * KIB, 64 * KIB, "bytes", "what is larger belongs in the payload"
+)
+ATTRIBUTE_BYTES = _limit(
+    "attribute_bytes", 256 * KIB, 256 * KIB, "bytes", "likewise, all properties together"
+)
+BLOCK_BYTES = _limit(
+    "block_bytes",
+    64 * KIB,
+    64 * KIB,
+    "bytes",
+    "damage costs at most one block; a larger record has its own",
+    sent=True,
+)
+
+# Requests
+BATCH_RECORDS = _limit(
+    "batch_records", 1 << 20, 1 << 20, "records", "bounds the checks of one request", sent=True
+)
+BATCH_BLOCKS = _limit(
+    "batch_blocks", 1 << 16, 1 << 16, "blocks", "bounds the checks of one request", sent=True
+)
+FETCH_BYTES = _limit("fetch_bytes", 8 * MIB, 128 * MIB, "bytes", "memory one fetch can claim", sent=True)
+FETCH_WAIT_MS = _limit(
+    "fetch_wait_ms", 60_000, 600_000, "ms", "a parked fetch of a dead client is forgotten by then", sent=True
+)
+FETCH_TAGS = _limit("fetch_tags", 64, 64, "tags", "each block is compared with each tag")
+REQUESTS_IN_FLIGHT = _limit(
+    "requests_in_flight",
+    4096,
+    65_536,
+    "requests",
+    "answers owed to one connection; more is answered Busy",
+    sent=True,
+)
+UNSENT_BYTES = _limit(
+    "unsent_bytes",
+    64 * MIB,
+    1024 * MIB,
+    "bytes",
+    "a client that does not read is cut off, not remembered for ever",
+)
+UNSENT_SECONDS = _limit("unsent_seconds", 10, 3600, "seconds", "how long such a client may stand still")
+HELLO_SECONDS = _limit(
+    "hello_seconds", 10, 300, "seconds", "a connection that says nothing does not hold a place"
+)
+CONNECTIONS = _limit("connections", 10_000, 100_000, "connections", "file descriptors and memory")
+
+# What the broker keeps
+NAME_LENGTH = _limit(
+    "name_length", 249, 249, "characters", "a topic's name and -PARTITION make a folder name"
+)
+TOPICS = _limit("topics", 20_000, 100_000, "topics", "each has folders, files and memory")
+PARTITIONS_PER_TOPIC = _limit("partitions_per_topic", 4096, 10_000, "partitions", "likewise", sent=True)
+PARTITIONS = _limit("partitions", 20_000, 100_000, "partitions", "likewise, in the whole broker")
+GROUPS = _limit("groups", 10_000, 100_000, "groups", "each has offsets in memory and on the disk")
+OFFSETS_PER_COMMIT = _limit(
+    "offsets_per_commit", 20_000, 20_000, "offsets", "one forced write holds them all"
+)
+SESSION_MS = _limit(
+    "session_ms", 30_000, 3_600_000, "ms", "how long a silent member keeps its partitions", sent=True
+)
+SESSION_MS_MIN = _limit("session_ms_min", 1_000, 1_000, "ms", "shorter ones end by chance", sent=True)
+PRODUCER_IDS_PER_LEASE = _limit(
+    "producer_ids_per_lease", 1024, 1024, "ids", "40 bits last for ever at this rate"
+)
+PRODUCERS_PER_PARTITION = _limit(
+    "producers_per_partition", 10_000, 1_000_000, "producers", "sequences and first answers stay in memory"
+)
+BATCHES_REMEMBERED = _limit(
+    "batches_remembered",
+    32,
+    256,
+    "batches",
+    "repeats of these get their first answer; more in flight is refused",
+    sent=True,
+)
+PRODUCER_IDLE_SECONDS = _limit(
+    "producer_idle_seconds",
+    7 * 86_400,
+    365 * 86_400,
+    "seconds",
+    "then a silent producer id is forgotten",
+    sent=True,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def valid_name(name: str) -> bool:
+    """Whether `name` can name a topic, a group, a member or a client: `[A-Za-z0-9._-]{1,249}`, not `.` or
+    `..`.
+    """
+    return _NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+def effective(settings: Mapping[str, int]) -> dict[str, int]:
+    """Every limit by name: as configured in `settings` where it is named there, else the default."""
+    return {name: settings.get(name, int(limit)) for name, limit in ALL.items()}
+
+
+def sent(settings: Mapping[str, int]) -> dict[str, int]:
+    """What HELLO's answer tells a client, by name."""
+    return {name: value for name, value in effective(settings).items() if ALL[name].sent}
