@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from journal.batch import PLAIN, Appended, Batch, Chunk, Source, succession
+from journal.shapes import PLAIN, Appended, Batch, Chunk, Source, succession
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.options import LogOptions

@@ -13,9 +13,10 @@ Buffer = bytes | bytearray | memoryview
 class Batch(NamedTuple):
     """Records of one producer for one partition, as one piece of bytes.
 
-    `blocks` is (bytes, count, CRC-32) for each run of whole records of at most BLOCK_SIZE_MAX bytes (one larger
-    record may stand alone); control records stand only at ends of blocks. Empty: the log cuts and checksums itself.
-    `sequence` is the first record's, `count` the number of records. `data` must not change until append returns.
+    `blocks` is (bytes, count, CRC-32) for each run of whole records of at most BLOCK_SIZE_MAX bytes (one
+    larger record may stand alone); control records stand only at ends of blocks. Empty: the log cuts and
+    checksums itself. `sequence` is the first record's, `count` the number of records. `data` must not change
+    until append returns.
     """
 
     data: Buffer
@@ -26,9 +27,11 @@ class Batch(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where an append comes from, and its place there: `kind` and `id` name the source, (high, low) the position.
+    """Where an append comes from, and its place there: `kind` and `id` name the source, (high, low) the
+    position.
 
-    Positions of one source only grow; `Log.applied` answers the highest. Kind 0 is a plain send, without position.
+    Positions of one source only grow; `Log.applied` answers the highest. Kind 0 is a plain send, without
+    position.
     """
 
     kind: int
@@ -48,9 +51,9 @@ def succession(closed_id: int, successor_id: int, last_sequence: int) -> Source:
 class Appended(NamedTuple):
     """The answer to one batch.
 
-    `positions`: (index of the first record, its offset) for each contiguous run, since control records lie between.
-    `end_offset` is the end of the whole append: the batch survives a power cut once the log is forced up to there.
-    `append_time` in ms since 1970, never lower than that of an earlier append.
+    `positions`: (index of the first record, its offset) for each contiguous run, since control records lie
+    between. `end_offset` is the end of the whole append: the batch survives a power cut once the log is
+    forced up to there. `append_time` in ms since 1970, never lower than that of an earlier append.
     """
 
     positions: list[tuple[int, int]]
