@@ -1,0 +1,1 @@
+"""Tools of the checkout: the demo, benchmarks, crash rigs, generators of docs."""

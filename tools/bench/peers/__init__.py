@@ -1,0 +1,1 @@
+"""The brokers that tfmq is measured beside."""
