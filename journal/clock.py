@@ -1,4 +1,6 @@
-"""Time, as an argument. Nothing in the journal reads a clock that was not passed in; tests pass a simulated one."""
+"""Time, as an argument. Nothing in the journal reads a clock that was not passed in; tests pass a simulated
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The disk, as an argument: every file call of the journal goes through `Disk` and the `File`s that it opens.
 
-`RealDisk` is the machine's; `journal.testing.SimulatedDisk` keeps unforced bytes apart and can lose them. Paths are
-strings joined with "/". Errors are `OSError`, except `Full` (no space or quota, from whatever writes bytes or makes
-an entry) and `Locked`; forces only ever raise `OSError` (see `journal.file`).
+`RealDisk` is the machine's; `journal.testing.SimulatedDisk` keeps unforced bytes apart and can lose them.
+Paths are strings joined with "/". Errors are `OSError`, except `Full` (no space or quota, from whatever
+writes bytes or makes an entry) and `Locked`; forces only ever raise `OSError` (see `journal.file`).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Disk(Protocol):
     def sync_file_system(self, anchor: File) -> None:
         """Forces every file and folder of the file system at once (Linux only, else `OSError` ENOSYS).
 
-        Raises `OSError` if any write anywhere on it failed since the last call on this anchor; which file lost its
-        bytes, only each file's own `force` tells.
+        Raises `OSError` if any write anywhere on it failed since the last call on this anchor; which file
+        lost its bytes, only each file's own `force` tells.
         """
         ...
 

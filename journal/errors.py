@@ -1,5 +1,6 @@
-"""What the journal raises. One tree, so that a caller can catch `JournalError` and know that nothing else of ours
-escapes; an `OSError` from the disk comes through as it is, except a full disk (`Full`) and a held lock (`Locked`).
+"""What the journal raises. One tree, so that a caller can catch `JournalError` and know that nothing else of
+ours escapes; an `OSError` from the disk comes through as it is, except a full disk (`Full`) and a held lock
+(`Locked`).
 
     JournalError
      +- Corrupt          bytes on the disk are not what was written
@@ -27,8 +28,8 @@ class JournalError(Exception):
 class Corrupt(JournalError):
     """Bytes on the disk fail a check.
 
-    `path` names the file; `first` and `next` are the range that cannot be trusted, `first <= x < next`: offsets
-    where the file is a segment, positions elsewhere. `reason` says which check failed.
+    `path` names the file; `first` and `next` are the range that cannot be trusted, `first <= x < next`:
+    offsets where the file is a segment, positions elsewhere. `reason` says which check failed.
     """
 
     def __init__(self, path: str, first: int, next: int, reason: str) -> None:
@@ -115,7 +116,9 @@ class NewerFormat(JournalError):
 
 
 class Locked(JournalError):
-    """Another process holds the lock file `path`; `holder` is what it wrote there (its process id), if anything."""
+    """Another process holds the lock file `path`; `holder` is what it wrote there (its process id), if
+    anything.
+    """
 
     def __init__(self, path: str, holder: str = "") -> None:
         by = f" by process {holder}" if holder else ""

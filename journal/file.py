@@ -1,9 +1,9 @@
 """One open file, and the loop that writes all of a buffer list.
 
 `File` is the interface; `RealFile` is a descriptor of the machine's, made by `journal.disk.RealDisk`.
-Errors are `OSError`, except `Full` (no space or quota) from whatever writes bytes. A failed *force* is always an
-`OSError`, even one that says "no space": bytes that were accepted are gone, which stops a log, while `Full` lets it
-go on.
+Errors are `OSError`, except `Full` (no space or quota) from whatever writes bytes. A failed *force* is always
+an `OSError`, even one that says "no space": bytes that were accepted are gone, which stops a log, while
+`Full` lets it go on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class File(Protocol):
         ...
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
-        """Fills `buffer` from `position`; the count of bytes read, less than its size only where the file ends."""
+        """Fills `buffer` from `position`; the count of bytes read, less than its size only where the file
+        ends.
+        """
         ...
 
     def pread_cached(self, size: int, position: int) -> bytes | None:
@@ -54,7 +56,9 @@ class File(Protocol):
         ...
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
-        """Writes up to `BUFFERS_MAX` buffers; the count of bytes written, which may be short. See `write_all`."""
+        """Writes up to `BUFFERS_MAX` buffers; the count of bytes written, which may be short. See
+        `write_all`.
+        """
         ...
 
     def force(self) -> None:
@@ -69,7 +73,9 @@ class File(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives the descriptor back; twice is harmless. Never close a file with unforced bytes: errors get lost."""
+        """Gives the descriptor back; twice is harmless. Never close a file with unforced bytes: errors get
+        lost.
+        """
         ...
 
 
