@@ -2,7 +2,8 @@
 
 A `Limit` is an `int`, its default, so code compares with it directly; where the operator may change it, it is
 the key `limits.NAME` of the configuration, and what holds is handed to whoever needs it. Those marked `sent`
-are told to a client in the answer to HELLO."""
+are told to a client in the answer to HELLO.
+"""
 
 import re
 from collections.abc import Mapping
@@ -158,6 +159,34 @@ PRODUCER_IDLE_SECONDS = _limit(
     "seconds",
     "then a silent producer id is forgotten",
     sent=True,
+)
+
+# What waits in the broker
+PENDING_BYTES = _limit(
+    "pending_bytes",
+    128 * MIB,
+    8192 * MIB,
+    "bytes",
+    "batches of all connections that wait for the disk; more is answered Busy",
+)
+PENDING_BYTES_PER_SESSION = _limit(
+    "pending_bytes_per_session",
+    32 * MIB,
+    1024 * MIB,
+    "bytes",
+    "likewise of one connection, which is then read no further until half of it is done",
+)
+PENDING_REQUESTS = _limit(
+    "pending_requests", 100_000, 1_000_000, "requests", "batches that wait, however small: each is an object"
+)
+PARKED_FETCHES = _limit(
+    "parked_fetches", 50_000, 1_000_000, "fetches", "each is an object and a timer; more is answered Busy"
+)
+PARKED_FETCHES_PER_SESSION = _limit(
+    "parked_fetches_per_session", 4096, 65_536, "fetches", "a reader has one a partition at most"
+)
+APPEND_BYTES = _limit(
+    "append_bytes", 8 * MIB, 256 * MIB, "bytes", "one write does not keep the broker from everything else"
 )
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
