@@ -1,17 +1,17 @@
-"""An arena: chunks, and slabs cut from their pages, under one lock. A pool has several so that threads rarely meet.
+"""An arena: chunks, and slabs cut from their pages, under one lock. A pool has several so that threads
+rarely meet.
 
-`take` finds the place for a rounded size and `give` takes it back; a place is (memory, position, size, slab).
-Slabs that have a free element stand in a list per size, tiny and small ones apart, as in Netty 4; the last slab
-of a size is kept when it empties, because the next request of that size is near.
+`take` finds the place for a rounded size and `give` takes it back; a place is (memory, position, size,
+slab). Slabs that have a free element stand in a list per size, tiny and small ones apart, as in Netty 4;
+the last slab of a size is kept when it empties, because the next request of that size is near.
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
 from typing import NamedTuple
 
-from journal.buffers.chunk import Chunk, page_node, place_of
+from journal.buffers.chunk import Chunk, mapped, page_node, place_of
 from journal.buffers.page import Slab
 from journal.buffers.sizes import CHUNK_BYTES, PAGE_BYTES, TINY_LIMIT, TREE_DEPTH, run_depth
 from journal.buffers.usage import ChunkLists
@@ -128,7 +128,7 @@ class Arena:
 
     def _take_huge(self, size: int) -> Place:
         try:
-            mapping = mmap.mmap(-1, size)
+            mapping = mapped(size)
         except OSError as error:
             raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
         with self._lock:

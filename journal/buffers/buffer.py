@@ -1,8 +1,8 @@
 """A buffer: memory out of a pool, held by reference count and given back with the last hold.
 
 Whoever allocates holds it once; `retain` adds a hold, `release` ends one. After the last release the memory
-belongs to somebody else: `view` raises Released, and so does a second release. Slices of `view` that were made
-before are not tracked, so whoever hands one on retains the buffer for its reader.
+belongs to somebody else: `view` raises Released, and so does a second release. Slices of `view` that were
+made before are not tracked, so whoever hands one on retains the buffer for its reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ PLACE_FRAMES = 6
 
 
 class Released(RuntimeError):
-    """A buffer was used, retained or released after its last release: a mistake of the program, not of a peer."""
+    """A buffer was used, retained or released after its last release: a mistake of the program, not of a
+    peer.
+    """
 
 
 class Buffer:
@@ -76,7 +78,7 @@ class Buffer:
         except IndexError:
             raise Released(f"a buffer of {self.size} bytes was released twice") from None
         if last:
-            # A foreign object (an array over the view) may still export it; the memory goes back all the same.
+            # An array over the view may still export it; the memory goes back all the same.
             with contextlib.suppress(BufferError):
                 self._view.release()
             self._give_back(self._place)
@@ -85,7 +87,7 @@ class Buffer:
 class TracedBuffer(Buffer):
     """A buffer that knows where it was allocated, and tells when it is forgotten without a release."""
 
-    __slots__ = ("_forgotten", "_stack")
+    __slots__ = ("__weakref__", "_forgotten", "_stack")
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class TracedBuffer(Buffer):
     ) -> None:
         super().__init__(place, size, give_back)
         self._forgotten = forgotten
-        self._stack = traceback.extract_stack(limit=PLACE_FRAMES + 2)[:-2]
+        self._stack = traceback.extract_stack(limit=PLACE_FRAMES + 3)[:-3]
 
     @property
     def allocated_at(self) -> str:

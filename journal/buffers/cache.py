@@ -1,7 +1,7 @@
 """What one thread keeps of the places it gave back, so that the next request of that size takes no lock.
 
-Bounded in bytes and per size; and every so many requests, what was never needed since the last look goes back to
-its arena (the low-water mark of each size is just the surplus that nobody asked for).
+Bounded in bytes and per size; and every so many requests, what was never needed since the last look goes
+back to its arena (the low-water mark of each size is just the surplus that nobody asked for).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The tree is a complete binary tree kept in an array (children of n: 2n and 2n + 
 node holds the level of the largest free run below it, so a run is found by one walk down, and taken and given
 back by one walk up. This is the buddy system (Knowlton 1965) in the form that Netty 4 gave it.
 
-The memory is mapped, not allocated: pages that were never touched cost nothing, and `trim` hands free ones back.
+The memory is mapped, not allocated: pages that were never touched cost nothing, and `trim` hands free ones
+back.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _LEVELS = bytes(max(node, 1).bit_length() - 1 for node in range(2 << TREE_DEPTH)
 class Chunk:
     """Runs of pages out of one mapping. Not safe for threads: the arena's lock guards it.
 
-    `used_bytes` counts what is given out in runs, slabs included. `view` spans all of the memory; a slice of it
-    keeps the mapping alive, so a chunk that its arena forgot goes when the last slice does.
+    `used_bytes` counts what is given out in runs, slabs included. `view` spans all of the memory; a slice
+    of it keeps the mapping alive, so a chunk that its arena forgot goes when the last slice does.
     """
 
     __slots__ = ("_mapping", "_tree", "used_bytes", "view")
 
     def __init__(self) -> None:
-        self._mapping = mmap.mmap(-1, CHUNK_BYTES)
+        self._mapping = mapped(CHUNK_BYTES)
         self._tree = bytearray(_LEVELS)
         self.view = memoryview(self._mapping)
         self.used_bytes = 0
@@ -78,16 +79,16 @@ class Chunk:
             level -= 1
             left, right = tree[node & -2], tree[node | 1]
             node >>= 1
-            if left == right == level + 1:
-                best = level
-            else:
-                best = left if left < right else right
+            whole = left == right == level + 1
+            best = level if whole else min(left, right)
             if tree[node] == best:
                 return
             tree[node] = best
 
     def trim(self) -> int:
-        """Hand the memory of free runs back to the system; the bytes handed back. They read as zeros afterwards."""
+        """Hand the memory of free runs back to the system; the bytes handed back. They read as zeros
+        afterwards.
+        """
         total = 0
         for node in self._free_runs():
             position, size = place_of(node)
@@ -103,6 +104,11 @@ class Chunk:
                 yield node
             elif self._tree[node] != TAKEN:
                 waiting += (node << 1, node << 1 | 1)
+
+
+def mapped(size: int) -> mmap.mmap:
+    """`size` bytes of memory of this process alone; only private memory can be handed back page by page."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def place_of(node: int) -> tuple[int, int]:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Slab:
     """Elements of `element_bytes` inside the page at `position` of `chunk`.
 
-    The bitmap is one integer with a bit set for each free element, so the first free one is its lowest set bit.
-    Not safe for threads: the arena's lock guards it.
+    The bitmap is one integer with a bit set for each free element, so the first free one is its lowest set
+    bit. Not safe for threads: the arena's lock guards it.
     """
 
     __slots__ = ("_all", "_free", "chunk", "element_bytes", "node", "position")
@@ -51,7 +51,7 @@ class Slab:
     def give(self, position: int) -> None:
         """Take the element at `position` back. Raises ValueError if it is not one that was given out."""
         number, rest = divmod(position - self.position, self.element_bytes)
-        bit = 1 << number
-        if rest or not bit & self._all or bit & self._free:
+        bit = 1 << max(number, 0)
+        if rest or number < 0 or not bit & self._all or bit & self._free:
             raise ValueError(f"position {position} is no used element of the slab at {self.position}")
         self._free |= bit

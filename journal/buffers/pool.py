@@ -1,7 +1,7 @@
 """The pool: `allocate` a buffer of any size, `release` it, see what is out.
 
-A thread allocates from one arena, chosen in turn, behind a cache of its own; a buffer of another arena goes back
-to it at once. `trim` returns to the system whatever is only kept for later.
+A thread allocates from one arena, chosen in turn, behind a cache of its own; a buffer of another arena goes
+back to it at once. `trim` returns to the system whatever is only kept for later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from journal.buffers.cache import Cache, Counts
 from journal.buffers.sizes import rounded
 
 ARENA_COUNT = 2
-"""Arenas of a pool: the thread that serves and one for all the others; more only pay with many busy threads."""
+"""Arenas of a pool: the thread that serves and one for all the others; more only pay with many busy
+threads.
+"""
 
 logger = logging.getLogger("journal.buffers")
 
@@ -46,7 +48,7 @@ class Leak(NamedTuple):
 
     place: str
     size_bytes: int
-    count: int
+    buffer_count: int
 
 
 class _Local(threading.local):
@@ -54,7 +56,9 @@ class _Local(threading.local):
 
 
 class Pool:
-    """Buffers out of arenas; safe for threads. With `debug` each remembers its allocation's place, at a cost."""
+    """Buffers out of arenas; safe for threads. With `debug` each remembers its allocation's place, at a
+    cost.
+    """
 
     def __init__(self, arena_count: int = ARENA_COUNT, *, debug: bool = False) -> None:
         self._arenas = [Arena() for _ in range(arena_count)]
@@ -68,7 +72,9 @@ class Pool:
         self._forgotten: deque[tuple[str, int]] = deque()
 
     def allocate(self, size: int) -> Buffer:
-        """A buffer of exactly `size` bytes, held once. Raises ValueError below 0, MemoryError without memory."""
+        """A buffer of exactly `size` bytes, held once. Raises ValueError below 0, MemoryError without
+        memory.
+        """
         if size < 0:
             raise ValueError(f"a buffer cannot have {size} bytes")
         cache = self._local.cache or self._new_cache()

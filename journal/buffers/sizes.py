@@ -1,9 +1,9 @@
 """Sizes of the pooled allocator: one place that says how a request is rounded and what a chunk is cut into.
 
 The measures are those of Netty 4's allocator: a chunk of 16 MiB holds 2,048 pages of 8 KiB. A request is
-*tiny* (below 512 bytes, rounded up to a multiple of 16), *small* (a power of two below a page), a *run* (a power
-of two of pages, up to a chunk) or *huge* (above a chunk: mapped alone, never pooled). So a rounded size is below
-twice the request, except that no request costs less than 16 bytes.
+*tiny* (below 512 bytes, rounded up to a multiple of 16), *small* (a power of two below a page), a *run* (a
+power of two of pages, up to a chunk) or *huge* (above a chunk: mapped alone, never pooled). So a rounded size
+is below twice the request, except that no request costs less than 16 bytes.
 """
 
 PAGE_BYTES = 8192
@@ -25,5 +25,7 @@ def rounded(size: int) -> int:
 
 
 def run_depth(size: int) -> int:
-    """The tree level whose nodes are runs of `size` bytes; `size` is rounded, a page at least, a chunk at most."""
+    """The tree level whose nodes are runs of `size` bytes; `size` is rounded, a page at least, a chunk at
+    most.
+    """
     return TREE_DEPTH - (size // PAGE_BYTES).bit_length() + 1

@@ -1,10 +1,10 @@
 """The chunks of an arena, kept in lists by how full they are.
 
-A chunk moves to the next list when it grows fuller than its list allows and to the one before when it empties;
-the ranges overlap, so a chunk at a border does not flutter. Half-full chunks are asked first: the full ones are
-spared useless walks, and the nearly empty ones get the chance to become empty and go. Chunks that never left the
-first list stay although they are empty (the pool would map and unmap at every burst otherwise). Ranges and
-order are Netty 4's.
+A chunk moves to the next list when it grows fuller than its list allows and to the one before when it
+empties; the ranges overlap, so a chunk at a border does not flutter. Half-full chunks are asked first: the
+full ones are spared useless walks, and the nearly empty ones get the chance to become empty and go. Chunks
+that never left the first list stay although they are empty (the pool would map and unmap at every burst
+otherwise). Ranges and order are Netty 4's.
 """
 
 from __future__ import annotations

@@ -1,0 +1,180 @@
+"""The pool against a brute-force allocator (a dict of bytes).
+
+Invariants: a buffer keeps what was written into it until its last release (so no two overlap); what is out is
+counted exactly; what is taken is below twice what was asked for, and of 16 bytes at least; when everything is
+released and the pool trimmed, nothing is left.
+"""
+
+import logging
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from journal.buffers import Buffer, Pool
+from tests.scale import SEED, scaled, seeded
+
+SIZES = st.one_of(
+    st.integers(0, 600), st.integers(0, 70_000), st.sampled_from([8192, 1 << 20, (16 << 20) + 1])
+)
+
+
+class Model:
+    """Each live buffer with what must be in it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.live: list[tuple[Buffer, bytes]] = []
+        self.mark = 0
+
+    def allocate(self, size: int) -> None:
+        buffer = self.pool.allocate(size)
+        self.mark += 1
+        pattern = self.mark.to_bytes(4, "big")
+        content = (pattern * (min(size, 4096) // 4 + 1))[: min(size, 4096)]
+        buffer.view[: len(content)] = content
+        if size > 4100:
+            buffer.view[-4:] = pattern
+        self.live.append((buffer, content))
+
+    def release(self, index: int) -> None:
+        buffer, content = self.live.pop(index % len(self.live))
+        assert buffer.view[: len(content)] == content
+        if buffer.size > 4100:
+            assert buffer.view[-4:] == content[:4]
+        buffer.release()
+
+    def check(self) -> None:
+        stats = self.pool.stats()
+        assert stats.live_count == len(self.live)
+        asked = sum(max(buffer.size, 1) for buffer, _ in self.live)
+        assert asked <= stats.live_bytes <= 2 * asked + 16 * len(self.live)
+
+    def finish(self) -> None:
+        while self.live:
+            self.release(-1)
+        self.pool.trim()
+        stats = self.pool.stats()
+        assert (stats.live_count, stats.live_bytes, stats.cached_bytes, stats.slab_count) == (0, 0, 0, 0)
+        assert sum(stats.chunk_counts) == stats.huge_bytes == 0
+
+
+class PoolMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(Pool(arena_count=1))
+
+    @rule(size=SIZES)
+    def allocate(self, size: int) -> None:
+        self.model.allocate(size)
+
+    @rule(index=st.integers(0, 1 << 20))
+    def release(self, index: int) -> None:
+        if self.model.live:
+            self.model.release(index)
+
+    @rule()
+    def trim(self) -> None:
+        self.model.pool.trim()
+
+    @invariant()
+    def counts_agree(self) -> None:
+        self.model.check()
+
+    def teardown(self) -> None:
+        self.model.finish()
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=scaled(25), stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("run", range(3))
+def test_long_random_sequences_keep_every_byte(run: int) -> None:
+    print("seed", SEED, "run", run)
+    random = seeded("pool", run)
+    model = Model(Pool())
+    for step in range(scaled(5000)):
+        share = 0.55 if (step // 500) % 2 == 0 else 0.45
+        if random.random() < share or not model.live:
+            model.allocate(
+                random.choice((random.randint(0, 600), random.randint(0, 9000), 1 << random.randint(9, 20)))
+            )
+        else:
+            model.release(random.randrange(len(model.live)))
+        if step % 1000 == 0:
+            model.pool.trim()
+            model.check()
+    model.finish()
+
+
+def test_threads_pass_buffers_to_each_other_and_all_come_back() -> None:
+    pool = Pool()
+    passed: list[Buffer] = []
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        random = seeded("threads", number)
+        try:
+            for _ in range(scaled(1500)):
+                buffer = pool.allocate(random.randint(4, 20_000)).retain()
+                buffer.view[:4] = number.to_bytes(4, "big")
+                assert bytes(buffer.view[:4]) == number.to_bytes(4, "big")
+                buffer.release()
+                passed.append(buffer)
+                if random.random() < 0.9:
+                    passed.pop().release()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    for buffer in passed:
+        buffer.release()
+    pool.trim()
+    assert pool.stats()[:4] == (0, 0, 0, 0)
+    assert sum(pool.stats().chunk_counts) == 0
+
+
+def test_a_repeated_request_is_served_by_the_cache() -> None:
+    pool = Pool()
+    for _ in range(100):
+        pool.allocate(5000).release()
+    assert pool.stats().cache_hit_count == 99
+
+
+def test_a_forgotten_buffer_is_reported_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    pool = Pool(debug=True)
+    kept = pool.allocate(50)
+    with caplog.at_level(logging.WARNING, "journal.buffers"):
+        pool.allocate(3000)
+    (largest, smaller) = pool.leaks()
+    assert (largest.size_bytes, smaller.size_bytes) == (3000, 50)
+    assert __file__ in largest.place
+    assert "dropped without a release" in caplog.text
+    assert pool.stats().forgotten_count == 1
+    kept.release()
+
+
+def test_a_size_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        Pool().allocate(-1)
+
+
+def test_untouched_memory_costs_nothing() -> None:
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as status:
+            return int(status.read().split()[1]) * 4096
+
+    pool = Pool()
+    before = resident_bytes()
+    buffers = [pool.allocate(8 << 20) for _ in range(20)]
+    assert resident_bytes() - before < 16 << 20
+    for buffer in buffers:
+        buffer.release()
