@@ -72,7 +72,7 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic, also in a power cut; replaces a file at `target`. Survives one only after `force_folder`."""
+        """Atomic, also in a power cut; replaces a file at `target`. Lasts only after `force_folder`."""
         ...
 
     def unlink(self, path: str) -> None:

@@ -87,7 +87,7 @@ def partition_folder(topic: str, partition: int) -> str:
 
 
 def parse_partition_folder(name: str) -> tuple[str, int] | None:
-    """(topic, partition) of a partition's folder name; None if it is not one that `partition_folder` makes."""
+    """(topic, partition) of a partition's folder name; None if `partition_folder` does not make it."""
     match = _FOLDER.fullmatch(name)
     if match is None or not valid_name(match[1]) or int(match[2]) > PARTITION_MAX:
         return None
