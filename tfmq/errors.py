@@ -36,7 +36,8 @@ Each class has a stable `code` (what programs compare), a `number` (what travels
 may succeed later without a change), `outcome` ("not done", or "unknown": it may have happened), `closes` (the
 server ends the connection behind it), and two sentences: what happened and what to do. Codes and numbers are
 never given to another meaning; a code that this release does not know arrives as a plain `TfmqError` that
-keeps it."""
+keeps it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, overload
@@ -51,7 +52,8 @@ class TfmqError(Exception):
 
     `sentence` replaces the class's own; `outcome` and `retriable` may be given where the place that raises
     knows better than the class. Everything else given by name becomes a detail: it travels with the error, so
-    it must be plain (numbers, text, lists and maps of them)."""
+    it must be plain (numbers, text, lists and maps of them).
+    """
 
     number: int = 1
     code: str = "error"
@@ -345,7 +347,8 @@ def from_wire(number: int, code: str, outcome: str, sentence: str, details: Mapp
     """The error that an error reply stands for.
 
     The code decides the class; a code that is not known here makes a `TfmqError` with that code and number.
-    An outcome that is not "not done" is "unknown": in doubt it may have happened."""
+    An outcome that is not "not done" is "unknown": in doubt it may have happened.
+    """
     error = BY_CODE.get(code, TfmqError)(sentence)
     error.details = dict(details)
     error.number, error.code = number, code

@@ -1,0 +1,132 @@
+"""Bounded msgpack: reads what a stranger packed without letting it choose how much memory that takes.
+
+`unpack` raises `Malformed`, and nothing else, for every wrong input: text that is not UTF-8, lengths beyond
+the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than `limits.HEADER_ITEMS`,
+bytes behind the value. A count is compared with the bytes that are left before anything of that size is
+allocated.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from tfmq import limits
+
+Buffer = bytes | bytearray | memoryview
+
+# Below this a bomb of nested empty arrays can claim about 200 kB; that is less than looking first costs.
+TRUSTED_BYTES = 256
+
+
+class Malformed(ValueError):
+    """The bytes are not one well-formed, bounded msgpack value; the text says why."""
+
+
+def pack(value: Any) -> bytes:
+    """`value` as msgpack. Raises `ValueError`, `TypeError` or `OverflowError` for what cannot be packed."""
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def unpack(data: Buffer, *, text_keys: bool = True) -> Any:
+    """The one value that `data` holds. With `text_keys=False` maps may have integers as keys, too."""
+    if len(data) > TRUSTED_BYTES:
+        survey(data)
+    try:
+        value = msgpack.unpackb(data, raw=False, strict_map_key=text_keys, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise Malformed(f"not readable as msgpack: {error}") from None
+    if type(value) in (list, dict):
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Level by level, so that no nesting can exhaust a stack."""
+    level: list[Any] = [value]
+    for _ in range(limits.HEADER_DEPTH):
+        level = [
+            item
+            for each in level
+            for item in (each.values() if type(each) is dict else each)
+            if type(item) in (list, dict)
+        ]
+        if not level:
+            return
+    raise Malformed(f"nested deeper than {limits.HEADER_DEPTH:d} levels")
+
+
+# What the first byte of a value says: how many bytes the value takes in all (> 0), or its kind.
+_ARRAY, _MAP, _STRING, _REFUSED = -1, -2, -3, -4
+
+
+def _shape(byte: int) -> tuple[int, int, int]:
+    """(bytes in all or kind, bytes of the length word, length where the first byte holds it)."""
+    if byte <= 0x7F or byte >= 0xE0:
+        return 1, 0, 0
+    if byte <= 0x8F:
+        return _MAP, 0, byte & 0x0F
+    if byte <= 0x9F:
+        return _ARRAY, 0, byte & 0x0F
+    if byte <= 0xBF:
+        return 1 + (byte & 0x1F), 0, 0
+    return _SHAPES.get(byte, (_REFUSED, 0, 0))
+
+
+_SHAPES: dict[int, tuple[int, int, int]] = {
+    **dict.fromkeys((0xC0, 0xC2, 0xC3), (1, 0, 0)),
+    **dict.fromkeys((0xCC, 0xD0), (2, 0, 0)),
+    **dict.fromkeys((0xCD, 0xD1), (3, 0, 0)),
+    **dict.fromkeys((0xCA, 0xCE, 0xD2), (5, 0, 0)),
+    **dict.fromkeys((0xCB, 0xCF, 0xD3), (9, 0, 0)),
+    **dict.fromkeys((0xC4, 0xD9), (_STRING, 1, 0)),
+    **dict.fromkeys((0xC5, 0xDA), (_STRING, 2, 0)),
+    **dict.fromkeys((0xC6, 0xDB), (_STRING, 4, 0)),
+    0xDC: (_ARRAY, 2, 0),
+    0xDD: (_ARRAY, 4, 0),
+    0xDE: (_MAP, 2, 0),
+    0xDF: (_MAP, 4, 0),
+}
+SHAPES: Sequence[tuple[int, int, int]] = tuple(_shape(byte) for byte in range(256))
+
+
+def survey(data: Buffer) -> None:
+    """Walks over one packed value without building it; raises `Malformed` where a limit is passed."""
+    end = len(data)
+    position = items = 0
+    unread = [1]  # how many values each open list or map still has to come
+    while unread:
+        if not unread[-1]:
+            unread.pop()
+            continue
+        unread[-1] -= 1
+        items += 1
+        if position >= end:
+            raise Malformed("it ends in the middle of a value")
+        size, width, length = SHAPES[data[position]]
+        if size > 0:
+            position += size
+            continue
+        if size == _REFUSED:
+            raise Malformed(f"a value of a type that is not used here ({data[position]:#04x})")
+        if width:
+            length = int.from_bytes(data[position + 1 : position + 1 + width], "big")
+        position += 1 + width
+        if size == _STRING:
+            position += length
+            continue
+        length <<= size == _MAP
+        _check_count(length, end - position, items, len(unread))
+        unread.append(length)
+    if position != end:
+        raise Malformed("it ends in the middle of a value" if position > end else "bytes behind the value")
+
+
+def _check_count(count: int, bytes_left: int, items: int, depth: int) -> None:
+    if count > bytes_left:
+        raise Malformed(f"{count} values announced where {bytes_left} bytes are left")
+    if items + count > limits.HEADER_ITEMS:
+        raise Malformed(f"more than {limits.HEADER_ITEMS:d} values")
+    if depth > limits.HEADER_DEPTH:
+        raise Malformed(f"nested deeper than {limits.HEADER_DEPTH:d} levels")

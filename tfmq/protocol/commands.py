@@ -1,0 +1,368 @@
+"""Every command of the protocol, once: its code, its name, and the fields of its request and reply.
+
+The classes below are the table's rows written as types. A field's annotation carries its kind (what is taken
+from the wire), its default stands in for a missing trailing field. `COMMANDS` lists them with their codes;
+codes are never given to another command. docs/protocol.md says how to add one.
+"""
+
+from typing import Annotated, Any, NamedTuple
+
+from tfmq import limits
+from tfmq.protocol.fields import Later, ListOf, Name, Optional, Row, Text, Whole
+from tfmq.protocol.group_commands import CommitOffsets as CommitOffsets
+from tfmq.protocol.group_commands import CommitOffsetsReply as CommitOffsetsReply
+from tfmq.protocol.group_commands import DescribeGroup as DescribeGroup
+from tfmq.protocol.group_commands import DescribeGroupReply as DescribeGroupReply
+from tfmq.protocol.group_commands import Heartbeat as Heartbeat
+from tfmq.protocol.group_commands import HeartbeatReply as HeartbeatReply
+from tfmq.protocol.group_commands import JoinGroup as JoinGroup
+from tfmq.protocol.group_commands import JoinGroupReply as JoinGroupReply
+from tfmq.protocol.group_commands import LeaveGroup as LeaveGroup
+from tfmq.protocol.group_commands import LeaveGroupReply as LeaveGroupReply
+from tfmq.protocol.group_commands import ListGroups as ListGroups
+from tfmq.protocol.group_commands import ListGroupsReply as ListGroupsReply
+from tfmq.protocol.group_commands import ReadOffsets as ReadOffsets
+from tfmq.protocol.group_commands import ReadOffsetsReply as ReadOffsetsReply
+from tfmq.protocol.group_commands import ResetGroup as ResetGroup
+from tfmq.protocol.group_commands import ResetGroupReply as ResetGroupReply
+from tfmq.protocol.rows import ACKS_NONE as ACKS_NONE
+from tfmq.protocol.rows import ACKS_SYNCED as ACKS_SYNCED
+from tfmq.protocol.rows import ACKS_WRITTEN as ACKS_WRITTEN
+from tfmq.protocol.rows import EPOCH_UNKNOWN as EPOCH_UNKNOWN
+from tfmq.protocol.rows import ORDINAL_UNKNOWN as ORDINAL_UNKNOWN
+from tfmq.protocol.rows import SEQUENCE_NONE as SEQUENCE_NONE
+from tfmq.protocol.rows import (
+    Acks,
+    Blocks,
+    Identity,
+    Incarnation,
+    Number,
+    Offset,
+    Partition,
+    Partitions,
+    Plain,
+    Positions,
+    ProducerId,
+    Sequence,
+    Signed,
+    SignedSequence,
+    Size,
+    TimeMs,
+    Topic,
+    Words,
+    Yes,
+)
+from tfmq.protocol.rows import Block as Block
+from tfmq.protocol.rows import GroupOffset as GroupOffset
+from tfmq.protocol.rows import PartitionName as PartitionName
+from tfmq.protocol.rows import PartitionRow as PartitionRow
+from tfmq.protocol.rows import Position as Position
+from tfmq.protocol.rows import SavedOffset as SavedOffset
+from tfmq.protocol.rows import TopicRow as TopicRow
+
+MAGIC = "TFMQ"
+VERSION_MIN = VERSION_MAX = 1
+
+ACKS = {"none": ACKS_NONE, "written": ACKS_WRITTEN, "synced": ACKS_SYNCED}
+DURABILITY = {ACKS_NONE: "none", ACKS_WRITTEN: "written", ACKS_SYNCED: "synced"}
+# How far a fetch reads.
+READ_FORCED, READ_WRITTEN = 0, 1
+READ = {"forced": READ_FORCED, "written": READ_WRITTEN}
+# What LOCATE looks for.
+BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, BY_OFFSET = range(5)
+
+# The broker itself
+
+
+class Hello(NamedTuple):
+    """The first request of a connection. The client offers versions; the broker takes the highest that both
+    know.
+    """
+
+    magic: Words
+    version_min: Size
+    version_max: Size
+    client: Words
+    details: Plain
+
+
+class HelloReply(NamedTuple):
+    version: Size
+    server: Words
+    node: Words
+    limits: Plain
+    acks: Acks
+    features: Annotated[list[str], ListOf(Text(), limits.MAP_ITEMS)]
+
+
+class Ping(NamedTuple):
+    """Does nothing; the answer is the broker's wall clock."""
+
+
+class PingReply(NamedTuple):
+    time_ms: TimeMs
+
+
+class Status(NamedTuple):
+    """How the broker is."""
+
+
+class StatusReply(NamedTuple):
+    status: Plain
+
+
+class Cancel(NamedTuple):
+    """Ends a parked FETCH of this connection: it is answered at once, empty."""
+
+    target: Size
+
+
+class CancelReply(NamedTuple):
+    cancelled: Yes
+
+
+# Topics
+
+
+class Metadata(NamedTuple):
+    """Topics with their partitions. Unknown topics are left out, or made where `create` asks for it."""
+
+    topics: Annotated[list[str] | None, Optional(ListOf(Name(), limits.TOPICS.cap))] = None
+    create: Yes = False
+
+
+class MetadataReply(NamedTuple):
+    topics: Annotated[list[TopicRow], ListOf(Row(TopicRow), limits.TOPICS.cap)]
+
+
+class CreateTopic(NamedTuple):
+    """Makes a topic; nil partitions: the broker's default."""
+
+    topic: Topic
+    partitions: Annotated[int | None, Optional(Whole(1, limits.PARTITIONS_PER_TOPIC.cap))]
+    settings: Plain
+
+
+class CreateTopicReply(NamedTuple):
+    incarnation: Incarnation
+    partitions: Partitions
+
+
+class GrowTopic(NamedTuple):
+    """Raises the number of partitions to `partitions`."""
+
+    topic: Topic
+    partitions: Partitions
+
+
+class GrowTopicReply(NamedTuple):
+    partitions: Partitions
+
+
+class DeleteTopic(NamedTuple):
+    """Deletes the topic with all its messages; `incarnation` 0: whichever bears the name."""
+
+    topic: Topic
+    incarnation: Incarnation = 0
+
+
+class DeleteTopicReply(NamedTuple):
+    deleted: Yes
+
+
+class DescribeTopic(NamedTuple):
+    """Everything about one topic."""
+
+    topic: Topic
+
+
+class DescribeTopicReply(NamedTuple):
+    description: Plain
+
+
+class ResumePartition(NamedTuple):
+    """Lifts the stop of a partition whose disk failed."""
+
+    topic: Topic
+    partition: Partition
+
+
+class ResumePartitionReply(NamedTuple):
+    state: Words
+
+
+class Truncate(NamedTuple):
+    """Lets go of what lies before an offset, as far as whole segments allow."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    before_offset: Offset
+
+
+class TruncateReply(NamedTuple):
+    first_offset: Offset
+
+
+# Producing
+
+
+class LeaseProducerIds(NamedTuple):
+    """Gives out producer ids that nobody had before."""
+
+    count: Annotated[int, Whole(1, limits.PRODUCER_IDS_PER_LEASE)] = 1  # type: ignore[assignment]
+
+
+class LeaseProducerIdsReply(NamedTuple):
+    first: ProducerId
+    count: Size  # type: ignore[assignment]
+
+
+class Produce(NamedTuple):
+    """Appends a batch of records, the body, to one partition: all of it or nothing."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    producer_id: ProducerId
+    sequence: Sequence
+    count: Annotated[int, Whole(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
+    acks: Acks
+    blocks: Blocks
+    due: Annotated[None, Later("delayed delivery")] = None
+    transaction: Annotated[None, Later("transactions")] = None
+
+
+class ProduceReply(NamedTuple):
+    positions: Positions
+    durability: Acks
+    repeated: Yes
+    append_time: TimeMs
+    first_ordinal: Signed
+
+
+class SucceedProducer(NamedTuple):
+    """Closes a producer id on a partition for good, tells the last sequence stored, gives the id that
+    follows.
+    """
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    producer_id: ProducerId
+
+
+class SucceedProducerReply(NamedTuple):
+    successor_id: ProducerId
+    last_sequence: SignedSequence
+    durability: Acks
+
+
+# Consuming
+
+
+class Fetch(NamedTuple):
+    """Whole control blocks from the one that holds `offset` on; waits up to `wait_ms` where there are
+    none.
+    """
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    offset: Offset
+    epoch: Signed = EPOCH_UNKNOWN
+    max_bytes: Size = 256 * limits.KIB
+    wait_ms: Size = 0
+    read: Annotated[int, Whole(READ_FORCED, READ_WRITTEN)] = READ_FORCED
+    tags: Annotated[list[int] | None, Optional(ListOf(Whole(1, 65_535), limits.FETCH_TAGS))] = None
+
+
+class FetchReply(NamedTuple):
+    start: Offset
+    skip_to: Offset
+    next: Offset
+    epoch: Signed
+    forced: Offset
+    end: Offset
+    first: Offset
+    log_id: Identity
+
+
+class Locate(NamedTuple):
+    """Finds an offset: 0 earliest, 1 latest (forced), 2 ordinal, 3 append time in ms, 4 record start at or
+    before.
+    """
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    by: Annotated[int, Whole(BY_EARLIEST, BY_OFFSET)]
+    value: Number = 0
+
+
+class LocateReply(NamedTuple):
+    offset: Offset
+    ordinal: Signed
+    epoch: Signed
+    first_offset: Offset
+    end_offset: Offset
+    forced_offset: Offset
+    end_ordinal: Number
+
+
+class Command:
+    """One row of the table."""
+
+    def __init__(self, code: int, request: type[Any], reply: type[Any], body: str = "", reply_body: str = ""):
+        self.code = code
+        self.request = Row(request)
+        self.reply = Row(reply)
+        self.body = body
+        self.reply_body = reply_body
+        self.name = "".join(f"_{c}" if c.isupper() else c for c in request.__name__).strip("_").upper()
+        self.description = (request.__doc__ or "").strip()
+
+    def __repr__(self) -> str:
+        return f"<{self.name}={self.code}>"
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(1, Hello, HelloReply),
+    Command(2, Ping, PingReply),
+    Command(3, Status, StatusReply),
+    Command(4, Cancel, CancelReply),
+    Command(10, Metadata, MetadataReply),
+    Command(11, CreateTopic, CreateTopicReply),
+    Command(12, GrowTopic, GrowTopicReply),
+    Command(13, DeleteTopic, DeleteTopicReply),
+    Command(14, DescribeTopic, DescribeTopicReply),
+    Command(15, ResumePartition, ResumePartitionReply),
+    Command(16, Truncate, TruncateReply),
+    Command(20, LeaseProducerIds, LeaseProducerIdsReply),
+    Command(21, Produce, ProduceReply, body="the records"),
+    Command(22, SucceedProducer, SucceedProducerReply),
+    Command(30, Fetch, FetchReply, reply_body="whole control blocks"),
+    Command(31, Locate, LocateReply),
+    Command(40, JoinGroup, JoinGroupReply),
+    Command(41, Heartbeat, HeartbeatReply),
+    Command(42, LeaveGroup, LeaveGroupReply),
+    Command(43, CommitOffsets, CommitOffsetsReply),
+    Command(44, ReadOffsets, ReadOffsetsReply),
+    Command(45, ListGroups, ListGroupsReply),
+    Command(46, DescribeGroup, DescribeGroupReply),
+    Command(47, ResetGroup, ResetGroupReply),
+)
+BY_CODE: dict[int, Command] = {command.code: command for command in COMMANDS}
+BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for command in COMMANDS}
+
+# Codes kept for what later releases do.
+RESERVED: dict[range, str] = {
+    range(50, 60): "transactions",
+    range(60, 70): "delayed delivery",
+    range(70, 80): "schedules",
+}
+
+
+def reserved_for(code: int) -> str | None:
+    """What a later release will do under this code, if it is one of those."""
+    return next((what for codes, what in RESERVED.items() if code in codes), None)

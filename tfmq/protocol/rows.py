@@ -1,0 +1,98 @@
+"""The parts that several commands share: the types of single fields, and the rows that their lists hold.
+
+Each type is the Python type together with its kind, what the wire may bring there.
+"""
+
+from typing import Annotated, Any, NamedTuple
+
+from tfmq import limits
+from tfmq.protocol.fields import Flag, ListOf, Map, Name, Row, Text, Whole
+
+# What a send waits for, and what an answer says was reached.
+ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED = 0, 1, 2
+EPOCH_UNKNOWN = ORDINAL_UNKNOWN = SEQUENCE_NONE = -1
+
+_U32 = Whole(0, (1 << 32) - 1, "u32")
+_U63 = Whole(0, (1 << 63) - 1, "u63")
+
+Size = Annotated[int, _U32]
+Offset = Annotated[int, _U63]
+Number = Annotated[int, _U63]
+Signed = Annotated[int, Whole(-1, (1 << 63) - 1, "u63, or -1")]
+TimeMs = Annotated[int, _U63]
+Identity = Annotated[int, Whole(1, (1 << 64) - 1, "u64, not 0")]
+Incarnation = Annotated[int, Whole(0, (1 << 40) - 1, "u40")]
+ProducerId = Annotated[int, Whole(1, (1 << 40) - 1, "u40, not 0")]
+Sequence = Annotated[int, Whole(0, (1 << 24) - 1, "u24")]
+SignedSequence = Annotated[int, Whole(-1, (1 << 24) - 1, "u24, or -1")]
+Partition = Annotated[int, Whole(0, (1 << 24) - 1, "u24")]
+Partitions = Annotated[int, Whole(1, limits.PARTITIONS_PER_TOPIC.cap)]
+Acks = Annotated[int, Whole(ACKS_NONE, ACKS_SYNCED)]
+Topic = Annotated[str, Name()]
+Group = Annotated[str, Name()]
+Member = Annotated[str, Name(empty=True)]
+Words = Annotated[str, Text()]
+Plain = Annotated[dict[str, Any], Map()]
+Yes = Annotated[bool, Flag()]
+
+
+class Block(NamedTuple):
+    """One block of a batch: whole records, with the CRC-32 of all their bytes."""
+
+    size: Annotated[int, Whole(1, (1 << 32) - 1, "u32, not 0")]
+    count: Annotated[int, Whole(1, limits.BATCH_RECORDS, "u32, not 0")]  # type: ignore[assignment]
+    crc: Size
+
+
+class Position(NamedTuple):
+    """From record `first_record` of the batch on, records lie back to back starting at `offset`."""
+
+    first_record: Size
+    offset: Offset
+
+
+class PartitionRow(NamedTuple):
+    partition: Partition
+    state: Words
+
+
+class TopicRow(NamedTuple):
+    name: Topic
+    incarnation: Incarnation
+    partitions: Annotated[list[PartitionRow], ListOf(Row(PartitionRow), limits.PARTITIONS_PER_TOPIC.cap)]
+    settings: Plain
+
+
+class PartitionName(NamedTuple):
+    topic: Topic
+    partition: Partition
+
+
+class GroupOffset(NamedTuple):
+    """Where a group goes on: at `offset`, behind `index` messages of the record there (0 outside of
+    batches).
+    """
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    offset: Offset
+    index: Size = 0  # type: ignore[assignment]
+    epoch: Signed = EPOCH_UNKNOWN
+
+
+class SavedOffset(NamedTuple):
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    offset: Offset
+    index: Size  # type: ignore[assignment]
+    epoch: Signed
+    generation: Number
+
+
+Topics = Annotated[list[str], ListOf(Name(), limits.TOPICS.cap)]
+Blocks = Annotated[list[Block], ListOf(Row(Block), limits.BATCH_BLOCKS)]
+Positions = Annotated[list[Position], ListOf(Row(Position), limits.BATCH_BLOCKS)]
+GroupOffsets = Annotated[list[GroupOffset], ListOf(Row(GroupOffset), limits.OFFSETS_PER_COMMIT)]
+SavedOffsets = Annotated[list[SavedOffset], ListOf(Row(SavedOffset), limits.PARTITIONS.cap)]
