@@ -1,0 +1,168 @@
+"""Frames: how requests and replies lie in a stream of bytes. docs/protocol.md is this module's page.
+
+    size        u32  bytes behind this word
+    header size u32
+    header      one msgpack array
+    body        whatever is left
+
+Big-endian. Sizes are checked as soon as their four bytes are there, before anything is allocated, and every
+wrong input raises `BadFrame` and nothing else. Bytes that some other protocol would send first are recognised
+and named.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from tfmq import limits
+from tfmq.errors import BadFrame, BadRequest, MessageTooLarge
+from tfmq.packing import Buffer, Malformed, pack, unpack
+from tfmq.protocol import foreign
+
+SIZE = struct.Struct(">I")
+PREFIX = struct.Struct(">II")
+
+
+class Frame(NamedTuple):
+    """A frame taken apart; `body` is a view of the buffer it arrived in, with no copy made."""
+
+    header: list[Any]
+    body: memoryview
+
+
+def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
+    """The frame as buffers to be written in this order; the body's are handed on as they are.
+
+    Raises `BadRequest` for a header that cannot be packed or is too large, `MessageTooLarge` above 4 GiB.
+    """
+    try:
+        packed = pack(list(header))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadRequest(f"A field of the request cannot be sent: {error}.") from None
+    if len(packed) > limits.HEADER_BYTES:
+        raise BadRequest(
+            f"The header has {len(packed)} bytes, {limits.HEADER_BYTES:d} are allowed: ask for less."
+        )
+    size = 4 + len(packed) + sum(memoryview(part).nbytes for part in body)
+    if size >> 32:
+        raise MessageTooLarge(f"A frame of {size} bytes cannot be sent.")
+    return [PREFIX.pack(size, len(packed)) + packed, *body]
+
+
+def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES) -> int:
+    """How many bytes the frame at `position` has behind its first word, of which the four bytes must be
+    there.
+    """
+    size: int = SIZE.unpack_from(view, position)[0]
+    if size > frame_bytes or size < 4:
+        start = bytes(view[position : position + foreign.LOOK_BYTES])
+        raise BadFrame(foreign.sentence(start) or _size_sentence(size, frame_bytes))
+    return size
+
+
+def _size_sentence(size: int, frame_bytes: int) -> str:
+    if size < 4:
+        return f"A frame of {size} bytes has no room for its header size."
+    return f"A frame of {size} bytes is larger than the {frame_bytes} that are allowed here."
+
+
+def parse_prefix(
+    view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES
+) -> tuple[int, int]:
+    """(size, header size) of the frame at `position`, of which eight bytes must be there, checked."""
+    size = check_size(view, position, frame_bytes=frame_bytes)
+    header_size: int = SIZE.unpack_from(view, position + 4)[0]
+    if header_size > size - 4:
+        raise BadFrame(f"A header of {header_size} bytes does not fit in a frame of {size}.")
+    if header_size > limits.HEADER_BYTES:
+        raise BadFrame(f"A header of {header_size} bytes is larger than the {limits.HEADER_BYTES:d} allowed.")
+    return size, header_size
+
+
+def decode_header(view: Buffer) -> list[Any]:
+    """The header: a list that begins with two whole numbers."""
+    try:
+        header = unpack(view)
+    except Malformed as error:
+        raise BadFrame(f"A header is broken: {error}.") from None
+    if (
+        type(header) is not list
+        or len(header) < 2
+        or type(header[0]) is not int
+        or type(header[1]) is not int
+    ):
+        raise BadFrame("A header must be a list that begins with the command and the correlation number.")
+    if not 0 <= header[1] < 1 << 32:
+        raise BadFrame(f"A correlation number must be a u32, not {header[1]}.")
+    return header
+
+
+def frame_at(
+    view: memoryview, position: int, *, frame_bytes: int = limits.FRAME_BYTES
+) -> tuple[Frame | None, int]:
+    """The frame at `position` and where the next one starts; or None and how many bytes must be there for it.
+
+    The second number, in the case of None, counts from `position` and is 4, 8, or the whole frame.
+    """
+    held = len(view) - position
+    if held < 4:
+        return None, 4
+    size = check_size(view, position, frame_bytes=frame_bytes)
+    if held < 8:
+        return None, 8
+    size, header_size = parse_prefix(view, position, frame_bytes=frame_bytes)
+    if held < 4 + size:
+        return None, 4 + size
+    body_start, end = position + 8 + header_size, position + 4 + size
+    return Frame(decode_header(view[position + 8 : body_start]), view[body_start:end]), end
+
+
+class Decoder:
+    """Takes bytes as they come and gives frames as they become whole. Holds at most one unfinished frame.
+
+    Bodies are views of the bytes fed, or of a copy where a frame came in pieces; they stay valid as long as
+    they are held. After a `BadFrame` the stream has no sense any more: close it.
+    """
+
+    def __init__(self, frame_bytes: int = limits.FRAME_BYTES) -> None:
+        self.frame_bytes = frame_bytes
+        self._held = bytearray()
+        self._wanted = 4
+
+    @property
+    def missing(self) -> int:
+        """How many more bytes complete what is known of the frame that is under way, at least 1."""
+        return self._wanted - len(self._held)
+
+    @property
+    def midway(self) -> bool:
+        """Whether a frame has begun and is not whole."""
+        return bool(self._held)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """The frames that `data` completes. Do not change `data` afterwards: the bodies are views of it."""
+        view = memoryview(data)
+        frames: list[Frame] = []
+        while self._held and view:
+            taken = min(self.missing, len(view))
+            self._held += view[:taken]
+            view = view[taken:]
+            if self.missing:
+                return frames
+            frame, self._wanted = frame_at(memoryview(self._held), 0, frame_bytes=self.frame_bytes)
+            if frame is not None:
+                frames.append(frame)
+                self._held, self._wanted = bytearray(), 4
+        self._take(view, frames)
+        return frames
+
+    def _take(self, view: memoryview, frames: list[Frame]) -> None:
+        """All frames that are whole in `view`; keeps the rest."""
+        position = 0
+        while position < len(view):
+            frame, number = frame_at(view, position, frame_bytes=self.frame_bytes)
+            if frame is None:
+                self._held, self._wanted = bytearray(view[position:]), number
+                return
+            frames.append(frame)
+            position = number
