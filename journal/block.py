@@ -156,21 +156,19 @@ def runs(block: Block) -> list[Run]:
     return _runs_by_walk(block)
 
 
-def find_next_control(
-    data: Buffer, start: int, *, offset: int, log_id: int, claims: bool = True
-) -> Claim | None:
-    """The first control record behind `start` that can be relied on; None if there is none.
+def find_next_control(data: Buffer, start: int, *, offset: int, log_id: int) -> Claim | None:
+    """The first control record behind the damage at `start` that can be relied on; None if there is none.
 
-    `data[0]` lies at `offset`. A control record counts if its checksum holds and the block that it claims
-    ends where it stands. One that lies inside the block that a later one claims is part of a payload, and
-    passed over: so bytes up to BLOCK_SPAN_MAX behind `start` should be in `data`. `claims=False` leaves that
-    rule out.
+    `data[0]` lies at `offset`; `start` is where a block begins that is bad. A control record counts if its
+    own checksum holds, it stands where the block that it claims ends, and that block does not begin before
+    `start`. One that lies inside the block that a later one claims is part of a payload and passed over: so
+    the bytes up to BLOCK_SPAN_MAX behind `start` should be given, if there are as many.
     """
     stack: list[Claim] = []
     for claim in controls_in(data, start, offset=offset, log_id=log_id):
-        if not claims:
-            return claim
         begins = claim.control.offset - offset
+        if begins < start:
+            continue
         while stack and stack[-1].position + CONTROL_SIZE > begins:
             stack.pop()
         stack.append(claim)

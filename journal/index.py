@@ -1,0 +1,262 @@
+"""The block index of a segment: where to begin to look for an offset, an ordinal or a time.
+
+One entry covers a run of whole control blocks of at least 64 KiB (the last one of a sealed segment may be
+shorter), so that a million single sends do not make a million entries. The entries follow each other without
+a gap, from the start of the segment. The file is a copy of what memory holds, appended to without a force and
+wholly derived from the control records: `load` takes as many of its entries as are sound, and the segment
+adds the rest by walking.
+
+    first ordinal u64 | position u64 | append time u64 | log id u64 | size u32 | records u32 | epoch u32 | CRC
+    u32
+
+Big-endian, 48 bytes. The CRC-32 goes over the segment's first offset (8 bytes) and the entry's first 44, so
+an entry of another segment does not pass. docs/formats/index.md is the page of this format.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from journal.control import Control
+from journal.disk import Disk, File, write_all
+
+ENTRY: Final = Struct(">QQQQIIII")
+ENTRY_SIZE: Final = ENTRY.size
+_CRC: Final = Struct(">I")
+_BASE: Final = Struct(">Q")
+
+RUN_SIZE_MIN: Final = 64 << 10
+"""Bytes that an entry covers at least: what a search inside a run must walk at most, unless one block is
+larger."""
+
+WRITE_COUNT: Final = 16
+"""Entries are written so many at a time: one small write per MiB of records, and a MiB to walk after a
+crash."""
+
+
+class Entry(NamedTuple):
+    """A run of control blocks: `position` and `size` in the segment, `append_time` the latest in the segment
+    up to the run's end (ms), `epoch` that of its last block."""
+
+    first_ordinal: int
+    position: int
+    append_time: int
+    size: int
+    records: int
+    epoch: int
+
+
+class Place(NamedTuple):
+    """A block of the segment begins at `position`, and its first record has `ordinal`."""
+
+    position: int
+    ordinal: int
+
+
+class Index:
+    """The entries of one segment, and the run that is not full yet. Not thread-safe for changes; searches may
+    run beside `add`, which only appends."""
+
+    def __init__(self, path: str, base: int, log_id: int) -> None:
+        self.path = path
+        self.fault: str | None = None
+        """Why the file was not taken as it was; None: it was sound."""
+        self._log_id = log_id
+        self._seed = crc32(_BASE.pack(base))
+        self._base = base
+        self._ordinals = array("Q")
+        self._positions = array("Q")
+        self._times = array("Q")
+        self._epochs = array("I")
+        self._written = 0
+        self._file: File | None = None
+        self._open_position = 0
+        self._open_ordinal: int | None = None
+        self.end = 0
+        """The position up to which blocks were added."""
+        self.end_ordinal: int | None = None
+        """The ordinal behind them; None as long as there are none."""
+        self._time = 0
+        self._epoch = 0
+
+    @classmethod
+    def load(cls, disk: Disk, path: str, base: int, log_id: int, size: int) -> Index:
+        """The sound entries of the file at `path` that lie inside a segment of `size` bytes, from the first
+        on.
+
+        `fault` says what was missing or wrong; the bad rest is overwritten by the next write. Raises OSError.
+        """
+        index = cls(path, base, log_id)
+        if not disk.exists(path):
+            index.fault = "missing"
+            return index
+        file = disk.open_read(path)
+        try:
+            data = file.pread(file.size(), 0)
+        finally:
+            file.close()
+        index.fault = index._take(data, size)
+        return index
+
+    def __len__(self) -> int:
+        """The count of entries."""
+        return len(self._positions)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry, in order."""
+        for number in range(len(self)):
+            yield self.entry(number)
+
+    def entry(self, number: int) -> Entry:
+        """One entry; -1 is the last."""
+        count = len(self)
+        number = number + count if number < 0 else number
+        last = number + 1 == count
+        end = self._open_position if last else self._positions[number + 1]
+        ordinal = self._ordinals[number]
+        next_ordinal = self._ordinals[number + 1] if not last else self._open_ordinal or ordinal
+        position = self._positions[number]
+        return Entry(
+            ordinal,
+            position,
+            self._times[number],
+            end - position,
+            next_ordinal - ordinal,
+            self._epochs[number],
+        )
+
+    @property
+    def first_ordinal(self) -> int | None:
+        """The ordinal of the segment's first record; None as long as no block was added."""
+        return self._ordinals[0] if len(self) else self._open_ordinal
+
+    @property
+    def newest_ms(self) -> int:
+        """The latest append time (ms) of the blocks added; 0: none."""
+        return self._time
+
+    def add(self, control: Control) -> None:
+        """The next control block of the segment. Between it and the one before may be damage, which its run
+        then covers."""
+        if self._open_ordinal is None or self.end_ordinal is None:
+            self._open_ordinal = control.first_ordinal
+        self.end = control.next - self._base
+        self.end_ordinal = control.next_ordinal
+        self._time = max(self._time, control.append_time)
+        self._epoch = control.epoch
+        if self.end - self._open_position >= RUN_SIZE_MIN:
+            self.close_run()
+
+    def close_run(self) -> None:
+        """Makes an entry of the open run, however short: when the segment is sealed."""
+        if self.end == self._open_position or self._open_ordinal is None or self.end_ordinal is None:
+            return
+        self._times.append(self._time)
+        self._epochs.append(self._epoch)
+        self._ordinals.append(self._open_ordinal)
+        start = self._open_position
+        self._open_position, self._open_ordinal = self.end, self.end_ordinal
+        self._positions.append(start)
+
+    def cut(self, position: int) -> None:
+        """Forgets every run that ends behind `position`; the caller adds the blocks of the rest again."""
+        while len(self) and self._open_position > position:
+            self._drop_last()
+        self.end = self._open_position
+        self.end_ordinal = self._open_ordinal
+        self._written = min(self._written, len(self))
+
+    def by_position(self, position: int) -> Place:
+        """The last known block start at or before `position`."""
+        if position >= self._open_position:
+            return self._open_place()
+        return self._place(bisect_right(self._positions, position) - 1)
+
+    def by_ordinal(self, ordinal: int) -> Place:
+        """The last known block start whose first ordinal is at most `ordinal`; the segment's start if none
+        is."""
+        if self._open_ordinal is not None and ordinal >= self._open_ordinal:
+            return self._open_place()
+        return self._place(max(0, bisect_right(self._ordinals, ordinal) - 1))
+
+    def by_time(self, time_ms: int) -> Place:
+        """A block start such that the first block appended at or after `time_ms` is not before it."""
+        number = bisect_left(self._times, time_ms)
+        return self._place(number) if number < len(self._times) else self._open_place()
+
+    def write(self, disk: Disk, *, all: bool = True) -> None:
+        """Appends the entries that the file lacks; not `all`: only once WRITE_COUNT of them have gathered.
+
+        Never forces. Raises Full or OSError; the entries stay due.
+        """
+        due = len(self) - self._written
+        if due < (1 if all else WRITE_COUNT) and not (all and self.fault):
+            return
+        if self._file is None:
+            self._file = disk.open_write(self.path) if disk.exists(self.path) else disk.create(self.path)
+        position = self._written * ENTRY_SIZE
+        if self._file.size() != position:
+            self._file.truncate(position)
+        data = b"".join(self._encode(number) for number in range(self._written, len(self)))
+        if data:
+            write_all(self._file, [data], position)
+        self._written = len(self)
+        self.fault = None
+
+    def close(self) -> None:
+        """Gives the file back. Entries that are not written are made anew from the segment when it is
+        opened."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _take(self, data: bytes, size: int) -> str | None:
+        """Takes sound entries from `data`; answers what is wrong with the first that is not."""
+        for place in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE):
+            ordinal, position, time, log_id, run_size, records, epoch, crc = ENTRY.unpack_from(data, place)
+            if (
+                crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc
+                or log_id != self._log_id
+            ):
+                return f"entry {place // ENTRY_SIZE} is wrong"
+            if position != self._open_position or not run_size or ordinal != (self.end_ordinal or ordinal):
+                return f"entry {place // ENTRY_SIZE} does not follow the one before"
+            if position + run_size > size:
+                return f"entry {place // ENTRY_SIZE} lies behind the segment's end"
+            self._ordinals.append(ordinal)
+            self._positions.append(position)
+            self._times.append(time)
+            self._epochs.append(epoch)
+            self._open_position = self.end = position + run_size
+            self._open_ordinal = self.end_ordinal = ordinal + records
+            self._time, self._epoch = max(self._time, time), epoch
+            self._written += 1
+        return "the last entry is short" if len(data) % ENTRY_SIZE else None
+
+    def _drop_last(self) -> None:
+        self._open_position = self._positions.pop()
+        self._open_ordinal = self._ordinals.pop()
+        self._times.pop()
+        self._epochs.pop()
+        self._time = self._times[-1] if self._times else 0
+        self._epoch = self._epochs[-1] if self._epochs else 0
+        if not len(self):
+            self._open_ordinal = None
+
+    def _place(self, number: int) -> Place:
+        if not len(self):
+            return self._open_place()
+        return Place(self._positions[number], self._ordinals[number])
+
+    def _open_place(self) -> Place:
+        return Place(self._open_position, self._open_ordinal or 0)
+
+    def _encode(self, number: int) -> bytes:
+        ordinal, position, time, size, records, epoch = self.entry(number)
+        head = ENTRY.pack(ordinal, position, time, self._log_id, size, records, epoch, 0)[: -_CRC.size]
+        return head + _CRC.pack(crc32(head, self._seed))
