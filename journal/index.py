@@ -52,10 +52,11 @@ class Entry(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A block of the segment begins at `position`, and its first record has `ordinal`."""
+    """A block of the segment begins at `position`, and its first record has `ordinal`; None: nobody knows
+    yet."""
 
     position: int
-    ordinal: int
+    ordinal: int | None
 
 
 class Index:
@@ -75,8 +76,7 @@ class Index:
         self._epochs = array("I")
         self._written = 0
         self._file: File | None = None
-        self._open_position = 0
-        self._open_ordinal: int | None = None
+        self._open = Place(0, None)
         self.end = 0
         """The position up to which blocks were added."""
         self.end_ordinal: int | None = None
@@ -105,7 +105,7 @@ class Index:
 
     def __len__(self) -> int:
         """The count of entries."""
-        return len(self._positions)
+        return len(self._ordinals)
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, in order."""
@@ -116,24 +116,17 @@ class Index:
         """One entry; -1 is the last."""
         count = len(self)
         number = number + count if number < 0 else number
-        last = number + 1 == count
-        end = self._open_position if last else self._positions[number + 1]
-        ordinal = self._ordinals[number]
-        next_ordinal = self._ordinals[number + 1] if not last else self._open_ordinal or ordinal
-        position = self._positions[number]
-        return Entry(
-            ordinal,
-            position,
-            self._times[number],
-            end - position,
-            next_ordinal - ordinal,
-            self._epochs[number],
-        )
+        place = self._place(number)
+        behind = self._place(number + 1) if number + 1 < count else self._open
+        ordinal = place.ordinal or 0
+        size = behind.position - place.position
+        records = (behind.ordinal or 0) - ordinal
+        return Entry(ordinal, place.position, self._times[number], size, records, self._epochs[number])
 
     @property
     def first_ordinal(self) -> int | None:
         """The ordinal of the segment's first record; None as long as no block was added."""
-        return self._ordinals[0] if len(self) else self._open_ordinal
+        return self._ordinals[0] if len(self) else self._open.ordinal
 
     @property
     def newest_ms(self) -> int:
@@ -143,51 +136,60 @@ class Index:
     def add(self, control: Control) -> None:
         """The next control block of the segment. Between it and the one before may be damage, which its run
         then covers."""
-        if self._open_ordinal is None or self.end_ordinal is None:
-            self._open_ordinal = control.first_ordinal
+        if self._open.ordinal is None:
+            self._open = Place(self._open.position, control.first_ordinal)
         self.end = control.next - self._base
         self.end_ordinal = control.next_ordinal
         self._time = max(self._time, control.append_time)
         self._epoch = control.epoch
-        if self.end - self._open_position >= RUN_SIZE_MIN:
+        if self.end - self._open.position >= RUN_SIZE_MIN:
             self.close_run()
 
     def close_run(self) -> None:
         """Makes an entry of the open run, however short: when the segment is sealed."""
-        if self.end == self._open_position or self._open_ordinal is None or self.end_ordinal is None:
+        position, ordinal = self._open
+        if self.end == position or ordinal is None:
             return
+        # The ordinals come last, since their count is the count of entries for a search in another thread.
         self._times.append(self._time)
         self._epochs.append(self._epoch)
-        self._ordinals.append(self._open_ordinal)
-        start = self._open_position
-        self._open_position, self._open_ordinal = self.end, self.end_ordinal
-        self._positions.append(start)
+        self._positions.append(position)
+        self._ordinals.append(ordinal)
+        self._open = Place(self.end, self.end_ordinal)
 
     def cut(self, position: int) -> None:
         """Forgets every run that ends behind `position`; the caller adds the blocks of the rest again."""
-        while len(self) and self._open_position > position:
-            self._drop_last()
-        self.end = self._open_position
-        self.end_ordinal = self._open_ordinal
+        while len(self) and self._open.position > position:
+            self._open = Place(self._positions.pop(), self._ordinals.pop())
+            self._times.pop()
+            self._epochs.pop()
+        if not len(self):
+            self._open = Place(0, None)
+        self.end, self.end_ordinal = self._open
+        self._time = self._times[-1] if len(self) else 0
+        self._epoch = self._epochs[-1] if len(self) else 0
         self._written = min(self._written, len(self))
 
     def by_position(self, position: int) -> Place:
         """The last known block start at or before `position`."""
-        if position >= self._open_position:
-            return self._open_place()
-        return self._place(bisect_right(self._positions, position) - 1)
+        count = len(self)
+        if not count or position >= self._open.position:
+            return self._open
+        return self._place(bisect_right(self._positions, position, 0, count) - 1)
 
     def by_ordinal(self, ordinal: int) -> Place:
         """The last known block start whose first ordinal is at most `ordinal`; the segment's start if none
         is."""
-        if self._open_ordinal is not None and ordinal >= self._open_ordinal:
-            return self._open_place()
-        return self._place(max(0, bisect_right(self._ordinals, ordinal) - 1))
+        count = len(self)
+        if not count or (self._open.ordinal is not None and ordinal >= self._open.ordinal):
+            return self._open
+        return self._place(max(0, bisect_right(self._ordinals, ordinal, 0, count) - 1))
 
     def by_time(self, time_ms: int) -> Place:
         """A block start such that the first block appended at or after `time_ms` is not before it."""
-        number = bisect_left(self._times, time_ms)
-        return self._place(number) if number < len(self._times) else self._open_place()
+        count = len(self)
+        number = bisect_left(self._times, time_ms, 0, count)
+        return self._place(number) if number < count else self._open
 
     def write(self, disk: Disk, *, all: bool = True) -> None:
         """Appends the entries that the file lacks; not `all`: only once WRITE_COUNT of them have gathered.
@@ -224,7 +226,8 @@ class Index:
                 or log_id != self._log_id
             ):
                 return f"entry {place // ENTRY_SIZE} is wrong"
-            if position != self._open_position or not run_size or ordinal != (self.end_ordinal or ordinal):
+            start, first = self._open
+            if position != start or not run_size or first not in (None, ordinal):
                 return f"entry {place // ENTRY_SIZE} does not follow the one before"
             if position + run_size > size:
                 return f"entry {place // ENTRY_SIZE} lies behind the segment's end"
@@ -232,29 +235,14 @@ class Index:
             self._positions.append(position)
             self._times.append(time)
             self._epochs.append(epoch)
-            self._open_position = self.end = position + run_size
-            self._open_ordinal = self.end_ordinal = ordinal + records
+            self._open = Place(position + run_size, ordinal + records)
+            self.end, self.end_ordinal = self._open
             self._time, self._epoch = max(self._time, time), epoch
             self._written += 1
         return "the last entry is short" if len(data) % ENTRY_SIZE else None
 
-    def _drop_last(self) -> None:
-        self._open_position = self._positions.pop()
-        self._open_ordinal = self._ordinals.pop()
-        self._times.pop()
-        self._epochs.pop()
-        self._time = self._times[-1] if self._times else 0
-        self._epoch = self._epochs[-1] if self._epochs else 0
-        if not len(self):
-            self._open_ordinal = None
-
     def _place(self, number: int) -> Place:
-        if not len(self):
-            return self._open_place()
         return Place(self._positions[number], self._ordinals[number])
-
-    def _open_place(self) -> Place:
-        return Place(self._open_position, self._open_ordinal or 0)
 
     def _encode(self, number: int) -> bytes:
         ordinal, position, time, size, records, epoch = self.entry(number)
