@@ -1,0 +1,122 @@
+"""What all connections share: memory to receive into, the end of the turn, what is not sent yet, who stands
+still.
+
+A peer that does not read is cut off, by three rules: too much unsent for it, no progress for too long, or too
+much unsent for all, and then the connection with the most goes. A peer that stops in the middle of a frame is
+cut off as well, so that half frames do not add up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from journal.buffers import Pool
+from journal.clock import Clock
+from tfmq.limits import MIB
+from tfmq.server.reactor import Turn
+from tfmq.server.receiving import ReceiveArena
+
+logger = logging.getLogger("tfmq.server")
+
+UNSENT_BYTES_ALL = 256 * MIB
+"""Replies waiting in memory for all peers together: four that have reached their own limit."""
+HALF_FRAME_SECONDS = 60.0
+"""A frame that has begun must go on within this: longer than any hiccup of a network that TCP survives
+well.
+"""
+LOOK_SECONDS = 1.0
+"""How often those who stand still are looked for, while there are any."""
+
+
+class Standing(Protocol):
+    """What this module knows of a connection."""
+
+    unsent_bytes: int
+
+    def flush(self) -> None: ...
+    def cut_off(self, why: str) -> None: ...
+    def stands_since(self) -> float | None:
+        """Since when it waits for its peer to read, or to go on with a frame; None if it does not."""
+        ...
+
+    def waits_for_reader(self) -> bool: ...
+
+
+class Traffic:
+    """Shared by the connections of one server; used in the reactor's thread only."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        turn: Turn,
+        clock: Clock,
+        call_later: Callable[[float, Callable[[], None]], object],
+        limits: Mapping[str, int],
+    ) -> None:
+        self.pool = pool
+        self.turn = turn
+        self.clock = clock
+        self.arena = ReceiveArena(pool)
+        self.unsent_bytes = 0
+        self.unsent_bytes_max = limits["unsent_bytes"]
+        self._unsent_seconds = limits["unsent_seconds"]
+        self._call_later = call_later
+        self._dirty: list[Standing] = []
+        self._standing: set[Standing] = set()
+        self._looking = False
+        turn.at_end(self.turn_ended)
+
+    def flush_later(self, connection: Standing) -> None:
+        """The connection has something to send at the end of this turn."""
+        self._dirty.append(connection)
+        self.turn.want()
+        if self.unsent_bytes > UNSENT_BYTES_ALL:
+            self._relieve()
+
+    def turn_ended(self) -> None:
+        """Send what the turn has brought, and use the arena from its start again."""
+        while self._dirty:
+            dirty, self._dirty = self._dirty, []
+            for connection in dirty:
+                connection.flush()
+        self.arena.turn_ended()
+
+    def watch(self, connection: Standing) -> None:
+        """The connection waits for its peer; look after it until it does not."""
+        self._standing.add(connection)
+        if not self._looking:
+            self._looking = True
+            self._call_later(LOOK_SECONDS, self._look)
+
+    def forget(self, connection: Standing) -> None:
+        """The connection is gone."""
+        self._standing.discard(connection)
+
+    def close(self) -> None:
+        """Give the memory back; every connection is gone."""
+        self.arena.close()
+
+    def _look(self) -> None:
+        self._looking = False
+        now = self.clock.monotonic()
+        for connection in list(self._standing):
+            since = connection.stands_since()
+            if since is None:
+                self._standing.discard(connection)
+            elif connection.waits_for_reader():
+                if now - since >= self._unsent_seconds:
+                    connection.cut_off(
+                        f"it has not read anything for {now - since:.0f} s, "
+                        f"{connection.unsent_bytes} bytes wait for it"
+                    )
+            elif now - since >= HALF_FRAME_SECONDS:
+                connection.cut_off(f"it stopped in the middle of a frame {now - since:.0f} s ago")
+        if self._standing:
+            self._looking = True
+            self._call_later(LOOK_SECONDS, self._look)
+
+    def _relieve(self) -> None:
+        worst = max(self._dirty + list(self._standing), key=lambda connection: connection.unsent_bytes)
+        worst.cut_off(f"{self.unsent_bytes} bytes wait for all peers, the most for this one")

@@ -1,0 +1,307 @@
+"""The server's TCP connections: frames in without a copy, replies out in one vectored write a turn.
+
+A read goes straight into the shared arena and whole frames are handed to the protocol as views of it. The
+part of a frame at the end of a read moves into a buffer of its own, and the next read continues there, so a
+large body is received where it stays. A protocol that needs a frame beyond the call retains the buffer that
+comes with it.
+
+Replies are queued as they are and go out with `sendmsg` at the end of the turn.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import socket
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
+
+from twisted.internet import main, tcp
+from twisted.python.failure import Failure
+
+from journal.buffers import Buffer
+from tfmq.errors import BadFrame
+from tfmq.protocol.frames import check_size
+from tfmq.server.receiving import Tail
+from tfmq.server.traffic import Traffic
+
+logger = logging.getLogger("tfmq.server")
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+VECTOR_MAX = 1024
+"""Buffers in one sendmsg: the system's own limit (IOV_MAX)."""
+BACKLOG = 1024
+"""Connections that the system may accept ahead of us: a thousand clients may come in one moment."""
+WOULD_BLOCK = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.EINTR})
+
+
+class FrameProtocol(Protocol):
+    """What sits on a connection."""
+
+    frame_bytes: int
+    """The largest size word that is taken at the moment."""
+
+    def makeConnection(self, transport: Any) -> None: ...
+    def connectionLost(self, reason: Failure) -> None: ...
+
+    def frame_received(self, frame: memoryview, hold: Buffer) -> None:
+        """A whole frame, its size word included, lies in `hold`; it is valid until this returns, or as long
+        as `hold` is retained.
+        """
+        ...
+
+    def frame_refused(self, error: BadFrame, start: bytes) -> None:
+        """What arrived begins with `start` and is no frame; nothing more is read."""
+        ...
+
+
+class Connection(tcp.Server):  # type: ignore[misc]
+    """One accepted connection.
+
+    Beyond Twisted's transport it has `send`, reasons to pause that add up, and `cut_off`.
+    """
+
+    protocol: FrameProtocol
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        protocol: FrameProtocol,
+        client: tuple[Any, ...],
+        server: tcp.Port,
+        number: int,
+        reactor: Any,
+        traffic: Traffic,
+    ) -> None:
+        self._traffic = traffic
+        self._queue: deque[Bytes] = deque()
+        self._tail: Tail | None = None
+        self._start = b""
+        self._flushing = False
+        self._waiting = False
+        self._progress = 0.0
+        self._pauses: set[str] = set()
+        self.unsent_bytes = 0
+        super().__init__(sock, protocol, client, server, number, reactor)
+
+    # Receiving
+
+    def doRead(self) -> Exception | None:
+        """One read, and every frame that it completes."""
+        if self._tail is not None:
+            return self._read_on(self._tail)
+        arena = self._traffic.arena
+        room = arena.room()
+        start = len(self._start)
+        if start:
+            room[:start] = self._start
+        try:
+            count = self.socket.recv_into(room[start:] if start else room)
+        except OSError as error:
+            return self._read_failed(error)
+        if not count:
+            return main.CONNECTION_DONE
+        self._start = b""
+        arena.used(start + count)
+        self._take_frames(room[: start + count], arena.buffer)
+        return None
+
+    def _read_on(self, tail: Tail) -> Exception | None:
+        """Continue a frame where its beginning lies; what comes behind it goes into the arena."""
+        arena = self._traffic.arena
+        room = tail.room()
+        behind = arena.room() if tail.last_room else None
+        try:
+            count = self.socket.recvmsg_into([room, behind] if behind is not None else [room])[0]
+        except OSError as error:
+            return self._read_failed(error)
+        if not count:
+            return main.CONNECTION_DONE
+        self._progress = self._traffic.clock.monotonic()
+        fitted = min(count, len(room))
+        tail.used(fitted)
+        if tail.complete:
+            self._tail = None
+            try:
+                self.protocol.frame_received(tail.buffer.view, tail.buffer)
+            finally:
+                tail.release()
+        if behind is not None and count > fitted:
+            arena.used(count - fitted)
+            self._take_frames(behind[: count - fitted], arena.buffer)
+        return None
+
+    def _read_failed(self, error: OSError) -> Exception | None:
+        return None if error.errno in WOULD_BLOCK else main.CONNECTION_LOST
+
+    def _take_frames(self, view: memoryview, hold: Buffer) -> None:
+        position, end = 0, len(view)
+        protocol = self.protocol
+        while end - position >= 4:
+            if self.disconnecting or self._aborting or self.disconnected:
+                return
+            try:
+                whole = 4 + check_size(view, position, frame_bytes=protocol.frame_bytes)
+            except BadFrame as error:
+                self.stop_reading_for_good()
+                protocol.frame_refused(error, bytes(view[position : position + 16]))
+                return
+            if position + whole > end:
+                self._tail = Tail(self._traffic.pool, view[position:], whole)
+                self._progress = self._traffic.clock.monotonic()
+                self._traffic.watch(self)
+                return
+            protocol.frame_received(view[position : position + whole], hold)
+            position += whole
+        self._start = bytes(view[position:])
+
+    # Pausing
+
+    def pause(self, reason: str) -> None:
+        """Read no more until `resume` was called for every reason."""
+        if not self._pauses:
+            self.stopReading()
+        self._pauses.add(reason)
+
+    def resume(self, reason: str) -> None:
+        """One reason less not to read; harmless if it was none."""
+        if reason in self._pauses:
+            self._pauses.remove(reason)
+            if not self._pauses and self.connected and not self.disconnecting:
+                self.startReading()
+
+    def stop_reading_for_good(self) -> None:
+        """Nothing that still comes makes any sense."""
+        self.pause("for good")
+
+    # Sending
+
+    def send(self, buffers: Sequence[Bytes]) -> None:
+        """Queue a reply's buffers, none of them empty, for the end of this turn; they must not change."""
+        if self.disconnected or self._aborting:
+            return
+        size = sum(map(len, buffers))
+        self._queue.extend(buffers)
+        self.unsent_bytes += size
+        self._traffic.unsent_bytes += size
+        if self.unsent_bytes > self._traffic.unsent_bytes_max:
+            self.cut_off(f"{self.unsent_bytes} bytes wait for it to read")
+        elif not self._flushing and not self._waiting:
+            self._flushing = True
+            self._traffic.flush_later(self)
+
+    def write(self, data: bytes) -> None:
+        """As Twisted's."""
+        if data:
+            self.send((data,))
+
+    def writeSequence(self, iovec: Sequence[bytes]) -> None:
+        """As Twisted's."""
+        self.send([data for data in iovec if data])
+
+    def flush(self) -> None:
+        """Send what is queued as far as the system takes it; the rest when it takes more."""
+        self._flushing = False
+        if self.disconnected or self._aborting or self._waiting:
+            return
+        failed = self.doWrite()
+        if failed is not None:
+            self.connectionLost(Failure(failed))
+
+    def doWrite(self) -> Exception | None:
+        """Send from the queue until it is empty or the system takes no more."""
+        queue = self._queue
+        while queue:
+            try:
+                sent = self.socket.sendmsg(
+                    queue if len(queue) <= VECTOR_MAX else list(islice(queue, VECTOR_MAX))
+                )
+            except OSError as error:
+                if error.errno not in WOULD_BLOCK:
+                    return main.CONNECTION_LOST
+                sent = 0
+            if not self._sent(sent):
+                self._wait_for_room(sent)
+                return None
+        self._waiting = False
+        self.stopWriting()
+        return main.CONNECTION_DONE if self.disconnecting else None
+
+    def _sent(self, size: int) -> bool:
+        """Drop `size` bytes from the queue's front; whether everything that was tried went out."""
+        self.unsent_bytes -= size
+        self._traffic.unsent_bytes -= size
+        queue = self._queue
+        tried = min(len(queue), VECTOR_MAX)
+        while tried and size >= len(queue[0]):
+            size -= len(queue.popleft())
+            tried -= 1
+        if size:
+            queue[0] = memoryview(queue[0])[size:]
+        return not tried
+
+    def _wait_for_room(self, sent: int) -> None:
+        if sent or not self._waiting:
+            self._progress = self._traffic.clock.monotonic()
+        if not self._waiting:
+            self._waiting = True
+            self.startWriting()
+            self._traffic.watch(self)
+
+    # Ending
+
+    def waits_for_reader(self) -> bool:
+        """Something is sent only when the peer reads."""
+        return self._waiting
+
+    def stands_since(self) -> float | None:
+        """When the peer last read, or sent something of a frame that is not whole; None if all is done."""
+        return self._progress if self._waiting or self._tail is not None else None
+
+    def cut_off(self, why: str) -> None:
+        """End the connection at once, with a line in the log."""
+        if not self._aborting and not self.disconnected:
+            logger.warning("connection of %s cut off: %s", self.peer, why)
+            self.abortConnection()
+
+    @property
+    def peer(self) -> str:
+        """HOST:PORT of the other end."""
+        return address_text(self.client[0], self.client[1])
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The connection is gone: give back all that it held, then tell the protocol."""
+        if self._tail is not None:
+            self._tail.release()
+            self._tail = None
+        self._traffic.unsent_bytes -= self.unsent_bytes
+        self.unsent_bytes = 0
+        self._queue.clear()
+        self._waiting = False
+        self._traffic.forget(self)
+        super().connectionLost(reason)
+
+
+class Listener(tcp.Port):  # type: ignore[misc]
+    """A listening socket that was bound before, and the connections that come to it."""
+
+    def __init__(self, bound: socket.socket, factory: Any, reactor: Any, traffic: Traffic) -> None:
+        host, port = bound.getsockname()[:2]
+        super().__init__(port, factory, BACKLOG, host, reactor)
+        self._preexistingSocket = bound
+        self.transport = functools.partial(Connection, traffic=traffic)
+
+    def startListening(self) -> None:
+        """Accept connections from now on."""
+        assert self._preexistingSocket is not None
+        self._preexistingSocket.listen(BACKLOG)
+        super().startListening()
+
+
+def address_text(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
