@@ -13,7 +13,9 @@ Buffers: TypeAlias = Body | Sequence[Body]
 """The raw bytes behind a reply's header: one piece, or several that the server sends one behind the other."""
 
 Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(work, done): `work()` in a worker thread, then `done(result, error)` in the engine's thread, later or at once."""
+"""run(work, done): `work()` in a worker thread, then `done(result, error)` in the engine's thread, later or
+at once.
+"""
 
 Randomness: TypeAlias = Callable[[int], bytes]
 """randomness(n): n random bytes, as `os.urandom`."""
@@ -38,7 +40,9 @@ class Reply(Protocol):
         ...
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
-        """The reply's fields in the order of the command's table, and its body, which stays unchanged for ever."""
+        """The reply's fields in the order of the command's table, and its body, which stays unchanged for
+        ever.
+        """
         ...
 
     def error(self, error: BaseException) -> None:
@@ -55,7 +59,9 @@ class Session(Protocol):
         ...
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """`callback()` once, in the engine's thread, when the connection is gone; at once if it is gone already."""
+        """`callback()` once, in the engine's thread, when the connection is gone; at once if it is gone
+        already.
+        """
         ...
 
     def pause(self) -> None:

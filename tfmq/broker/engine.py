@@ -1,10 +1,12 @@
-"""The broker without sockets: one method a command, called from one thread, on a disk and a clock that are handed in.
+"""The broker without sockets: one method a command, called from one thread, on a disk and a clock that are
+handed in.
 
-Each command method is `method(request, body, reply, session)`: `request` the NamedTuple of `tfmq.protocol.commands`,
-`body` the bytes behind the header (unchanged until `reply.body_done`, `ok` or `error`), `reply` and `session` as in
-`tfmq.broker.caller`. A method never raises for what a peer did: every request gets exactly one call of its reply.
-PRODUCE, and whatever else is written, is gathered until `turn_ended()`, so that what arrived for a partition in one
-poll of the server costs one write; call it at the end of every poll, and after `tick`. HELLO is the server's own.
+Each command method is `method(request, body, reply, session)`: `request` the NamedTuple of
+`tfmq.protocol.commands`, `body` the bytes behind the header (unchanged until `reply.body_done`, `ok` or
+`error`), `reply` and `session` as in `tfmq.broker.caller`. A method never raises for what a peer did: every
+request gets exactly one call of its reply. PRODUCE, and whatever else is written, is gathered until
+`turn_ended()`, so that what arrived for a partition in one poll of the server costs one write; call it at
+the end of every poll, and after `tick`. HELLO is the server's own.
 
 Whatever is answered is true already: written, and forced where the answer says so.
 """
@@ -15,13 +17,11 @@ from typing import Any, TypeAlias
 
 from journal.clock import Clock
 from journal.disk import Disk
-from tfmq import errors
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Randomness, Reply, Run, Session
 from tfmq.broker.house import House
 from tfmq.broker.startup import start
 from tfmq.config import Config
-from tfmq.protocol import commands
 
 Method: TypeAlias = Callable[["Engine", Any, Body, Reply, Session], None]
 
@@ -43,17 +43,19 @@ def answered(method: Method) -> Method:
 class Engine:
     """The whole broker on one data folder. `start()` first, `stop(done)` last."""
 
-    def __init__(
-        self, config: Config, disk: Disk, clock: Clock, run: Run, randomness: Randomness
-    ) -> None:
+    def __init__(self, config: Config, disk: Disk, clock: Clock, run: Run, randomness: Randomness) -> None:
         self.house = House(config, disk, clock, run, randomness)
 
     def start(self) -> None:
-        """Everything before the listener: lock, catalog, logs. Raises what forbids a start, with a clear sentence."""
+        """Everything before the listener: lock, catalog, logs. Raises what forbids a start, with a clear
+        sentence.
+        """
         start(self.house)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Takes no more requests, writes and forces what was taken, closes the logs as clean; then `done()`."""
+        """Takes no more requests, writes and forces what was taken, closes the logs as clean; then
+        `done()`.
+        """
         self.house.stop(done)
 
     def tick(self, now: float) -> float | None:

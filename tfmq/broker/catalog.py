@@ -1,0 +1,195 @@
+"""DATA/meta: what the broker must not forget besides messages. A log of entries, folded into a `Register`.
+
+Entries handed in during a turn are one append, and whoever waits is told once they are forced: many commits
+share a force. The whole register is in the snapshots of the log, so old segments go. DATA/meta/version
+names the format of the whole data folder and the node's id; a newer format is refused.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from journal.clock import Clock
+from journal.disk import Disk, write_all
+from journal.errors import Corrupt, NewerFormat
+from journal.header import SEQUENCE_COUNT, make_id, make_log_id, make_record
+from journal.log import Log
+from journal.names import join
+from journal.options import LogOptions
+from journal.shapes import Batch
+from tfmq.broker import faults
+from tfmq.broker.caller import Randomness, Run
+from tfmq.broker.partition import Waiter
+from tfmq.broker.register import Register, pack
+from tfmq.errors import UNKNOWN, Busy, StorageStopped, TfmqError
+
+FORMAT: Final = 1
+"""The layout of the data folder as a whole."""
+
+VERSION_NAME: Final = "version"
+SUFFIX: Final = ".catalog"
+LOG_ID: Final = make_log_id(1, 0)
+PRODUCER_ID: Final = 1
+
+SEGMENT_BYTES: Final = 8 << 20
+"""Small: at each roll the whole register is written as a snapshot, and a start reads about one segment."""
+
+SEGMENTS_KEPT: Final = 3
+"""Behind the newest two snapshots, with one to spare."""
+
+ENTRIES_MAX: Final = 100_000
+"""Entries that may wait for one write, so that a dead disk cannot fill the memory."""
+
+
+class Catalog:
+    """The log and its register. `register` holds what is written; who must not forget waits for the force."""
+
+    def __init__(
+        self, log: Log, register: Register, force: Callable[[Log, int, Waiter], None], run: Run
+    ) -> None:
+        self.log = log
+        self.register = register
+        self._force = force
+        self._run = run
+        self._queue: list[tuple[Sequence[Any], Waiter]] = []
+        self._sequence = 0
+        self._working = False
+
+    @classmethod
+    def open(
+        cls, disk: Disk, folder: str, clock: Clock, force: Callable[[Log, int, Waiter], None], run: Run
+    ) -> "Catalog":
+        """Opens or makes the catalog in the existing `folder`. Raises what `Log.open` does, and Corrupt."""
+        register = Register()
+        options = LogOptions(
+            segment_bytes=SEGMENT_BYTES, state_bytes=SEGMENT_BYTES, suffix=SUFFIX, verify="records"
+        )
+        log = Log.open(disk, folder, log_id=LOG_ID, clock=clock, options=options, state=register)
+        if log.damage:
+            first, end, reason = log.damage[0]
+            raise Corrupt(folder, first, end, f"{reason}; the broker does not start on a damaged catalog")
+        return cls(log, register, force, run)
+
+    def submit(self, entry: Sequence[Any], done: Waiter) -> None:
+        """Writes `entry` at the end of the turn; `done(None)` once it is forced, `done(error)` if it is not.
+
+        An error's outcome is "not done" where nothing was written, else "unknown".
+        """
+        if len(self._queue) >= ENTRIES_MAX:
+            done(Busy("The broker's catalog waits for its disk. Wait a little and try again."))
+        elif self.log.stopped is not None:
+            done(StorageStopped(f"The broker's catalog takes no writes: {self.log.stopped}. "
+                                "Mend the disk and start the broker again.", outcome="not done"))  # fmt: skip
+        else:
+            self._queue.append((entry, done))
+
+    def when_forced(self, done: Waiter) -> None:
+        """`done(None)` once all that the register holds now is on the disk: what is read then stays."""
+        self._wait(self.log.end_offset, [done])
+
+    def write(self) -> bool:
+        """Writes what was submitted, in one append; whether there was anything to do."""
+        if self._working or not self._queue:
+            return False
+        queue, self._queue = self._queue, []
+        batch = self._batch([entry for entry, _ in queue])
+        try:
+            work = self.log.before_append(len(batch.data))
+        except Exception as error:
+            _tell(queue, faults.not_done(error))
+            return True
+        if work is None:
+            self._append(queue, batch)
+        else:
+            self._working = True
+            self._run(work, lambda result, error: self._worked(queue, batch, error))
+        return True
+
+    def _worked(self, queue: list[Any], batch: Batch, error: BaseException | None) -> None:
+        self._working = False
+        if error is not None:
+            _tell(queue, faults.not_done(error))
+            return
+        self._append(queue, batch)
+        self._let_go()
+
+    def _append(self, queue: list[tuple[Sequence[Any], Waiter]], batch: Batch) -> None:
+        try:
+            (answer,) = self.log.append([batch])
+        except Exception as error:
+            known = faults.client_error(error)
+            _tell(queue, known)
+            return
+        for entry, _ in queue:
+            self.register.enter(entry)
+        self._wait(answer.end_offset, [done for _, done in queue])
+
+    def _batch(self, entries: Sequence[Sequence[Any]]) -> Batch:
+        if self._sequence + len(entries) > SEQUENCE_COUNT:
+            self._sequence = 0
+        first = self._sequence
+        self._sequence += len(entries)
+        records = [
+            make_record(pack(entry), make_id(PRODUCER_ID, first + index))
+            for index, entry in enumerate(entries)
+        ]
+        return Batch(b"".join(records), (), PRODUCER_ID, first, len(entries))
+
+    def _wait(self, offset: int, waiters: Sequence[Waiter]) -> None:
+        def forced(error: BaseException | None) -> None:
+            known = None if error is None else faults.client_error(error, UNKNOWN)
+            for waiter in waiters:
+                waiter(known)
+
+        if offset <= self.log.forced_offset:
+            forced(None)
+        else:
+            self._force(self.log, offset, forced)
+
+    def _let_go(self) -> None:
+        """After a roll: segments that no snapshot needs."""
+        before = self.log.end_offset - SEGMENTS_KEPT * SEGMENT_BYTES
+        if before > self.log.first_offset:
+            self.log.truncate_before(before)
+
+
+def _tell(queue: list[tuple[Sequence[Any], Waiter]], error: TfmqError) -> None:
+    for _, done in queue:
+        done(error)
+
+
+def read_node(disk: Disk, folder: str, randomness: Randomness) -> str:
+    """The node's id from the version file in `folder`, which is made if there is none.
+
+    Raises NewerFormat, Corrupt, OSError, Full.
+    """
+    path = join(folder, VERSION_NAME)
+    if not disk.exists(path):
+        node = randomness(16).hex()
+        _write_version(disk, folder, path, json.dumps({"format": FORMAT, "node": node}) + "\n")
+        return node
+    file = disk.open_read(path)
+    try:
+        text = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    try:
+        fields = json.loads(text)
+        found, node = int(fields["format"]), str(fields["node"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(path, 0, len(text), "it is not the JSON that names format and node") from error
+    if found > FORMAT:
+        raise NewerFormat(path, found, FORMAT)
+    return node
+
+
+def _write_version(disk: Disk, folder: str, path: str, text: str) -> None:
+    new = path + ".new"
+    if disk.exists(new):
+        disk.unlink(new)
+    file = disk.create(new)
+    write_all(file, [text.encode()], 0)
+    file.force()
+    file.close()
+    disk.rename(new, path)
+    disk.force_folder(folder)

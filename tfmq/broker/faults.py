@@ -1,0 +1,51 @@
+"""The border between the journal and a client: what each journal error is called out there. The only such
+table.
+
+Order matters: the first class that fits decides. Sentences for people never carry paths; the server's log
+has them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from journal import errors as journal
+from tfmq import errors
+from tfmq.errors import NOT_DONE, Outcome, TfmqError
+
+STOPPING = "The broker is stopping. Connect again when it is back."
+UNREADABLE = "The broker's disk could not be read. Its log names the file; try again, or look at the disk."
+
+ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
+    (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
+    (journal.BeyondEnd, lambda e: errors.OffsetOutOfRange(first=-1, end=e.end, offset=e.offset)),
+    (journal.NotARecord, lambda e: errors.NotARecord(offset=e.offset)),
+    (journal.CutAway, lambda e: errors.LogTruncated(cut=e.cut, offset=e.offset)),
+    (journal.Corrupt, lambda e: errors.Damaged(first=e.first, next=e.next, reason=e.reason)),
+    (journal.BadBatch, lambda e: errors.BadRequest(f"The batch breaks a rule of the format: {e.reason}.")),
+    (journal.TooLarge, lambda e: errors.MessageTooLarge(size_bytes=e.size_bytes, max_bytes=e.max_bytes)),
+    (journal.Full, lambda e: errors.DiskFull()),
+    (journal.Stopped, lambda e: errors.StorageStopped(reason=e.reason)),
+    (journal.Closed, lambda e: errors.Busy(STOPPING)),
+    (journal.JournalError, lambda e: errors.ServerError()),
+    (OSError, lambda e: errors.ServerError(UNREADABLE, errno=e.errno or 0)),
+)
+
+
+def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqError:
+    """The error that a client gets for `error`; `outcome` where the caller knows better than the class."""
+    known = error if isinstance(error, TfmqError) else _translated(error)
+    if outcome is not None:
+        known.outcome = outcome
+    return known
+
+
+def not_done(error: BaseException) -> TfmqError:
+    """`client_error` where nothing has happened yet."""
+    return client_error(error, NOT_DONE)
+
+
+def _translated(error: BaseException) -> TfmqError:
+    for kind, build in ROWS:
+        if isinstance(error, kind):
+            return build(error)
+    return errors.ServerError()

@@ -1,0 +1,292 @@
+"""One partition: what waits to be written, what waits to be forced, and whom to wake when its marks move.
+
+Work enters by `put` and is written in that order, many items in one append. Nothing is answered before the
+write, and where it asks for it the force, that the answer promises. While file work runs in a worker the
+queue waits.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from journal.log import Log
+from journal.shapes import Appended, Batch, Source
+from tfmq.broker import faults
+from tfmq.broker.caller import Run
+from tfmq.broker.producers import Producers
+from tfmq.broker.timers import Timers
+from tfmq.errors import UNKNOWN, StorageStopped, TfmqError, UnknownTopic
+
+GONE = "The topic {name} was deleted."
+
+Waiter = Callable[[BaseException | None], None]
+
+
+class Work(Protocol):
+    """Something to be written. Exactly one of `appended` and `refused` is called."""
+
+    size_bytes: int
+    alone: bool
+    """It is an append of its own: its source goes into the control record."""
+    source: Source
+
+    def batches(self, partition: "Partition", staged: "Staged") -> list[Batch] | None:
+        """What to append now; None if the work was settled without (a repeat, a refusal).
+
+        Raises `NotYet` if that cannot be told before what is staged has been written.
+        """
+        ...
+
+    def appended(self, partition: "Partition", answers: list[Appended]) -> None:
+        """It is written; not forced yet."""
+        ...
+
+    def refused(self, error: BaseException) -> None:
+        """It was not written."""
+        ...
+
+
+class NotYet(Exception):
+    """Write what is staged, then ask again."""
+
+
+class Staged:
+    """Work gathered for one append: per item its batches, and per producer the sequence that comes next."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Work, list[Batch]]] = []
+        self.size_bytes = 0
+        self.next_sequences: dict[int, int] = {}
+
+    def add(self, work: Work, batches: list[Batch]) -> None:
+        self.items.append((work, batches))
+        self.size_bytes += work.size_bytes
+        for batch in batches:
+            self.next_sequences[batch.producer_id] = batch.sequence + batch.count
+
+
+class Partition:
+    """A log with its queue. `name` is the topic's; all calls come from the engine's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        number: int,
+        log: Log,
+        producers: Producers,
+        *,
+        force: Callable[[Log, int, Waiter], None],
+        run: Run,
+        timers: Timers,
+        append_bytes_max: int,
+    ) -> None:
+        self.name, self.incarnation, self.number = name, incarnation, number
+        self.log = log
+        self.producers = producers
+        self.parked: dict[Any, Callable[[], None]] = {}
+        self.gone = False
+        self.working = False
+        self._queue: deque[Work] = deque()
+        self._force, self._run, self._timers = force, run, timers
+        self._append_bytes_max = append_bytes_max
+        self._asked = 0
+        self._flush_armed = False
+        self._idle: list[Callable[[], None]] = []
+
+    @property
+    def state(self) -> str:
+        """ "open", "stopped" (takes no writes) or "damaged" (a range of it cannot be read)."""
+        if self.log.stopped is not None:
+            return "stopped"
+        return "damaged" if self.log.damage else "open"
+
+    # Writing
+
+    def put(self, work: Work) -> bool:
+        """Queues work for the next `write`; whether it is the first in the queue."""
+        self._queue.append(work)
+        return len(self._queue) == 1
+
+    def write(self) -> None:
+        """Writes all that is queued, unless file work is under way; its end goes on with the queue."""
+        while self._queue and not self.working:
+            staged = self._gather()
+            if not staged.items:
+                continue
+            work = self._file_work(staged)
+            if work is None:
+                continue
+            self.working = True
+            self._run(work, partial(self._worked, staged))
+
+    def _file_work(self, staged: Staged) -> Callable[[], None] | None:
+        """What must run in a worker before the append; None if it was appended, or refused, at once."""
+        try:
+            work = self.log.before_append(staged.size_bytes)
+        except Exception as error:
+            self._refuse(staged, faults.not_done(error))
+            return None
+        if work is None:
+            self._append(staged)
+        return work
+
+    def _worked(self, staged: Staged, result: Any, error: BaseException | None) -> None:
+        self.working = False
+        if error is not None:
+            self._refuse(staged, faults.not_done(error))
+        else:
+            self._append(staged)
+        self.write()
+        self._tell_idle()
+
+    def _gather(self) -> Staged:
+        staged = Staged()
+        while self._queue and staged.size_bytes < self._append_bytes_max:
+            work = self._queue[0]
+            if staged.items and (work.alone or staged.items[0][0].alone):
+                break
+            try:
+                batches = self._checked(work, staged)
+            except NotYet:
+                break
+            except Exception as error:
+                self._queue.popleft().refused(faults.not_done(error))
+                continue
+            self._queue.popleft()
+            if batches is not None:
+                staged.add(work, batches)
+        return staged
+
+    def _checked(self, work: Work, staged: Staged) -> list[Batch] | None:
+        if self.gone:
+            raise UnknownTopic(GONE.format(name=self.name))
+        batches = work.batches(self, staged)
+        if batches is None:
+            return None
+        if self.log.stopped is not None:
+            raise StorageStopped(reason=self.log.stopped)
+        for batch in batches:
+            self.log.check(batch)
+        return batches
+
+    def _append(self, staged: Staged) -> None:
+        batches = [batch for _, each in staged.items for batch in each]
+        source = staged.items[0][0].source
+        try:
+            if self.gone:
+                raise UnknownTopic(GONE.format(name=self.name))
+            if batches:
+                answers = self.log.append(batches, source, checked=True)
+            else:
+                answers = [self.log.append_control(source)]
+        except Exception as error:
+            self._refuse(staged, _append_error(error))
+            return
+        self._appended(staged, answers)
+
+    def _appended(self, staged: Staged, answers: list[Appended]) -> None:
+        at = 0
+        for work, batches in staged.items:
+            count = len(batches) or 1
+            work.appended(self, answers[at : at + count])
+            at += count
+        self._flush()
+        self.wake()
+        if self.parked and self.log.forced_offset < self.log.end_offset:
+            self.ask_force()
+
+    def _refuse(self, staged: Staged, error: TfmqError) -> None:
+        for work, _ in staged.items:
+            work.refused(error)
+
+    # Forcing
+
+    def when_forced(self, offset: int, waiter: Waiter) -> None:
+        """`waiter(None)` once the log is on the disk up to `offset`, or `waiter(error)`; at once if it is."""
+        if offset <= self.log.forced_offset:
+            waiter(None)
+        else:
+            self._asked = max(self._asked, offset)
+            self._force(self.log, offset, partial(self._forced, waiter))
+
+    def ask_force(self) -> None:
+        """Forces what is written, unless that is asked for already."""
+        if self.log.end_offset > max(self._asked, self.log.forced_offset):
+            self.when_forced(self.log.end_offset, _nobody)
+
+    def _forced(self, waiter: Waiter, error: BaseException | None) -> None:
+        if error is not None:
+            self._asked = 0
+        waiter(error)
+        self.wake()
+
+    def _flush(self) -> None:
+        """Forces after N messages, or arms the alarm for T seconds."""
+        due = self.log.flush_due(self._timers.now())
+        if due is None:
+            return
+        if due <= self._timers.now():
+            self.ask_force()
+        elif not self._flush_armed:
+            self._flush_armed = True
+            self._timers.after(due - self._timers.now(), self._flush_alarm)
+
+    def _flush_alarm(self) -> None:
+        self._flush_armed = False
+        if not self.gone and self.log.stopped is None:
+            self._flush()
+
+    # Waking
+
+    def wake(self) -> None:
+        """Lets everything that is parked here look again."""
+        for look in list(self.parked.values()):
+            look()
+
+    def retire(self, done: Callable[[], None]) -> None:
+        """The topic goes: whatever waits gets the error; `done()` when no worker works on the log any more."""
+        self.gone = True
+        if not self.working:
+            self.write()
+        self.wake()
+        self.when_idle(done)
+
+    def when_idle(self, done: Callable[[], None]) -> None:
+        """`done()` when no file work of this partition runs."""
+        self._idle.append(done)
+        self._tell_idle()
+
+    def exclusively(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Runs `work` in a worker with no append beside it; the queue waits."""
+
+        def begin() -> None:
+            self.working = True
+            self._run(work, end)
+
+        def end(result: Any, error: BaseException | None) -> None:
+            self.working = False
+            done(result, error)
+            self.write()
+            self._tell_idle()
+
+        self.when_idle(begin)
+
+    def _tell_idle(self) -> None:
+        while self._idle and not self.working:
+            self._idle.pop(0)()
+
+
+def _append_error(error: BaseException) -> TfmqError:
+    """What a sender is told of a failed append: whether it happened is known only if the log refused it
+    whole.
+    """
+    known = faults.client_error(error)
+    if isinstance(known, StorageStopped):
+        known.outcome = UNKNOWN
+    return known
+
+
+def _nobody(error: BaseException | None) -> None:
+    """Whoever asked only wanted the marks to move; a failed force has stopped the log, which says so."""

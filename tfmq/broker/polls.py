@@ -1,0 +1,223 @@
+"""Fetches: answered at once where there is something to read, else parked until there is, until their time
+is up.
+
+A reader gets whole control blocks, up to the forced mark unless it asks for what is only written. While
+somebody waits at the forced mark of a log with unforced data, a force is asked for. With tags, blocks
+without a match are left out and the reader advances past them all the same.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from journal.errors import BelowStart, BeyondEnd
+from journal.log import Log, Upto
+from journal.shapes import Chunk
+from tfmq.broker import faults, tags
+from tfmq.broker.caller import Reply, Run, Session
+from tfmq.broker.partition import GONE, Partition
+from tfmq.broker.timers import Timer, Timers
+from tfmq.errors import Abandoned, Busy, OffsetOutOfRange, UnknownTopic
+from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
+
+BUSY = "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
+
+
+class Poll:
+    """One FETCH on its way. `offset` moves past what a tag filter left out."""
+
+    __slots__ = (
+        "answered", "epoch", "max_bytes", "offset", "partition", "reading", "reply", "session", "tags", "timer",
+        "until", "upto",
+    )  # fmt: skip
+
+    def __init__(self, request: Fetch, partition: Partition, reply: Reply, session: Session) -> None:
+        self.partition, self.reply, self.session = partition, reply, session
+        self.offset = request.offset
+        self.epoch = None if request.epoch == EPOCH_UNKNOWN else request.epoch
+        self.max_bytes = request.max_bytes
+        self.upto: Upto = "written" if request.read == READ_WRITTEN else "forced"
+        self.tags = None if request.tags is None else frozenset(request.tags)
+        self.until = 0.0
+        self.timer: Timer | None = None
+        self.reading = False
+        self.answered = False
+
+    def limit(self) -> int:
+        """Up to where it may read."""
+        log = self.partition.log
+        return log.end_offset if self.upto == "written" else log.forced_offset
+
+
+class Polls:
+    """All fetches that wait, by session."""
+
+    def __init__(
+        self,
+        limits: Mapping[str, int],
+        *,
+        partition: Callable[[str, int, int], Partition],
+        timers: Timers,
+        run: Run,
+    ) -> None:
+        self._limits = limits
+        self._partition = partition
+        self._timers, self._run = timers, run
+        self._sessions: dict[Session, dict[int, Poll]] = {}
+        self.count = 0
+
+    def fetch(self, request: Fetch, reply: Reply, session: Session) -> None:
+        """Answers or parks. Raises UnknownTopic, UnknownPartition, StorageStopped and what reading does."""
+        partition = self._partition(request.topic, request.incarnation, request.partition)
+        poll = Poll(request, partition, reply, session)
+        poll.max_bytes = min(poll.max_bytes, self._limits["fetch_bytes"])
+        wait_ms = min(request.wait_ms, self._limits["fetch_wait_ms"])
+        poll.until = self._timers.now() + wait_ms / 1000 if wait_ms else 0.0
+        self._look(poll)
+
+    def cancel(self, session: Session, correlation: int) -> bool:
+        """Ends a parked fetch with an empty answer; whether there was one."""
+        poll = self._sessions.get(session, {}).get(correlation)
+        if poll is None:
+            return False
+        self._nothing(poll)
+        return True
+
+    # Looking for something to read
+
+    def _look(self, poll: Poll) -> None:
+        if poll.reading:
+            return
+        log = poll.partition.log
+        try:
+            if poll.partition.gone:
+                raise UnknownTopic(GONE.format(name=poll.partition.name))
+            chunk = log.read_cached(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
+        except Exception as error:
+            self._failed(poll, error)
+            return
+        if chunk is None:
+            poll.reading = True
+            read = partial(log.read, poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
+            self._run(read, partial(self._read, poll))
+        else:
+            self._found(poll, chunk)
+
+    def _read(self, poll: Poll, chunk: Chunk | None, error: BaseException | None) -> None:
+        poll.reading = False
+        if poll.answered:
+            return
+        if error is not None or chunk is None:
+            self._failed(poll, error or RuntimeError("a read ended without a result"))
+        else:
+            self._found(poll, chunk)
+
+    def _found(self, poll: Poll, chunk: Chunk) -> None:
+        if not chunk.data:
+            self._park(poll)
+        elif poll.tags is None:
+            self._ok(poll, chunk, chunk.data)
+        else:
+            self._filtered(poll, chunk, poll.tags)
+
+    def _filtered(self, poll: Poll, chunk: Chunk, wanted: frozenset[int]) -> None:
+        """Answers the blocks that match. Without any the reader advances: at once where there is more to
+        look at, which keeps one request's work bounded, else when something comes or its time is up."""
+        blocks = tags.blocks_with(chunk.data, wanted)
+        if blocks or chunk.next < poll.limit():
+            self._ok(poll, chunk, blocks)
+        else:
+            poll.offset = chunk.next
+            self._park(poll)
+
+    def _failed(self, poll: Poll, error: BaseException) -> None:
+        """A fetch at or behind the mark it may read to waits; anything else is its answer."""
+        if isinstance(error, BeyondEnd) and poll.offset <= poll.partition.log.end_offset:
+            self._park(poll)
+            return
+        self._error(poll, read_error(error, poll.partition))
+
+    # Waiting
+
+    def _park(self, poll: Poll) -> None:
+        if not poll.until or self._timers.now() >= poll.until:
+            self._nothing(poll)
+            return
+        if poll.timer is None:
+            self._enter(poll)
+            if poll.answered:
+                return
+        partition = poll.partition
+        partition.parked[poll] = partial(self._woken, poll)
+        if poll.upto == "forced":
+            partition.ask_force()
+
+    def _woken(self, poll: Poll) -> None:
+        if poll.partition.gone or poll.limit() > poll.offset:
+            self._look(poll)
+
+    def _enter(self, poll: Poll) -> None:
+        """Counts the poll among the waiting; answers Busy if there are too many."""
+        mine = self._sessions.get(poll.session)
+        for limit, count in (
+            ("parked_fetches", self.count),
+            ("parked_fetches_per_session", len(mine or ())),
+        ):
+            if count >= self._limits[limit]:
+                self._error(poll, Busy(BUSY.format(limit=limit)))
+                return
+        self.count += 1
+        poll.timer = self._timers.after(poll.until - self._timers.now(), partial(self._nothing, poll))
+        if mine is not None:
+            mine[poll.reply.correlation] = poll
+        else:
+            self._sessions[poll.session] = {poll.reply.correlation: poll}
+            poll.session.on_close(partial(self._session_closed, poll.session))
+
+    def _forget(self, poll: Poll) -> None:
+        poll.answered = True
+        poll.partition.parked.pop(poll, None)
+        if poll.timer is not None:
+            self._timers.cancel(poll.timer)
+            poll.timer = None
+            self.count -= 1
+            self._sessions.get(poll.session, {}).pop(poll.reply.correlation, None)
+
+    def _session_closed(self, session: Session) -> None:
+        for poll in list(self._sessions.pop(session, {}).values()):
+            self._error(poll, Abandoned())
+
+    # Answers
+
+    def _nothing(self, poll: Poll) -> None:
+        """The time is up, or there was none: an empty answer at where the reader is."""
+        self._ok(poll, Chunk(poll.offset, poll.offset, poll.offset, b""), b"")
+
+    def _error(self, poll: Poll, error: BaseException) -> None:
+        self._forget(poll)
+        poll.reply.error(error)
+
+    def _ok(self, poll: Poll, chunk: Chunk, body: Any) -> None:
+        self._forget(poll)
+        log = poll.partition.log
+        poll.reply.ok(
+            chunk.start,
+            chunk.skip_to,
+            chunk.next,
+            log.epoch,
+            log.forced_offset,
+            log.end_offset,
+            log.first_offset,
+            log.log_id,
+            body=body,
+        )
+
+
+def read_error(error: BaseException, partition: Partition) -> BaseException:
+    """The client's error for a failed read, with the range that the log has."""
+    log: Log = partition.log
+    if partition.gone:
+        return UnknownTopic(GONE.format(name=partition.name))
+    if isinstance(error, BelowStart | BeyondEnd):
+        return OffsetOutOfRange(first=log.first_offset, end=log.end_offset, offset=error.offset)
+    return faults.not_done(error)

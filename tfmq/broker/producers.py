@@ -1,0 +1,284 @@
+"""Who has sent what to one partition: the rule that makes every batch land exactly once.
+
+A stream is one producer id on one partition; its sequences are contiguous. Per stream the last sequence and
+the last batches with their answers are remembered, so that a repeat is recognised and answered alike; a
+closed id keeps its successor. All of it is rebuilt from the log's blocks behind a snapshot
+(`journal.state.State`).
+
+What is forgotten (idle too long, or the oldest of too many) leaves a floor: an unknown id at or below it
+may have sent before, so it is never taken for a new one. Ids only grow, so the floor costs nobody who is
+younger.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from journal.control import SOURCE_PLAIN, SOURCE_SUCCESSION
+from journal.errors import NewerFormat
+from journal.record import Block, runs
+from journal.shapes import Appended
+from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
+
+SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_NAME: Final = "the producers' snapshot"
+
+LeasedMs = Callable[[int], int | None]
+"""When (wall clock, ms) an id was leased, at the latest; None if it never was."""
+
+
+class Answer(NamedTuple):
+    """A batch that is in the log, and what its sender was told. `end` is the end of the append that holds
+    it.
+    """
+
+    sequence: int
+    records: int
+    positions: Sequence[tuple[int, int]]
+    first_ordinal: int
+    end: int
+    append_time: int
+
+    @property
+    def next(self) -> int:
+        """The sequence behind its last."""
+        return self.sequence + self.records
+
+
+class Repeat(NamedTuple):
+    """The answer for a range of sequences that is in the log already.
+
+    `walk` is None, or (offset, records): the first record of the range is that many records behind that
+    offset, and its place must be filled in by who can read the log (only after a restart, where small
+    batches were joined).
+    """
+
+    answer: Answer
+    walk: tuple[int, int] | None
+
+
+class Stream:
+    """One producer id on this partition. `next` is the sequence that must come; `successor` is 0 while it
+    is open.
+    """
+
+    __slots__ = ("batches", "next", "seen_ms", "successor")
+
+    def __init__(self, remembered: int) -> None:
+        self.next = 0
+        self.seen_ms = 0
+        self.successor = 0
+        self.batches: deque[Answer] = deque(maxlen=remembered)
+
+
+class Producers:
+    """The streams of one partition, the longest idle first."""
+
+    def __init__(self, *, remembered: int, streams_max: int, idle_ms: int, leased_ms: LeasedMs) -> None:
+        self.floor = 0
+        self._remembered = remembered
+        self._streams_max = streams_max
+        self._idle_ms = idle_ms
+        self._leased_ms = leased_ms
+        self._streams: dict[int, Stream] = {}
+        self._joined = False
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    # What may be appended
+
+    def check(
+        self, producer_id: int, sequence: int, records: int, *, gaps: bool, now_ms: int
+    ) -> Repeat | None:
+        """None if this batch is the next of its stream; a `Repeat` if all of it is known.
+
+        `gaps` (acks none) lets a later one pass too. Raises StaleProducer, UnknownProducer, SequenceGap,
+        BadRequest.
+        """
+        stream = self._streams.get(producer_id)
+        if stream is None:
+            self.require_new(producer_id, now_ms)
+            if sequence and not gaps:
+                raise UnknownProducer(producer_id=producer_id)
+            return None
+        if stream.successor:
+            raise StaleProducer(successor=stream.successor, last=stream.next - 1)
+        if sequence == stream.next:
+            return None
+        if sequence > stream.next:
+            if gaps:
+                return None
+            raise SequenceGap(expected=stream.next, found=sequence)
+        return _repeat(stream, sequence, records)
+
+    def require_new(self, producer_id: int, now_ms: int) -> None:
+        """Raises UnknownProducer unless an id without a stream is so young that it cannot have been
+        forgotten.
+        """
+        leased = self._leased_ms(producer_id)
+        if producer_id <= self.floor or leased is None or leased + self._idle_ms < now_ms:
+            raise UnknownProducer(producer_id=producer_id)
+
+    def closed(self, producer_id: int) -> tuple[int, int] | None:
+        """(successor, last sequence or -1) of an id that was closed, else None."""
+        stream = self._streams.get(producer_id)
+        return (stream.successor, stream.next - 1) if stream is not None and stream.successor else None
+
+    def last_sequence(self, producer_id: int) -> int:
+        """The last sequence of an id in this log, -1 if there is none."""
+        stream = self._streams.get(producer_id)
+        return stream.next - 1 if stream is not None else -1
+
+    # What was appended
+
+    def record(self, producer_id: int, sequence: int, records: int, appended: Appended) -> None:
+        """The batch is in the log."""
+        answer = Answer(
+            sequence,
+            records,
+            appended.positions,
+            appended.first_ordinal,
+            appended.end_offset,
+            appended.append_time,
+        )
+        self._add(producer_id, answer)
+
+    def close(self, producer_id: int, successor: int, last_sequence: int, append_time: int) -> None:
+        """The control record that closes `producer_id` is in the log."""
+        stream = self._touch(producer_id, append_time)
+        stream.successor = successor
+        stream.next = last_sequence + 1
+        stream.batches.clear()
+
+    def expire(self, now_ms: int) -> int:
+        """Forgets streams idle longer than allowed, and the longest idle of too many; how many."""
+        before = len(self._streams)
+        while self._streams:
+            producer_id, stream = next(iter(self._streams.items()))
+            if len(self._streams) <= self._streams_max and stream.seen_ms + self._idle_ms >= now_ms:
+                break
+            del self._streams[producer_id]
+            self.floor = max(self.floor, producer_id)
+        return before - len(self._streams)
+
+    def _touch(self, producer_id: int, seen_ms: int) -> Stream:
+        """The stream, made if need be, moved behind all others."""
+        stream = self._streams.pop(producer_id, None) or Stream(self._remembered)
+        self._streams[producer_id] = stream
+        stream.seen_ms = seen_ms
+        return stream
+
+    def _add(self, producer_id: int, answer: Answer) -> None:
+        stream = self._touch(producer_id, answer.append_time)
+        stream.batches.append(answer)
+        stream.next = answer.next
+
+    # journal.state.State
+
+    def load(self, data: bytes) -> None:
+        """Starts from a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
+        self._streams.clear()
+        self.floor = 0
+        self._joined = False
+        if not data:
+            return
+        try:
+            version, floor, streams = msgpack.unpackb(data, use_list=False)
+            if version != SNAPSHOT_VERSION:
+                raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
+            self.floor = floor
+            for producer_id, *fields in streams:
+                self._streams[producer_id] = self._loaded(*fields)
+        except (TypeError, msgpack.UnpackException) as error:
+            raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
+
+    def _loaded(self, next_sequence: int, seen_ms: int, successor: int, batches: Sequence[Any]) -> Stream:
+        stream = Stream(self._remembered)
+        stream.next, stream.seen_ms, stream.successor = next_sequence, seen_ms, successor
+        stream.batches.extend(Answer(*fields) for fields in batches)
+        return stream
+
+    def dump(self) -> bytes:
+        """A snapshot: version, floor, and every stream, the longest idle first."""
+        streams = [
+            (producer_id, each.next, each.seen_ms, each.successor, list(each.batches))
+            for producer_id, each in self._streams.items()
+        ]
+        return bytes(msgpack.packb((SNAPSHOT_VERSION, self.floor, streams)))
+
+    def apply(self, block: Block) -> None:
+        """One more block of the log, in order, during recovery. Blocks of one append may share a batch."""
+        control = block.control
+        if control.source_kind == SOURCE_SUCCESSION:
+            self.close(control.source_id, control.source_high, control.source_low - 1, control.append_time)
+        elif control.source_kind == SOURCE_PLAIN:
+            ordinal = control.first_ordinal
+            for run in runs(block):
+                positions = ((0, run.offset),)
+                answer = Answer(
+                    run.first_sequence, run.count, positions, ordinal, control.next, control.append_time
+                )
+                self._apply_run(run.producer_id, answer)
+                ordinal += run.count
+        self._joined = control.more_follows
+
+    def _apply_run(self, producer_id: int, run: Answer) -> None:
+        """Adds a run, to the answer before where both may be one batch: same append, no gap between."""
+        stream = self._streams.get(producer_id)
+        last = stream.batches[-1] if stream is not None and stream.batches else None
+        if stream is None or last is None or not self._joined or not _touches(last, run):
+            self._add(producer_id, run)
+            return
+        stream.batches.pop()
+        positions = (*last.positions, (last.records, run.positions[0][1]))
+        self._add(
+            producer_id,
+            run._replace(
+                sequence=last.sequence,
+                records=last.records + run.records,
+                positions=positions,
+                first_ordinal=last.first_ordinal,
+            ),
+        )
+
+
+def _touches(last: Answer, run: Answer) -> bool:
+    return last.next == run.sequence and last.first_ordinal + last.records == run.first_ordinal
+
+
+def _repeat(stream: Stream, sequence: int, records: int) -> Repeat:
+    """The answer to sequences below the stream's next; raises BadRequest if some of them are new."""
+    if sequence + records > stream.next:
+        raise BadRequest(
+            f"Sequences {sequence}..{stream.next - 1} of this batch are stored and the rest is not: repeat"
+            " batches as they were, or take a successor id."
+        )
+    known = [
+        batch for batch in stream.batches if batch.next > sequence and batch.sequence < sequence + records
+    ]
+    if not known or known[0].sequence > sequence or any(a.next != b.sequence for a, b in pairwise(known)):
+        raise UnknownProducer(
+            f"Sequences {sequence}..{sequence + records - 1} were sent before, too long ago to know their"
+            " answer, or were skipped. Take a successor id: its answer says how far the stream came."
+        )
+    return _joined_answer(known, sequence, records)
+
+
+def _joined_answer(known: list[Answer], sequence: int, records: int) -> Repeat:
+    places = [(batch.sequence + index, offset) for batch in known for index, offset in batch.positions]
+    before = max(place for place in places if place[0] <= sequence)
+    positions = [(at - sequence, offset) for at, offset in places if sequence < at < sequence + records]
+    first = known[0]
+    answer = Answer(
+        sequence,
+        records,
+        [(0, before[1]), *positions],
+        first.first_ordinal + sequence - first.sequence,
+        known[-1].end,
+        first.append_time,
+    )
+    return Repeat(answer, (before[1], sequence - before[0]) if before[0] < sequence else None)

@@ -1,0 +1,210 @@
+"""What the entries of the catalog add up to: topics, counters, group generations and offsets.
+
+An entry is a msgpack array [kind, fields ...], one record of the catalog's log; docs/formats/catalog.md has
+the table. The register is a pure fold over them: the same entries in the same order give the same register,
+from a snapshot too. An entry that does not fit what came before is damage and raises `ValueError`; nothing
+is guessed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from journal.errors import NewerFormat
+from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
+from journal.record import Block
+
+SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_NAME: Final = "the catalog's snapshot"
+
+LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS = range(1, 9)
+
+CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
+
+ID_FIRST: Final = 16
+"""Ids below are the house's own (the catalog's log and its records), never leased."""
+
+LEASE_SPACING_MS: Final = 600_000
+"""Leases within ten minutes count as one of the earliest: ids then look older than they are, which is the
+safe side.
+"""
+
+LEASES_MAX: Final = 4096
+"""Remembered lease times: four weeks of them; older ids count as older than anything."""
+
+
+class TopicRow(NamedTuple):
+    """`partitions` are there; `target` says how many there shall be while `state` is creating or growing."""
+
+    name: str
+    incarnation: int
+    partitions: int
+    target: int
+    state: str
+    settings: dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Where a group goes on in one partition, and the generation that said so."""
+
+    offset: int
+    index: int
+    epoch: int
+    generation: int
+
+
+Key = tuple[int, int]
+"""(incarnation of the topic, partition): offsets of a deleted topic meet no new one of the same name."""
+
+
+class GroupRow:
+    """The last generation of a group, the member that holds it ("" after a reset), and its offsets."""
+
+    __slots__ = ("generation", "member", "offsets")
+
+    def __init__(self, generation: int = 0, member: str = "") -> None:
+        self.generation = generation
+        self.member = member
+        self.offsets: dict[Key, Place] = {}
+
+
+class Register:
+    """See the module. `topics` by incarnation, `groups` by name."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.next_id = ID_FIRST
+        self.generation = 0
+        self.leases: list[tuple[int, int]] = []
+        self.topics: dict[int, TopicRow] = {}
+        self.groups: dict[str, GroupRow] = {}
+
+    def leased_ms(self, producer_id: int) -> int | None:
+        """When (at the latest) the range of an id was leased; None if it never was."""
+        if not ID_FIRST <= producer_id < self.next_id:
+            return None
+        low, high = 0, len(self.leases)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.leases[middle][0] <= producer_id else (low, middle)
+        return self.leases[low - 1][1] if low else 0
+
+    # Entries
+
+    def enter(self, entry: Sequence[Any]) -> None:
+        """One entry more. Raises ValueError if it is none, or does not fit; NewerFormat for an unknown
+        kind.
+        """
+        kind, *fields = entry
+        rule = self._RULES.get(kind)
+        if rule is None:
+            raise NewerFormat(f"catalog entry {kind!r}", kind if isinstance(kind, int) else 0, OFFSETS)
+        try:
+            rule(self, *fields)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"catalog entry {entry!r} does not fit: {error!r}") from error
+
+    def _lease(self, next_id: int, time_ms: int) -> None:
+        if next_id < self.next_id:
+            raise ValueError(f"ids up to {self.next_id} are leased, and {next_id} is lower")
+        if not self.leases or time_ms >= self.leases[-1][1] + LEASE_SPACING_MS:
+            self.leases.append((self.next_id, time_ms))
+            del self.leases[:-LEASES_MAX]
+        self.next_id = next_id
+
+    def _create(self, name: str, incarnation: int, target: int, settings: dict[str, Any]) -> None:
+        if incarnation in self.topics:
+            raise ValueError(f"incarnation {incarnation} is there already")
+        self.topics[incarnation] = TopicRow(name, incarnation, 0, target, CREATING, settings)
+
+    def _grow(self, incarnation: int, target: int) -> None:
+        """`target` equal to what is there takes a growth back."""
+        row = self.topics[incarnation]
+        state = GROWING if target > row.partitions else OPEN
+        self.topics[incarnation] = row._replace(target=target, state=state)
+
+    def _ready(self, incarnation: int) -> None:
+        row = self.topics[incarnation]
+        self.topics[incarnation] = row._replace(partitions=row.target, state=OPEN)
+
+    def _delete(self, incarnation: int) -> None:
+        self.topics[incarnation] = self.topics[incarnation]._replace(state=DELETING)
+
+    def _gone(self, incarnation: int) -> None:
+        del self.topics[incarnation]
+        for group in self.groups.values():
+            for key in [key for key in group.offsets if key[0] == incarnation]:
+                del group.offsets[key]
+
+    def _generation(self, group: str, generation: int, member: str) -> None:
+        row = self.groups.setdefault(group, GroupRow())
+        row.generation, row.member = generation, member
+        self.generation = max(self.generation, generation)
+
+    def _offsets(self, group: str, generation: int, places: Sequence[Sequence[int]]) -> None:
+        row = self.groups.setdefault(group, GroupRow())
+        for incarnation, partition, offset, index, epoch in places:
+            if incarnation in self.topics:
+                row.offsets[incarnation, partition] = Place(offset, index, epoch, generation)
+
+    _RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
+        LEASE: _lease,
+        CREATE: _create,
+        GROW: _grow,
+        READY: _ready,
+        DELETE: _delete,
+        GONE: _gone,
+        GENERATION: _generation,
+        OFFSETS: _offsets,
+    }
+
+    # journal.state.State
+
+    def load(self, data: bytes) -> None:
+        """Starts from a snapshot; b"" is an empty register. Raises ValueError, NewerFormat."""
+        self._clear()
+        if not data:
+            return
+        try:
+            version, next_id, generation, leases, topics, groups = unpack(data)
+            if version != SNAPSHOT_VERSION:
+                raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
+            self.next_id, self.generation = next_id, generation
+            self.leases = [(first, time_ms) for first, time_ms in leases]
+            self.topics = {fields[1]: TopicRow(*fields) for fields in topics}
+            for name, number, member, places in groups:
+                row = self.groups[name] = GroupRow(number, member)
+                row.offsets = {(place[0], place[1]): Place(*place[2:]) for place in places}
+        except (TypeError, IndexError) as error:
+            raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
+
+    def dump(self) -> bytes:
+        groups = [
+            (name, row.generation, row.member, [(*key, *place) for key, place in row.offsets.items()])
+            for name, row in self.groups.items()
+        ]
+        topics = list(self.topics.values())
+        return pack((SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups))
+
+    def apply(self, block: Block) -> None:
+        """The entries of one block, in recovery."""
+        for record in records_of(block.data):
+            if not record.flag & FLAG_FILLER:
+                body = block.data[record.position + HEADER_SIZE : record.position + record.size]
+                self.enter(unpack(bytes(body)))
+
+
+def pack(entry: Sequence[Any]) -> bytes:
+    """An entry, or a snapshot, as bytes."""
+    return bytes(msgpack.packb(entry))
+
+
+def unpack(data: bytes) -> Any:
+    """What `pack` was given. Raises ValueError."""
+    try:
+        return msgpack.unpackb(data, use_list=False)
+    except msgpack.UnpackException as error:
+        raise ValueError(f"not msgpack: {error}") from error

@@ -1,0 +1,263 @@
+"""What is written to partitions: batches of producers, successions, effects; each from its request to its
+answer.
+
+Requests are gathered while a turn lasts; `end_turn` writes them, one append a partition, and starts one
+force.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from journal.intake import BLOCK_SIZE_MAX
+
+from journal.control import CONTROL_SIZE
+from journal.errors import Corrupt
+from journal.header import HEADER_SIZE, LENGTH
+from journal.log import Log
+from journal.shapes import PLAIN, Appended, Batch, Source, succession
+from tfmq.broker import faults
+from tfmq.broker.caller import Body, Reply, Session
+from tfmq.broker.partition import NotYet, Partition, Staged
+from tfmq.broker.producers import Answer, Repeat
+from tfmq.broker.quotas import Quotas
+from tfmq.effects import Append
+from tfmq.errors import UNKNOWN, SequenceGap
+from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
+
+REQUEST_BYTES: Final = 512
+"""What a waiting request costs besides its body: its objects."""
+
+
+class Send:
+    """One PRODUCE on its way."""
+
+    __slots__ = ("_body", "_now_ms", "_quotas", "_reply", "_request", "_run", "_session", "size_bytes")
+    alone = False
+    source = PLAIN
+
+    def __init__(
+        self, request: Produce, body: Body, reply: Reply, session: Session, writes: "Writes"
+    ) -> None:
+        self._request, self._body, self._reply, self._session = request, body, reply, session
+        self._quotas, self._run, self._now_ms = writes.quotas, writes.run, writes.now_ms
+        self.size_bytes = len(body)
+
+    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+        request = self._request
+        expected = staged.next_sequences.get(request.producer_id)
+        if expected is None:
+            repeat = self._check(partition)
+            if repeat is not None:
+                self._repeat(partition, repeat)
+                return None
+        elif request.sequence < expected:
+            raise NotYet
+        elif request.sequence > expected and request.acks != ACKS_NONE:
+            raise SequenceGap(expected=expected, found=request.sequence)
+        return [Batch(self._body, request.blocks, request.producer_id, request.sequence, request.count)]
+
+    def _check(self, partition: Partition) -> Repeat | None:
+        request = self._request
+        gaps = request.acks == ACKS_NONE
+        return partition.producers.check(
+            request.producer_id, request.sequence, request.count, gaps=gaps, now_ms=self._now_ms()
+        )
+
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        request, (answer,) = self._request, answers
+        partition.producers.record(request.producer_id, request.sequence, request.count, answer)
+        self._reply.body_done()
+        self._body = b""
+        self._settle(partition, answer.end_offset, answer.positions, False, answer)
+
+    def _settle(
+        self,
+        partition: Partition,
+        end: int,
+        positions: Sequence[tuple[int, int]],
+        repeated: bool,
+        answer: Appended | Answer,
+    ) -> None:
+        """Answers now, or once the log is forced up to `end`."""
+        fields = (repeated, answer.append_time, answer.first_ordinal)
+        if self._request.acks == ACKS_SYNCED:
+            partition.when_forced(end, partial(self._forced, positions, fields))
+        else:
+            self._ok(positions, durability(partition.log, end), *fields)
+
+    def _forced(self, positions: Sequence[tuple[int, int]], fields: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self.refused(faults.client_error(error, UNKNOWN))
+        else:
+            self._ok(positions, ACKS_SYNCED, *fields)
+
+    def _ok(self, *fields: Any) -> None:
+        self._quotas.give(self._session, self.size_bytes + REQUEST_BYTES)
+        self._reply.ok(*fields)
+
+    def refused(self, error: BaseException) -> None:
+        self._quotas.give(self._session, self.size_bytes + REQUEST_BYTES)
+        self._reply.error(error)
+
+    def _repeat(self, partition: Partition, repeat: Repeat) -> None:
+        answer = repeat.answer
+        if repeat.walk is None:
+            self._settle(partition, answer.end, answer.positions, True, answer)
+            return
+        offset, records = repeat.walk
+        self._run(
+            partial(record_offset, partition.log, offset, records), partial(self._walked, partition, answer)
+        )
+
+    def _walked(self, partition: Partition, answer: Answer, offset: int, error: BaseException | None) -> None:
+        if error is not None:
+            self.refused(faults.client_error(error, UNKNOWN))
+        else:
+            self._settle(partition, answer.end, [(0, offset), *answer.positions[1:]], True, answer)
+
+
+class Succession:
+    """Closes a producer id on a partition for good; repeatable: a closed id gets its first answer."""
+
+    alone = True
+    size_bytes = CONTROL_SIZE
+    source = PLAIN
+
+    def __init__(self, producer_id: int, successor: int, now_ms: int, reply: Reply) -> None:
+        self._id, self._successor, self._now_ms, self._reply = producer_id, successor, now_ms, reply
+        self._last = -1
+
+    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+        producers = partition.producers
+        closed = producers.closed(self._id)
+        if closed is not None:
+            answer_closed(partition, closed, self._reply)
+            return None
+        self._last = producers.last_sequence(self._id)
+        if self._last < 0:
+            producers.require_new(self._id, self._now_ms)
+        self.source = succession(self._id, self._successor, self._last)
+        return []
+
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        partition.producers.close(self._id, self._successor, self._last, answers[0].append_time)
+        answer_closed(partition, (self._successor, self._last), self._reply)
+
+    def refused(self, error: BaseException) -> None:
+        self._reply.error(error)
+
+
+class Effect:
+    """An `Append` of a transaction or a timer: no stream rule, no window."""
+
+    alone = True
+
+    def __init__(self, effect: Append, done: Callable[[int, BaseException | None], None]) -> None:
+        self._batches = list(effect.batches)
+        self._done = done
+        self.source: Source = effect.source
+        self.size_bytes = sum(len(batch.data) for batch in effect.batches)
+
+    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+        place = partition.log.applied(self.source.kind, self.source.id)
+        if place is not None and (self.source.high, self.source.low) <= place:
+            self._done(partition.log.end_offset, None)
+            return None
+        return self._batches
+
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        self._done(answers[-1].end_offset, None)
+
+    def refused(self, error: BaseException) -> None:
+        self._done(-1, error)
+
+
+class Writes:
+    """Takes the requests and gathers, in `due`, what has something to write in this turn."""
+
+    def __init__(
+        self,
+        *,
+        partition: Callable[[str, int, int], Partition],
+        quotas: Quotas,
+        run: Any,
+        now_ms: Callable[[], int],
+        lease: Callable[[Callable[[int, BaseException | None], None]], None],
+    ) -> None:
+        self.quotas, self.run, self.now_ms = quotas, run, now_ms
+        self._partition = partition
+        self._lease = lease
+        self._due: list[Partition] = []
+
+    def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
+        """Queues a batch. Raises UnknownTopic, UnknownPartition, StorageStopped, Busy."""
+        partition = self._partition(request.topic, request.incarnation, request.partition)
+        self.quotas.take(session, len(body) + REQUEST_BYTES)
+        self._put(partition, Send(request, body, reply, session, self))
+
+    def succeed(self, request: SucceedProducer, reply: Reply) -> None:
+        """Closes an id and answers its successor. Raises UnknownTopic, UnknownPartition, StorageStopped."""
+        partition = self._partition(request.topic, request.incarnation, request.partition)
+        closed = partition.producers.closed(request.producer_id)
+        if closed is not None:
+            answer_closed(partition, closed, reply)
+            return
+
+        def leased(successor: int, error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.not_done(error))
+            else:
+                work = Succession(request.producer_id, successor, self.now_ms(), reply)
+                self._put(partition, work)
+
+        self._lease(leased)
+
+    def apply(self, effect: Append, done: Callable[[int, BaseException | None], None]) -> None:
+        """Appends an effect once; `done(end offset, None)` when it is written, also if it was before.
+
+        Raises UnknownTopic, UnknownPartition, StorageStopped.
+        """
+        self._put(self._partition(effect.topic, effect.incarnation, effect.partition), Effect(effect, done))
+
+    def _put(self, partition: Partition, work: Send | Succession | Effect) -> None:
+        if partition.put(work):
+            self._due.append(partition)
+
+    def write(self) -> bool:
+        """Writes what is queued in partitions that are not busy; whether there was anything to do."""
+        due, self._due = self._due, []
+        for partition in due:
+            partition.write()
+        return bool(due)
+
+
+def answer_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -> None:
+    """Answers (successor, last sequence) once everything in the log now, the closing record too, is forced."""
+
+    def forced(error: BaseException | None) -> None:
+        if error is not None:
+            reply.error(faults.client_error(error, UNKNOWN))
+        else:
+            reply.ok(*closed, ACKS_SYNCED)
+
+    partition.when_forced(partition.log.end_offset, forced)
+
+
+def durability(log: Log, end: int) -> int:
+    """What is reached for an append that ends at `end`."""
+    return ACKS_SYNCED if log.forced_offset >= end else ACKS_WRITTEN
+
+
+def record_offset(log: Log, offset: int, records: int) -> int:
+    """The offset of the record that is `records` behind the one at `offset`, in the same control block.
+
+    May read the disk. Raises what `Log.read` does.
+    """
+    chunk = log.read(offset, BLOCK_SIZE_MAX, upto="written")
+    position = chunk.skip_to - chunk.start
+    for _ in range(records):
+        if position + HEADER_SIZE > len(chunk.data):
+            raise Corrupt(log.folder, offset, chunk.next, "its records end too early")
+        position += HEADER_SIZE + LENGTH.unpack_from(chunk.data, position)[0]
+    return chunk.start + position
