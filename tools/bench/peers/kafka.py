@@ -1,5 +1,6 @@
 """A Kafka broker of our own for a benchmark: one node, KRaft, loopback, a temporary folder; stops with its context."""
 
+import json
 import subprocess
 import tempfile
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 from socket import create_connection, socket
 
 JARS = Path(__file__).resolve().parents[3] / ".bench" / "kafka"
+PYTHON = JARS.parent / "venv" / "bin" / "python"
 START_SECONDS = 60.0
+CLIENT_SECONDS = 300.0
 STOP_SECONDS = 20.0
 
 
@@ -92,3 +95,19 @@ def stop(broker: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         broker.kill()
         broker.wait()
+
+
+def client(mode: str, *arguments: object) -> "float | list[float]":
+    """Run one mode of kafka_client.py with the peers' Python; what it measured."""
+    program = Path(__file__).with_name("kafka_client.py")
+    command = [str(PYTHON), str(program), mode, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=CLIENT_SECONDS)
+    measured: float | list[float] = json.loads(done.stdout)
+    return measured
+
+
+def rate(mode: str, *arguments: object) -> float:
+    """A mode whose figure is one number."""
+    measured = client(mode, *arguments)
+    assert isinstance(measured, float)
+    return measured

@@ -1,0 +1,74 @@
+"""`python -m tools.bench`: run rows of the performance table, beside the peers that are installed."""
+
+import json
+import platform
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from tools.bench.figures import Figure
+
+ROWS = {
+    "produce": "tools.bench.produce",
+    "consume": "tools.bench.consume",
+    "single": "tools.bench.single",
+    "clients": "tools.bench.clients",
+    "end_to_end": "tools.bench.end_to_end",
+    "footprint": "tools.bench.footprint",
+    "restart": "tools.bench.restart",
+}
+
+
+@click.command(epilog="Example: python -m tools.bench --rows produce,consume --peers")
+@click.option("--rows", default=",".join(ROWS), show_default=True, help="Which rows, separated by commas.")
+@click.option(
+    "--runs",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 50),
+    help="Runs of each; the median counts.",
+)
+@click.option("--peers", is_flag=True, help="Measure Kafka in the same run (tools/bench/peers/install.sh).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file too."
+)
+def main(rows: str, runs: int, peers: bool, as_json: bool, save: Path | None) -> None:
+    """Measure tfmq on this machine. Nothing leaves loopback; every server stops by itself."""
+    names = [name.strip() for name in rows.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in ROWS]:
+        raise click.UsageError(f"there is no row {unknown[0]!r}; there are {', '.join(ROWS)}")
+    console, figures = Console(stderr=as_json), []
+    for name in names:
+        console.print(f"[dim]{name} …[/]")
+        found: list[Figure] = import_module(ROWS[name]).measure(runs, peers)
+        figures += found
+        console.print(table(found))
+    machine = (
+        f"{platform.machine()}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
+    )
+    text = json.dumps({"machine": machine, "runs": runs, "figures": [f.as_json() for f in figures]}, indent=1)
+    if save:
+        save.write_text(text + "\n")
+    if as_json:
+        print(text)
+    sys.exit(0)
+
+
+def table(figures: list[Figure]) -> Table:
+    view = Table(
+        "row", "who", "median", "unit", "target", "", "note", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for figure in figures:
+        mark = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[figure.met]
+        target = "" if figure.target is None else f"{'>=' if figure.least else '<='} {figure.target:,.4g}"
+        view.add_row(figure.row, figure.who, f"{figure.value:,.4g}", figure.unit, target, mark, figure.note)
+    return view
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""What the bare disk does on this machine, measured beside the rows that depend on it."""
+
+import os
+import tempfile
+import time
+
+
+def sequential_mb_per_second(group_bytes: int, total_bytes: int) -> float:
+    """write + fdatasync of groups of `group_bytes` in one new file: MB a second."""
+    data = os.urandom(group_bytes)
+    with tempfile.NamedTemporaryFile(prefix="tfmq-bench-", dir=".") as file:
+        begun = time.perf_counter()
+        for _ in range(max(1, total_bytes // group_bytes)):
+            os.write(file.fileno(), data)
+            os.fdatasync(file.fileno())
+        return total_bytes / 1e6 / (time.perf_counter() - begun)
+
+
+def force_seconds(size_bytes: int, count: int) -> list[float]:
+    """The time of each of `count` appends of `size_bytes`, forced one by one."""
+    data, times = os.urandom(size_bytes), []
+    with tempfile.NamedTemporaryFile(prefix="tfmq-bench-", dir=".") as file:
+        for _ in range(count):
+            begun = time.perf_counter()
+            os.write(file.fileno(), data)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - begun)
+    return times

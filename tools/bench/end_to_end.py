@@ -1,0 +1,79 @@
+"""From `send` to the message in the listener's hand, on an idle broker: one after the other, two threads."""
+
+import queue
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import tfmq
+from tools.bench.broker import broker
+from tools.bench.figures import Figure, median, percentile
+from tools.bench.peers.kafka import PeerMissing, client, kafka
+
+COUNT = 2_000
+PAYLOAD = b"x" * 100
+
+
+def seconds(address: str, read: Literal["forced", "written"]) -> list[float]:
+    """The time of each message: a consuming thread stamps it as it comes."""
+    topic, stamps = f"trip-{read}", queue.SimpleQueue[float]()
+    ready = threading.Event()
+
+    def listen() -> None:
+        with tfmq.Consumer(address, topics=topic, read=read, start="earliest") as consumer:
+            for number, _ in enumerate(consumer):
+                stamps.put(time.perf_counter())
+                ready.set()
+                if number == COUNT:
+                    return
+
+    listener = threading.Thread(target=listen, daemon=True)
+    acks: Any = "synced" if read == "forced" else "written"
+    with tfmq.Producer(address, acks=acks, linger_ms=0) as producer:
+        producer.send(topic, PAYLOAD).result()
+        listener.start()
+        ready.wait(30)
+        stamps.get(timeout=30)
+        times = []
+        for _ in range(COUNT):
+            begun = time.perf_counter()
+            delivery = producer.send(topic, PAYLOAD)
+            times.append(stamps.get(timeout=30) - begun)
+            delivery.result()
+    listener.join(10)
+    return times
+
+
+def measure(runs: int, peers: bool) -> list[Figure]:
+    """p50 and p99 of each run, medians over the runs; Kafka in turn where it is there."""
+    values: dict[str, list[list[float]]] = {"forced": [], "written": [], "kafka": []}
+    note, other = "", None
+    with ExitStack() as stack:
+        server = stack.enter_context(broker())
+        if peers:
+            try:
+                other = stack.enter_context(kafka())
+            except PeerMissing as missing:
+                note = str(missing)
+        for run in range(runs):
+            values["forced"].append(seconds(server.address, "forced"))
+            values["written"].append(seconds(server.address, "written"))
+            if other:
+                times = client("end_to_end", other, f"trip{run}", COUNT // 2)
+                assert isinstance(times, list)
+                values["kafka"].append(times)
+    targets = {("forced", 50): 550.0, ("forced", 99): 3000.0, ("written", 50): 250.0}
+    rows = []
+    for who, times in values.items():
+        for percent in (50, 99) if times else ():
+            value = median([percentile(run, percent) * 1e6 for run in times])
+            target = targets.get((who, percent))
+            rows.append(Figure(f"end to end, p{percent}", named(who), value, "us", target, least=False))
+    if note:
+        rows.append(Figure("end to end", "Kafka", float("nan"), "us", note=note))
+    return rows
+
+
+def named(who: str) -> str:
+    return {"kafka": "Kafka, confluent-kafka, unforced"}.get(who, f"tfmq, {who}")

@@ -1,0 +1,120 @@
+"""One synchronous send after the other: `written` beside a raw Twisted echo, `synced` beside write + fdatasync."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import tfmq
+from tools.bench import disk
+from tools.bench.broker import broker
+from tools.bench.figures import Figure, median, spread
+from tools.bench.peers.kafka import PeerMissing, kafka, rate
+
+COUNT = 2_000
+PAYLOAD = b"x" * 100
+FRAME_BYTES = 220  # what such a send puts on the wire, about: the echo moves as much
+
+ECHO = """
+from twisted.internet import epollreactor; epollreactor.install()
+from twisted.internet import protocol, reactor
+class Echo(protocol.Protocol):
+    def dataReceived(self, data): self.transport.write(data)
+factory = protocol.Factory.forProtocol(Echo)
+port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+print(port.getHost().port, flush=True)
+reactor.run()
+"""
+
+
+@contextmanager
+def echo() -> Iterator[int]:
+    """A Twisted echo server in a process of its own; yields its port."""
+    process = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def echo_seconds(port: int) -> float:
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        data, times = b"e" * FRAME_BYTES, []
+        for _ in range(COUNT):
+            begun = time.perf_counter()
+            link.sendall(data)
+            got = 0
+            while got < FRAME_BYTES:
+                got += len(link.recv(4096))
+            times.append(time.perf_counter() - begun)
+        return median(times)
+
+
+def send_seconds(address: str, acks: str) -> float:
+    with tfmq.Producer(address, acks=acks) as producer:  # type: ignore[arg-type]
+        producer.send(f"single-{acks}", PAYLOAD).result()
+        times = []
+        for _ in range(COUNT):
+            begun = time.perf_counter()
+            producer.send(f"single-{acks}", PAYLOAD).result()
+            times.append(time.perf_counter() - begun)
+        return median(times)
+
+
+def measure(runs: int, peers: bool) -> list[Figure]:
+    """The medians of each run, in turn; the targets hold against the echo and the bare force of the same run."""
+    values: dict[str, list[float]] = {
+        name: [] for name in ("echo", "written", "force", "synced", "kafka", "kafka forced")
+    }
+    note = ""
+    with ExitStack() as stack:
+        server, port = stack.enter_context(broker()), stack.enter_context(echo())
+        others = {}
+        if peers:
+            try:
+                others = {
+                    "kafka": stack.enter_context(kafka()),
+                    "kafka forced": stack.enter_context(kafka(forced=True)),
+                }
+            except PeerMissing as missing:
+                note = str(missing)
+        for _ in range(runs):
+            values["echo"].append(echo_seconds(port))
+            values["written"].append(send_seconds(server.address, "written"))
+            values["force"].append(median(disk.force_seconds(FRAME_BYTES, COUNT)))
+            values["synced"].append(send_seconds(server.address, "synced"))
+            for name, other in others.items():
+                values[name].append(rate("one_at_a_time", other, "single", COUNT))
+    return figures({name: [v * 1e6 for v in times] for name, times in values.items()}, note)
+
+
+def figures(us: dict[str, list[float]], note: str) -> list[Figure]:
+    ratio = median([a / b for a, b in zip(us["written"], us["echo"], strict=True)])
+    over = median([a - b for a, b in zip(us["synced"], us["force"], strict=True)])
+    rows = [
+        Figure("one send, written, p50", "tfmq", median(us["written"]), "us", note=spread(us["written"])),
+        Figure(
+            "one send, written, p50", "raw Twisted echo", median(us["echo"]), "us", note=spread(us["echo"])
+        ),
+        Figure("one send, written, p50", "ratio to the echo", ratio, "x", 1.6, least=False),
+        Figure("one send, synced, p50", "tfmq", median(us["synced"]), "us", note=spread(us["synced"])),
+        Figure(
+            "one send, synced, p50", "write + fdatasync", median(us["force"]), "us", note=spread(us["force"])
+        ),
+        Figure("one send, synced, p50", "above write + fdatasync", over, "us", 150, least=False),
+    ]
+    for name in ("kafka", "kafka forced"):
+        if us[name]:
+            rows.append(
+                Figure(
+                    "one send, p50", f"{name}, confluent-kafka", median(us[name]), "us", note=spread(us[name])
+                )
+            )
+    if note:
+        rows.append(Figure("one send, p50", "Kafka", float("nan"), "us", note=note))
+    return rows
