@@ -89,7 +89,8 @@ class Index:
         """The sound entries of the file at `path` that lie inside a segment of `size` bytes, from the first
         on.
 
-        `fault` says what was missing or wrong; the bad rest is overwritten by the next write. Raises OSError.
+        `fault` says what was missing or wrong; the bad rest is overwritten by the next write. No more is read
+        than a segment of that size can need. Raises OSError.
         """
         index = cls(path, base, log_id)
         if not disk.exists(path):
@@ -97,7 +98,7 @@ class Index:
             return index
         file = disk.open_read(path)
         try:
-            data = file.pread(file.size(), 0)
+            data = file.pread(min(file.size(), (size // RUN_SIZE_MIN + 2) * ENTRY_SIZE), 0)
         finally:
             file.close()
         index.fault = index._take(data, size)

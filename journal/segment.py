@@ -95,13 +95,12 @@ class Segment:
 
     @property
     def index(self) -> Index:
-        """The index, complete up to `size`. The first use may read the file; damaged ranges are passed
-        over."""
+        """The index, complete up to `size`. The first use reads the files; damaged ranges are passed over."""
         if self._index is None:
-            self._index = Index.load(self.disk, self._index_path, self.base, self.log_id, self.size)
-            self._drop_stale(self._index)
-        if self._index.end != self.size:
-            self._complete(self._index)
+            index = Index.load(self.disk, self._index_path, self.base, self.log_id, self.size)
+            self._drop_stale(index)
+            self._complete(index)
+            self._index = index
         return self._index
 
     def append(self, buffers: Sequence[Bytes], controls: Sequence[Control]) -> None:
@@ -118,9 +117,9 @@ class Segment:
         except Full:
             self.file.truncate(self.size)
             raise
-        self.size += written
         for control in controls:
             index.add(control)
+        self.size += written
         self.write_index(all=False)
 
     def write_index(self, *, all: bool = True) -> None:
@@ -159,11 +158,10 @@ class Segment:
         """Cuts the file at `position`, which is a block's start. Raises OSError."""
         self.file.truncate(position)
         self.size = position
-        if self._index is None:
-            self._index = Index.load(self.disk, self._index_path, self.base, self.log_id, position)
-            self._drop_stale(self._index)
-        self._index.cut(position)
-        self._index.fault = self._index.fault or "cut"
+        if self._index is not None:
+            self._index.cut(position)
+            self._index.fault = self._index.fault or "cut"
+            self._complete(self._index)
 
     def close(self) -> None:
         """Gives the descriptors back; twice is harmless. Unforced bytes must have been forced before."""
@@ -247,7 +245,6 @@ class Segment:
         block."""
         for block in self.sound_blocks(index.end):
             index.add(block.control)
-        index.end = self.size
         if self.sealed:
             index.close_run()
 
