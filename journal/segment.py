@@ -103,6 +103,11 @@ class Segment:
             self._index = index
         return self._index
 
+    @property
+    def indexed(self) -> bool:
+        """True once the index is in memory: then `index` reads nothing, and may be used in any thread."""
+        return self._index is not None
+
     def append(self, buffers: Sequence[Bytes], controls: Sequence[Control]) -> None:
         """Writes whole control blocks at the end, in one vectored write, and adds `controls` to the index.
 
