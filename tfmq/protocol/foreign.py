@@ -49,5 +49,5 @@ def http_answer(start: bytes, host_and_port: str) -> bytes | None:
     if speaker(start) != _HTTP:
         return None
     text = f"This is a tfmq broker at {host_and_port}; it speaks its own protocol, not HTTP.\n".encode()
-    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\nConnection: close"
-    return head.encode() + b"\r\n\r\n" + text
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + text

@@ -1,0 +1,199 @@
+"""The nouns that producers and consumers share, and the only place that knows a record's attribute.
+
+The attribute is one msgpack map with small whole numbers as keys, written in ascending order; a reader passes
+over keys that it does not know. docs/protocol.md has the table.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from tfmq import limits
+from tfmq.errors import DecodeFailed, MessageTooLarge
+from tfmq.packing import Buffer, Malformed, pack, unpack
+
+# The keys of the attribute map; never given to another meaning.
+BORN_AT: Final = 1
+KEY: Final = 2
+TAG: Final = 3
+PROPERTIES: Final = 4
+DELAY: Final = 5  # reserved: how long a message was to be delayed, in ms
+ATTEMPTS: Final = 6
+
+Payload = bytes | bytearray | memoryview | str | None
+Key = bytes | str
+
+
+class Message(NamedTuple):
+    """What a user sends. `payload` None is a tombstone; anything but bytes and text needs a codec.
+
+    `key`: messages of one key keep their order · `tag`: one word to filter by · `properties`: text to text ·
+    `partition`: instead of the selector's choice · `delay` (seconds) or `deliver_at` (aware datetime, or
+    seconds since 1970): when it is to be delivered.
+    """
+
+    payload: Any
+    key: bytes | bytearray | memoryview | str | None = None
+    tag: str | None = None
+    properties: Mapping[str, str] | None = None
+    partition: int | None = None
+    delay: float | timedelta | None = None
+    deliver_at: datetime | float | None = None
+
+
+class Attribute(NamedTuple):
+    """What stands beside a payload. `born_ms`: when the sender made it, in ms since 1970; None: not said."""
+
+    born_ms: int | None = None
+    key: bytes | str | None = None
+    tag: str | None = None
+    properties: Mapping[str, str] = {}
+    attempts: int = 0
+
+
+class SendResult(NamedTuple):
+    """What became of a message, or of `count` messages of one batch that follow each other from the first on.
+
+    `offset` and `message_id` are the first one's; `offset` is None where it is not known (a delayed message,
+    or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message.
+    """
+
+    topic: str
+    partition: int
+    offset: int | None
+    message_id: int
+    durability: str
+    count: int = 1  # type: ignore[assignment]
+    delayed: Any = None
+
+
+class Ordinal(NamedTuple):
+    """A place to start reading: the n-th message of a partition, counted from 0."""
+
+    number: int
+
+
+class Partition(NamedTuple):
+    """One partition of a topic, as a selector sees it; `state` is "open", "stopped" or "damaged"."""
+
+    topic: str
+    number: int
+    state: str = "open"
+
+    @property
+    def writable(self) -> bool:
+        return self.state != "stopped"
+
+
+def payload_bytes(payload: Any) -> bytes | bytearray | memoryview | None:
+    """The payload as it is stored. Raises `TypeError` for what needs a codec."""
+    if isinstance(payload, str):
+        return payload.encode()
+    if payload is None or isinstance(payload, bytes | bytearray):
+        return payload
+    if isinstance(payload, memoryview):
+        return payload.cast("B") if payload.contiguous else payload.tobytes()
+    raise TypeError(
+        f"A payload is bytes or text, not {type(payload).__name__}: give the producer a codec, for example"
+        " codec=tfmq.codecs.json."
+    )
+
+
+def plain_key(key: bytes | bytearray | memoryview | str | None) -> bytes | str | None:
+    """The key as it is stored. Raises `TypeError` for anything but bytes and text."""
+    if key is None or isinstance(key, str | bytes):
+        return key
+    if isinstance(key, bytearray | memoryview):
+        return bytes(key)
+    raise TypeError(f"A key is bytes or text, not {type(key).__name__}.")
+
+
+def encode_attribute(
+    born_ms: int | None = None,
+    key: bytes | str | None = None,
+    tag: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    attempts: int = 0,
+) -> bytes:
+    """The attribute's bytes; b"" where there is nothing to say, and then the record has none.
+
+    Raises `TypeError` for what is not text, `MessageTooLarge` for what passes a limit, `ValueError` for text
+    that UTF-8 does not have or a time below 0.
+    """
+    attribute: dict[int, Any] = {}
+    if born_ms is not None:
+        if born_ms < 0:
+            raise ValueError(f"born_ms counts from 1970, it cannot be {born_ms}")
+        attribute[BORN_AT] = born_ms
+    if key is not None:
+        attribute[KEY] = _within("key", plain_key(key), limits.KEY_BYTES)
+    if tag:
+        attribute[TAG] = _within("tag", _text("tag", tag), limits.TAG_BYTES)
+    if properties:
+        attribute[PROPERTIES] = _checked(properties)
+    if attempts:
+        attribute[ATTEMPTS] = attempts
+    if not attribute:
+        return b""
+    return _within("attribute (key, tag and properties together)", pack(attribute), limits.ATTRIBUTE_BYTES)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"A {name} is text, not {type(value).__name__}.")
+
+
+def _within(name: str, value: Any, most: int) -> Any:
+    size = len(value.encode()) if isinstance(value, str) else len(value)
+    if size > most:
+        raise MessageTooLarge(
+            f"The message's {name} has {size} bytes, {most:d} are allowed: put it into the payload."
+        )
+    return value
+
+
+def _checked(properties: Mapping[str, str]) -> dict[str, str]:
+    if len(properties) > limits.PROPERTIES:
+        raise MessageTooLarge(
+            f"The message has {len(properties)} properties, {limits.PROPERTIES:d} are allowed."
+        )
+    return {
+        _text("property's name", name): _within(
+            f"property {name}", _text(f"property ({name})", value), limits.PROPERTY_BYTES
+        )
+        for name, value in properties.items()
+    }
+
+
+_KINDS: Final[tuple[tuple[int, str, type | tuple[type, ...], Any], ...]] = (
+    (BORN_AT, "time of birth", int, None),
+    (KEY, "key", (str, bytes), None),
+    (TAG, "tag", str, None),
+    (PROPERTIES, "properties", dict, {}),
+    (ATTEMPTS, "attempts", int, 0),
+)
+
+
+def decode_attribute(data: Buffer) -> Attribute:
+    """The attribute that `data` holds. Raises `DecodeFailed` for anything else, whatever the bytes are."""
+    if len(data) > limits.ATTRIBUTE_BYTES:
+        raise DecodeFailed(f"An attribute of {len(data)} bytes is larger than any that can be sent.")
+    try:
+        found = unpack(data, text_keys=False)
+    except Malformed as error:
+        raise DecodeFailed(f"A message's attribute cannot be read: {error}.") from None
+    if type(found) is not dict:
+        raise DecodeFailed("A message's attribute is no map.")
+    fields = [_field(found, key, name, kind, default) for key, name, kind, default in _KINDS]
+    for name, value in fields[3].items():
+        if type(name) is not str or type(value) is not str:
+            raise DecodeFailed("A message's properties are not all text.")
+    return Attribute(*fields)
+
+
+def _field(found: dict[Any, Any], key: int, name: str, kind: Any, default: Any) -> Any:
+    value = found.get(key, default)
+    if value is default or (isinstance(value, kind) and type(value) is not bool):
+        return value
+    raise DecodeFailed(f"A message's {name} is of the wrong type, {type(value).__name__}.")
