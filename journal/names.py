@@ -18,6 +18,13 @@ SEGMENT_SUFFIX: Final = ".zxQueue"
 INDEX_SUFFIX: Final = ".index"
 STATE_SUFFIX: Final = ".state"
 TORN_SUFFIX: Final = ".torn"
+DAMAGED_SUFFIX: Final = ".damaged"
+"""Behind a segment's name: the file as it was before a repair, kept until an operator removes it."""
+
+REPAIRED_SUFFIX: Final = ".repaired"
+"""Behind a segment's name: a repair that is not finished; it takes the segment's name when it is whole and
+forced."""
+
 MARK_NAME: Final = "log.mark"
 LOCK_NAME: Final = "lock"
 

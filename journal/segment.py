@@ -25,10 +25,14 @@ SCAN_SIZE: Final = 1 << 20
 
 
 class Good(NamedTuple):
-    """Behind damage: a block begins at `position` of the segment, its first record has `ordinal`."""
+    """Behind damage: a block begins at `position` of the segment, its first record has `ordinal`.
+
+    `control`: the control record that closes the bad block, if only the records before it are damaged.
+    """
 
     position: int
     ordinal: int
+    control: Control | None = None
 
 
 class Segment:
@@ -92,6 +96,12 @@ class Segment:
         if self._file is None:
             raise Closed(self.path)
         return self._file
+
+    @property
+    def indexed(self) -> bool:
+        """True if `index` costs nothing; else its first use reads files, and no two threads may do that at
+        once."""
+        return self._index is not None
 
     @property
     def index(self) -> Index:
@@ -217,7 +227,7 @@ class Segment:
             if claim is not None:
                 control = claim.control
                 if control.offset == self.base + bad:
-                    return Good(control.next - self.base, control.next_ordinal)
+                    return Good(control.next - self.base, control.next_ordinal, control)
                 return Good(control.offset - self.base, control.first_ordinal)
             if len(data) < BLOCK_SPAN_MAX + SCAN_SIZE:
                 return None

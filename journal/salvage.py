@@ -1,0 +1,183 @@
+"""What can be saved of a stretch of a segment whose control record no longer vouches for it. Pure.
+
+Offsets and ordinals are for ever, so the stretch keeps its size and its count: records whose own checksum
+holds stay where they are, what lies between becomes fillers, and a new control record closes it in the 100
+bytes where one stood before. A record's checksum covers its body only: ids and flags in the stretch are as
+they were found, not proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from journal.control import CONTROL_SIZE, Control, encode_control
+from journal.header import (
+    FLAG_CONTROL,
+    FLAG_FILLER,
+    FLAG_REFUSED_MASK,
+    HEADER,
+    HEADER_SIZE,
+    RECORD_SIZE_MAX,
+    make_filler,
+)
+
+STRETCH_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
+"""A longer stretch is a lost piece of the disk: it becomes fillers alone, each with a control record of its
+own."""
+
+UNKNOWN: Final = -1
+
+
+class Piece(NamedTuple):
+    """`size` bytes at `position` of the stretch: a record that is kept, or a place for a filler. `count`
+    ordinals; UNKNOWN where nothing says how many there were."""
+
+    position: int
+    size: int
+    count: int
+    kept: bool
+
+
+class Salvaged(NamedTuple):
+    """`data` replaces the stretch, of the same size. `kept` and `lost` count ordinals."""
+
+    data: bytes
+    pieces: list[Piece]
+    kept: int
+    lost: int
+
+
+def salvage(stretch: bytes, count: int, log_id: int, closing: Control) -> Salvaged:
+    """Makes a sound stretch of the same size, which stands for `count` ordinals, out of a damaged one.
+
+    `closing` gives its offset, first ordinal, append time, epoch, forced mark, source and more-follows. The
+    stretch must be a control record's size or longer by at least a header's.
+    """
+    room = len(stretch) - CONTROL_SIZE
+    if room < 0 or 0 < room < HEADER_SIZE:
+        raise ValueError(f"{len(stretch)} bytes cannot be a block")
+    if len(stretch) > STRETCH_SIZE_MAX:
+        return _give_up(len(stretch), count, log_id, closing)
+    pieces = _counted(_widened(list(_pieces(stretch[:room], log_id))), count)
+    if pieces is None:
+        pieces = [Piece(0, room, count, False)] if room else []
+    parts = [
+        stretch[p.position : p.position + p.size] if p.kept else make_filler(log_id, p.size, p.count)
+        for p in pieces
+    ]
+    records = b"".join(parts)
+    control = closing._replace(records=count, size=room, crc=crc32(records))
+    kept = sum(piece.count for piece in pieces if piece.kept)
+    return Salvaged(records + encode_control(log_id, control), pieces, kept, count - kept)
+
+
+def _give_up(size: int, count: int, log_id: int, closing: Control) -> Salvaged:
+    """Fillers alone; the first stands for all ordinals."""
+    parts, pieces = [], []
+    position = 0
+    control = closing
+    while position < size:
+        rest = size - position
+        # The last part must not be shorter than the smallest block.
+        part = rest if rest <= STRETCH_SIZE_MAX else STRETCH_SIZE_MAX - CONTROL_SIZE - HEADER_SIZE
+        covered = 0 if position else count
+        filler = make_filler(log_id, part - CONTROL_SIZE, covered)
+        control = control._replace(records=covered, size=len(filler), crc=crc32(filler))
+        parts += [filler, encode_control(log_id, control)]
+        pieces.append(Piece(position, len(filler), covered, False))
+        control = control._replace(offset=control.next, first_ordinal=control.next_ordinal)
+        position += part
+    return Salvaged(b"".join(parts), pieces, 0, count)
+
+
+def _pieces(data: bytes, log_id: int) -> Iterator[Piece]:
+    """Sound records, and the gaps between them."""
+    position, end = 0, len(data)
+    while position < end:
+        size = _size_at(data, position)
+        count = _count_if_sound(data, position, size, log_id)
+        if count is not None:
+            yield Piece(position, size, count, True)
+        elif _plausible(data, position + size, log_id):
+            # What follows is in order, so the length is right and one record is lost; a control record is
+            # none.
+            yield Piece(position, size, _lost_count(data, position, log_id), False)
+        else:
+            size = (
+                next((p for p in range(position + HEADER_SIZE, end) if _begins_chain(data, p, log_id)), end)
+                - position
+            )
+            yield Piece(position, size, UNKNOWN, False)
+        position += size
+
+
+def _size_at(data: bytes, position: int) -> int:
+    """The size that the header at `position` names; beyond every end if there is no header."""
+    if position + HEADER_SIZE > len(data):
+        return RECORD_SIZE_MAX
+    return HEADER_SIZE + int.from_bytes(data[position : position + 4], "big")
+
+
+def _count_if_sound(data: bytes, position: int, size: int, log_id: int) -> int | None:
+    """The ordinals of a record that is whole by its own checksum; None if it is not."""
+    if position + size > len(data):
+        return None
+    _, checksum, id, flag = HEADER.unpack_from(data, position)
+    if flag == FLAG_FILLER and id == log_id:
+        return int(checksum)
+    if not id >> 24 or flag & FLAG_REFUSED_MASK:
+        return None
+    return 1 if crc32(data[position + HEADER_SIZE : position + size]) == checksum else None
+
+
+def _plausible(data: bytes, position: int, log_id: int) -> bool:
+    """True if the stretch ends at `position`, or a sound record begins there."""
+    if position == len(data):
+        return True
+    return (
+        position < len(data) and _count_if_sound(data, position, _size_at(data, position), log_id) is not None
+    )
+
+
+def _lost_count(data: bytes, position: int, log_id: int) -> int:
+    _, _, id, flag = HEADER.unpack_from(data, position)
+    return 0 if flag == FLAG_CONTROL and id == log_id else 1
+
+
+def _begins_chain(data: bytes, position: int, log_id: int) -> bool:
+    """True if a sound record begins at `position`, and what follows it is one too, or the end: so that bytes
+    in a payload are hardly taken for a record."""
+    size = _size_at(data, position)
+    return _count_if_sound(data, position, size, log_id) is not None and _plausible(
+        data, position + size, log_id
+    )
+
+
+def _widened(pieces: list[Piece]) -> list[Piece]:
+    """Gaps too short for a filler take in their neighbour; neighbouring gaps of unknown count become one."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        short = (not piece.kept and piece.size < HEADER_SIZE) or (
+            last is not None and not last.kept and last.size < HEADER_SIZE
+        )
+        if last is not None and (short or (last.count == piece.count == UNKNOWN)):
+            found[-1] = Piece(last.position, last.size + piece.size, UNKNOWN, False)
+        else:
+            found.append(piece)
+    return found
+
+
+def _counted(pieces: list[Piece], count: int) -> list[Piece] | None:
+    """Every gap with its count, so that they sum up to `count`; None if they cannot."""
+    known = sum(piece.count for piece in pieces if piece.count != UNKNOWN)
+    rest = count - known
+    gaps = [number for number, piece in enumerate(pieces) if piece.count == UNKNOWN]
+    if rest < 0 or (rest and not gaps):
+        return None
+    for number in gaps:
+        pieces[number] = pieces[number]._replace(count=rest)
+        rest = 0
+    return pieces
