@@ -36,7 +36,12 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
-    found = {name for path in sources(*PACKAGES, "tests") for name, lines in functions(path) if lines > FUNCTION_LINES}
+    found = {
+        name
+        for path in sources(*PACKAGES, "tests")
+        for name, lines in functions(path)
+        if lines > FUNCTION_LINES
+    }
     assert found == LONG_FUNCTIONS
 
 
@@ -62,7 +67,11 @@ def test_every_module_has_its_mirrored_test_file() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [name_of(p) for p in sources(*PACKAGES) if p.read_text().strip() and not ast.get_docstring(ast.parse(p.read_text()))]
+    silent = [
+        name_of(p)
+        for p in sources(*PACKAGES)
+        if p.read_text().strip() and not ast.get_docstring(ast.parse(p.read_text()))
+    ]
     assert silent == []
 
 

@@ -1,0 +1,163 @@
+"""What the commands print: tables for people, JSON for programs, progress on a terminal's standard error."""
+
+import base64
+import difflib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the user asked of the output; every command gets one."""
+
+    servers: str | None
+    json: bool
+    quiet: bool
+
+    def say(self, sentence: str) -> None:
+        """A sentence for a person: on standard error, not with --quiet or --json."""
+        if not (self.quiet or self.json):
+            click.echo(sentence, err=True)
+
+    def object(self, row: Mapping[str, Any], title: str = "") -> None:
+        """One thing: a JSON object, or its fields in two columns."""
+        if self.json:
+            click.echo(dumps(row))
+        elif not self.quiet:
+            print_table(
+                ("", ""), [(words(key), cell(value)) for key, value in row.items()], title, header=False
+            )
+
+    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
+        """A list: one JSON array, or a table; `empty` is what a person reads when there is nothing."""
+        if self.json:
+            click.echo(dumps(list(rows)))
+        elif not rows:
+            self.say(empty)
+        elif not self.quiet:
+            print_table([words(c) for c in columns], [[cell(row.get(c)) for c in columns] for row in rows])
+
+
+def output_options(command: Function) -> Function:
+    """The options that every command has; the command gets them as one argument `output`."""
+
+    @click.option(
+        "--servers", metavar="HOST:PORT", help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367]."
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print nothing that was not asked for.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, servers: str | None, as_json: bool, quiet: bool, **kwargs: Any) -> Any:
+        return command(*args, output=Output(servers, as_json, quiet), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def dumps(value: Any) -> str:
+    """JSON on one line; bytes as text where they are UTF-8, else base64."""
+    return json.dumps(value, ensure_ascii=False, default=plain)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return text_or_base64(bytes(value))
+    return str(value)
+
+
+def text_or_base64(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode()
+
+
+def words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def cell(value: Any) -> str:
+    if value is None or value == [] or value == {}:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(v) for v in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={cell(v)}" for k, v in value.items())
+    return str(value)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", header: bool = True
+) -> None:
+    """A table by rich on a terminal; where the output is piped, the same without colours and never cut."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=title or None, show_header=header, box=SIMPLE_HEAD if header else None, title_justify="left"
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(text) for text in row))
+    terminal = sys.stdout.isatty()
+    Console(file=sys.stdout, width=None if terminal else 200).print(table)
+
+
+def size_text(size_bytes: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:,.1f} TiB"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean 'orders'?' for the nearest known word, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+@contextmanager
+def progress(output: Output, text: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal's standard error; the caller adds what was done. Silent elsewhere."""
+    if output.quiet or output.json or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    bar = make_bar()
+    task = bar.add_task(text, total=total)
+    with bar:
+        yield lambda done: bar.advance(task, done)
+
+
+def make_bar() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}"),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=Console(file=sys.stderr), transient=True)

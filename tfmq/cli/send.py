@@ -1,0 +1,198 @@
+"""`tfmq send`: messages from arguments, files or standard input into a topic."""
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from tfmq.cli.output import Output, dumps, output_options, progress
+from tfmq.cli.values import Duration, Property
+from tfmq.message import Message
+
+if TYPE_CHECKING:
+    from tfmq.message import SendResult
+    from tfmq.producer import Producer
+
+BATCH_LINES = 10_000
+
+EXAMPLES = """\b
+Examples:
+  tfmq send greetings "hello" "goodbye"
+  tfmq send orders '{"n": 1}' -k 42 -t new --property source=web
+  tfmq send logs --lines app.log
+  tail -f app.log | tfmq send logs
+  tfmq read orders --json | tfmq send copy --json
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("topic")
+@click.argument("payloads", nargs=-1, metavar="[PAYLOAD]...")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="One message: the file.",
+)
+@click.option("--lines", type=click.File("rb"), help="One message per line of this file.")
+@click.option("-0", "--null", is_flag=True, help="Messages end with NUL instead of a line end.")
+@click.option("-k", "--key", help="Messages of one key keep their order.")
+@click.option("-t", "--tag", help="A tag that consumers can filter by.")
+@click.option("--property", "properties", type=Property(), multiple=True, help="KEY=VALUE; may be repeated.")
+@click.option(
+    "--partition", type=click.IntRange(min=0), help="This partition instead of the selector's choice."
+)
+@click.option("--delay", type=Duration(), help="Deliver after this time, as in 30s.")
+@click.option("--at", metavar="TIME", help="Deliver at this time.")
+@click.option(
+    "--acks",
+    type=click.Choice(["synced", "written", "none"]),
+    help="What the answer promises [the server's].",
+)
+@output_options
+def send(
+    topic: str,
+    payloads: tuple[str, ...],
+    file: Path | None,
+    lines: BinaryIO | None,
+    null: bool,
+    key: str | None,
+    tag: str | None,
+    properties: tuple[tuple[str, str], ...],
+    partition: int | None,
+    delay: float | None,
+    at: str | None,
+    acks: str | None,
+    output: Output,
+) -> None:
+    """Send PAYLOADs to TOPIC, which is made on first use.
+
+    Without PAYLOAD and file: one message per line of standard input. With --json, what is read are the objects
+    that `tfmq read --json` prints.
+    """
+    from tfmq.producer import Producer
+
+    if sum((bool(payloads), file is not None, lines is not None)) > 1:
+        raise click.UsageError("give PAYLOADs, --file or --lines, one of them")
+    shared = Shared(key, tag, dict(properties), partition, delay, at)
+    from_objects = output.json and not payloads and file is None and lines is None
+    messages = (
+        objects(sys.stdin.buffer, shared)
+        if from_objects
+        else map(shared.message, texts(payloads, file, lines, b"\0" if null else b"\n"))
+    )
+    with (
+        Producer(output.servers, acks=acks) as producer,
+        progress(output, f"sending to {topic}", None) as advance,
+    ):
+        count, last = send_all(producer, topic, messages, advance)
+    report(output, topic, count, last)
+
+
+def send_all(
+    producer: "Producer", topic: str, messages: Iterator[Message], advance: Callable[[int], None]
+) -> tuple[int, "SendResult | None"]:
+    """Send them all; how many, and the last one's result once all are acknowledged. Raises the first failure."""
+    count, last = 0, None
+    for count, message in enumerate(messages, 1):
+        last = producer.send(topic, message)
+        if count % BATCH_LINES == 0:
+            advance(BATCH_LINES)
+    producer.flush()
+    return count, last.result() if last is not None else None
+
+
+def report(output: Output, topic: str, count: int, last: "SendResult | None") -> None:
+    if output.json:
+        durability = last.durability if last else None
+        row = {"topic": topic, "count": count, "durability": durability}
+        if count == 1 and last:
+            row |= {"partition": last.partition, "offset": last.offset, "id": last.message_id}
+        click.echo(dumps(row))
+    elif count == 1 and last:
+        output.say(f"sent to {topic}, partition {last.partition}, offset {last.offset} ({last.durability})")
+    else:
+        output.say(f"sent {count:,} messages to {topic}" + (f" ({last.durability})" if last else ""))
+
+
+class Shared:
+    """What all messages of one command line have in common."""
+
+    def __init__(
+        self,
+        key: str | None,
+        tag: str | None,
+        properties: dict[str, str],
+        partition: int | None,
+        delay: float | None,
+        at: str | None,
+    ) -> None:
+        if delay is not None or at is not None:
+            from tfmq.errors import NotSupported
+
+            raise NotSupported("Delayed delivery is not part of this release: send without --delay and --at.")
+        self.key, self.tag, self.properties, self.partition = key, tag, properties, partition
+
+    def message(self, payload: bytes | None) -> Message:
+        return Message(
+            payload, key=self.key, tag=self.tag, properties=self.properties, partition=self.partition
+        )
+
+
+def texts(
+    payloads: tuple[str, ...], file: Path | None, lines: BinaryIO | None, end: bytes
+) -> Iterator[bytes]:
+    """The payloads that the command line names, in order."""
+    if payloads:
+        yield from (payload.encode(errors="surrogateescape") for payload in payloads)
+    elif file is not None:
+        yield file.read_bytes()
+    else:
+        yield from split(lines or sys.stdin.buffer, end)
+
+
+def split(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
+    """The pieces of `stream` between `end`s, as they arrive; a last piece without its end counts too."""
+    if end == b"\n":
+        yield from (line[:-1] if line.endswith(b"\n") else line for line in stream)
+        return
+    rest = b""
+    while chunk := stream.read1(1 << 16) if hasattr(stream, "read1") else stream.read(1 << 16):
+        *pieces, rest = (rest + chunk).split(end)
+        yield from pieces
+    if rest:
+        yield rest
+
+
+def objects(stream: BinaryIO, shared: Shared) -> Iterator[Message]:
+    """Messages from the objects of `read --json`, one a line; options of the command line go before the object's."""
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        try:
+            yield message_of(json.loads(line), shared)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise click.UsageError(
+                f"line {number} is no object as `tfmq read --json` prints them: {error}"
+            ) from None
+
+
+def message_of(row: dict[str, object], shared: Shared) -> Message:
+    if "payload_base64" in row:
+        payload: object = base64.b64decode(str(row["payload_base64"]), validate=True)
+    else:
+        payload = row["payload"]
+    if not isinstance(payload, str | bytes | None):
+        raise TypeError(f"payload should be text, not {type(payload).__name__}")
+    key = base64.b64decode(str(row["key_base64"])) if "key_base64" in row else row.get("key")
+    return Message(
+        payload,
+        key=shared.key or key,  # type: ignore[arg-type]
+        tag=shared.tag or row.get("tag"),  # type: ignore[arg-type]
+        properties={**(row.get("properties") or {}), **shared.properties},  # type: ignore[dict-item]
+        partition=shared.partition,
+    )

@@ -1,0 +1,74 @@
+"""How the command line reads times, durations, properties and places in a topic; pure functions and click types."""
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?$")
+
+
+def duration_seconds(text: str) -> float:
+    """'30s', '1.5h', '250ms', '2d'; a bare number is seconds. Raises ValueError with what to write."""
+    found = DURATION.match(text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is no duration: write a number and ms, s, m, h, d or w, as in 30s")
+    return float(found[1]) * SECONDS[found[2] or "s"]
+
+
+def point_in_time(text: str) -> datetime:
+    """An ISO date or time (local where no zone is given) or '-15m' for 15 minutes ago. Raises ValueError."""
+    if text.startswith("-"):
+        return datetime.fromtimestamp(datetime.now(UTC).timestamp() - duration_seconds(text[1:]), UTC)
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise ValueError(f"{text!r} is no time: write 2026-11-21T09:30, or -15m for 15 minutes ago") from None
+
+
+class Place(click.ParamType):
+    """Where to start reading: earliest, latest, an offset, or a time."""
+
+    name = "earliest|latest|OFFSET|TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if not isinstance(value, str) or value in ("earliest", "latest"):
+            return value
+        if value.isdecimal():
+            return int(value)
+        try:
+            return point_in_time(value)
+        except ValueError as error:
+            self.fail(f"{error}; or earliest, latest, or an offset", param, context)
+
+
+class Duration(click.ParamType):
+    """A duration in seconds."""
+
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
+        if isinstance(value, float | int):
+            return float(value)
+        try:
+            return duration_seconds(value)
+        except ValueError as error:
+            self.fail(str(error), param, context)
+
+
+class Property(click.ParamType):
+    """KEY=VALUE, as a pair."""
+
+    name = "KEY=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} should be KEY=VALUE", param, context)
+        return key, text
