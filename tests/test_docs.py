@@ -1,0 +1,87 @@
+"""The docs say what the code does: every named test exists, every link leads somewhere, every example is true."""
+
+import ast
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@cache
+def tests_of(file: str) -> set[str]:
+    tree = ast.parse((ROOT / file).read_text())
+    names = {
+        n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    machines = {
+        target.id
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Assign)
+        for target in n.targets
+        if isinstance(target, ast.Name)
+    }
+    return names | machines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    targets = [t for t in LINK.findall(page.read_text()) if "://" not in t and not t.startswith("mailto:")]
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    named = NAMED_TEST.findall(page.read_text())
+    assert [
+        f"{file}::{name}" for file, name in named if not (ROOT / file).exists() or name not in tests_of(file)
+    ] == []
+
+
+def test_every_guarantee_names_its_test() -> None:
+    rows = [line for line in (DOCS / "guarantees.md").read_text().splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if not row.startswith(("| promise", "|--", "| ---"))]
+    assert len(promises) > 20
+    assert [row for row in promises if not NAMED_TEST.search(row)] == []
+
+
+def test_the_generated_pages_are_up_to_date() -> None:
+    run = subprocess.run(
+        [sys.executable, "tools/generate_docs.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_format_module_has_its_page() -> None:
+    for format_name in ("record", "segment", "index", "mark", "state"):
+        assert (DOCS / "formats" / f"{format_name}.md").exists(), format_name
+
+
+def test_every_decision_has_context_decision_and_consequences() -> None:
+    for page in sorted((DOCS / "decisions").glob("*.md")):
+        text = page.read_text().lower()
+        assert all(word in text for word in ("context", "decision", "consequences")), page.name
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    """No path of the machine that it was made on."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split("\n")
+    stray = re.compile(r"\.\./" + r"shared\b|/" + r"work/|/" + r"root/")
+    found = []
+    for name in filter(None, files):
+        path = ROOT / name
+        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".cfg", ".sh", ".txt", ".service", ""):
+            found += [f"{name}: {m[0]}" for m in stray.finditer(path.read_text(errors="ignore"))]
+    assert found == []

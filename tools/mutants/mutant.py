@@ -1,0 +1,91 @@
+"""What a planted bug is, and how one is tried: in a copy of the checkout, never in the checkout itself."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("journal", "tfmq", "tests", "tools", "conf", "docs", "setup.cfg", "pyproject.toml", "README.md")
+TRY_SECONDS = 240
+FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+ERRORED = re.compile(r"^ERROR (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug: in `file`, `old` (which must be there exactly once) becomes `new`; `tests` should fail then."""
+
+    name: str
+    promise: str
+    file: str
+    old: str
+    new: str
+    tests: Sequence[str]
+    scale: float = 0.03
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Whether the bug was caught, by which tests, and how long that took."""
+
+    mutant: Mutant
+    caught_by: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    trouble: str = ""
+
+    @property
+    def caught(self) -> bool:
+        return bool(self.caught_by)
+
+
+def planted(mutant: Mutant, folder: Path) -> str:
+    """Plant the bug in the copy; a sentence when it does not fit the code any more."""
+    path = folder / mutant.file
+    if not path.exists():
+        return f"{mutant.file} is not there any more"
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        return f"{mutant.file} has what it replaces {text.count(mutant.old)} times, not once"
+    path.write_text(text.replace(mutant.old, mutant.new))
+    return ""
+
+
+def tried(mutant: Mutant) -> Verdict:
+    """Plant it in a new copy and run its tests."""
+    verdict, begun = Verdict(mutant), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tfmq-mutant-") as name:
+        folder = Path(name)
+        for item in COPIED:
+            source = ROOT / item
+            if source.is_dir():
+                shutil.copytree(source, folder / item, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy2(source, folder / item)
+        verdict.trouble = planted(mutant, folder)
+        if not verdict.trouble:
+            output = tested(folder, mutant)
+            verdict.caught_by = FAILED.findall(output) + ERRORED.findall(output)
+            if not verdict.caught_by and "passed" not in output:
+                verdict.trouble = f"its tests did not run: {output.strip()[-300:]}"
+    verdict.seconds = time.monotonic() - begun
+    return verdict
+
+
+def tested(folder: Path, mutant: Mutant) -> str:
+    """What pytest said; a run that hangs counts as caught, by the clock."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--timeout", "120", *mutant.tests]
+    environment = {"PYTHONPATH": str(folder), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)}
+    environment |= {"TFMQ_TEST_SCALE": str(mutant.scale), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        run = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TRY_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"FAILED {mutant.tests[0]} hung"
+    return run.stdout + run.stderr
