@@ -27,6 +27,10 @@ STRETCH_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
 """A longer stretch is a lost piece of the disk: it becomes fillers alone, each with a control record of its
 own."""
 
+SEARCH_SIZE_MAX: Final = 4 << 20
+"""Bytes that are looked at one by one for the next sound record: a second's work; behind them all is given
+up."""
+
 UNKNOWN: Final = -1
 
 
@@ -36,7 +40,7 @@ class Piece(NamedTuple):
 
     position: int
     size: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     kept: bool
 
 
@@ -106,7 +110,14 @@ def _pieces(data: bytes, log_id: int) -> Iterator[Piece]:
             yield Piece(position, size, _lost_count(data, position, log_id), False)
         else:
             size = (
-                next((p for p in range(position + HEADER_SIZE, end) if _begins_chain(data, p, log_id)), end)
+                next(
+                    (
+                        p
+                        for p in range(position + HEADER_SIZE, min(end, position + SEARCH_SIZE_MAX))
+                        if _begins_chain(data, p, log_id)
+                    ),
+                    end,
+                )
                 - position
             )
             yield Piece(position, size, UNKNOWN, False)

@@ -98,12 +98,6 @@ class Segment:
         return self._file
 
     @property
-    def indexed(self) -> bool:
-        """True if `index` costs nothing; else its first use reads files, and no two threads may do that at
-        once."""
-        return self._index is not None
-
-    @property
     def index(self) -> Index:
         """The index, complete up to `size`. The first use reads the files; damaged ranges are passed over."""
         if self._index is None:
