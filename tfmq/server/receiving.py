@@ -8,7 +8,7 @@ turn filled. Whoever needs a frame longer retains the arena's buffer; then the a
 
 from __future__ import annotations
 
-from journal.buffers import Buffer, Pool
+from journal.buffers import Pool
 
 ARENA_BYTES = 8 << 20
 """What is received between two rewinds: 32 full reads."""

@@ -10,6 +10,7 @@ Replies are queued as they are and go out with `sendmsg` at the end of the turn.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -36,6 +37,14 @@ VECTOR_MAX = 1024
 """Buffers in one sendmsg: the system's own limit (IOV_MAX)."""
 BACKLOG = 1024
 """Connections that the system may accept ahead of us: a thousand clients may come in one moment."""
+UNSENT_BYTES_PAUSE = 8 << 20
+"""With this much unsent a peer's requests are not read any more: it asks faster than it takes."""
+LINGER_SECONDS = 2.0
+"""How long an ended connection waits for its peer to end too, so that the last words are not lost by a
+reset.
+"""
+UNSENT = "unsent"
+"""The reason of a pause for the rule above."""
 WOULD_BLOCK = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.EINTR})
 
 
@@ -83,6 +92,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._start = b""
         self._flushing = False
         self._waiting = False
+        self._ending = False
         self._progress = 0.0
         self._pauses: set[str] = set()
         self.unsent_bytes = 0
@@ -90,8 +100,10 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     # Receiving
 
-    def doRead(self) -> Exception | None:
+    def doRead(self) -> Any:
         """One read, and every frame that it completes."""
+        if self._ending:
+            return self._discard()
         if self._tail is not None:
             return self._read_on(self._tail)
         arena = self._traffic.arena
@@ -110,7 +122,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._take_frames(room[: start + count], arena.buffer)
         return None
 
-    def _read_on(self, tail: Tail) -> Exception | None:
+    def _read_on(self, tail: Tail) -> Any:
         """Continue a frame where its beginning lies; what comes behind it goes into the arena."""
         arena = self._traffic.arena
         room = tail.room()
@@ -135,19 +147,24 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self._take_frames(behind[: count - fitted], arena.buffer)
         return None
 
-    def _read_failed(self, error: OSError) -> Exception | None:
+    def _discard(self) -> Any:
+        try:
+            return None if self.socket.recv_into(self._traffic.arena.room()) else main.CONNECTION_DONE
+        except OSError as error:
+            return self._read_failed(error)
+
+    def _read_failed(self, error: OSError) -> Any:
         return None if error.errno in WOULD_BLOCK else main.CONNECTION_LOST
 
     def _take_frames(self, view: memoryview, hold: Buffer) -> None:
         position, end = 0, len(view)
         protocol = self.protocol
         while end - position >= 4:
-            if self.disconnecting or self._aborting or self.disconnected:
+            if self._ending or self.disconnecting or self._aborting or self.disconnected:
                 return
             try:
                 whole = 4 + check_size(view, position, frame_bytes=protocol.frame_bytes)
             except BadFrame as error:
-                self.stop_reading_for_good()
                 protocol.frame_refused(error, bytes(view[position : position + 16]))
                 return
             if position + whole > end:
@@ -173,10 +190,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self._pauses.remove(reason)
             if not self._pauses and self.connected and not self.disconnecting:
                 self.startReading()
-
-    def stop_reading_for_good(self) -> None:
-        """Nothing that still comes makes any sense."""
-        self.pause("for good")
+                if self._tail is not None:
+                    self._progress = self._traffic.clock.monotonic()
+                    self._traffic.watch(self)
 
     # Sending
 
@@ -212,7 +228,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if failed is not None:
             self.connectionLost(Failure(failed))
 
-    def doWrite(self) -> Exception | None:
+    def doWrite(self) -> Any:
         """Send from the queue until it is empty or the system takes no more."""
         queue = self._queue
         while queue:
@@ -229,6 +245,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
                 return None
         self._waiting = False
         self.stopWriting()
+        self.resume(UNSENT)
+        if self._ending and not self.disconnecting:
+            self._say_end()
         return main.CONNECTION_DONE if self.disconnecting else None
 
     def _sent(self, size: int) -> bool:
@@ -251,8 +270,28 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self._waiting = True
             self.startWriting()
             self._traffic.watch(self)
+        if self.unsent_bytes > UNSENT_BYTES_PAUSE and not self._ending:
+            self.pause(UNSENT)
 
     # Ending
+
+    def end(self) -> None:
+        """Send what is queued, then say the end; what still comes is dropped. The peer gets time to read
+        it.
+        """
+        if self._ending or self.disconnected or self._aborting:
+            return
+        self._ending = True
+        self._pauses.clear()
+        self.startReading()
+        if not self._flushing and not self._waiting:
+            self._flushing = True
+            self._traffic.flush_later(self)
+        self.reactor.callLater(LINGER_SECONDS, self.loseConnection)
+
+    def _say_end(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
 
     def waits_for_reader(self) -> bool:
         """Something is sent only when the peer reads."""
@@ -260,12 +299,14 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     def stands_since(self) -> float | None:
         """When the peer last read, or sent something of a frame that is not whole; None if all is done."""
-        return self._progress if self._waiting or self._tail is not None else None
+        halfway = self._tail is not None and not self._pauses
+        return self._progress if self._waiting or halfway else None
 
     def cut_off(self, why: str) -> None:
         """End the connection at once, with a line in the log."""
         if not self._aborting and not self.disconnected:
             logger.warning("connection of %s cut off: %s", self.peer, why)
+            self._forget_queue()
             self.abortConnection()
 
     @property
@@ -278,12 +319,15 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if self._tail is not None:
             self._tail.release()
             self._tail = None
+        self._forget_queue()
+        self._traffic.forget(self)
+        super().connectionLost(reason)
+
+    def _forget_queue(self) -> None:
         self._traffic.unsent_bytes -= self.unsent_bytes
         self.unsent_bytes = 0
         self._queue.clear()
         self._waiting = False
-        self._traffic.forget(self)
-        super().connectionLost(reason)
 
 
 class Listener(tcp.Port):  # type: ignore[misc]

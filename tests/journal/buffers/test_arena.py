@@ -23,7 +23,7 @@ def test_places_never_overlap_and_all_come_back() -> None:
     random = seeded("arena")
     arena = Arena()
     out: list[Place] = []
-    for _ in range(scaled(3000)):
+    for _ in range(scaled(60_000)):
         if random.random() < 0.52 or not out:
             place = arena.take(random_size(random))
             assert not any(overlap(place, other) for other in out)

@@ -25,7 +25,7 @@ def test_random_runs_agree_with_a_list_of_pages() -> None:
     chunk = Chunk()
     free = [True] * PAGES
     out: list[int] = []
-    for step in range(scaled(4000)):
+    for step in range(scaled(60_000)):
         if not out or random.random() < 0.55:
             depth = random.choice([TREE_DEPTH] * 4 + list(range(2, TREE_DEPTH)))
             possible = largest_aligned_run(free) <= depth if step % 20 == 0 else None

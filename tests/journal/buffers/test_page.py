@@ -27,7 +27,7 @@ def test_what_was_given_out_and_taken_back_at_random_agrees_with_a_set() -> None
     random = seeded("slab")
     page = slab(112)
     out: set[int] = set()
-    for _ in range(scaled(2000)):
+    for _ in range(scaled(60_000)):
         if not page.full and (not out or random.random() < 0.5):
             position = page.take()
             assert position not in out

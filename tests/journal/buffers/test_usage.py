@@ -28,7 +28,7 @@ def test_every_chunk_is_always_in_a_list_whose_range_holds_its_usage() -> None:
     random = seeded("usage")
     lists = ChunkLists()
     out = []
-    for _ in range(scaled(3000)):
+    for _ in range(scaled(60_000)):
         if random.random() < (0.6 if len(out) < 60 else 0.4) or not out:
             out.append(lists.take(random.randint(1, TREE_DEPTH)))
         else:

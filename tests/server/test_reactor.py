@@ -1,0 +1,96 @@
+"""Turns end behind every poll that brought something, and hooks run in their order."""
+
+import os
+import time
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from tfmq.server.reactor import ROUNDS_MAX, Turn, TurnReactor
+
+
+@pytest.fixture
+def reactor() -> Any:
+    made = TurnReactor()
+    yield made
+    made._poller.close()
+
+
+class Reader:
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self.read_end, self.write_end = os.pipe()
+        self.reads = 0
+
+    def fileno(self) -> int:
+        return self.read_end
+
+    def doRead(self) -> None:
+        os.read(self.read_end, 100)
+        self.reads += 1
+        self.turn.want()
+
+    def connectionLost(self, reason: Any) -> None: ...
+
+
+def test_the_turn_ends_behind_the_poll_that_brought_something(reactor: Any) -> None:
+    turn = Turn(reactor)
+    ends: list[int] = []
+    readers = [Reader(turn), Reader(turn)]
+    turn.at_end(lambda: ends.append(sum(reader.reads for reader in readers)))
+    for reader in readers:
+        reactor.addReader(reader)
+        os.write(reader.write_end, b"x")
+    reactor.doPoll(1)
+    assert ends == [2], "once, for both"
+    reactor.doPoll(0)
+    assert ends == [2], "nobody wanted the second turn's end"
+
+
+def test_what_a_timer_wants_runs_before_the_poll_waits(reactor: Any) -> None:
+    turn = Turn(reactor)
+    ran: list[str] = []
+    turn.at_end(lambda: ran.append("end"))
+    turn.want()
+    started = time.monotonic()
+    reactor.callLater(0.0, ran.append, "call")
+    reactor.doPoll(5)
+    assert ran == ["end"]
+    assert time.monotonic() - started < 4
+
+
+def test_hooks_run_in_order_and_again_for_what_they_ask() -> None:
+    clock = Clock()
+    turn = Turn(clock)
+    ran: list[str] = []
+    turn.at_end(lambda: ran.append("first"))
+    turn.at_end(lambda: (ran.append("second"), turn.want() if len(ran) < 4 else None))
+    turn.want()
+    turn.want()
+    clock.advance(0)
+    assert ran == ["first", "second"] * 2
+
+
+def test_hooks_that_ask_each_other_for_ever_are_stopped() -> None:
+    turn = Turn(Clock())
+    ran: list[int] = []
+    turn.at_end(lambda: (ran.append(1), turn.want()))
+    turn.want()
+    turn.run()
+    assert len(ran) == ROUNDS_MAX
+
+
+def test_a_failing_hook_does_not_keep_the_others_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfmq.server.reactor.log.err", lambda *_: None)
+    turn = Turn(Clock())
+    ran: list[int] = []
+    turn.at_end(lambda: 1 // 0)
+    turn.at_end(lambda: ran.append(1))
+    turn.want()
+    assert turn.run()
+    assert ran == [1]
+
+
+def test_the_reactor_counts_on_a_clock_that_does_not_jump(reactor: Any) -> None:
+    assert abs(reactor.seconds() - time.monotonic()) < 5

@@ -1,0 +1,77 @@
+"""The shared arena goes back to its start when nobody holds it; a tail costs what really arrived."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.buffers import Pool
+from tfmq.server.receiving import TAIL_BYTES_MIN, TAIL_GROWTH, ReceiveArena, Tail, tail_size
+
+
+def arena(pool: Pool) -> ReceiveArena:
+    return ReceiveArena(pool, arena_bytes=1024, read_bytes=256)
+
+
+def test_reads_of_a_turn_lie_one_behind_the_other_and_the_next_turn_begins_anew() -> None:
+    memory = arena(Pool())
+    memory.room()[:3] = b"abc"
+    memory.used(3)
+    memory.room()[:3] = b"def"
+    memory.used(3)
+    assert memory.buffer.view[:6] == b"abcdef"
+    memory.turn_ended()
+    memory.room()[:1] = b"x"
+    assert memory.buffer.view[:3] == b"xbc"
+
+
+def test_what_somebody_holds_is_not_written_over() -> None:
+    pool = Pool()
+    memory = arena(pool)
+    memory.room()[:3] = b"abc"
+    memory.used(256)
+    held = memory.buffer.retain()
+    memory.turn_ended()
+    for _ in range(20):
+        memory.room()[:] = b"x" * 256
+        memory.used(256)
+        memory.turn_ended()
+    assert held.view[:3] == b"abc"
+    assert memory.buffer is not held
+    held.release()
+    memory.close()
+    assert pool.stats().live_count == 0
+
+
+def test_a_full_arena_that_nobody_holds_starts_again() -> None:
+    memory = arena(Pool())
+    first = memory.buffer
+    for _ in range(9):
+        memory.room()
+        memory.used(256)
+    assert memory.buffer is first
+
+
+@given(st.data())
+def test_a_tail_gathers_its_frame_and_never_costs_much_more_than_arrived(data: st.DataObject) -> None:
+    pool = Pool()
+    needed = data.draw(st.integers(5, 300_000))
+    frame = (bytes(range(251)) * (needed // 251 + 1))[:needed]
+    arrived = data.draw(st.integers(4, needed - 1))
+    tail = Tail(pool, memoryview(frame)[:arrived], needed)
+    while not tail.complete:
+        room = tail.room()
+        assert room
+        assert tail.buffer.size <= max(TAIL_BYTES_MIN, TAIL_GROWTH * tail.filled)
+        count = data.draw(st.integers(1, len(room)))
+        room[:count] = frame[tail.filled : tail.filled + count]
+        tail.used(count)
+    assert tail.buffer.view == frame
+    tail.release()
+    assert pool.stats().live_count == 0
+
+
+@pytest.mark.parametrize(
+    ("arrived", "needed", "size"), [(4, 16 << 20, 4096), (4, 100, 100), (1 << 20, 3 << 20, 3 << 20)]
+)
+def test_an_announced_size_alone_costs_nothing(arrived: int, needed: int, size: int) -> None:
+    assert tail_size(arrived, needed) == size

@@ -1,0 +1,283 @@
+"""Frames whole, split at every byte, too large, half; replies in one write, slow readers, ends."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.server.fakes import Net
+from tfmq.errors import BadFrame
+from tfmq.limits import KIB, MIB
+from tfmq.server.transport import LINGER_SECONDS, UNSENT_BYTES_PAUSE, address_text
+
+
+def frame(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "big") + content
+
+
+class Sink:
+    """Keeps what it gets; holds the memory of frames if told to."""
+
+    frame_bytes = 16 * MIB
+
+    def __init__(self, holding: bool = False) -> None:
+        self.frames: list[bytes] = []
+        self.refused: list[bytes] = []
+        self.held: list[Any] = []
+        self.lost = 0
+        self.holding = holding
+        self.transport: Any = None
+
+    def makeConnection(self, transport: Any) -> None:
+        self.transport = transport
+
+    def connectionLost(self, reason: Any) -> None:
+        self.lost += 1
+
+    def frame_received(self, view: memoryview, hold: Any) -> None:
+        self.frames.append(bytes(view[4:]))
+        if self.holding:
+            self.held.append((view, hold.retain()))
+
+    def frame_refused(self, error: BadFrame, start: bytes) -> None:
+        self.refused.append(start)
+        self.transport.end()
+
+
+def connected(net: Net, **options: Any) -> tuple[Any, Any, Sink]:
+    sink = Sink(**options)
+    return *net.connect(sink), sink
+
+
+CONTENTS = [b"abcd", b"x" * 100, bytes(range(256)) * 40, b"last"]
+
+
+def test_frames_of_one_read_arrive_one_by_one() -> None:
+    net = Net()
+    connection, _, sink = connected(net)
+    net.bring(connection, b"".join(map(frame, CONTENTS)))
+    assert sink.frames == CONTENTS
+
+
+def test_frames_split_at_every_byte_arrive_whole() -> None:
+    stream = b"".join(map(frame, [b"abcd", b"x" * 30, b"12345678"]))
+    for cut in range(1, len(stream)):
+        net = Net()
+        connection, _, sink = connected(net)
+        net.bring(connection, stream[:cut], stream[cut:])
+        assert sink.frames == [b"abcd", b"x" * 30, b"12345678"]
+        assert net.all_given_back()
+
+
+@given(
+    st.lists(st.integers(4, 60_000), min_size=1, max_size=5),
+    st.lists(st.integers(1, 30_000), max_size=40),
+    st.booleans(),
+)
+def test_frames_in_any_pieces_arrive_whole_and_all_memory_comes_back(
+    sizes: list[int], cuts: list[int], holding: bool
+) -> None:
+    contents = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    stream = b"".join(map(frame, contents))
+    reads = []
+    for cut in cuts:
+        reads.append(stream[:cut])
+        stream = stream[cut:]
+    net = Net()
+    connection, _, sink = connected(net, holding=holding)
+    net.bring(connection, *(read for read in [*reads, stream] if read))
+    assert sink.frames == contents
+    for (view, hold), content in zip(sink.held, contents, strict=False):
+        assert view[4:] == content, "held memory is not used for others"
+        hold.release()
+    assert net.all_given_back()
+
+
+def test_a_liar_who_announces_much_and_sends_little_costs_little() -> None:
+    net = Net()
+    connection, _, sink = connected(net)
+    net.bring(connection, (16 * MIB).to_bytes(4, "big") + b"x" * 100)
+    assert net.pool.stats().live_bytes - net.traffic.arena.buffer.capacity == 4 * KIB
+    net.bring(connection, b"x" * 5000)
+    assert net.pool.stats().live_bytes - net.traffic.arena.buffer.capacity <= 32 * KIB
+    net.bring(connection, b"")
+    assert (sink.frames, sink.lost) == ([], 1)
+    assert net.all_given_back()
+
+
+@pytest.mark.parametrize("size", [0, 3, 16 * MIB + 1, 0x47455420, 0xFFFFFFFF])
+def test_a_size_that_no_frame_may_have_is_refused_at_its_word(size: int) -> None:
+    net = Net()
+    connection, _, sink = connected(net)
+    net.bring(connection, frame(b"good") + size.to_bytes(4, "big") + b"rest" + frame(b"more"))
+    assert sink.frames == [b"good"]
+    assert sink.refused == [(size.to_bytes(4, "big") + b"rest" + frame(b"more"))[:16]]
+    net.bring(connection, frame(b"and more"))
+    assert sink.frames == [b"good"], "what comes behind is dropped"
+
+
+def test_replies_of_a_turn_go_out_in_one_write() -> None:
+    net = Net()
+    connection, socket, _ = connected(net)
+    connection.send([b"head", memoryview(b"body")])
+    connection.send([b"second"])
+    assert not socket.sent
+    net.reactor.advance(0)
+    assert (bytes(socket.sent), socket.writes) == (b"headbodysecond", 1)
+
+
+def test_more_buffers_than_one_call_takes_go_out_in_several() -> None:
+    net = Net()
+    connection, socket, _ = connected(net)
+    connection.send([b"%4d" % number for number in range(3000)])
+    net.reactor.advance(0)
+    assert bytes(socket.sent) == b"".join(b"%4d" % number for number in range(3000))
+    assert socket.writes == 3
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20),
+    st.lists(st.integers(1, 60), max_size=30),
+)
+def test_what_the_system_takes_in_pieces_arrives_in_order(buffers: list[bytes], rooms: list[int]) -> None:
+    net = Net()
+    connection, socket, _ = connected(net)
+    socket.room = 0
+    connection.send(buffers)
+    net.reactor.advance(0)
+    for room in [*rooms, 1 << 30]:
+        if connection in net.reactor.writers:
+            socket.room = room
+            net.write(connection)
+    assert bytes(socket.sent) == b"".join(buffers)
+    assert (connection.unsent_bytes, net.traffic.unsent_bytes) == (0, 0)
+    assert connection not in net.reactor.writers
+
+
+def test_a_peer_that_reads_nothing_is_cut_off_after_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net({"unsent_seconds": 10})
+    connection, socket, sink = connected(net)
+    socket.room = 3
+    connection.send([b"0123456789"])
+    net.reactor.pump([1] * 8)
+    assert not sink.lost
+    socket.room = 1
+    net.write(connection)
+    net.reactor.pump([1] * 8)
+    assert not sink.lost, "it made progress"
+    net.reactor.pump([1] * 4)
+    assert sink.lost == 1
+    assert "has not read anything for" in caplog.text
+    assert net.traffic.unsent_bytes == 0
+
+
+def test_a_peer_with_too_much_unsent_is_cut_off_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net({"unsent_bytes": 1000})
+    connection, socket, sink = connected(net)
+    socket.room = 0
+    for _ in range(11):
+        connection.send([b"x" * 100])
+    net.reactor.advance(0)
+    assert sink.lost == 1
+    assert "wait for it to read" in caplog.text
+
+
+def test_with_too_much_unsent_for_all_the_worst_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfmq.server.traffic.UNSENT_BYTES_ALL", 1000)
+    net = Net()
+    few, few_socket, few_sink = connected(net)
+    many, many_socket, many_sink = connected(net)
+    few_socket.room = many_socket.room = 0
+    few.send([b"x" * 100])
+    many.send([b"x" * 850])
+    net.reactor.advance(0)
+    third, _, third_sink = connected(net)
+    third.send([b"x" * 200])
+    net.reactor.advance(0)
+    assert (few_sink.lost, many_sink.lost, third_sink.lost) == (0, 1, 0)
+
+
+def test_a_peer_that_asks_faster_than_it_takes_is_not_read_for_a_while() -> None:
+    net = Net()
+    connection, socket, sink = connected(net)
+    socket.room = 0
+    connection.send([b"x" * (UNSENT_BYTES_PAUSE + 1)])
+    net.reactor.advance(0)
+    assert connection not in net.reactor.readers
+    socket.room = 1 << 30
+    net.write(connection)
+    net.bring(connection, frame(b"again"))
+    assert sink.frames == [b"again"]
+
+
+def test_reasons_to_pause_add_up() -> None:
+    net = Net()
+    connection, _, _ = connected(net)
+    connection.pause("one")
+    connection.pause("two")
+    connection.resume("one")
+    assert connection not in net.reactor.readers
+    connection.resume("two")
+    assert connection in net.reactor.readers
+
+
+def test_half_a_frame_is_not_waited_for_forever(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    connection, _, sink = connected(net)
+    net.bring(connection, frame(b"x" * 100)[:50])
+    net.reactor.pump([1] * 59)
+    assert not sink.lost
+    net.reactor.pump([1] * 4)
+    assert sink.lost == 1
+    assert "in the middle of a frame" in caplog.text
+    assert net.all_given_back()
+
+
+def test_half_a_frame_waits_as_long_as_we_do_not_read() -> None:
+    net = Net()
+    connection, _, sink = connected(net)
+    net.bring(connection, frame(b"x" * 100)[:50])
+    connection.pause("busy")
+    net.reactor.pump([1] * 100)
+    connection.resume("busy")
+    net.bring(connection, frame(b"x" * 100)[50:])
+    assert sink.frames == [b"x" * 100]
+
+
+def test_the_end_sends_what_is_queued_and_waits_for_the_peer() -> None:
+    net = Net()
+    connection, socket, sink = connected(net)
+    connection.send([b"last words"])
+    connection.end()
+    net.reactor.advance(0)
+    assert (bytes(socket.sent), socket.half_closed, sink.lost) == (b"last words", True, 0)
+    net.bring(connection, b"ignored", b"")
+    assert (sink.frames, sink.lost, socket.closed) == ([], 1, True)
+
+
+def test_the_end_does_not_wait_for_a_peer_for_ever() -> None:
+    net = Net()
+    connection, _, sink = connected(net)
+    connection.end()
+    net.reactor.advance(0)
+    net.reactor.advance(LINGER_SECONDS)
+    net.write(connection)
+    assert sink.lost == 1
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), BrokenPipeError(32, "pipe")])
+def test_a_broken_connection_is_lost_once(error: OSError) -> None:
+    net = Net()
+    connection, socket, sink = connected(net)
+    net.bring(connection, frame(b"x" * 100)[:50])
+    socket.broken = error
+    connection.send([b"x"])
+    net.reactor.advance(0)
+    assert sink.lost == 1
+    assert net.all_given_back()
+
+
+def test_an_address_is_written_as_people_write_it() -> None:
+    assert address_text("127.0.0.1", 1) == "127.0.0.1:1"
+    assert address_text("::1", 1) == "[::1]:1"

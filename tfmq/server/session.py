@@ -1,0 +1,294 @@
+"""A session: the frames of one connection taken as requests, and the replies sent back as frames.
+
+Before HELLO nothing else is taken, and only small frames. An error that concerns a request is answered and
+the session goes on; one whose class says `closes` is the last thing that is sent. Replies go out in whatever
+order the engine gives them. A request's body stays where it was received until the engine has done with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from journal.buffers import Buffer
+from tfmq import errors
+from tfmq.broker.caller import Buffers
+from tfmq.broker.engine import Engine
+from tfmq.errors import BadFrame, BadRequest, Busy, NotAllowed, TfmqError, VersionMismatch
+from tfmq.protocol import commands, foreign, frames
+from tfmq.protocol.commands import Command
+from tfmq.server.commands import HELLO, Method, unknown
+from tfmq.server.transport import Connection
+
+logger = logging.getLogger("tfmq.server")
+
+REQUESTS = "requests"
+RESUME_PART = 8
+"""A session paused at its limit of requests goes on when an eighth of it has been answered."""
+
+
+class Welcome(NamedTuple):
+    """What a server tells and asks of every session."""
+
+    engine: Engine
+    handlers: Mapping[int, tuple[Command, Method]]
+    """What serves each command but HELLO."""
+    server: str
+    """Name and version, for people."""
+    address: str
+    """HOST:PORT where the server listens."""
+    limits: Mapping[str, int]
+    limits_sent: Mapping[str, int]
+    acks: int
+    features: list[str]
+    call_later: Callable[[float, Callable[[], None]], Any]
+    turn_wanted: Callable[[], None]
+    """The engine has something to do at the end of this turn."""
+    status: Callable[[], dict[str, Any]]
+    """What STATUS says beyond the engine's own words."""
+    allow: Callable[[Session, Command], None]
+    """Raises NotAllowed where the session may not use the command; called before every one."""
+    opened: Callable[[Session], None]
+    closed: Callable[[Session], None]
+
+
+class Reply:
+    """The answer to one request: whichever comes first of `ok` and `error` is sent, once."""
+
+    __slots__ = ("_hold", "_session", "correlation", "silent")
+
+    def __init__(self, session: Session, correlation: int, hold: Buffer | None = None) -> None:
+        self._session: Session | None = session
+        self._hold = hold
+        self.correlation = correlation
+        self.silent = False
+        """The client wants no answer, whatever it is."""
+
+    def body_done(self) -> None:
+        """The request's body is not needed any more."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.release()
+
+    def ok(self, *fields: Any, body: Buffers = b"") -> None:
+        """Send the reply's fields, and its body behind them."""
+        session = self._settle()
+        if session is None or self.silent:
+            return
+        parts = [body] if isinstance(body, bytes | memoryview) else body
+        try:
+            buffers = frames.encode((0, self.correlation, *fields), *(part for part in parts if len(part)))
+        except TfmqError as error:
+            session.send_error(self.correlation, error)
+        else:
+            session.send(buffers)
+
+    def error(self, error: BaseException) -> None:
+        """Send an error reply; an error that closes is the session's last word."""
+        session = self._settle()
+        if session is not None and not self.silent:
+            session.send_error(self.correlation, error)
+
+    def _settle(self) -> Session | None:
+        self.body_done()
+        session, self._session = self._session, None
+        if session is not None:
+            session.settled()
+        return session
+
+
+class Session:
+    """One connection's protocol. Hashed by identity."""
+
+    transport: Connection
+
+    def __init__(self, welcome: Welcome) -> None:
+        self._welcome = welcome
+        self._engine = welcome.engine
+        self._handlers = welcome.handlers
+        self._client = ""
+        self._peer = ""
+        self._in_flight = 0
+        self._in_flight_max = welcome.limits["requests_in_flight"]
+        self._gone = False
+        self._on_close: dict[Callable[[], None], None] = {}
+        self._hello_alarm: Any = None
+        self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]
+        self.principal = ""
+
+    # What the connection calls
+
+    def makeConnection(self, transport: Connection) -> None:
+        """The connection stands."""
+        self.transport = transport
+        self._peer = transport.peer
+        transport.setTcpNoDelay(True)
+        transport.setTcpKeepAlive(True)
+        self._hello_alarm = self._welcome.call_later(self._welcome.limits["hello_seconds"], self._too_late)
+        self._welcome.opened(self)
+
+    def connectionLost(self, reason: Any) -> None:
+        """The connection is gone: whoever asked for it is told."""
+        self._gone = True
+        self._disarm()
+        self._welcome.closed(self)
+        callbacks, self._on_close = self._on_close, {}
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                logger.exception("what follows the end of a session failed")
+        self._welcome.turn_wanted()
+
+    def frame_received(self, frame: memoryview, hold: Buffer) -> None:
+        """One request."""
+        try:
+            parsed, _ = frames.frame_at(frame, 0, frame_bytes=self.frame_bytes)
+        except BadFrame as error:
+            self.frame_refused(error, bytes(frame[: foreign.LOOK_BYTES]))
+            return
+        assert parsed is not None
+        header, body = parsed
+        self._in_flight += 1
+        if self._in_flight >= self._in_flight_max:
+            self.transport.pause(REQUESTS)
+        entry = self._handlers.get(header[0])
+        if self._hello_alarm is not None or entry is None:
+            self._serve_apart(header)
+            return
+        held = hold.retain() if len(body) else None
+        reply = Reply(self, header[1], held)
+        try:
+            if self._in_flight > self._in_flight_max:
+                raise Busy(f"More than {self._in_flight_max} requests of this connection wait for answers.")
+            command, method = entry
+            self._welcome.allow(self, command)
+            request = command.request.read(header, command.name, 2)
+        except TfmqError as error:
+            reply.error(error)
+            return
+        if type(request) is commands.Produce:
+            reply.silent = request.acks == commands.ACKS_NONE
+        elif type(request) is commands.Status:
+            reply.ok({**self._engine.status_map(), **self._welcome.status()})
+            return
+        self._welcome.turn_wanted()
+        method(self._engine, request, body, reply, self)
+
+    def frame_refused(self, error: BadFrame, start: bytes) -> None:
+        """What came is no frame: say so, in HTTP to whoever speaks that, and end."""
+        logger.info("connection of %s refused: %s", self._peer, error)
+        answer = foreign.http_answer(start, self._welcome.address)
+        if answer is not None:
+            self.send([answer])
+            self._end()
+        else:
+            self.send_error(0, error)
+
+    # What the engine calls
+
+    @property
+    def identity(self) -> str:
+        """The client's name and address, for people."""
+        return f"{self._client or 'a client'} at {self._peer}"
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """`callback()` once, when the connection is gone; at once if it is."""
+        if self._gone:
+            callback()
+        else:
+            self._on_close[callback] = None
+
+    def pause(self) -> None:
+        """Read no more for now."""
+        self.transport.pause("engine")
+
+    def resume(self) -> None:
+        """Read again."""
+        self.transport.resume("engine")
+
+    # What replies call
+
+    def send(self, buffers: list[Any]) -> None:
+        """Send a frame, given as its buffers."""
+        if not self._gone:
+            self.transport.send(buffers)
+
+    def send_error(self, correlation: int, error: BaseException) -> None:
+        """Send an error reply, and end behind it if the error says so."""
+        number, code, outcome, sentence, details = errors.to_wire(error)
+        if code == errors.ServerError.code:
+            logger.error("a request of %s met an error of ours", self.identity, exc_info=error)
+        self.send(frames.encode((-number, correlation, code, outcome, sentence, details)))
+        if getattr(error, "closes", False):
+            self._end()
+
+    def settled(self) -> None:
+        """One request less waits for its answer."""
+        self._in_flight -= 1
+        if self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_PART - 1 and not self._gone:
+            self.transport.resume(REQUESTS)
+
+    # Hello, and what is no command of the engine
+
+    def _serve_apart(self, header: list[Any]) -> None:
+        reply = Reply(self, header[1])
+        try:
+            if header[0] == HELLO.code:
+                reply.ok(*self._hello(HELLO.request.read(header, HELLO.name, 2)))
+            elif self._hello_alarm is not None:
+                raise BadFrame("The first request of a connection must be HELLO.")
+            else:
+                raise unknown(header[0])
+        except TfmqError as error:
+            reply.error(error)
+            if self._hello_alarm is not None:
+                self._end()
+
+    def _hello(self, hello: Any) -> commands.HelloReply:
+        if self._hello_alarm is None:
+            raise BadRequest("HELLO was said before.")
+        if hello.magic != commands.MAGIC:
+            raise BadFrame(f"HELLO must begin with {commands.MAGIC!r}, not {hello.magic[:20]!r}.")
+        version = min(hello.version_max, commands.VERSION_MAX)
+        if version < max(hello.version_min, commands.VERSION_MIN):
+            raise VersionMismatch(
+                f"This broker speaks protocol versions {commands.VERSION_MIN} to {commands.VERSION_MAX}, "
+                f"the client {hello.version_min} to {hello.version_max}."
+            )
+        self._welcome.allow(self, HELLO)
+        self._disarm()
+        self._client = hello.client
+        self.frame_bytes = self._welcome.limits["frame_bytes"]
+        welcome = self._welcome
+        return commands.HelloReply(
+            version,
+            welcome.server,
+            self._engine.node,
+            dict(welcome.limits_sent),
+            welcome.acks,
+            welcome.features,
+        )
+
+    def _too_late(self) -> None:
+        self._hello_alarm = None
+        self.transport.cut_off("it did not say hello in time")
+
+    def _disarm(self) -> None:
+        alarm, self._hello_alarm = self._hello_alarm, None
+        if alarm is not None and alarm.active():
+            alarm.cancel()
+
+    def _end(self) -> None:
+        if not self._gone:
+            self.transport.end()
+
+
+def everybody(session: Session, command: Command) -> None:
+    """Who may use what as long as there are no users: everybody everything."""
+
+
+def nobody(session: Session, command: Command) -> None:
+    """The server is going down."""
+    raise NotAllowed("The broker is stopping.")
