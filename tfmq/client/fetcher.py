@@ -1,0 +1,377 @@
+"""What to fetch next, and what came: the sans-I/O half of reading.
+
+One `Feed` a partition: where it is to be read next, what of it arrived and is not handed out, whether it is paused or
+stopped. At most one fetch a partition is under way; it waits at the broker when there is nothing (a long poll), so an
+idle partition costs nothing and a new message comes at once. While one chunk is worked on the next one is fetched. All
+chunks that wait for the user take at most `prefetch_bytes`, shared by the partitions; they are handed out in turn,
+one chunk a partition, so that no partition starves another; inside a partition order is kept.
+
+What goes wrong stops its partition only, behind everything that was read before it, and is told once (`failure`).
+"""
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from tfmq.client.decoder import Decoder
+from tfmq.client.positions import UNKNOWN, Batch, PartitionName, Place
+from tfmq.client.received import ReceivedMessage
+from tfmq.errors import (
+    Abandoned,
+    Damaged,
+    DecodeFailed,
+    LogTruncated,
+    OffsetOutOfRange,
+    ServerError,
+    TfmqError,
+)
+from tfmq.limits import KIB, MIB
+
+FETCH_BYTES: Final = 256 * KIB
+"""Measured: smaller ones cost round trips, larger ones leave the processor's caches."""
+FETCH_BYTES_MIN: Final = 16 * KIB
+"""With very many partitions a fetch brings at least so much, and what waits may pass `prefetch_bytes`."""
+PREFETCH_BYTES: Final = 8 * MIB
+"""Enough to have the next chunk at hand; more only makes a seek dearer."""
+WAIT_MS: Final = 30_000
+"""How long the broker holds a fetch that has nothing: long, for idleness to be free; below its limit."""
+FETCHES_MAX: Final = 1024
+"""Fetches under way at once, well below what a broker takes of one connection. Further partitions take turns."""
+TURN_WAIT_MS: Final = 250
+"""How long a fetch waits at the broker where partitions must take turns."""
+RETRY_SECONDS: Final = 0.01
+RETRY_SECONDS_MAX: Final = 2.0
+"""A fetch that failed for a passing reason is sent again after so long, doubled each time. The link has a back-off
+of its own, this one is for a broker that answers Busy."""
+SKIPPED_KEPT: Final = 100
+"""Skipped ranges that are remembered one by one; all are counted."""
+
+
+class FetchPlan(NamedTuple):
+    """A fetch that is to be sent; `turn` tells its answer from one that a seek has made void."""
+
+    name: PartitionName
+    incarnation: int
+    offset: int
+    epoch: int
+    max_bytes: int
+    wait_ms: int
+    filtered: bool
+    turn: int
+
+
+class Chunk(NamedTuple):
+    """The answer to a fetch, undecoded: `body` covers offsets `start` to `next_offset`, wanted from `skip_to` on."""
+
+    body: bytes
+    start: int
+    skip_to: int
+    next_offset: int
+    epoch: int
+    filtered: bool
+
+
+class Feed:
+    """One partition that is read: see the module."""
+
+    def __init__(self, name: PartitionName, incarnation: int, place: Place, decoder: Decoder) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.decoder = decoder
+        self.turn = 0
+        self.paused = False
+        self.lined_up = False
+        self.unfiltered_until = UNKNOWN
+        self.begin(place)
+
+    def begin(self, place: Place) -> None:
+        """Read on at `place`: all that was fetched or is under way is void, and so is a failure."""
+        self.turn += 1
+        self.place = place
+        self.fetch_offset = place.offset
+        self.fetch_epoch = place.epoch
+        self.chunks: deque[Chunk] = deque()
+        self.chunk_bytes = 0
+        self.fetching = False
+        self.failure: TfmqError | None = None
+        self.told = False
+        self.retry_at = 0.0
+        self.retries = 0
+
+    def stop(self, failure: TfmqError) -> None:
+        """Read no further than what was decoded; `begin` goes on."""
+        self.begin(self.place)
+        self.failure = failure
+
+
+class Skipped(NamedTuple):
+    """A range that was left out: it cannot be read, or is not there any more."""
+
+    name: PartitionName
+    first: int
+    next_offset: int
+    sentence: str
+
+
+class Fetcher:
+    """All partitions of one consumer. It never waits and never sends; see the module.
+
+    `skip_damage`: go on behind a damaged range, and note it in `damage`. `reset`: what to do where the place is
+    no longer there: None stops the partition, "earliest" and "latest" go on there.
+    """
+
+    def __init__(
+        self,
+        *,
+        fetch_bytes: int = FETCH_BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        wait_ms: int = WAIT_MS,
+        tags: frozenset[str] | None = None,
+        skip_damage: bool = False,
+        reset: str | None = None,
+    ) -> None:
+        self.feeds: dict[PartitionName, Feed] = {}
+        self.skipped: list[Skipped] = []
+        self.skipped_count = 0
+        self.fetches = 0
+        self.bytes_read = 0
+        self._ready: deque[Feed] = deque()
+        self._hungry: dict[Feed, None] = {}
+        self._fetch_bytes = fetch_bytes
+        self._prefetch_bytes = prefetch_bytes
+        self._wait_ms = wait_ms
+        self._tags = tags
+        self._skip_damage = skip_damage
+        self._reset = reset
+        self._under_way = 0
+
+    # Partitions
+
+    def add(self, feed: Feed) -> None:
+        """Read one more partition."""
+        self.feeds[feed.name] = feed
+        self._hungry[feed] = None
+
+    def remove(self, name: PartitionName) -> None:
+        """Read it no more; what is under way for it is void."""
+        feed = self.feeds.pop(name)
+        feed.begin(feed.place)
+        self._hungry.pop(feed, None)
+
+    def seek(self, name: PartitionName, place: Place) -> None:
+        """Go on at `place`; a partition that had stopped goes on, too."""
+        feed = self.feeds[name]
+        feed.begin(place)
+        self._hungry[feed] = None
+
+    def pause(self, name: PartitionName) -> None:
+        """Hand out nothing of the partition until `resume`; what has arrived waits."""
+        self.feeds[name].paused = True
+
+    def resume(self, name: PartitionName) -> None:
+        feed = self.feeds[name]
+        if feed.paused:
+            feed.paused = False
+            self._line_up(feed)
+            self._hungry[feed] = None
+
+    # To the broker
+
+    def plans(self, now: float) -> list[FetchPlan]:
+        """The fetches that are to be sent now; each is answered by one `arrived` or `failed`."""
+        if not self._hungry:
+            return []
+        share = self._prefetch_bytes // max(1, len(self.feeds))
+        max_bytes = min(self._fetch_bytes, max(FETCH_BYTES_MIN, share // 2))
+        wait_ms = self._wait_ms if len(self.feeds) <= FETCHES_MAX else min(TURN_WAIT_MS, self._wait_ms)
+        found = []
+        for feed in list(self._hungry):
+            if self._under_way >= FETCHES_MAX:
+                break
+            if feed.fetching or feed.paused or feed.failure is not None:
+                del self._hungry[feed]
+            elif now >= feed.retry_at and (not feed.chunk_bytes or feed.chunk_bytes + max_bytes <= share):
+                del self._hungry[feed]
+                found.append(self._plan(feed, max_bytes, wait_ms))
+        return found
+
+    def next_retry(self) -> float | None:
+        """When `plans` has something to send that it holds back after a failure; None: nothing."""
+        return min((feed.retry_at for feed in self._hungry if feed.retry_at), default=None)
+
+    def _plan(self, feed: Feed, max_bytes: int, wait_ms: int) -> FetchPlan:
+        feed.fetching = True
+        self._under_way += 1
+        self.fetches += 1
+        filtered = self._tags is not None and feed.fetch_offset >= feed.unfiltered_until
+        return FetchPlan(
+            feed.name,
+            feed.incarnation,
+            feed.fetch_offset,
+            feed.fetch_epoch,
+            max_bytes,
+            wait_ms,
+            filtered,
+            feed.turn,
+        )
+
+    # From the broker
+
+    def arrived(self, plan: FetchPlan, chunk: Chunk) -> None:
+        """The answer to `plan`."""
+        feed = self._answered(plan)
+        if feed is None:
+            return
+        feed.retry_at, feed.retries = 0.0, 0
+        if chunk.next_offset < plan.offset or (chunk.body and chunk.next_offset == plan.offset):
+            feed.failure = ServerError(
+                f"The broker answered a fetch of {plan.name} at offset {plan.offset} with a place before it,"
+                f" {chunk.next_offset}."
+            )
+            return
+        feed.fetch_epoch = chunk.epoch
+        if chunk.next_offset > plan.offset:
+            feed.fetch_offset = chunk.next_offset
+            feed.chunks.append(chunk)
+            feed.chunk_bytes += len(chunk.body)
+            self.bytes_read += len(chunk.body)
+            self._line_up(feed)
+
+    def failed(self, plan: FetchPlan, error: TfmqError, now: float) -> None:
+        """`plan` came to nothing."""
+        feed = self._answered(plan)
+        if feed is None:
+            return
+        if error.retriable or isinstance(error, Abandoned):
+            feed.retries += 1
+            feed.retry_at = now + min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(feed.retries, 16))
+            return
+        if isinstance(error, Damaged) and self._skip_damage and error.next > plan.offset:
+            self._note_skipped(feed, max(error.first, plan.offset), error.next, str(error))
+            feed.fetch_offset = error.next
+            return
+        place = self._reset_place(error)
+        if place is None or place < 0:
+            feed.failure = explained(error, plan.name, plan.offset)
+            return
+        first, following = min(plan.offset, place), max(plan.offset, place)
+        self._note_skipped(feed, first, following, str(explained(error, plan.name, plan.offset)))
+        feed.fetch_offset, feed.fetch_epoch = place, UNKNOWN
+
+    def _answered(self, plan: FetchPlan) -> Feed | None:
+        """The feed that `plan` was for; None if its answer is void."""
+        self._under_way -= 1
+        feed = self.feeds.get(plan.name)
+        if feed is None or feed.turn != plan.turn:
+            return None
+        feed.fetching = False
+        self._hungry[feed] = None
+        return feed
+
+    def _reset_place(self, error: TfmqError) -> int | None:
+        """Where the user wants to go on after `error`, if he does."""
+        if self._reset is None:
+            return None
+        if isinstance(error, LogTruncated):
+            return error.cut
+        if isinstance(error, OffsetOutOfRange):
+            return error.first if self._reset == "earliest" else error.end
+        return None
+
+    # To the user
+
+    def take(self) -> Batch | None:
+        """The next chunk as messages, of the partition whose turn it is; None if nothing has arrived."""
+        while self._ready:
+            feed = self._ready.popleft()
+            feed.lined_up = False
+            if feed.paused or not feed.chunks or self.feeds.get(feed.name) is not feed:
+                continue
+            batch = self._decoded(feed)
+            self._line_up(feed)
+            self._hungry[feed] = None
+            if batch is not None:
+                feed.place = batch.following
+                return batch
+        return None
+
+    def failure(self) -> TfmqError | None:
+        """Why a partition stopped, once for each, when everything before it was taken."""
+        for feed in self.feeds.values():
+            if feed.failure is not None and not feed.told and not feed.chunks and not feed.paused:
+                feed.told = True
+                return feed.failure
+        return None
+
+    def standstill(self) -> TfmqError | None:
+        """A failure if no partition can ever bring anything again, because each has stopped."""
+        failures = [feed.failure for feed in self.feeds.values()]
+        return failures[0] if failures and None not in failures else None
+
+    def _decoded(self, feed: Feed) -> Batch | None:
+        """The first chunk of `feed`; what is wrong in it stops the feed, or is skipped, behind what is right."""
+        chunk = feed.chunks.popleft()
+        feed.chunk_bytes -= len(chunk.body)
+        messages: list[ReceivedMessage] = []
+        following = feed.place
+        try:
+            for decoded in feed.decoder.decode(
+                chunk.body, chunk.start, chunk.skip_to, chunk.next_offset, gaps=chunk.filtered
+            ):
+                messages += decoded.messages
+                following = Place(decoded.next_offset, decoded.next_ordinal, decoded.epoch)
+        except Damaged as damaged:
+            self._damaged_chunk(feed, chunk, damaged)
+        except DecodeFailed as failed:
+            feed.stop(failed)
+        else:
+            if following.offset != chunk.next_offset:
+                following = Place(chunk.next_offset, UNKNOWN, chunk.epoch)
+        if self._tags is not None:
+            messages = [message for message in messages if message.tag in self._tags]
+        if not messages and following.offset <= feed.place.offset:
+            return None
+        return Batch(feed.name, messages, following)
+
+    def _damaged_chunk(self, feed: Feed, chunk: Chunk, damaged: Damaged) -> None:
+        if chunk.filtered:
+            feed.begin(Place(damaged.first, UNKNOWN, chunk.epoch))
+            feed.unfiltered_until = chunk.next_offset
+        elif not self._skip_damage:
+            feed.stop(damaged)
+        else:
+            self._note_skipped(feed, damaged.first, damaged.next, str(damaged))
+            if damaged.next < chunk.next_offset:
+                rest = chunk.body[damaged.next - chunk.start :]
+                feed.chunks.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
+                feed.chunk_bytes += len(rest)
+
+    def _note_skipped(self, feed: Feed, first: int, next_offset: int, sentence: str) -> None:
+        self.skipped_count += 1
+        self.skipped.append(Skipped(feed.name, first, next_offset, sentence))
+        del self.skipped[:-SKIPPED_KEPT]
+
+    def _line_up(self, feed: Feed) -> None:
+        if feed.chunks and not feed.paused and not feed.lined_up:
+            feed.lined_up = True
+            self._ready.append(feed)
+
+
+def explained(error: TfmqError, name: PartitionName, offset: int) -> TfmqError:
+    """`error` with a sentence that names the partition and, where offsets are gone, the range that is lost."""
+    if isinstance(error, OffsetOutOfRange):
+        if offset < error.first:
+            lost = f"offsets {offset} to {error.first} were removed and are lost to this reader"
+        else:
+            lost = f"offset {offset} lies behind the end, {error.end}"
+        error.sentence = (
+            f"{name}: {lost}; it holds {error.first} to {error.end}. Seek, or set on_out_of_range."
+        )
+    elif isinstance(error, LogTruncated):
+        error.sentence = (
+            f"{name}: what this reader had read from offset {error.cut} up to {offset} was cut off after a crash."
+            f" Seek to {error.cut} to go on, or set on_out_of_range."
+        )
+    elif str(name) not in error.sentence:
+        error.sentence = f"{name} at offset {offset}: {error.sentence}"
+    error.args = (error.sentence,)
+    return error
