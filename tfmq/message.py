@@ -20,6 +20,12 @@ PROPERTIES: Final = 4
 DELAY: Final = 5  # reserved: how long a message was to be delayed, in ms
 ATTEMPTS: Final = 6
 
+BORN_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999, beyond which no date can be printed."""
+
+_NO_PROPERTIES: Final[dict[str, str]] = {}  # shared and never changed
+_new = tuple.__new__
+
 Payload = bytes | bytearray | memoryview | str | None
 Key = bytes | str
 
@@ -118,12 +124,12 @@ def encode_attribute(
     """The attribute's bytes; b"" where there is nothing to say, and then the record has none.
 
     Raises `TypeError` for what is not text, `MessageTooLarge` for what passes a limit, `ValueError` for text
-    that UTF-8 does not have or a time below 0.
+    that UTF-8 does not have or a time out of range.
     """
     attribute: dict[int, Any] = {}
     if born_ms is not None:
-        if born_ms < 0:
-            raise ValueError(f"born_ms counts from 1970, it cannot be {born_ms}")
+        if not 0 <= born_ms <= BORN_MS_MAX:
+            raise ValueError(f"born_ms counts from 1970 to the year 9999, it cannot be {born_ms}")
         attribute[BORN_AT] = born_ms
     if key is not None:
         attribute[KEY] = _within("key", plain_key(key), limits.KEY_BYTES)
@@ -135,7 +141,9 @@ def encode_attribute(
         attribute[ATTEMPTS] = attempts
     if not attribute:
         return b""
-    return _within("attribute (key, tag and properties together)", pack(attribute), limits.ATTRIBUTE_BYTES)
+    packed = pack(attribute)
+    _within("attribute (key, tag and properties together)", packed, limits.ATTRIBUTE_BYTES)
+    return packed
 
 
 def _text(name: str, value: Any) -> str:
@@ -166,34 +174,39 @@ def _checked(properties: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-_KINDS: Final[tuple[tuple[int, str, type | tuple[type, ...], Any], ...]] = (
-    (BORN_AT, "time of birth", int, None),
-    (KEY, "key", (str, bytes), None),
-    (TAG, "tag", str, None),
-    (PROPERTIES, "properties", dict, {}),
-    (ATTEMPTS, "attempts", int, 0),
-)
-
-
 def decode_attribute(data: Buffer) -> Attribute:
     """The attribute that `data` holds. Raises `DecodeFailed` for anything else, whatever the bytes are."""
-    if len(data) > limits.ATTRIBUTE_BYTES:
-        raise DecodeFailed(f"An attribute of {len(data)} bytes is larger than any that can be sent.")
+    get = _map(data).get
+    born_ms, key, tag = get(BORN_AT), get(KEY), get(TAG)
+    properties, attempts = get(PROPERTIES, _NO_PROPERTIES), get(ATTEMPTS, 0)
+    if born_ms is not None and not (type(born_ms) is int and 0 <= born_ms <= BORN_MS_MAX):
+        raise _wrong("time of birth")
+    if key is not None and type(key) is not str and type(key) is not bytes:
+        raise _wrong("key")
+    if tag is not None and type(tag) is not str:
+        raise _wrong("tag")
+    if type(attempts) is not int or attempts < 0:
+        raise _wrong("number of attempts")
+    if type(properties) is not dict:
+        raise _wrong("set of properties")
+    for name, value in properties.items():
+        if type(name) is not str or type(value) is not str:
+            raise _wrong("set of properties")
+    return _new(Attribute, (born_ms, key, tag, properties, attempts))
+
+
+def _map(data: Buffer) -> dict[Any, Any]:
+    size = len(data)
+    if size > limits.ATTRIBUTE_BYTES:
+        raise DecodeFailed(f"An attribute of {size} bytes is larger than any that can be sent.")
     try:
         found = unpack(data, text_keys=False)
     except Malformed as error:
         raise DecodeFailed(f"A message's attribute cannot be read: {error}.") from None
     if type(found) is not dict:
-        raise DecodeFailed("A message's attribute is no map.")
-    fields = [_field(found, key, name, kind, default) for key, name, kind, default in _KINDS]
-    for name, value in fields[3].items():
-        if type(name) is not str or type(value) is not str:
-            raise DecodeFailed("A message's properties are not all text.")
-    return Attribute(*fields)
+        raise _wrong("attribute")
+    return found
 
 
-def _field(found: dict[Any, Any], key: int, name: str, kind: Any, default: Any) -> Any:
-    value = found.get(key, default)
-    if value is default or (isinstance(value, kind) and type(value) is not bool):
-        return value
-    raise DecodeFailed(f"A message's {name} is of the wrong type, {type(value).__name__}.")
+def _wrong(what: str) -> DecodeFailed:
+    return DecodeFailed(f"A message's {what} is not of a kind that a sender can give it: use a newer client.")

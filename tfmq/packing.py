@@ -18,6 +18,8 @@ Buffer = bytes | bytearray | memoryview
 # Below this a bomb of nested empty arrays can claim about 200 kB; that is less than looking first costs.
 TRUSTED_BYTES = 256
 
+_unpackb = msgpack.unpackb
+
 
 class Malformed(ValueError):
     """The bytes are not one well-formed, bounded msgpack value; the text says why."""
@@ -30,27 +32,28 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: Buffer, *, text_keys: bool = True) -> Any:
-    """The one value that `data` holds. With `text_keys=False` maps may have integers as keys, too."""
+    """The one value that `data` holds. With `text_keys=False` maps may have integers as keys, too.
+
+    A value of `TRUSTED_BYTES` or less may be nested as deep as it has bytes, which no stack minds; whoever hands
+    parts of it on as they are calls `check_depth`.
+    """
     if len(data) > TRUSTED_BYTES:
         survey(data)
     try:
-        value = msgpack.unpackb(data, raw=False, strict_map_key=text_keys, max_ext_len=0)
+        return _unpackb(data, strict_map_key=text_keys, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise Malformed(f"not readable as msgpack: {error}") from None
-    if type(value) in (list, dict):
-        _check_depth(value)
-    return value
 
 
-def _check_depth(value: Any) -> None:
-    """Level by level, so that no nesting can exhaust a stack."""
+def check_depth(value: Any) -> None:
+    """Raises `Malformed` for lists and maps nested too deep; level by level, so that no stack can run out."""
     level: list[Any] = [value]
     for _ in range(limits.HEADER_DEPTH):
         level = [
             item
             for each in level
             for item in (each.values() if type(each) is dict else each)
-            if type(item) in (list, dict)
+            if type(item) is list or type(item) is dict
         ]
         if not level:
             return

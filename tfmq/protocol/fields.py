@@ -9,6 +9,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_type_hints
 
 from tfmq import limits
 from tfmq.errors import BadRequest, NotSupported
+from tfmq.packing import Malformed, check_depth
 
 
 class Kind(Protocol):
@@ -84,6 +85,10 @@ class Map:
 
     def check(self, value: Any, name: str) -> dict[str, Any]:
         if type(value) is dict and len(value) <= limits.MAP_ITEMS and all(type(key) is str for key in value):
+            try:
+                check_depth(value)
+            except Malformed as error:
+                raise BadRequest(f"The field {name} is {error}.") from None
             return value
         _refuse(name, f"a map from text, with at most {limits.MAP_ITEMS:d} entries", value)
 
