@@ -83,13 +83,24 @@ class Catalog:
         else:
             self._queue.append((entry, done))
 
+    def enter(self, entry: Sequence[Any]) -> None:
+        """Writes and forces one entry at once; for the start. Raises what `Log.append` and `Log.force` do."""
+        self.log.append([self._batch([entry])])
+        self.register.enter(entry)
+        self.log.force()
+
+    @property
+    def due(self) -> bool:
+        """Whether `write` has something to do."""
+        return bool(self._queue) and not self._working
+
     def when_forced(self, done: Waiter) -> None:
         """`done(None)` once all that the register holds now is on the disk: what is read then stays."""
         self._wait(self.log.end_offset, [done])
 
     def write(self) -> bool:
         """Writes what was submitted, in one append; whether there was anything to do."""
-        if self._working or not self._queue:
+        if not self.due:
             return False
         queue, self._queue = self._queue, []
         batch = self._batch([entry for entry, _ in queue])

@@ -97,19 +97,19 @@ class Engine:
 
     @answered
     def metadata(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.topics.metadata(request, reply)
+        self.house.changes.metadata(request, reply)
 
     @answered
     def create_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.topics.create(request, reply)
+        self.house.changes.create(request, reply)
 
     @answered
     def grow_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.topics.grow(request, reply)
+        self.house.changes.grow(request, reply)
 
     @answered
     def delete_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.topics.delete(request, reply)
+        self.house.changes.delete(request, reply)
 
     @answered
     def describe_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -117,7 +117,7 @@ class Engine:
 
     @answered
     def resume_partition(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.topics.resume(request, reply)
+        self.house.changes.resume(request, reply)
 
     @answered
     def truncate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -127,7 +127,7 @@ class Engine:
 
     @answered
     def lease_producer_ids(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.leases.lease(request, reply)
+        self.house.lease(request, reply)
 
     @answered
     def produce(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -135,7 +135,7 @@ class Engine:
 
     @answered
     def succeed_producer(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.writes.succeed(request, reply, session)
+        self.house.writes.succeed(request, reply)
 
     # Consuming
 

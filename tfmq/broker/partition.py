@@ -177,14 +177,16 @@ class Partition:
         try:
             if self.gone:
                 raise UnknownTopic(GONE.format(name=self.name))
-            if batches:
-                answers = self.log.append(batches, source, checked=True)
-            else:
-                answers = [self.log.append_control(source)]
+            answers = self._to_log(batches, source)
         except Exception as error:
             self._refuse(staged, _append_error(error))
             return
         self._appended(staged, answers)
+
+    def _to_log(self, batches: list[Batch], source: Source) -> list[Appended]:
+        if batches:
+            return self.log.append(batches, source, checked=True)
+        return [self.log.append_control(source)]
 
     def _appended(self, staged: Staged, answers: list[Appended]) -> None:
         at = 0

@@ -83,6 +83,12 @@ class Polls:
         self._nothing(poll)
         return True
 
+    def close(self) -> None:
+        """The broker stops: whoever waits gets the error."""
+        for waiting in list(self._sessions.values()):
+            for poll in list(waiting.values()):
+                self._error(poll, Busy(faults.STOPPING))
+
     # Looking for something to read
 
     def _look(self, poll: Poll) -> None:

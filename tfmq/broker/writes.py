@@ -9,16 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from journal.intake import BLOCK_SIZE_MAX
-
 from journal.control import CONTROL_SIZE
-from journal.errors import Corrupt
-from journal.header import HEADER_SIZE, LENGTH
 from journal.log import Log
 from journal.shapes import PLAIN, Appended, Batch, Source, succession
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Reply, Session
 from tfmq.broker.partition import NotYet, Partition, Staged
+from tfmq.broker.places import record_offset
 from tfmq.broker.producers import Answer, Repeat
 from tfmq.broker.quotas import Quotas
 from tfmq.effects import Append
@@ -224,6 +221,11 @@ class Writes:
         if partition.put(work):
             self._due.append(partition)
 
+    @property
+    def due(self) -> bool:
+        """Whether `write` has something to do."""
+        return bool(self._due)
+
     def write(self) -> bool:
         """Writes what is queued in partitions that are not busy; whether there was anything to do."""
         due, self._due = self._due, []
@@ -247,17 +249,3 @@ def answer_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -
 def durability(log: Log, end: int) -> int:
     """What is reached for an append that ends at `end`."""
     return ACKS_SYNCED if log.forced_offset >= end else ACKS_WRITTEN
-
-
-def record_offset(log: Log, offset: int, records: int) -> int:
-    """The offset of the record that is `records` behind the one at `offset`, in the same control block.
-
-    May read the disk. Raises what `Log.read` does.
-    """
-    chunk = log.read(offset, BLOCK_SIZE_MAX, upto="written")
-    position = chunk.skip_to - chunk.start
-    for _ in range(records):
-        if position + HEADER_SIZE > len(chunk.data):
-            raise Corrupt(log.folder, offset, chunk.next, "its records end too early")
-        position += HEADER_SIZE + LENGTH.unpack_from(chunk.data, position)[0]
-    return chunk.start + position

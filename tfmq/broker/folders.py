@@ -1,0 +1,188 @@
+"""The folders of partitions: made, opened, put aside, removed. All of it is file work, so it runs in a
+worker.
+
+A folder belongs to the incarnation whose log id its marks carry; another's is never taken for it. Deleted
+topics' folders get a name that no topic can have before their files go, so a new topic of the name finds
+the place free.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from journal.clock import Clock
+from journal.disk import Disk
+from journal.errors import JournalError
+from journal.header import make_log_id
+from journal.log import Log
+from journal.names import join, parse_partition_folder, partition_folder
+from journal.options import LogOptions
+from tfmq.broker.partition import Partition
+from tfmq.broker.producers import Producers
+from tfmq.broker.register import TopicRow
+from tfmq.broker.topics import Topic, Unopened
+
+log = logging.getLogger("tfmq.broker")
+
+ASIDE_PREFIX: Final = "deleted~"
+"""`~` is in no topic's name."""
+
+ARCHIVE_NAME: Final = "archive"
+HOUSE_NAMES: Final = frozenset({"meta", "transactions", "delay", ARCHIVE_NAME, "lock"})
+
+
+class Opened(NamedTuple):
+    """A partition's log with the memory that was rebuilt from it."""
+
+    number: int
+    log: Log
+    producers: Producers
+
+
+class Folders:
+    """All partition folders below the data folder `data`."""
+
+    def __init__(
+        self,
+        *,
+        disk: Disk,
+        data: str,
+        clock: Clock,
+        options: Callable[[str, Mapping[str, Any]], LogOptions],
+        producers: Callable[[], Producers],
+        partition: Callable[[TopicRow, Opened], Partition],
+    ) -> None:
+        self._disk, self._data, self._clock = disk, data, clock
+        self._options, self._producers = options, producers
+        self.partition = partition
+
+    def path(self, name: str, number: int) -> str:
+        return join(self._data, partition_folder(name, number))
+
+    # Making
+
+    def make(self, topic: TopicRow) -> list[Opened]:
+        """Makes the folders that the topic lacks, and opens their logs; all of them or, failing, none is
+        left open.
+
+        What an interrupted attempt left behind is taken up. Raises OSError, Full, Corrupt (another topic's
+        folder).
+        """
+        opened: list[Opened] = []
+        try:
+            for number in range(topic.partitions, topic.target):
+                path = self.path(topic.name, number)
+                if not self._disk.exists(path):
+                    self._disk.make_folder(path)
+                opened.append(self.open(topic, number))
+            self._disk.force_folder(self._data)
+        except BaseException:
+            for each in opened:
+                each.log.abandon("its topic could not be made")
+            raise
+        return opened
+
+    def open(self, topic: TopicRow, number: int) -> Opened:
+        """Opens one log, after recovery. Raises what `Log.open` does."""
+        producers = self._producers()
+        options = self._options(topic.name, topic.settings)
+        if options.archive_folder is not None:
+            self._make_archive(options.archive_folder)
+        opened = Log.open(
+            self._disk,
+            self.path(topic.name, number),
+            log_id=make_log_id(topic.incarnation, number),
+            clock=self._clock,
+            options=options,
+            state=producers,
+        )
+        return Opened(number, opened, producers)
+
+    def archive_folder(self, name: str) -> str:
+        """Where a topic's archived segments go."""
+        return join(join(self._data, ARCHIVE_NAME), name)
+
+    def _make_archive(self, path: str) -> None:
+        above = join(self._data, ARCHIVE_NAME)
+        for folder, parent in ((above, self._data), (path, above)):
+            if not self._disk.exists(folder):
+                self._disk.make_folder(folder)
+                self._disk.force_folder(parent)
+
+    # Opening at the start
+
+    def open_all(self, topic: TopicRow) -> Topic:
+        """A topic as it was; a log that cannot be opened leaves the others as they are.
+
+        A folder that is gone is made anew, stopped, so that somebody looks before it is written.
+        """
+        return Topic(topic, [self.open_or_why(topic, number) for number in range(topic.partitions)])
+
+    def open_or_why(self, topic: TopicRow, number: int) -> Partition | Unopened:
+        path = self.path(topic.name, number)
+        try:
+            missing = not self._disk.exists(path)
+            if missing:
+                self._disk.make_folder(path)
+                self._disk.force_folder(self._data)
+            opened = self.open(topic, number)
+            if missing:
+                opened.log.stop(
+                    "its folder was gone at a start: what it held is lost, unless you bring it back"
+                )
+        except (OSError, JournalError) as error:
+            log.error("partition %s-%d is not served: %s", topic.name, number, error)
+            return f"{type(error).__name__}: look at the broker's log"
+        return self.partition(topic, opened)
+
+    def strangers(self, topics: Mapping[int, TopicRow]) -> list[str]:
+        """Folders that look like partitions and belong to no topic; they are left alone."""
+        known = {(row.name, number) for row in topics.values() for number in range(row.target)}
+        found = []
+        for name in self._disk.list(self._data):
+            place = parse_partition_folder(name)
+            if place is not None and place not in known and name not in HOUSE_NAMES:
+                found.append(name)
+        return found
+
+    # Removing
+
+    def remove_new(self, topic: TopicRow) -> None:
+        """Removes the folders of partitions that were about to be made; their logs are not open."""
+        for number in range(topic.partitions, topic.target):
+            path = self.path(topic.name, number)
+            if self._disk.exists(path):
+                self._remove(path)
+        self._disk.force_folder(self._data)
+
+    def put_aside(self, name: str, incarnation: int, count: int) -> list[str]:
+        """Renames a deleted topic's folders and forces that; their new paths. Repeatable."""
+        paths = []
+        for number in range(count):
+            path = self.path(name, number)
+            aside = join(self._data, f"{ASIDE_PREFIX}{incarnation}-{number}")
+            if self._disk.exists(path):
+                self._disk.rename(path, aside)
+            paths.append(aside)
+        self._disk.force_folder(self._data)
+        return paths
+
+    def aside(self) -> list[str]:
+        """Folders that were put aside and still have files."""
+        return [
+            join(self._data, name) for name in self._disk.list(self._data) if name.startswith(ASIDE_PREFIX)
+        ]
+
+    def unlink(self, paths: list[str]) -> None:
+        """Removes folders that were put aside; what cannot be removed is left for the next start."""
+        for path in paths:
+            try:
+                if self._disk.exists(path):
+                    self._remove(path)
+            except OSError as error:
+                log.warning("%s of a deleted topic could not be removed: %s", path, error)
+
+    def _remove(self, path: str) -> None:
+        for name in self._disk.list(path):
+            self._disk.unlink(join(path, name))
+        self._disk.remove_folder(path)

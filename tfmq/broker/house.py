@@ -1,0 +1,238 @@
+"""The parts of the broker and how they are joined: the only place that knows them all."""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from journal.clock import Clock
+from journal.disk import Disk, Lock
+from journal.errors import JournalError
+from journal.force import Forcer, Waiter
+from journal.log import Log
+from journal.names import join
+from journal.options import LogOptions
+from tfmq import limits
+from tfmq.broker import faults, places, settings
+from tfmq.broker.caller import Randomness, Reply, Run
+from tfmq.broker.catalog import Catalog
+from tfmq.broker.folders import Folders, Opened
+from tfmq.broker.groups import Groups
+from tfmq.broker.leases import Leases
+from tfmq.broker.offsets import Offsets
+from tfmq.broker.partition import Partition
+from tfmq.broker.polls import Polls
+from tfmq.broker.producers import Producers
+from tfmq.broker.quotas import Quotas
+from tfmq.broker.register import TopicRow
+from tfmq.broker.retention import Retention
+from tfmq.broker.timers import Timers
+from tfmq.broker.topic_changes import TopicChanges
+from tfmq.broker.topics import Topics
+from tfmq.broker.writes import Writes
+from tfmq.config import Config
+from tfmq.errors import Busy
+from tfmq.protocol.commands import LeaseProducerIds, Locate
+
+log = logging.getLogger("tfmq.broker")
+
+
+class House:
+    """Everything the broker consists of. `startup` fills in what needs the disk, from `lock` on."""
+
+    lock: Lock
+    node: str
+    forcer: Forcer
+    catalog: Catalog
+
+    def __init__(self, config: Config, disk: Disk, clock: Clock, run: Run, randomness: Randomness) -> None:
+        self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
+        self.data = config.data
+        self.meta = join(self.data, "meta")
+        self.limits: Mapping[str, int] = limits.effective(config.limits)
+        self.timers = Timers(clock)
+        self.quotas = Quotas(self.limits)
+        self.jobs = 0
+        self.started = clock.monotonic()
+        self.open = False
+        self.strangers: list[str] = []
+        self._run = run
+        self._stopped: Callable[[], None] | None = None
+
+    def join(self) -> None:
+        """Makes the parts that stand on the catalog."""
+        self.topics = Topics(self.catalog.register)
+        self.leases = Leases(self.catalog, self.clock)
+        self.folders = Folders(
+            disk=self.disk,
+            data=self.data,
+            clock=self.clock,
+            options=self.log_options,
+            producers=self._producers,
+            partition=self._partition,
+        )
+        self.changes = TopicChanges(
+            topics=self.topics,
+            catalog=self.catalog,
+            leases=self.leases,
+            folders=self.folders,
+            run=self.run,
+            limits=self.limits,
+            partitions_default=self.config.topics_partitions,
+            auto_create=self.config.topics_auto_create,
+        )
+        self.writes = Writes(
+            partition=self.topics.partition,
+            quotas=self.quotas,
+            run=self.run,
+            now_ms=self.clock.wall_ms,
+            lease=partial(self.leases.take, 1),
+        )
+        self.polls = Polls(self.limits, partition=self.topics.partition, timers=self.timers, run=self.run)
+        self.offsets = Offsets(self.catalog, self.topics, self.run)
+        self.groups = Groups(
+            catalog=self.catalog,
+            offsets=self.offsets,
+            timers=self.timers,
+            randomness=self.randomness,
+            limits=self.limits,
+        )
+        self.retention = Retention(topics=self.topics, timers=self.timers, clock=self.clock)
+
+    def log_options(self, name: str, own: Mapping[str, Any]) -> LogOptions:
+        """The options of a topic's logs."""
+        for_topic = self.config.topics.get(name, {})
+        return settings.options(self.config.values, for_topic, own, self.folders.archive_folder(name))
+
+    def _producers(self) -> Producers:
+        return Producers(
+            remembered=self.limits["batches_remembered"],
+            streams_max=self.limits["producers_per_partition"],
+            idle_ms=self.limits["producer_idle_seconds"] * 1000,
+            leased_ms=self.catalog.register.leased_ms,
+        )
+
+    def _partition(self, topic: TopicRow, opened: Opened) -> Partition:
+        return Partition(
+            topic.name,
+            topic.incarnation,
+            opened.number,
+            opened.log,
+            opened.producers,
+            force=self.want,
+            run=self.run,
+            timers=self.timers,
+            append_bytes_max=self.limits["append_bytes"],
+        )
+
+    # Turning
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Work in a worker, counted, so that a stop knows when all of it has ended."""
+        self.jobs += 1
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self.jobs -= 1
+            done(result, error)
+
+        self._run(work, ended)
+
+    def want(self, wanted: Log, offset: int, waiter: Waiter) -> None:
+        """A force, begun at the end of the turn, so that one serves all logs that were written in it."""
+        self.forcer.want(wanted, offset, waiter, start=False)
+
+    def turn_ended(self) -> None:
+        """Writes and starts a force, until nothing is left that need not wait."""
+        busy = True
+        while busy:
+            busy = self.catalog.write()
+            busy = self.writes.write() or busy
+            if not busy:
+                self.forcer.start()
+                busy = self.catalog.due or self.writes.due
+        if self._stopped is not None:
+            self._try_stop()
+
+    def require_open(self) -> None:
+        if not self.open:
+            raise Busy(faults.STOPPING)
+
+    # Commands that belong to no part alone
+
+    def locate(self, request: Locate, reply: Reply) -> None:
+        partition = self.topics.partition(request.topic, request.incarnation, request.partition)
+        places.locate(request, partition, self.run, reply)
+
+    def lease(self, request: LeaseProducerIds, reply: Reply) -> None:
+        def taken(first: int, error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.not_done(error))
+            else:
+                reply.ok(first, request.count)
+
+        self.leases.take(request.count, taken)
+
+    def status(self) -> dict[str, Any]:
+        """What STATUS says of the broker; numbers since its start of storage, not of traffic."""
+        partitions = list(self.topics.partitions())
+        stopped = [
+            {"topic": each.name, "partition": each.number, "reason": each.log.stopped or ""}
+            for each in partitions
+            if each.log.stopped is not None
+        ]
+        return {
+            "node": self.node,
+            "uptime_seconds": int(self.clock.monotonic() - self.started),
+            "data": self.data,
+            "topics": len(self.topics),
+            "partitions": self.topics.partition_count(),
+            "groups": len(self.catalog.register.groups),
+            "messages": sum(each.log.count for each in partitions),
+            "bytes": sum(each.log.size_bytes for each in partitions),
+            "stopped": stopped,
+            "damaged": [
+                {"topic": each.name, "partition": each.number} for each in partitions if each.log.damage
+            ],
+            "unknown_folders": self.strangers,
+            "catalog": self.catalog.log.stopped or "open",
+            "free_bytes": self.disk.free_space(self.data),
+            "parked_fetches": self.polls.count,
+            "pending_bytes": self.quotas.bytes,
+            "forces": self.forcer.forces,
+        }
+
+    # Stopping
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """See `Engine.stop`."""
+        self.open = False
+        self._stopped = done
+        self.polls.close()
+        self.turn_ended()
+
+    def _try_stop(self) -> None:
+        """Closes the logs once no worker, no queue and no force has anything left."""
+        if self.jobs or not self.forcer.idle or self._stopped is None:
+            return
+        done, self._stopped = self._stopped, None
+        self._run(self._close_all, partial(self._closed, done))
+
+    def _close_all(self) -> None:
+        for partition in self.topics.partitions():
+            close(partition.log, f"{partition.name}-{partition.number}")
+        close(self.catalog.log, "the catalog")
+
+    def _closed(self, done: Callable[[], None], result: Any, error: BaseException | None) -> None:
+        self.forcer.close()
+        self.lock.release()
+        if error is not None:
+            raise error
+        done()
+
+
+def close(closing: Log, name: str) -> None:
+    """Closes a log as clean; one that cannot be is found by the next start, which does what is needed."""
+    try:
+        closing.close()
+    except (OSError, JournalError) as error:
+        log.error("%s could not be closed cleanly: %s", name, error)

@@ -1,0 +1,134 @@
+"""Where groups go on: offsets saved by generation, forced before the answer, never back across a restart.
+
+Offsets belong to an incarnation of a topic; those of a deleted one are left out, both when saved and when
+read.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from journal.errors import JournalError
+from tfmq.broker import faults
+from tfmq.broker.caller import Reply, Run
+from tfmq.broker.catalog import Catalog
+from tfmq.broker.partition import Partition
+from tfmq.broker.places import ordinal_of
+from tfmq.broker.register import OFFSETS, GroupRow, Key, Place
+from tfmq.broker.topics import Topics
+from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, ReadOffsets
+
+ANY_INCARNATION = 0
+
+
+class Offsets:
+    """Saves and reads; who may save is the business of `groups`."""
+
+    def __init__(self, catalog: Catalog, topics: Topics, run: Run) -> None:
+        self._catalog, self._topics, self._run = catalog, topics, run
+
+    def save(
+        self,
+        group: str,
+        generation: int,
+        offsets: Sequence[GroupOffset],
+        reply: Reply,
+        *,
+        any_incarnation: bool,
+    ) -> None:
+        """Answers how many were saved once they are forced."""
+        places = [place for each in offsets if (place := self._place(each, any_incarnation)) is not None]
+
+        def forced(error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok(len(places))
+
+        if places:
+            self._catalog.submit((OFFSETS, group, generation, places), forced)
+        else:
+            forced(None)
+
+    def _place(self, each: GroupOffset, any_incarnation: bool) -> tuple[int, ...] | None:
+        """One row of an OFFSETS entry; None if the partition of that incarnation is not there."""
+        topic = self._topics.find(each.topic)
+        if topic is None or each.partition >= len(topic.partitions):
+            return None
+        if each.incarnation != topic.incarnation and not (
+            any_incarnation and each.incarnation == ANY_INCARNATION
+        ):
+            return None
+        return topic.incarnation, each.partition, each.offset, each.index, each.epoch
+
+    def read(self, request: ReadOffsets, reply: Reply) -> None:
+        """Answers what is saved, once that is sure to stay."""
+        rows = list(self._rows(request))
+
+        def forced(error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok(rows)
+
+        self._catalog.when_forced(forced)
+
+    def _rows(self, request: ReadOffsets) -> Iterable[tuple[Any, ...]]:
+        group = self._catalog.register.groups.get(request.group)
+        if group is None:
+            return
+        wanted = None if request.partitions is None else {tuple(each) for each in request.partitions}
+        for key, place, name in self.present(group):
+            if wanted is None or (name, key[1]) in wanted:
+                yield (name, *key, *place)
+
+    def present(self, group: GroupRow) -> Iterable[tuple[Key, Place, str]]:
+        """The offsets of a group in topics that are there, with the topic's name."""
+        for key, place in group.offsets.items():
+            name = self._topics.by_incarnation(key[0])
+            if name is not None:
+                yield key, place, name
+
+    def describe(self, group: GroupRow, reply: Reply, description: dict[str, Any]) -> None:
+        """Answers `description` with the group's offsets and their lag in messages."""
+        rows = [
+            (name, key[1], place, self._topics.find_partition(*key))
+            for key, place, name in self.present(group)
+        ]
+
+        def measured(offsets: list[dict[str, Any]] | None, error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok({**description, "offsets": offsets})
+
+        self._run(partial(_measure, rows), measured)
+
+
+def _measure(rows: list[tuple[str, int, Place, Partition | None]]) -> list[dict[str, Any]]:
+    """The offsets with their lag; in a worker, since an ordinal may have to be read."""
+    return [
+        {
+            "topic": name,
+            "partition": number,
+            "offset": place.offset,
+            "index": place.index,
+            "epoch": place.epoch,
+            "generation": place.generation,
+            "end_offset": partition.log.end_offset if partition is not None else -1,
+            "lag": lag(partition, place) if partition is not None else -1,
+        }
+        for name, number, place, partition in rows
+    ]
+
+
+def lag(partition: Partition, place: Place) -> int:
+    """Messages from `place` to the end; all that are left where it was deleted; -1 where it cannot be told."""
+    log = partition.log
+    if place.offset < log.first_offset:
+        return log.end_ordinal - log.first_ordinal
+    try:
+        ordinal = ordinal_of(log, place.offset)
+    except (JournalError, OSError):
+        return -1
+    return -1 if ordinal == ORDINAL_UNKNOWN else log.end_ordinal - ordinal

@@ -1,0 +1,144 @@
+"""The start, as a table in order: each step's ground is laid by those before it, and the listener comes
+after all.
+
+A step that fails ends the start; what was opened is let go again, so that a corrected start finds the
+folder free.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from journal.errors import JournalError
+from journal.force import Forcer
+from journal.names import LOCK_NAME, join
+from tfmq.broker.catalog import Catalog, read_node
+from tfmq.broker.house import House
+from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, OPEN, READY, TopicRow
+from tfmq.broker.topics import Topic
+
+log = logging.getLogger("tfmq.broker")
+
+
+def data_folder(house: House) -> None:
+    """The data folder, with every folder above that is not there."""
+    parts = house.data.split("/")
+    for count in range(1, len(parts) + 1):
+        path = "/".join(parts[:count])
+        if path and not house.disk.exists(path):
+            house.disk.make_folder(path)
+
+
+def lock(house: House) -> None:
+    """One broker a data folder."""
+    house.lock = house.disk.lock(join(house.data, LOCK_NAME))
+
+
+def meta(house: House) -> None:
+    """DATA/meta with the format's version and the node's id."""
+    if not house.disk.exists(house.meta):
+        house.disk.make_folder(house.meta)
+        house.disk.force_folder(house.data)
+    house.node = read_node(house.disk, house.meta, house.randomness)
+
+
+def forcer(house: House) -> None:
+    """The group commit of all logs; its anchor is opened before the first write, so that it sees every
+    error.
+    """
+    house.forcer = Forcer(
+        house.disk, house.run, anchor_path=house.data, method=house.config.flush_method, clock=house.clock
+    )
+
+
+def catalog(house: House) -> None:
+    """What must not be forgotten besides messages."""
+    house.catalog = Catalog.open(house.disk, house.meta, house.clock, house.want, house.run)
+    house.join()
+
+
+def finish_deletions(house: House) -> None:
+    """Topics whose deletion was decided go; so do files of those that had gone already."""
+    for topic in _in_state(house, DELETING):
+        house.folders.put_aside(topic.name, topic.incarnation, topic.target)
+        house.catalog.enter((GONE, topic.incarnation))
+    house.folders.unlink(house.folders.aside())
+
+
+def finish_creations(house: House) -> None:
+    """Topics that were being made or grown: what is missing of them is made."""
+    for topic in _in_state(house, CREATING) + _in_state(house, GROWING):
+        try:
+            for opened in house.folders.make(topic):
+                opened.log.close()
+        except (OSError, JournalError) as error:
+            log.error(
+                "the topic %s cannot be finished now, the next start tries again: %s", topic.name, error
+            )
+        else:
+            house.catalog.enter((READY, topic.incarnation))
+
+
+def logs(house: House) -> None:
+    """Every partition's log, recovered, with its producers."""
+    for topic in _in_state(house, OPEN) + _in_state(house, GROWING):
+        house.topics.put(house.folders.open_all(topic))
+    house.strangers = house.folders.strangers(house.catalog.register.topics)
+    for name in house.strangers:
+        log.warning("%s is no partition of a known topic and is left alone", name)
+
+
+def housekeeping(house: House) -> None:
+    """Retention by the clock."""
+    house.retention.start()
+    house.open = True
+
+
+STEPS: Final[tuple[Callable[[House], None], ...]] = (
+    data_folder,
+    lock,
+    meta,
+    forcer,
+    catalog,
+    finish_deletions,
+    finish_creations,
+    logs,
+    housekeeping,
+)
+
+
+def start(house: House) -> None:
+    """Runs the table. Raises Locked, NewerFormat, Corrupt, OSError, Full: why the broker cannot start."""
+    began = house.clock.monotonic()
+    try:
+        for step in STEPS:
+            step(house)
+    except BaseException:
+        let_go(house)
+        raise
+    log.info(
+        "%d topics, %d partitions opened in %.3f s",
+        len(house.topics),
+        house.topics.partition_count(),
+        house.clock.monotonic() - began,
+    )
+
+
+def let_go(house: House) -> None:
+    """Releases what a failed start holds. Nothing was promised to anybody, so nothing needs to be forced."""
+    for topic in house.topics.all() if hasattr(house, "topics") else ():
+        _abandon(topic)
+    if hasattr(house, "catalog"):
+        house.catalog.log.abandon("the start failed")
+    if hasattr(house, "lock"):
+        house.lock.release()
+
+
+def _abandon(topic: Topic) -> None:
+    for partition in topic.partitions:
+        if not isinstance(partition, str):
+            partition.log.abandon("the start failed")
+
+
+def _in_state(house: House, state: str) -> list[TopicRow]:
+    return [topic for topic in house.catalog.register.topics.values() if topic.state == state]

@@ -1,0 +1,354 @@
+"""How topics come, grow and go; each step durable before the next, so that a start finishes or undoes it.
+
+    make     entry `create` forced -> folders made and forced -> entry `ready` forced -> answer
+    grow     likewise with `grow`; failing, `grow` back to what is there
+    delete   entry `delete` forced -> waiters get the error -> folders renamed, data folder forced -> entry `gone`
+             forced -> answer -> files unlinked
+
+One change of a name at a time; whoever comes meanwhile waits and looks again.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from tfmq.broker import faults
+from tfmq.broker import settings as settings_of_topics
+from tfmq.broker.caller import Reply, Run
+from tfmq.broker.catalog import Catalog
+from tfmq.broker.folders import Folders, Opened
+from tfmq.broker.leases import Leases
+from tfmq.broker.partition import Partition
+from tfmq.broker.register import CREATE, DELETE, GONE, GROW, READY, TopicRow
+from tfmq.broker.topics import Topic, Topics, row, state_of
+from tfmq.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    BadRequest,
+    NotAllowed,
+    StorageStopped,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition
+
+Then = Callable[[BaseException | None], None]
+
+
+class TopicChanges:
+    """Makes, grows, deletes topics, and answers METADATA, which may make some."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        catalog: Catalog,
+        leases: Leases,
+        folders: Folders,
+        run: Run,
+        limits: Mapping[str, int],
+        partitions_default: int,
+        auto_create: bool,
+    ) -> None:
+        self._topics = topics
+        self._catalog, self._leases, self._folders, self._run = catalog, leases, folders, run
+        self._limits = limits
+        self._partitions_default, self._auto_create = partitions_default, auto_create
+        self._changing: dict[str, list[Callable[[], None]]] = {}
+        self._making: dict[str, int] = {}
+
+    # METADATA
+
+    def metadata(self, request: Metadata, reply: Reply) -> None:
+        """Rows of the topics asked for, made first where that is asked and allowed."""
+        names = self._topics.names() if request.topics is None else list(dict.fromkeys(request.topics))
+        missing = [name for name in names if self._topics.find(name) is None]
+        if not missing or not request.create:
+            self._answer_metadata(names, reply, None)
+            return
+        if not self._auto_create:
+            raise UnknownTopic(
+                f"There is no topic {missing[0]}, and topics.auto_create is off. Create it: tfmq topic create."
+            )
+        self._make_each(missing, partial(self._answer_metadata, names, reply))
+
+    def _answer_metadata(self, names: list[str], reply: Reply, error: BaseException | None) -> None:
+        if error is not None:
+            reply.error(faults.client_error(error))
+        else:
+            reply.ok([row(topic) for name in names if (topic := self._topics.find(name)) is not None])
+
+    def _make_each(self, names: list[str], then: Then) -> None:
+        """Makes the topics that are not there; `then(first error)`."""
+        left = len(names)
+        failed: list[BaseException] = []
+
+        def made(error: BaseException | None) -> None:
+            nonlocal left
+            left -= 1
+            if error is not None and not isinstance(error, TopicExists):
+                failed.append(error)
+            if not left:
+                then(failed[0] if failed else None)
+
+        for name in names:
+            self._make(name, self._partitions_default, {}, made)
+
+    # CREATE_TOPIC
+
+    def create(self, request: CreateTopic, reply: Reply) -> None:
+        """Makes a topic. Raises BadRequest."""
+        count = self._partitions_default if request.partitions is None else request.partitions
+        settings = settings_of_topics.check(request.settings)
+
+        def made(error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.client_error(error))
+                return
+            topic = self._topics.topic(request.topic)
+            reply.ok(topic.incarnation, len(topic.partitions))
+
+        self._make(request.topic, count, settings, made)
+
+    def _make(self, name: str, count: int, settings: dict[str, Any], then: Then) -> None:
+        if name in self._changing:
+            self._changing[name].append(lambda: self._make(name, count, settings, then))
+            return
+        refusal = self._refusal(name, count)
+        if refusal is not None:
+            then(refusal)
+            return
+        self._changing[name] = []
+        self._making[name] = count
+
+        def end(error: BaseException | None) -> None:
+            del self._making[name]
+            self._end(name, then, error)
+
+        def leased(incarnation: int, error: BaseException | None) -> None:
+            if error is not None:
+                end(error)
+                return
+            entry = (CREATE, name, incarnation, count, settings)
+            self._catalog.submit(
+                entry, _next(end, partial(self._fill, incarnation, (GONE, incarnation), end))
+            )
+
+        self._leases.take(1, leased)
+
+    def _refusal(self, name: str, count: int) -> BaseException | None:
+        """Why the topic cannot be made."""
+        if self._topics.find(name) is not None:
+            return TopicExists(f"There is a topic {name} already.")
+        if any(each.name == name for each in self._catalog.register.topics.values()):
+            return StorageStopped(
+                f"An earlier change of the topic {name} could not be finished. The next start of the broker does it.",
+                outcome=NOT_DONE,
+            )
+        if len(self._topics) + len(self._making) >= self._limits["topics"]:
+            return NotAllowed(f"The broker has {len(self._topics)} topics, its limit (limits.topics).")
+        return self._too_many(count, 0)
+
+    def _too_many(self, count: int, present: int) -> BaseException | None:
+        if count > self._limits["partitions_per_topic"]:
+            most = self._limits["partitions_per_topic"]
+            return BadRequest(
+                f"{count} partitions are above the limit of {most} (limits.partitions_per_topic)."
+            )
+        total = self._topics.partition_count() + sum(self._making.values())
+        if total + count - present > self._limits["partitions"]:
+            return NotAllowed(f"The broker has {total} partitions; its limit is limits.partitions.")
+        return None
+
+    def _fill(self, incarnation: int, undo: tuple[Any, ...], end: Then) -> None:
+        """Makes the folders that the topic lacks, then says so in the catalog; failing, takes it back."""
+        topic = self._catalog.register.topics[incarnation]
+
+        def made(opened: list[Opened] | None, error: BaseException | None) -> None:
+            if error is not None or opened is None:
+                self._undo(topic, undo, error, end)
+                return
+            self._catalog.submit(
+                (READY, incarnation), _next(end, partial(self._filled, incarnation, opened, end))
+            )
+
+        self._run(partial(self._folders.make, topic), made)
+
+    def _filled(self, incarnation: int, opened: list[Opened], end: Then) -> None:
+        topic = self._catalog.register.topics[incarnation]
+        there = self._topics.find(topic.name) or Topic(topic, [])
+        there.partitions.extend(self._folders.partition(topic, each) for each in opened)
+        self._topics.put(there)
+        end(None)
+
+    def _undo(self, topic: TopicRow, undo: tuple[Any, ...], error: BaseException | None, end: Then) -> None:
+        """Removes what was made of the new folders and says so; the error says "unknown" where even that
+        fails.
+        """
+
+        def removed(result: Any, failure: BaseException | None) -> None:
+            if failure is not None:
+                end(faults.client_error(error or failure, UNKNOWN))
+                return
+            self._catalog.submit(undo, undone)
+
+        def undone(failure: BaseException | None) -> None:
+            cause = error or RuntimeError("making folders ended without a result")
+            end(faults.client_error(cause, NOT_DONE if failure is None else UNKNOWN))
+
+        self._run(partial(self._folders.remove_new, topic), removed)
+
+    # GROW_TOPIC
+
+    def grow(self, request: GrowTopic, reply: Reply) -> None:
+        """Adds partitions; fewer are refused, as many are already so."""
+
+        def grown(error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok(len(self._topics.topic(request.topic).partitions))
+
+        self._grow(request.topic, request.partitions, grown)
+
+    def _grow(self, name: str, count: int, then: Then) -> None:
+        if name in self._changing:
+            self._changing[name].append(lambda: self._grow(name, count, then))
+            return
+        topic = self._topics.find(name)
+        if topic is None:
+            then(UnknownTopic(f"There is no topic {name}."))
+            return
+        present = len(topic.partitions)
+        if count <= present:
+            then(None if count == present else NotAllowed(
+                f"The topic {name} has {present} partitions, and partitions are never taken away: where would "
+                "their messages go? Make a new topic with fewer."
+            ))  # fmt: skip
+            return
+        refusal = self._too_many(count, present)
+        if refusal is not None:
+            then(refusal)
+            return
+        self._changing[name] = []
+        self._making[name] = count - present
+
+        def end(error: BaseException | None) -> None:
+            del self._making[name]
+            self._end(name, then, error)
+
+        undo = (GROW, topic.incarnation, present)
+        self._catalog.submit(
+            (GROW, topic.incarnation, count), _next(end, partial(self._fill, topic.incarnation, undo, end))
+        )
+
+    # DELETE_TOPIC
+
+    def delete(self, request: DeleteTopic, reply: Reply) -> None:
+        """Deletes a topic with its messages; answers whether there was one of that incarnation."""
+
+        def deleted(error: BaseException | None) -> None:
+            if isinstance(error, UnknownTopic):
+                reply.ok(False)
+            elif error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok(True)
+
+        self._delete(request.topic, request.incarnation, deleted)
+
+    def _delete(self, name: str, incarnation: int, then: Then) -> None:
+        if name in self._changing:
+            self._changing[name].append(lambda: self._delete(name, incarnation, then))
+            return
+        topic = self._topics.find(name)
+        if topic is None or incarnation not in (0, topic.incarnation):
+            then(UnknownTopic(f"There is no topic {name} of that incarnation."))
+            return
+        self._changing[name] = []
+        end = partial(self._end, name, then)
+        self._catalog.submit((DELETE, topic.incarnation), _next(end, partial(self._retire, topic, end)))
+
+    def _retire(self, topic: Topic, end: Then) -> None:
+        """The deletion is decided: nothing finds the topic any more, and whoever waits there gets the
+        error.
+        """
+        self._topics.remove(topic)
+        left = len(topic.partitions)
+
+        def retired() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                put_aside = self._folders.put_aside
+                count = len(topic.partitions)
+                self._run(partial(put_aside, topic.name, topic.incarnation, count), aside)
+
+        def aside(paths: list[str] | None, error: BaseException | None) -> None:
+            if error is not None or paths is None:
+                # Decided all the same: the next start puts the folders aside. Until then the name stays taken.
+                then_unknown = faults.client_error(error or RuntimeError("no result"), UNKNOWN)
+                end(then_unknown)
+                return
+            for partition in topic.partitions:
+                if isinstance(partition, Partition):
+                    partition.log.abandon("its topic was deleted")
+            self._catalog.submit((GONE, topic.incarnation), _next(end, partial(gone, paths)))
+
+        def gone(paths: list[str]) -> None:
+            end(None)
+            self._run(partial(self._folders.unlink, paths), _loud)
+
+        for partition in topic.partitions:
+            if isinstance(partition, Partition):
+                partition.retire(retired)
+            else:
+                retired()
+
+    # RESUME_PARTITION
+
+    def resume(self, request: ResumePartition, reply: Reply) -> None:
+        """Lifts the stop of a partition after recovery; answers its state. Raises UnknownTopic,
+        UnknownPartition.
+        """
+        topic = self._topics.topic(request.topic)
+        if request.partition >= len(topic.partitions):
+            raise UnknownPartition(f"The topic {request.topic} has {len(topic.partitions)} partitions.")
+        found = topic.partitions[request.partition]
+
+        def resumed(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.not_done(error))
+                return
+            if isinstance(result, Partition):
+                topic.partitions[request.partition] = result
+            now = topic.partitions[request.partition]
+            if isinstance(now, Partition):
+                now.wake()
+            reply.ok(state_of(now))
+
+        if not isinstance(found, Partition):
+            row = self._catalog.register.topics[topic.incarnation]
+            self._run(partial(self._folders.open_or_why, row, request.partition), resumed)
+        elif found.log.stopped is None:
+            reply.ok(found.state)
+        else:
+            found.exclusively(found.log.resume, resumed)
+
+    def _end(self, name: str, then: Then, error: BaseException | None) -> None:
+        """A change is over: tells its caller, then those who waited for it."""
+        waiting = self._changing.pop(name)
+        then(error)
+        for again in waiting:
+            again()
+
+
+def _next(end: Then, go_on: Callable[[], None]) -> Then:
+    """A waiter that goes on, or ends with the error."""
+    return lambda error: end(error) if error is not None else go_on()
+
+
+def _loud(result: Any, error: BaseException | None) -> None:
+    if error is not None and not isinstance(error, OSError):
+        raise error

@@ -1,0 +1,140 @@
+"""The topics that are there, by name, and what people ask about them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tfmq.broker.partition import Partition
+from tfmq.broker.register import Register, TopicRow
+from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
+
+Unopened = str
+"""Why a partition's log could not be opened; it is listed as stopped and takes nothing."""
+
+
+class Topic:
+    """A topic that is there."""
+
+    def __init__(self, row: TopicRow, partitions: list[Partition | Unopened]) -> None:
+        self.name, self.incarnation, self.settings = row.name, row.incarnation, row.settings
+        self.partitions = partitions
+
+
+class Topics:
+    """The table. `topic_changes` puts into it and takes out."""
+
+    def __init__(self, register: Register) -> None:
+        self._register = register
+        self._topics: dict[str, Topic] = {}
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def topic(self, name: str) -> Topic:
+        """Raises UnknownTopic."""
+        topic = self._topics.get(name)
+        if topic is None:
+            raise UnknownTopic(f"There is no topic {name}. Look at tfmq topic list, or create it.")
+        return topic
+
+    def partition(self, name: str, incarnation: int, number: int) -> Partition:
+        """Raises UnknownTopic (also for another incarnation), UnknownPartition, StorageStopped."""
+        topic = self.topic(name)
+        if topic.incarnation != incarnation:
+            raise UnknownTopic(
+                f"The topic {name} was deleted and made again since you asked about it. Ask again.",
+                incarnation=topic.incarnation,
+            )
+        if number >= len(topic.partitions):
+            raise UnknownPartition(
+                f"The topic {name} has {len(topic.partitions)} partitions, no number {number}.",
+                partitions=len(topic.partitions),
+            )
+        found = topic.partitions[number]
+        if isinstance(found, str):
+            raise StorageStopped(
+                f"The partition {name}-{number} could not be opened: {found}", outcome=NOT_DONE
+            )
+        return found
+
+    def all(self) -> Iterator[Topic]:
+        yield from self._topics.values()
+
+    def partitions(self) -> Iterator[Partition]:
+        """Every partition that is open."""
+        for topic in self._topics.values():
+            for partition in topic.partitions:
+                if isinstance(partition, Partition):
+                    yield partition
+
+    def by_incarnation(self, incarnation: int) -> str | None:
+        """The name of a topic that is there."""
+        row = self._register.topics.get(incarnation)
+        return row.name if row is not None and row.name in self._topics else None
+
+    def find_partition(self, incarnation: int, number: int) -> Partition | None:
+        """The open partition of that incarnation, if it is there."""
+        topic = self._topics.get(self.by_incarnation(incarnation) or "")
+        found = topic.partitions[number] if topic is not None and number < len(topic.partitions) else None
+        return found if isinstance(found, Partition) else None
+
+    def find(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def names(self) -> list[str]:
+        return sorted(self._topics)
+
+    def partition_count(self) -> int:
+        return sum(len(topic.partitions) for topic in self._topics.values())
+
+    def remove(self, topic: Topic) -> None:
+        """Nothing finds the topic any more."""
+        del self._topics[topic.name]
+
+    def put(self, topic: Topic) -> None:
+        """The topic is there from now on."""
+        self._topics[topic.name] = topic
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """DESCRIBE_TOPIC's map. Raises UnknownTopic."""
+        topic = self.topic(name)
+        return {
+            "name": topic.name,
+            "incarnation": topic.incarnation,
+            "settings": topic.settings,
+            "partitions": [describe(number, each) for number, each in enumerate(topic.partitions)],
+        }
+
+
+def row(topic: Topic) -> tuple[str, int, list[tuple[int, str]], dict[str, Any]]:
+    """A topic as METADATA lists it."""
+    partitions = [(number, state_of(each)) for number, each in enumerate(topic.partitions)]
+    return topic.name, topic.incarnation, partitions, topic.settings
+
+
+def state_of(partition: Partition | Unopened) -> str:
+    """As `Partition.state`; one that could not be opened is stopped."""
+    return "stopped" if isinstance(partition, str) else partition.state
+
+
+def describe(number: int, partition: Partition | Unopened) -> dict[str, Any]:
+    """One partition as DESCRIBE_TOPIC tells of it."""
+    if isinstance(partition, str):
+        return {"partition": number, "state": "stopped", "reason": partition}
+    log = partition.log
+    return {
+        "partition": number,
+        "state": partition.state,
+        "reason": log.stopped or "",
+        "first_offset": log.first_offset,
+        "end_offset": log.end_offset,
+        "forced_offset": log.forced_offset,
+        "first_ordinal": log.first_ordinal,
+        "end_ordinal": log.end_ordinal,
+        "size_bytes": log.size_bytes,
+        "segments": log.segment_count,
+        "epoch": log.epoch,
+        "oldest_ms": log.oldest_ms,
+        "newest_ms": log.newest_ms,
+        "producers": len(partition.producers),
+        "damage": [list(range_) for range_ in log.damage],
+    }
