@@ -201,7 +201,10 @@ def controls_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterat
 
 def _checked(data: Bytes, start: int, at: int, offset: int, log_id: int) -> Control:
     """The control record at `at`, which must name exactly the block from `start` to `at`."""
-    control = decode_control(data, at, log_id)
+    try:
+        control = decode_control(data, at, log_id)
+    except BadRecord as error:
+        raise error.at(start) from None
     if control.size != at - start:
         raise BadRecord(start, f"the control record covers {control.size} bytes, {at - start} are there")
     if control.offset != offset + start:

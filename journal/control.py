@@ -41,6 +41,9 @@ class BadControl(BadRecord):
         super().__init__(position, reason)
         self.version = version
 
+    def at(self, position: int) -> BadControl:
+        return BadControl(position, self.reason, self.version)
+
 
 class Control(NamedTuple):
     """What a control record says of its block.

@@ -56,6 +56,10 @@ class BadRecord(JournalError):
         self.position = position
         self.reason = reason
 
+    def at(self, position: int) -> BadRecord:
+        """The same fault, told of another position."""
+        return type(self)(position, self.reason)
+
 
 class Incomplete(BadRecord):
     """The bytes end before what begins at `position` does; with more of them it may be whole."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from journal import names
-from journal.control import CONTROL_SIZE, BadControl, Control, decode_control
+from journal.control import CONTROL_SIZE, Control, decode_control
 from journal.disk import Bytes, Disk, File, write_all
 from journal.errors import Closed, Full
 from journal.header import BadRecord, Incomplete
@@ -202,10 +202,10 @@ class Segment:
                     position = block.next - self.base
             except Incomplete as error:
                 if start + len(data) >= end:
-                    raise moved(error, start) from None
+                    raise error.at(start + error.position) from None
                 size = SCAN_SIZE if position > start else size * 2
             except BadRecord as error:
-                raise moved(error, start) from None
+                raise error.at(start + error.position) from None
 
     def next_good(self, bad: int) -> Good | None:
         """Where blocks begin again behind the bad block that begins at `bad`; None: nowhere up to the end.
@@ -275,12 +275,3 @@ class Segment:
                 return
             index.cut(entry.position + entry.size - 1)
             index.fault = "stale"
-
-
-def moved(error: BadRecord, by: int) -> BadRecord:
-    """The same error with a position counted from `by` bytes earlier."""
-    if isinstance(error, Incomplete):
-        return Incomplete(error.position + by, error.reason)
-    if isinstance(error, BadControl):
-        return BadControl(error.position + by, error.reason, error.version)
-    return BadRecord(error.position + by, error.reason)

@@ -1,0 +1,113 @@
+"""Records: what goes in comes out; bytes of any kind are taken apart or refused with BadRecord."""
+
+from zlib import crc32
+
+import crcmod.predefined
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal import header
+from journal.errors import TooLarge
+from journal.header import (
+    FLAG_ATTRIBUTE,
+    FLAG_FILLER,
+    HEADER,
+    HEADER_SIZE,
+    BadRecord,
+    Incomplete,
+    body_holds,
+    make_filler,
+    make_id,
+    make_record,
+    records_of,
+    split_body,
+    split_id,
+    tag_flag,
+    tag_hash,
+    walk,
+)
+
+bodies = st.lists(
+    st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=10)), min_size=1, max_size=20
+)
+
+
+@given(bodies)
+def test_records_come_out_as_they_went_in(made: list[tuple[bytes, bytes | None]]) -> None:
+    parts = [
+        make_record(payload, make_id(5, n), attribute=attribute)
+        for n, (payload, attribute) in enumerate(made)
+    ]
+    data = b"".join(parts)
+    found = list(records_of(data))
+    assert [r.size for r in found] == [len(part) for part in parts]
+    assert walk(data) == [r.position for r in found]
+    for n, (record, (payload, attribute)) in enumerate(zip(found, made, strict=True)):
+        assert split_id(record.id) == (5, n)
+        assert body_holds(data, record)
+        body = memoryview(data)[record.position + HEADER_SIZE : record.position + record.size]
+        assert split_body(body, record.flag) == (attribute, payload)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_records_or_a_bad_record(data: bytes) -> None:
+    try:
+        total = sum(record.size for record in records_of(data))
+    except BadRecord:
+        with pytest.raises(BadRecord):
+            walk(data)
+    else:
+        assert total == len(data)
+        assert len(walk(data)) == len(list(records_of(data)))
+
+
+@given(st.binary(max_size=20), st.sampled_from([0, FLAG_ATTRIBUTE]))
+def test_any_body_is_split_or_refused(body: bytes, flag: int) -> None:
+    try:
+        attribute, payload = split_body(memoryview(body), flag)
+    except BadRecord:
+        assert flag
+    else:
+        assert len(payload) + (0 if attribute is None else 4 + len(attribute)) == len(body)
+
+
+@given(st.binary(max_size=200))
+def test_the_checksum_is_the_crc_32_that_crcmod_defines(data: bytes) -> None:
+    assert crc32(data) == crcmod.predefined.mkPredefinedCrcFun("crc-32")(data)
+
+
+def test_every_truncation_of_records_is_seen() -> None:
+    data = make_record(b"one", 1 << 24) + make_record(b"", 2 << 24) + make_record(b"three", 3 << 24)
+    ends = {*walk(data), len(data)}
+    for size in range(len(data)):
+        if size in ends:
+            assert len(walk(data[:size])) == sum(1 for end in ends if 0 < end <= size)
+        else:
+            with pytest.raises(Incomplete):
+                walk(data[:size])
+            with pytest.raises(Incomplete):
+                list(records_of(data[:size]))
+
+
+def test_a_record_above_the_limit_is_neither_made_nor_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "RECORD_SIZE_MAX", 100)
+    with pytest.raises(TooLarge):
+        make_record(bytes(81), 1 << 24)
+    with pytest.raises(BadRecord, match="above the limit"):
+        list(records_of(HEADER.pack(81, 0, 1 << 24, 0)))
+
+
+def test_a_tag_hashes_to_sixteen_bits_and_never_to_no_tag() -> None:
+    assert tag_hash("") == 0
+    assert tag_hash("orders") == crc32(b"orders") & 0xFFFF
+    assert tag_flag("orders") == tag_hash("orders") << 16
+    zero = next(str(n) for n in range(1_000_000) if not crc32(str(n).encode()) & 0xFFFF)
+    assert tag_hash(zero) == 1
+
+
+def test_a_filler_has_the_size_that_was_lost_and_the_count_in_the_checksum() -> None:
+    (record,) = records_of(make_filler(42, 77, 5))
+    assert (record.size, record.checksum, record.id, record.flag) == (77, 5, 42, FLAG_FILLER)
+    with pytest.raises(ValueError, match="20 bytes"):
+        make_filler(42, 19, 1)
