@@ -101,6 +101,16 @@ def parse_partition_folder(name: str) -> tuple[str, int] | None:
     return match[1], int(match[2])
 
 
+def known_in_partition(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
+    """True if the journal may have put a file of this name into a partition's folder, unfinished ones
+    included."""
+    if name.startswith(MARK_NAME):
+        return True
+    match = _OFFSET_NAME.fullmatch(name)
+    known = (suffix, INDEX_SUFFIX, STATE_SUFFIX, TORN_SUFFIX)
+    return match is not None and match[2].startswith(known)
+
+
 def valid_name(name: str) -> bool:
     """True if `name` may name a topic, group or client, and so be part of a path: never a folder above."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
