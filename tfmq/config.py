@@ -1,0 +1,298 @@
+"""The configuration: what `--set`, the environment, the file and the defaults come to, and where each value
+is from.
+
+`load` is the one way in. Precedence: flags and `--set` > `TFMQ_SECTION_KEY` > file > default. Whatever is
+wrong raises `ConfigError` with one sentence that names the place and, for a misspelt key, the likely one.
+"""
+
+import difflib
+import ipaddress
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfmq import limits
+from tfmq.errors import BadRequest, ConfigError
+from tfmq.settings_table import (
+    SECTIONS,
+    SETTINGS,
+    TOPIC_KEYS,
+    Delay,
+    Flush,
+    Http,
+    Log,
+    Retention,
+    Server,
+    Topics,
+    Transaction,
+)
+
+DEFAULT = "default"
+
+
+class Given(NamedTuple):
+    """One value from one place: `topic` "" for the server's own key, `origin` in words."""
+
+    key: str
+    value: Any
+    origin: str
+    topic: str = ""
+
+
+@dataclass(frozen=True)
+class TopicConfig:
+    """What holds for one topic."""
+
+    flush: Flush
+    log: Log
+    retention: Retention
+    partitions: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole configuration; `Config()` is the defaults.
+
+    `limits` has every limit by name; `topic` the keys of `[topic."NAME"]` sections; `origins` says where each
+    key that is not a default comes from.
+    """
+
+    server: Server = field(default_factory=Server)
+    flush: Flush = field(default_factory=Flush)
+    log: Log = field(default_factory=Log)
+    retention: Retention = field(default_factory=Retention)
+    topics: Topics = field(default_factory=Topics)
+    transaction: Transaction = field(default_factory=Transaction)
+    delay: Delay = field(default_factory=Delay)
+    http: Http = field(default_factory=Http)
+    limits: Mapping[str, int] = field(default_factory=lambda: limits.effective({}))
+    topic: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def value(self, key: str) -> Any:
+        """The value of `section.key`."""
+        section, name = key.split(".")
+        return self.limits[name] if section == "limits" else getattr(getattr(self, section), name)
+
+    def for_topic(self, name: str, own: Mapping[str, Any] | None = None) -> TopicConfig:
+        """What holds for a topic: its section in the file, else its `own` settings, else the server's."""
+        values = {**(own or {}), **self.topic.get(name, {})}
+        parts: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            section, short = key.split(".")
+            parts.setdefault(section, {})[short] = value
+        return TopicConfig(
+            replace(self.flush, **parts.get("flush", {})),
+            replace(self.log, **parts.get("log", {})),
+            replace(self.retention, **parts.get("retention", {})),
+            parts.get("topics", {}).get("partitions", self.topics.partitions),
+        )
+
+
+def load(
+    file: str | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    sets: Iterable[str] = (),
+) -> Config:
+    """The configuration. `flags`: key -> value of options of their own such as `--data`; `sets`: "KEY=VALUE"
+    each.
+
+    Raises `ConfigError`; also for a file that is named and cannot be read.
+    """
+    given = [
+        *(_from_file(file) if file else ()),
+        *_from_environment(environment or {}),
+        *(Given(key, value, _flag_of(key)) for key, value in (flags or {}).items() if value is not None),
+        *(_from_set(text) for text in sets),
+    ]
+    return _built(given)
+
+
+def _built(given: Iterable[Given]) -> Config:
+    values: dict[str, Any] = {}
+    topics: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for key, value, origin, topic in given:
+        read = check(key, value, origin, topic)
+        (topics.setdefault(topic, {}) if topic else values)[key] = read
+        origins[f'topic."{topic}".{key}' if topic else key] = origin
+    parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
+    for key, value in values.items():
+        section, name = key.split(".")
+        parts[section][name] = value
+    config = Config(
+        **{section: shape(**parts[section]) for section, shape in SECTIONS.items()},
+        limits=limits.effective(parts["limits"]),
+        topic=topics,
+        origins=origins,
+    )
+    _check_together(config)
+    return config
+
+
+def check(key: str, value: Any, origin: str, topic: str = "") -> Any:
+    """The value as the code uses it. Raises `ConfigError` for a key that is not there or a value it does not
+    take.
+    """
+    known = TOPIC_KEYS if topic else SETTINGS
+    shown = f'topic."{topic}".{key}' if topic else key
+    if key not in known:
+        raise ConfigError(f"There is no key {shown} ({origin}){_suggestion(key, known)}", key=shown)
+    setting, default = SETTINGS[key]
+    try:
+        read = setting.kind.read(value)
+    except ValueError as error:
+        raise ConfigError(f"{shown} must be {error}, not {_short(value)} ({origin}).", key=shown) from None
+    if setting.later and read != default:
+        raise ConfigError(
+            f"{shown} ({origin}) belongs to {setting.later}, which this release does not have yet: leave it out.",
+            key=shown,
+        )
+    return read
+
+
+def _short(value: Any) -> str:
+    """A value may come from a stranger: not more of it than a line holds."""
+    return repr(value)[:80]
+
+
+def _suggestion(key: str, known: Iterable[str]) -> str:
+    """ ", did you mean ...?" if something is near: the whole key, or the same word in another section."""
+    known = list(known)
+    near = difflib.get_close_matches(key, known, 1, 0.6)
+    if not near:
+        last = key.rsplit(".", 1)[-1]
+        near = [each for each in known if each.rsplit(".", 1)[-1] == last][:1]
+    return f'; did you mean "{near[0]}"?' if near else "."
+
+
+def check_topic_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a topic is made with, keys as in `TOPIC_KEYS`. Raises `BadRequest`."""
+    try:
+        return {key: check(key, value, "the topic's settings", "NEW") for key, value in settings.items()}
+    except ConfigError as error:
+        raise BadRequest(error.sentence.replace('topic."NEW".', "")) from None
+
+
+def _check_together(config: Config) -> None:
+    host, _ = split_address(config.server.listen)
+    if not is_loopback(host) and not config.server.insecure:
+        raise ConfigError(
+            f"server.listen is {config.server.listen}, outside of this machine, where anyone could read and write:"
+            " this release has neither users nor TLS. Set server.insecure = true if the network is trusted.",
+            key="server.listen",
+        )
+    largest, frame = config.limits["message_bytes"], config.limits["frame_bytes"]
+    if frame < largest + limits.BLOCK_BYTES + limits.HEADER_BYTES:
+        raise ConfigError(
+            f"limits.frame_bytes is {frame}, which cannot carry a message of limits.message_bytes = {largest}:"
+            f" it must be at least {largest + limits.BLOCK_BYTES + limits.HEADER_BYTES}.",
+            key="limits.frame_bytes",
+        )
+    if config.limits["fetch_bytes"] + limits.HEADER_BYTES > frame:
+        raise ConfigError(
+            "limits.fetch_bytes must be 4 MiB less than limits.frame_bytes.", key="limits.fetch_bytes"
+        )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT, the host without brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`. An empty host means all addresses."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# Where values come from
+
+
+def _from_file(path: str) -> Iterator[Given]:
+    try:
+        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration {path} is not TOML: {error}.") from None
+    topics = tree.pop("topic", {})
+    if not isinstance(topics, dict):
+        raise ConfigError(f'In {path}, topic must be written as [topic."NAME"].')
+    yield from _leaves(tree, path)
+    for name, part in topics.items():
+        if not limits.valid_name(name):
+            raise ConfigError(f"In {path}, {name!r} cannot name a topic.")
+        if not isinstance(part, dict):
+            raise ConfigError(f'In {path}, topic must be written as [topic."NAME"].')
+        yield from _leaves(part, path, name)
+
+
+def _leaves(tree: Mapping[str, Any], origin: str, topic: str = "", before: str = "") -> Iterator[Given]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, origin, topic, f"{before}{name}.")
+        else:
+            yield Given(before + name, value, origin, topic)
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
+    sections = tuple(f"TFMQ_{section.upper()}_" for section in (*SECTIONS, "limits"))
+    for name, value in sorted(environment.items()):
+        prefix = next((each for each in sections if name.startswith(each)), None)
+        if prefix is not None:
+            yield Given(f"{prefix[5:-1].lower()}.{name[len(prefix) :].lower()}", value, name)
+
+
+def _from_set(text: str) -> Given:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set takes SECTION.KEY=VALUE, not {text!r}.")
+    try:
+        tree = tomllib.loads(f"{key.strip()} = 0")
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(f"--set takes SECTION.KEY=VALUE, and {key!r} is no key.") from None
+    topics = tree.pop("topic", {})
+    if isinstance(topics, dict) and topics:
+        name, part = next(iter(topics.items()))
+        return Given(next(_leaves(part, "", "")).key, value.strip(), f"--set {key.strip()}", name)
+    return Given(next(_leaves(tree, "")).key, value.strip(), f"--set {key.strip()}")
+
+
+def _flag_of(key: str) -> str:
+    return "--" + key.rpartition(".")[2].replace("_", "-")
+
+
+# What --check-config prints
+
+
+def rows(config: Config) -> list[tuple[str, Any, str]]:
+    """(key, value, where it comes from) of every key, then those of the topics."""
+    found = [(key, config.value(key), config.origins.get(key, DEFAULT)) for key in SETTINGS]
+    for topic, values in config.topic.items():
+        for key, value in values.items():
+            name = f'topic."{topic}".{key}'
+            found.append((name, value, config.origins.get(name, DEFAULT)))
+    return found
+
+
+def describe(config: Config) -> str:
+    """A table for people."""
+    table = [(key, json.dumps(value), origin) for key, value, origin in rows(config)]
+    widths = [max(len(row[column]) for row in table) for column in (0, 1)]
+    return "\n".join(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}" for key, value, origin in table)
+
+
+def describe_json(config: Config) -> str:
+    """The same for programs: {key: {"value": ..., "from": ...}}."""
+    return json.dumps(
+        {key: {"value": value, "from": origin} for key, value, origin in rows(config)}, indent=2
+    )

@@ -1,0 +1,328 @@
+"""Every key of the configuration, once: its section, type, default, what it takes, and one line that explains
+it.
+
+A section is a frozen dataclass whose annotations carry the kind of the value. conf/server.toml and
+docs/configuration.md are generated from here. A key marked `later` is settled by name only: any value but its
+default is refused until the release that brings what it switches.
+"""
+
+import math
+import re
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, get_type_hints
+
+from tfmq import limits
+
+
+class Kind(Protocol):
+    """What a key takes. `read` gives the value, or raises ValueError whose text ends the sentence "KEY must
+    be".
+    """
+
+    @property
+    def text(self) -> str: ...
+
+    def read(self, value: Any) -> Any: ...
+
+
+_UNITS_OF_BYTES: dict[str, float] = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+_UNITS_OF_BYTES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS_OF_SECONDS: dict[str, float] = {
+    "": 1,
+    "MS": 0.001,
+    "S": 1,
+    "M": 60,
+    "MIN": 60,
+    "H": 3600,
+    "D": 86_400,
+    "W": 604_800,
+}
+_MEASURE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def measure(value: Any, units: dict[str, float]) -> float | None:
+    """A number, or a text of number and unit; None for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    found = _MEASURE.fullmatch(value) if isinstance(value, str) else None
+    if found is None or found[2].upper() not in units:
+        return None
+    number = float(found[1]) * units[found[2].upper()]
+    return int(number) if math.isfinite(number) and number == int(number) else number
+
+
+class Count:
+    """A whole number; with units where `units` has them."""
+
+    def __init__(self, low: int, high: int, units: dict[str, float] | None = None) -> None:
+        self.low, self.high, self.units = low, high, units or {"": 1}
+        kind = "a size in bytes, or like 64MiB," if units else "a whole number"
+        self.text = f"{kind} from {low} to {high}"
+
+    def read(self, value: Any) -> int:
+        number = measure(value, self.units)
+        if number is None or not self.low <= number <= self.high or number != int(number):
+            raise ValueError(self.text)
+        return int(number)
+
+
+class Seconds:
+    """A time in seconds, whole or not; or a text with a unit."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+        self.text = f"a time in seconds, or like 10s, 5min, 7d, from {low:g} to {high:g} s"
+
+    def read(self, value: Any) -> float:
+        number = measure(value, _UNITS_OF_SECONDS)
+        if number is None or not self.low <= number <= self.high:
+            raise ValueError(self.text)
+        return number
+
+
+class Switch:
+    """True or false."""
+
+    text = "true or false"
+    _WORDS: ClassVar[dict[str, bool]] = {
+        "true": True,
+        "false": False,
+        "yes": True,
+        "no": False,
+        "1": True,
+        "0": False,
+    }
+
+    def read(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in self._WORDS:
+            return self._WORDS[value.lower()]
+        raise ValueError(self.text)
+
+
+class Choice:
+    """One of some words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.text = "one of " + ", ".join(f'"{word}"' for word in words)
+
+    def read(self, value: Any) -> str:
+        if value not in self.words:
+            raise ValueError(self.text)
+        return str(value)
+
+
+class Words:
+    """Any text, not empty unless `empty`."""
+
+    def __init__(self, what: str, empty: bool = False) -> None:
+        self.text, self.empty = what, empty
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or not (value or self.empty) or "\0" in value:
+            raise ValueError(self.text)
+        return value
+
+
+class Address:
+    """HOST:PORT; an IPv6 host stands in brackets; port 0 asks for a free one."""
+
+    text = "HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:8367 or [::1]:8367"
+    _FORM = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
+
+    def read(self, value: Any) -> str:
+        found = self._FORM.fullmatch(value) if isinstance(value, str) else None
+        if found is None or int(found[2]) > 65_535:
+            raise ValueError(self.text)
+        return str(value)
+
+
+class Levels:
+    """A list of times."""
+
+    text = 'a list of times, such as ["1s", "5min"]'
+
+    def read(self, value: Any) -> tuple[float, ...]:
+        if not isinstance(value, list | tuple):
+            raise ValueError(self.text)
+        return tuple(Seconds(0.001, 1e9).read(item) for item in value)
+
+
+class Setting(NamedTuple):
+    """What stands beside a key's type: its kind, its line of explanation, what it waits for."""
+
+    kind: Kind
+    line: str
+    later: str = ""
+
+
+GIB = 1 << 30
+YEARS = 100 * 365 * 86_400
+
+
+@dataclass(frozen=True)
+class Server:
+    data: Annotated[str, Setting(Words("the path of a folder"), "Where everything is kept.")] = "./tfmq-data"
+    listen: Annotated[str, Setting(Address(), "Where clients connect; port 0 takes a free one.")] = (
+        "127.0.0.1:8367"
+    )
+    acks: Annotated[
+        str,
+        Setting(Choice("synced", "written", "none"), "What a send waits for where the client does not say."),
+    ] = "synced"
+    insecure: Annotated[
+        bool,
+        Setting(Switch(), "Allow listening outside of this machine although there are no users and no TLS."),
+    ] = False
+    log_level: Annotated[
+        str, Setting(Choice("debug", "info", "warning", "error"), "How much is logged on standard error.")
+    ] = "info"
+    log_json: Annotated[bool, Setting(Switch(), "One JSON object a log line.")] = False
+    zookeeper: Annotated[
+        str,
+        Setting(
+            Words("HOST:PORT/PATH of a ZooKeeper", empty=True),
+            "Register there.",
+            later="the ZooKeeper registry",
+        ),
+    ] = ""
+    tls_certificate: Annotated[
+        str, Setting(Words("the path of a PEM file", empty=True), "The server's certificate.", later="TLS")
+    ] = ""
+    tls_key: Annotated[
+        str, Setting(Words("the path of a PEM file", empty=True), "The certificate's key.", later="TLS")
+    ] = ""
+    users: Annotated[
+        str, Setting(Words("the path of a file", empty=True), "Who may connect.", later="users")
+    ] = ""
+
+
+@dataclass(frozen=True)
+class Http:
+    listen: Annotated[
+        str,
+        Setting(
+            Words("HOST:PORT", empty=True), "Health, metrics and a page for people.", later="the HTTP page"
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True)
+class Flush:
+    messages: Annotated[
+        int, Setting(Count(0, 10**9), "Force to the disk after so many messages; 0: after every batch.")
+    ] = 1000
+    seconds: Annotated[
+        float, Setting(Seconds(0, 86_400), "Force to the disk after so long; 0: after every batch.")
+    ] = 10.0
+    method: Annotated[
+        str, Setting(Choice("auto", "fdatasync", "syncfs"), "How: auto takes one syncfs for many files.")
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class Log:
+    segment_bytes: Annotated[
+        int,
+        Setting(Count(1 << 16, 1 << 40, _UNITS_OF_BYTES), "A segment file is closed before it passes this."),
+    ] = GIB
+    state_bytes: Annotated[
+        int,
+        Setting(
+            Count(1 << 16, 1 << 40, _UNITS_OF_BYTES),
+            "A snapshot of producers' state after so much, for short starts.",
+        ),
+    ] = 64 << 20
+    verify: Annotated[
+        str,
+        Setting(
+            Choice("blocks", "records"),
+            "What is checked before a write: checksums of blocks, or of every record.",
+        ),
+    ] = "blocks"
+
+
+@dataclass(frozen=True)
+class Retention:
+    seconds: Annotated[
+        float, Setting(Seconds(0, YEARS), "Segments go when all in them is older; 0: never.")
+    ] = 0
+    bytes: Annotated[
+        int,
+        Setting(
+            Count(0, 1 << 60, _UNITS_OF_BYTES),
+            "The oldest segments go beyond this size a partition; 0: never.",
+        ),
+    ] = 0
+    action: Annotated[
+        str, Setting(Choice("delete", "archive"), "What becomes of them; archive moves them to DATA/archive.")
+    ] = "delete"
+
+
+@dataclass(frozen=True)
+class Topics:
+    auto_create: Annotated[bool, Setting(Switch(), "Make a topic at the first send to it.")] = True
+    partitions: Annotated[
+        int, Setting(Count(1, limits.PARTITIONS_PER_TOPIC.cap), "How many partitions a new topic has.")
+    ] = 1
+
+
+@dataclass(frozen=True)
+class Transaction:
+    timeout_seconds: Annotated[
+        float,
+        Setting(Seconds(0.001, 86_400), "An unprepared transaction ends after this.", later="transactions"),
+    ] = 60
+
+
+@dataclass(frozen=True)
+class Delay:
+    tick_ms: Annotated[
+        int, Setting(Count(1, 60_000), "How exact delayed delivery is.", later="delayed delivery")
+    ] = 10
+    levels: Annotated[tuple[float, ...], Setting(Levels(), "Named delays.", later="delayed delivery")] = ()
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "server": Server,
+    "flush": Flush,
+    "log": Log,
+    "retention": Retention,
+    "topics": Topics,
+    "transaction": Transaction,
+    "delay": Delay,
+    "http": Http,
+}
+
+
+def _settings() -> dict[str, tuple[Setting, Any]]:
+    found: dict[str, tuple[Setting, Any]] = {}
+    for section, shape in SECTIONS.items():
+        hints = get_type_hints(shape, include_extras=True)
+        for field in fields(shape):
+            found[f"{section}.{field.name}"] = (hints[field.name].__metadata__[0], field.default)
+    for name, limit in limits.ALL.items():
+        if limit.configurable:
+            units = _UNITS_OF_BYTES if limit.unit == "bytes" else None
+            line = f"At most so many {limit.unit}: {limit.reason}."
+            found[f"limits.{name}"] = (Setting(Count(1, limit.cap, units), line), int(limit))
+    return found
+
+
+SETTINGS: dict[str, tuple[Setting, Any]] = _settings()
+"""Every key -> (what it takes, its default), in the order of the pages."""
+
+TOPIC_KEYS: tuple[str, ...] = (
+    "flush.messages",
+    "flush.seconds",
+    "log.segment_bytes",
+    "log.state_bytes",
+    "log.verify",
+    "retention.seconds",
+    "retention.bytes",
+    "retention.action",
+    "topics.partitions",
+)
+"""Keys that a topic can have of its own, in `[topic."NAME"]` or given when it is made."""
