@@ -10,7 +10,7 @@ import ipaddress
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,16 +43,6 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TopicConfig:
-    """What holds for one topic."""
-
-    flush: Flush
-    log: Log
-    retention: Retention
-    partitions: int
-
-
-@dataclass(frozen=True)
 class Config:
     """The whole configuration; `Config()` is the defaults.
 
@@ -77,19 +67,10 @@ class Config:
         section, name = key.split(".")
         return self.limits[name] if section == "limits" else getattr(getattr(self, section), name)
 
-    def for_topic(self, name: str, own: Mapping[str, Any] | None = None) -> TopicConfig:
-        """What holds for a topic: its section in the file, else its `own` settings, else the server's."""
-        values = {**(own or {}), **self.topic.get(name, {})}
-        parts: dict[str, dict[str, Any]] = {}
-        for key, value in values.items():
-            section, short = key.split(".")
-            parts.setdefault(section, {})[short] = value
-        return TopicConfig(
-            replace(self.flush, **parts.get("flush", {})),
-            replace(self.log, **parts.get("log", {})),
-            replace(self.retention, **parts.get("retention", {})),
-            parts.get("topics", {}).get("partitions", self.topics.partitions),
-        )
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every key -> its value."""
+        return {key: self.value(key) for key in SETTINGS}
 
 
 def load(
