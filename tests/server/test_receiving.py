@@ -54,7 +54,7 @@ def test_a_full_arena_that_nobody_holds_starts_again() -> None:
 @given(st.data())
 def test_a_tail_gathers_its_frame_and_never_costs_much_more_than_arrived(data: st.DataObject) -> None:
     pool = Pool()
-    needed = data.draw(st.integers(5, 300_000))
+    needed = data.draw(st.integers(5, 200_000))
     frame = (bytes(range(251)) * (needed // 251 + 1))[:needed]
     arrived = data.draw(st.integers(4, needed - 1))
     tail = Tail(pool, memoryview(frame)[:arrived], needed)
@@ -62,7 +62,7 @@ def test_a_tail_gathers_its_frame_and_never_costs_much_more_than_arrived(data: s
         room = tail.room()
         assert room
         assert tail.buffer.size <= max(TAIL_BYTES_MIN, TAIL_GROWTH * tail.filled)
-        count = data.draw(st.integers(1, len(room)))
+        count = data.draw(st.integers(max(1, len(room) // 4), len(room)))
         room[:count] = frame[tail.filled : tail.filled + count]
         tail.used(count)
     assert tail.buffer.view == frame

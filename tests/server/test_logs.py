@@ -1,0 +1,43 @@
+"""Lines for people, or one object a line."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tfmq.server import logs
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_json_line_has_time_level_logger_and_message() -> None:
+    out = io.StringIO()
+    logs.set_up("info", True, out)
+    logging.getLogger("tfmq.test").info("hällo %d", 5)
+    logging.getLogger("tfmq.test").debug("not this")
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        logging.getLogger("tfmq.test").exception("failed")
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert (first["level"], first["logger"], first["message"]) == ("info", "tfmq.test", "hällo 5")
+    assert first["time"].endswith("+00:00")
+    assert "ZeroDivisionError" in second["error"]
+
+
+def test_a_plain_line_is_for_people() -> None:
+    out = io.StringIO()
+    logs.set_up("warning", False, out)
+    logging.getLogger("tfmq.test").warning("careful")
+    logging.getLogger("twisted").info("chatter")
+    assert out.getvalue().count("\n") == 1
+    assert "WARNING tfmq.test: careful" in out.getvalue()

@@ -1,0 +1,93 @@
+"""The address to listen at: read, judged, bound; and what to say when it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import resource
+import socket
+
+from tfmq.errors import ConfigError, NotAllowed, TfmqError
+from tfmq.server.neighbour import who_answers
+from tfmq.server.transport import address_text
+
+DESCRIPTORS_KEPT = 256
+"""File descriptors that connections leave alone: logs' files beyond those open at start, folders, threads."""
+
+
+def parse(listen: str) -> tuple[str, int]:
+    """(host, port) of "HOST:PORT"; IPv6 hosts stand in brackets. Raises ConfigError."""
+    host, separator, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"server.listen must be HOST:PORT, for example 127.0.0.1:8367, not {listen!r}.")
+    return host, int(port)
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(host: str, insecure: bool) -> None:
+    """Raises ConfigError for an address that others reach, unless the configuration says that it may be."""
+    if not loopback(host) and not insecure:
+        raise ConfigError(
+            f"server.listen is {host}, which other machines reach, and this release has neither users nor "
+            "TLS: whoever reaches the port can read, write and delete everything. Listen at 127.0.0.1, or set "
+            "server.insecure = true if the network itself keeps strangers out."
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not listening yet. Raises a TfmqError that says what is in the way."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"server.listen: the host {host!r} is not known ({error.strerror}).") from None
+    bound = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _refusal(error, host, port) from None
+    return bound
+
+
+def listen_failed(error: OSError, host: str, port: int) -> TfmqError:
+    """What to say when a bound socket cannot listen: somebody else was quicker."""
+    return _refusal(error, host, port)
+
+
+def _refusal(error: OSError, host: str, port: int) -> TfmqError:
+    where = address_text(host, port)
+    if error.errno == errno.EADDRINUSE:
+        return NotAllowed(
+            f"The port {where} is taken: {who_answers(host, port)}. Stop it, or choose another port with "
+            f"--listen {address_text(host, port + 1 if port < 65_535 else 0)} (0 takes a free one)."
+        )
+    if error.errno == errno.EACCES:
+        return NotAllowed(f"The port {where} may not be used by this user: take one from 1024 on.")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(f"server.listen: this machine has no address {host}.")
+    return NotAllowed(f"The server cannot listen at {where}: {error.strerror}.")
+
+
+def connections_max(wanted: int, open_files: int) -> int:
+    """How many connections the limit of open files leaves room for; the soft limit is raised as far as
+    needed.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + open_files + DESCRIPTORS_KEPT
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, soft - open_files - DESCRIPTORS_KEPT))
