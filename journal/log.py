@@ -1,24 +1,57 @@
-"""The log of one partition: segments as one space of offsets, appended at the end, read anywhere, cut nowhere.
+"""The log of one partition: segments as one space of offsets, appended at the end, read anywhere.
 
-It guarantees: an append is whole or not there; offsets and ordinals are never used twice for what a reader may have
-seen; nothing that was forced is ever given up by itself; after a failed force it takes no writes until `resume`.
+It guarantees: an append is whole or not there; offsets and ordinals are never used twice for what was forced; nothing
+that was forced is ever given up by itself; after a failed force it takes no writes until `resume`.
 
 Threads: the *owner* (one thread, the reactor's) calls everything, except where a method says that it may run in a
-worker or beside the owner. Reads may run in another thread beside appends.
+worker or beside the owner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from journal.shapes import PLAIN, Appended, Batch, Chunk, Source, succession
+from journal.appender import size_bound
+from journal.batch import verify_batch
 from journal.clock import Clock
+from journal.control import CONTROL_SIZE
 from journal.disk import Disk
+from journal.errors import BadBatch, Closed, Stopped
+from journal.extent import Extent
+from journal.header import SEQUENCE_COUNT, SEQUENCE_MASK, make_record, split_id
+from journal.keeper import Keeper
+from journal.opening import Opening
 from journal.options import LogOptions
-from journal.state import State
+from journal.reader import Reader, WouldBlock
+from journal.recovery import Recovery
+from journal.retention import Aged, expired
+from journal.segment import Segment
+from journal.shapes import PLAIN, Appended, Batch, Chunk, Source, succession
+from journal.standing import Standing
+from journal.state import NoState, Snapshot, State
+from journal.stream import PIECE_BYTES, Readable, Spool, slices, verified_count
+from journal.writer import Writer
+
+__all__ = [
+    "PLAIN",
+    "Appended",
+    "Batch",
+    "Chunk",
+    "Dirty",
+    "ForcePlan",
+    "Log",
+    "LogOptions",
+    "NoState",
+    "Recovery",
+    "Source",
+    "State",
+    "Upto",
+    "succession",
+]
 
 Upto = Literal["forced", "written"]
+DEFAULTS: Final = LogOptions()
 
 
 class Dirty(NamedTuple):
@@ -28,89 +61,318 @@ class Dirty(NamedTuple):
     since: float
 
 
-class Log:
-    """See the module. Opened by `Log.open`, never directly."""
+class ForcePlan(NamedTuple):
+    """What one force covers: everything up to `end`, as the log was when the plan was made."""
 
-    recovery: Recovery
-    """What opening found: `.labels` (rows of the table in journal.recovery), `.cut_bytes`, `.torn_path`, `.damage`."""
+    log: Log
+    keeper: Keeper
+    segment: Segment
+    end: int
+    end_ordinal: int
+    epoch: int
+    planned_at: float
+    snapshot: Snapshot | None
+
+    def force(self) -> None:
+        """The log's own file; in a worker. Raises OSError, for ever after the first time."""
+        self.keeper.force(self.segment)
+
+
+class Log(Standing):
+    """See the module. Made by `Log.open`."""
+
+    def __init__(
+        self, disk: Disk, folder: str, log_id: int, clock: Clock, options: LogOptions, state: State
+    ) -> None:
+        self._disk = disk
+        self.folder = folder
+        self.log_id = log_id
+        self.options = options
+        self._clock = clock
+        self._state = state
+        self.closed = False
+        self.recovery: Recovery
+        """What the last opening or resumption found."""
+        self._extent: Extent
+        self._keeper: Keeper
+        self._reader: Reader
+        self._writer: Writer
 
     @classmethod
-    def open(cls, disk: Disk, folder: str, *, log_id: int, clock: Clock, options: LogOptions = LogOptions(),
-             state: State | None = None, start_offset: int = 0) -> Log:
-        """Opens or makes the log in the existing `folder`, after recovery. `start_offset`: where a new one begins.
+    def open(
+        cls,
+        disk: Disk,
+        folder: str,
+        *,
+        log_id: int,
+        clock: Clock,
+        options: LogOptions = DEFAULTS,
+        state: State | None = None,
+        start_offset: int = 0,
+    ) -> Log:
+        """Opens the log in the existing `folder`, or makes one that begins at `start_offset`; after recovery.
 
         `state.load` is called once, then `state.apply` for each verified block behind the snapshot.
-        Raises NewerFormat, Corrupt (a log of another id), OSError, Full. May run in a worker.
+        Raises NewerFormat, Corrupt (WrongLog: of another id), OSError, Full. May run in a worker.
         """
+        log = cls(disk, folder, log_id, clock, options, NoState() if state is None else state)
+        log._adopt(start_offset, resume=False)
+        return log
 
-    # first_offset, end_offset, forced_offset, first_ordinal, end_ordinal, epoch, size_bytes, count: int
-    # stopped: str | None; damage: list[tuple[int, int, str]]; dirty: Dirty | None; log_id, folder, closed
-    # oldest_ms, newest_ms: int | None (append times); segment_count: int
+    def _adopt(self, start_offset: int, *, resume: bool) -> None:
+        opening = Opening(self._disk, self.folder, self.log_id, self.options, self._state, start_offset)
+        opening.run(resume=resume)
+        self.recovery = opening.report
+        self._extent = opening.extent
+        self._keeper = Keeper(self._disk, self.folder, self._clock, self.options, opening)
+        self._reader = Reader(opening.extent)
+        self._writer = Writer(self._extent, self._keeper, self._clock, self.options, self._state)
+
+    @property
+    def dirty(self) -> Dirty | None:
+        """What a power cut could take; None: nothing."""
+        extent = self._extent
+        if extent.forced >= extent.end:
+            return None
+        return Dirty(extent.end_ordinal - extent.forced_ordinal, self._writer.dirty_since)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """Time of the append that holds the first record, ms; None if there is nothing. The first call reads."""
+        return self._reader.oldest_ms() if self.count else None
+
+    # Writing.
 
     def before_append(self, size_bytes: int) -> Callable[[], None] | None:
         """File work that must be done before an append of `size_bytes` of records; None: append at once.
 
         The work (a roll with its force and snapshot, taking back `clean`) may run in a worker: until it ends no
-        append may come; reads may. It raises Stopped, Full; then the append fails alike. `append` does it
-        inline if the caller did not.
+        append may come; reads may. It raises Stopped, Full; then the append fails alike. `append` does it inline if
+        the caller did not. Raises Stopped, Closed, TooLarge.
         """
+        self._writable()
+        return self._writer.before(size_bound(size_bytes))
 
     def check(self, batch: Batch) -> None:
         """Every bound, flag, id and block checksum of `batch`. Raises BadBatch. Any thread."""
+        verify_batch(*batch, verify=self.options.verify)
 
-    def append(self, batches: Sequence[Batch], source: Source = PLAIN, checked: bool = False) -> list[Appended]:
+    def append(
+        self, batches: Sequence[Batch], source: Source = PLAIN, checked: bool = False
+    ) -> list[Appended]:
         """Appends all batches in one write, atomic; one answer a batch.
 
-        `checked`: the caller has called `check`. Raises BadBatch, TooLarge, Full (nothing was appended, go on later),
-        Stopped, Closed.
+        `checked`: the caller has called `check`. Raises BadBatch, TooLarge, Full (nothing was appended; go on when
+        there is space), Stopped, Closed.
         """
+        self._writable()
+        if not batches:
+            raise BadBatch("an append of nothing")
+        if not checked:
+            for batch in batches:
+                self.check(batch)
+        return self._writer.append(batches, source).answers
 
     def append_control(self, source: Source) -> Appended:
         """Appends a control record without records, as for `succession`. Raises as `append`."""
+        self._writable()
+        append = self._writer.append((), source)
+        return Appended([], append.end_ordinal, append.end, append.controls[0].append_time)
 
     def append_payloads(self, payloads: Sequence[bytes]) -> Appended:
-        """For use without a broker: appends under a producer id of the log's own, drawn at its first use."""
+        """For use without a broker: the log's own incarnation is the producer, the ordinal the sequence.
+
+        Raises as `append`; ValueError without payloads.
+        """
+        if not payloads:
+            raise ValueError("append_payloads needs at least one payload")
+        first = (self.log_id & ~SEQUENCE_MASK) + self.end_ordinal
+        batches = []
+        start = 0
+        while start < len(payloads):
+            producer_id, sequence = split_id(first + start)
+            part = payloads[start : start + SEQUENCE_COUNT - sequence]
+            records = (make_record(payload, first + start + n) for n, payload in enumerate(part))
+            batches.append(Batch(b"".join(records), (), producer_id, sequence, len(part)))
+            start += len(part)
+        answers = self.append(batches)
+        runs = [(index, offset) for answer in answers for index, offset in answer.positions]
+        return answers[0]._replace(positions=runs) if len(answers) == 1 else answers[0]
+
+    def append_stream(self, stream: Readable, producer_id: int, sequence: int, count: int) -> Appended:
+        """Appends the records that `stream` holds, however long, as one batch. See journal.stream."""
+        self._writable()
+        with Spool(self._disk, self.folder) as spool:
+            spool.fill(stream, self.options.segment_bytes)
+            found = verified_count(spool, producer_id, sequence, self.options.verify)
+            if found != count or not found:
+                raise BadBatch(f"the stream holds {found} records, {count} were announced")
+            bound = size_bound(spool.size) + CONTROL_SIZE * (spool.size // PIECE_BYTES + 1)
+            return self._writer.append_slices(slices(spool, producer_id, sequence), bound)
+
+    def _writable(self) -> None:
+        if self.closed:
+            raise Closed()
+        if self._extent.stopped is not None:
+            raise Stopped(self._extent.stopped)
+
+    # Reading: any thread, also beside the owner.
 
     def read(self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None) -> Chunk:
         """Whole control blocks from the one that holds `offset`; one larger than `max_bytes` comes alone.
 
-        `epoch`: the highest that the reader knows. Raises BelowStart, BeyondEnd, NotARecord, CutAway, Corrupt
-        (a damaged range; `.next` is where to go on), OSError. May run beside the owner.
+        `epoch`: the highest that the reader knows. A stopped log is read up to the forced mark only.
+        Raises BelowStart, BeyondEnd, NotARecord, CutAway, Corrupt (a damaged range: go on at `.next`), OSError,
+        Closed.
         """
+        self._readable()
+        return self._reader.read(offset, max_bytes, upto == "forced", epoch, cached=False)
 
-    def read_cached(self, offset: int, max_bytes: int, *, upto: Upto = "forced",
-                    epoch: int | None = None) -> Chunk | None:
+    def read_cached(
+        self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None
+    ) -> Chunk | None:
         """As `read`, or None if that would have to wait for the disk."""
+        self._readable()
+        try:
+            return self._reader.read(offset, max_bytes, upto == "forced", epoch, cached=True)
+        except WouldBlock:
+            return None
 
     def seek_offset(self, offset: int) -> int:
-        """The nearest start of a record at or before `offset`, within the log. May read the disk."""
+        """The nearest start of a record at or before `offset`, within the log. Raises Corrupt, OSError."""
+        self._readable()
+        return self._reader.seek_offset(offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
-        """(offset, ordinal) of that record; below the first: the first; at or above the end: the end. Damaged: next."""
+        """(offset, ordinal) of that record; below the first: the first; above the last: the end; damaged: the next."""
+        self._readable()
+        return self._reader.offset_of_ordinal(ordinal)
 
     def offset_of_time(self, ms: int) -> int:
         """The offset of the first block appended at or after `ms`, else the end."""
+        self._readable()
+        return self._reader.offset_of_time(ms)
 
-    def truncate_before(self, offset: int) -> int:
-        """Gives up what lies before the block that holds `offset`; answers the new first offset."""
+    def _readable(self) -> None:
+        if self.closed:
+            raise Closed()
 
-    def retain(self, now_ms: int) -> list[str]:
-        """Removes or archives sealed segments by the options; answers their names."""
+    # Forcing: see journal.force.
 
     def flush_due(self, now: float) -> float | None:
-        """When (monotonic, s) the log wants to be forced: <= now means now; None: nothing to force."""
+        """When (monotonic, s) the log wants to be forced; at most `now` means at once, None that nothing is due."""
+        dirty = self.dirty
+        if dirty is None or self._extent.stopped is not None:
+            return None
+        messages, seconds = self.options.flush_messages, self.options.flush_seconds
+        if not messages or not seconds or dirty.records >= messages:
+            return min(now, dirty.since)
+        return dirty.since + seconds
 
     def force(self) -> None:
-        """Forces inline. Raises Stopped."""
+        """Forces inline. Raises Stopped, Closed."""
+        self._writable()
+        self._keeper.force_end()
+
+    def force_plan(self) -> ForcePlan | None:
+        """What a force that starts now would cover; None if there is nothing to force, or no use in it."""
+        extent = self._extent
+        if self.closed or extent.stopped is not None or extent.forced >= extent.end:
+            return None
+        now, snapshot = self._clock.monotonic(), self._writer.due_snapshot()
+        place = (extent.end, extent.end_ordinal, extent.epoch)
+        return ForcePlan(self, self._keeper, extent.active, *place, now, snapshot)
+
+    def force_done(self, plan: ForcePlan, error: Exception | None) -> Callable[[], None] | None:
+        """Takes note of a force's end: `forced_offset` moves, or the log stops. Answers work for a worker."""
+        extent, keeper = self._extent, self._keeper
+        if plan.keeper is not keeper:
+            return None
+        if error is not None:
+            reason = f"a force failed: {error}"
+            with extent.lock:
+                extent.stopped = extent.stopped or reason
+            return lambda: self._fail(reason)
+        if extent.stopped is not None:
+            return None
+        extent.forced_to(plan.end, plan.end_ordinal)
+        self._writer.dirty_since = plan.planned_at
+        if plan.snapshot is None and not keeper.note_due:
+            return None
+        return lambda: self._after_force(plan.snapshot)
+
+    def _fail(self, reason: str) -> None:
+        self._keeper.fail(reason)
+
+    def _after_force(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None:
+            self._keeper.keep_snapshot(snapshot)
+        if self._keeper.note_due:
+            self._keeper.note()
+
+    # Giving up, stopping, ending.
+
+    def truncate_before(self, offset: int) -> int:
+        """Gives up what lies before the block that holds `offset`; answers the new first offset.
+
+        Not beyond the end. Raises Corrupt, Stopped, Full, Closed. May run in a worker, without appends meanwhile.
+        """
+        self._writable()
+        extent = self._extent
+        if offset <= extent.first:
+            return extent.first
+        self._keeper.force_end()
+        first, ordinal = extent.end, extent.end_ordinal
+        if offset < extent.end:
+            block = self._reader.block_at(offset)
+            first, ordinal = block.offset, block.control.first_ordinal
+        self._keeper.begin_at(first, ordinal)
+        return first
+
+    def retain(self, now_ms: int) -> list[str]:
+        """Removes or archives sealed segments by the options; answers their names.
+
+        Raises Stopped, Full, Closed. May run in a worker, also beside appends.
+        """
+        self._writable()
+        extent = self._extent
+        if not self.options.retention_seconds and not self.options.retention_bytes:
+            return []
+        sealed = extent.segments[:-1]
+        aged = [Aged(segment.base, segment.size, self._reader.newest_ms(segment)) for segment in sealed]
+        count = expired(aged, extent.end - extent.segments[0].base, now_ms, self.options)
+        if not count:
+            return []
+        first = extent.segments[count].base
+        return self._keeper.begin_at(first, self._reader.first_ordinal_at(first))
 
     def stop(self, reason: str) -> None:
-        """No more writes, over restarts too, until `resume`."""
+        """No more writes, over restarts too, until `resume`. Writes log.mark."""
+        self._writable()
+        self._keeper.fail(reason)
 
     def resume(self) -> None:
-        """Recovery again, with writes allowed: `recovery` and `state` are new. May run in a worker. Raises OSError."""
+        """Recovery again, with writes allowed: `recovery` is new, the state is loaded again.
 
-    def applied(self, kind: int, id: int) -> tuple[int, int] | None:
-        """The highest position of a source that was appended, or None."""
+        Raises Stopped if the end of the log cannot be made durable, OSError, Full. May run in a worker.
+        """
+        if self.closed:
+            raise Closed()
+        if self._extent.stopped is None:
+            return
+        old = self._keeper
+        self._adopt(0, resume=True)
+        old.abandon()
+        if self._extent.stopped is not None:
+            raise Stopped(self._extent.stopped)
+        self._keeper.settle()
 
     def close(self) -> None:
-        """Forces, writes the snapshot, sets `clean`. Raises Stopped if the force fails. May run in a worker."""
+        """Forces, writes the snapshot, sets `clean`; a stopped log is only closed. Twice is harmless.
+
+        Raises Stopped if the force fails, Full if the disk is full: closed all the same. May run in a worker.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self._keeper.close(self._writer.snapshot())

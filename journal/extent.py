@@ -1,0 +1,103 @@
+"""What a log has: its segments, where it begins and ends, what of it is forced, what is damaged.
+
+One object, shared by the parts of a log. The owner's thread changes it, or a worker that does the owner's work while
+the owner leaves the log alone. Readers in other threads take each value once: the list of segments is replaced, never
+changed, and the numbers only grow. A segment that leaves the list is closed when no read is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+
+from journal.mark import Marks
+from journal.recovery import Damage
+from journal.segment import Segment
+
+_base = attrgetter("base")
+
+
+class Extent:
+    """See the module. Built by journal.opening."""
+
+    def __init__(self, log_id: int, folder: str) -> None:
+        self.log_id = log_id
+        self.folder = folder
+        self.segments: tuple[Segment, ...] = ()
+        self.first = 0
+        self.first_ordinal = 0
+        self.end = 0
+        self.end_ordinal = 0
+        self.append_time = 0
+        """The latest append time, ms: the next one is not lower."""
+        self.forced = 0
+        self.forced_ordinal = 0
+        self.epoch = 0
+        self.starts: tuple[tuple[int, int], ...] = ()
+        self.stopped: str | None = None
+        self.clean = False
+        self.damage: tuple[Damage, ...] = ()
+        self.sources: dict[tuple[int, int], tuple[int, int]] = {}
+        self.lock = threading.RLock()
+        """Held for short changes of several fields, and while an index is loaded; never for a force."""
+        self._reads = 0
+        self._retired: list[Segment] = []
+
+    @property
+    def active(self) -> Segment:
+        """The segment that is written."""
+        return self.segments[-1]
+
+    def marks(self) -> Marks:
+        """What `log.mark` should say now."""
+        with self.lock:
+            numbers = (self.first, self.first_ordinal, self.forced, self.forced_ordinal, self.append_time)
+            return Marks(*numbers, self.epoch, self.starts, self.clean, self.stopped)
+
+    def forced_to(self, offset: int, ordinal: int) -> None:
+        """The log is forced up to an append's end; never goes back."""
+        with self.lock:
+            if offset > self.forced:
+                self.forced, self.forced_ordinal = offset, ordinal
+
+    def number_of(self, offset: int, segments: tuple[Segment, ...]) -> int:
+        """The place in `segments` of the one that holds `offset`; 0 if it lies before all."""
+        return max(0, bisect_right(segments, offset, key=_base) - 1)
+
+    def replace(self, segments: tuple[Segment, ...], retired: tuple[Segment, ...] = ()) -> None:
+        """A new list of segments; `retired` are closed as soon as no read may be inside them."""
+        with self.lock:
+            self.segments = segments
+            self._retired.extend(retired)
+        self._close_retired()
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Segment, ...]]:
+        """The segments, none of which is closed before the end of the block."""
+        with self.lock:
+            self._reads += 1
+            segments = self.segments
+        try:
+            yield segments
+        finally:
+            with self.lock:
+                self._reads -= 1
+            if self._retired:
+                self._close_retired()
+
+    def _close_retired(self) -> None:
+        with self.lock:
+            if self._reads:
+                return
+            retired, self._retired = self._retired, []
+        for segment in retired:
+            segment.close()
+
+
+def limit_of(segments: tuple[Segment, ...], number: int) -> int:
+    """Where the segment ends as part of the log: bytes behind the next one's first offset do not count."""
+    end = segments[number].end
+    return min(end, segments[number + 1].base) if number + 1 < len(segments) else end

@@ -1,0 +1,351 @@
+"""Opening a log: looks at what the folder holds, asks the tables of journal.recovery, and does what they say.
+
+Before anything is served, what was accepted behind the forced mark is written again in place and forced (after a
+crash the page cache proves nothing), the epoch is raised, and the marks are forced. A log that was stopped is opened
+as it is: nothing in it is changed, and reads go up to its forced mark, until an operator resumes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from journal import names
+from journal.control import CONTROL_BODY, FLAG_CONTROL
+from journal.disk import Disk, write_all
+from journal.errors import Corrupt, Full
+from journal.extent import Extent, limit_of
+from journal.header import BadRecord, body_holds, records_of
+from journal.mark import MarkFile, Marks, WrongLog, with_start
+from journal.options import LogOptions
+from journal.recovery import Damage, FileFound, FolderFound, Recovery, Tail, Walk, decide_folder
+from journal.replay import PIECE_BYTES, Replay
+from journal.segment import Segment
+from journal.state import Snapshot, Snapshots, State
+
+OFFSET_MAX: Final = (1 << 63) - 1
+
+TORN_SIZE_MAX: Final = 16 << 20
+"""Bytes of a cut tail that are copied aside: enough to see what happened, and no second log."""
+TORN_FILES_MAX: Final = 4
+"""Copies that stay; older ones are removed."""
+
+OTHER_LOG_SIZE_MAX: Final = 1 << 20
+"""Bytes looked through for a control record of another log."""
+
+FIRST_EPOCH: Final = 1
+
+
+class Opening:
+    """One opening, or resumption, of the log in `folder`. After `run` the fields are the log's parts.
+
+    Raises NewerFormat, WrongLog, Corrupt (a snapshot that its own state refuses), OSError, Full.
+    """
+
+    def __init__(
+        self, disk: Disk, folder: str, log_id: int, options: LogOptions, state: State, start_offset: int
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log_id = log_id
+        self._options = options
+        self._state = state
+        self._start_offset = start_offset
+        self._holes: list[Damage] = []
+        self.extent = Extent(log_id, folder)
+        self.mark = MarkFile(disk, folder, log_id)
+        self.snapshots = Snapshots(disk, folder, log_id)
+        self.report = Recovery()
+
+    def run(self, *, resume: bool = False) -> None:
+        """Looks, decides, acts. `resume`: a stop is lifted."""
+        marks, status = self._read_mark()
+        snapshot = self._read_snapshot()
+        files = self._files()
+        first = marks.first if marks is not None else files[0].offset if files else self._start_offset
+        marks = marks or Marks(first, 0, first, 0, 0)
+        forced, ordinal = max((marks.forced, marks.forced_ordinal), (snapshot.offset, snapshot.ordinal))
+        needed = min(first, snapshot.offset) if snapshot.offset else first
+        found = FolderFound(status, marks.clean and forced == marks.forced, first, forced, needed, files)
+        row = decide_folder(found)
+        self.report.labels.append(row.label)
+        if not resume:
+            self.extent.stopped = marks.stopped
+            if status == "damaged" and files:
+                self.extent.stopped = "log.mark was damaged, so it is not known whether the log was stopped"
+        if row.decision.create:
+            self._create(marks, forced, ordinal)
+            return
+        self._take_marks(marks)
+        if status != "good":
+            self._refuse_other_log(files[-1])
+        self._open_segments(found)
+        if row.decision.walk is Walk.NOTHING and snapshot.offset == marks.forced:
+            self._take_clean(marks, snapshot)
+            return
+        replay = self._replay(snapshot, forced, ordinal)
+        self._take_replay(replay)
+        if row.decision.unclean or replay.cut is not None:
+            self._make_true(marks, replay)
+        else:
+            self.extent.clean = True
+        self._drop(found)
+
+    def _read_mark(self) -> tuple[Marks | None, str]:
+        try:
+            marks = self.mark.read()
+        except WrongLog:
+            raise
+        except Corrupt as error:
+            self.report.warnings.append(str(error))
+            return None, "damaged"
+        return marks, "none" if marks is None else "good"
+
+    def _read_snapshot(self) -> Snapshot:
+        """The newest good snapshot, loaded into the state; an empty one if there is none."""
+        snapshot, damaged = self.snapshots.newest(OFFSET_MAX)
+        for error in damaged:
+            self.report.labels.append("snapshot damaged")
+            self.report.warnings.append(str(error))
+        if snapshot is None:
+            snapshot = Snapshot(0, 0, 0, {}, b"")
+            if damaged:
+                self.report.labels.append("state lost")
+        try:
+            self._state.load(snapshot.state)
+        except ValueError as error:
+            path = names.join(self._folder, names.state_name(snapshot.offset))
+            raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
+        return snapshot
+
+    def _files(self) -> tuple[FileFound, ...]:
+        found = []
+        for name in self._disk.list(self._folder):
+            offset = names.parse_segment_name(name, self._options.suffix)
+            if offset is not None:
+                found.append(FileFound(offset, self._disk.size(names.join(self._folder, name))))
+        return tuple(sorted(found))
+
+    def _take_marks(self, marks: Marks) -> None:
+        extent = self.extent
+        extent.first, extent.first_ordinal, extent.forced, extent.forced_ordinal = marks[:4]
+        extent.append_time, extent.epoch, extent.starts = marks.append_time, marks.epoch, marks.starts
+
+    def _create(self, marks: Marks, forced: int, ordinal: int) -> None:
+        """A log without a file: a new one, one whose creation was cut short, or one that lost all of them."""
+        extent = self.extent
+        self._take_marks(marks)
+        if forced > marks.first:
+            extent.damage = ((marks.first, forced, "no segment file has these bytes"),)
+            self.report.damage = list(extent.damage)
+        extent.forced = extent.end = forced
+        extent.forced_ordinal = extent.end_ordinal = ordinal
+        extent.epoch = max(FIRST_EPOCH, marks.epoch)
+        if forced > marks.first:
+            extent.epoch += 1
+            extent.starts = with_start(marks.starts, extent.epoch, forced)
+        self.mark.settle(extent.marks())
+        extent.segments = (self._new_segment(forced),)
+
+    def _new_segment(self, offset: int) -> Segment:
+        segment = Segment.create(self._disk, self._folder, offset, self._log_id, self._options.suffix)
+        self._disk.force_folder(self._folder)
+        return segment
+
+    def _refuse_other_log(self, file: FileFound) -> None:
+        """Without marks only the control records say whose folder this is: another log's would look torn to us."""
+        path = names.join(self._folder, names.segment_name(file.offset, self._options.suffix))
+        opened = self._disk.open_read(path)
+        try:
+            data = opened.pread(OTHER_LOG_SIZE_MAX, 0)
+        finally:
+            opened.close()
+        try:
+            for record in records_of(data):
+                if (
+                    record.flag == FLAG_CONTROL
+                    and record.size == 20 + CONTROL_BODY.size
+                    and body_holds(data, record)
+                ):
+                    if record.id != self._log_id:
+                        raise WrongLog(
+                            path,
+                            0,
+                            len(data),
+                            f"the folder is of log {record.id:#x}, not of {self._log_id:#x}",
+                        )
+                    return
+        except BadRecord:
+            return
+
+    def _open_segments(self, found: FolderFound) -> None:
+        """Opens what is live, and names what is missing between: from the last whole block before the hole."""
+        live = found.live
+        segments = [
+            Segment.open(
+                self._disk, self._folder, file.offset, self._log_id,
+                writable=file is live[-1], suffix=self._options.suffix,
+            )
+            for file in live
+        ]  # fmt: skip
+        self.extent.segments = tuple(segments)
+        for first, next, reason in found.holes:
+            number = self.extent.number_of(first, self.extent.segments)
+            self._holes.append((_last_block_end(segments[number], first), next, reason))
+        if found.mark != "good":
+            block = next(segments[0].sound_blocks(), None)
+            self.extent.first_ordinal = block.control.first_ordinal if block is not None else 0
+
+    def _take_clean(self, marks: Marks, snapshot: Snapshot) -> None:
+        extent = self.extent
+        extent.end, extent.end_ordinal = marks.forced, marks.forced_ordinal
+        extent.sources = dict(snapshot.sources)
+        extent.clean = True
+
+    def _replay(self, snapshot: Snapshot, forced: int, ordinal: int) -> Replay:
+        replay = Replay(snapshot, forced, ordinal, self._state, self.report)
+        segments = self.extent.segments
+        for number, segment in enumerate(segments):
+            begin, end = max(segment.base, snapshot.offset), limit_of(segments, number)
+            last = number + 1 == len(segments)
+            if begin < end or last:
+                replay.segment(segment, min(begin, end), end, last=last)
+        return replay
+
+    def _take_replay(self, replay: Replay) -> None:
+        extent = self.extent
+        extent.end, extent.end_ordinal = replay.end, replay.ordinal
+        if extent.end >= extent.forced:
+            extent.end_ordinal = max(extent.end_ordinal, extent.forced_ordinal)
+        extent.append_time = max(extent.append_time, replay.append_time)
+        extent.sources = replay.sources
+        extent.epoch = max(extent.epoch, replay.epoch)
+        if replay.forced > extent.end:
+            # Forced bytes are missing at the end of the last file: offsets go on where they ended.
+            self._holes.append((extent.end, replay.forced, "no segment file has these bytes"))
+            extent.end = replay.forced
+            extent.end_ordinal = max(extent.end_ordinal, extent.forced_ordinal)
+        extent.damage = _merged([*self._holes, *replay.damage])
+        self.report.damage = list(extent.damage)
+
+    def _make_true(self, marks: Marks, replay: Replay) -> None:
+        """Cuts, writes again, forces, raises the epoch: then everything up to the end is on the disk."""
+        extent = self.extent
+        if extent.stopped is not None:
+            extent.active.size = min(extent.active.size, extent.end - extent.active.base)
+            return
+        try:
+            self._cut(replay.cut)
+            self._force_again(min(replay.forced, extent.end))
+            extent.forced, extent.forced_ordinal = extent.end, extent.end_ordinal
+            if extent.active.end < extent.end:
+                extent.active.seal()
+                extent.segments = (*extent.segments, self._new_segment(extent.end))
+            extent.epoch += 1
+            extent.starts = with_start(extent.starts, extent.epoch, extent.end)
+            self.mark.settle(extent.marks())
+        except (OSError, Full) as error:
+            self._stop(f"recovery could not make the end of the log durable: {error}", marks)
+
+    def _stop(self, reason: str, marks: Marks) -> None:
+        extent = self.extent
+        extent.forced, extent.forced_ordinal = marks.forced, marks.forced_ordinal
+        extent.stopped = reason
+        try:
+            self.mark.settle(extent.marks())
+        except (OSError, Full) as error:
+            extent.stopped = f"{reason}; log.mark could not be written either: {error}"
+
+    def _cut(self, decision: Tail | None) -> None:
+        """Cuts what lies behind the end off the last file."""
+        extent = self.extent
+        segment = extent.active
+        surplus = segment.end - extent.end
+        if surplus <= 0:
+            return
+        self.report.cut_bytes = surplus
+        if decision is not Tail.CUT_ZEROS:
+            self._keep_torn(segment, extent.end)
+        segment.cut(extent.end - segment.base)
+        segment.force()
+
+    def _keep_torn(self, segment: Segment, offset: int) -> None:
+        """Copies the tail aside. A full disk is no reason not to start: then the copy is left out, and said so."""
+        path = names.join(self._folder, names.torn_name(offset))
+        if self._disk.exists(path):
+            self._disk.unlink(path)
+        size = min(segment.end - offset, TORN_SIZE_MAX)
+        try:
+            copy = self._disk.create(path)
+            write_all(copy, [segment.pread(size, offset - segment.base)], 0)
+        except Full as error:
+            self.report.warnings.append(f"the bytes cut off at {offset} could not be kept: {error}")
+            return
+        copy.force()
+        copy.close()
+        self._disk.force_folder(self._folder)
+        self.report.torn_path = path
+        kept = [name for name in self._disk.list(self._folder) if names.parse_torn_name(name) is not None]
+        for name in kept[:-TORN_FILES_MAX]:
+            if names.join(self._folder, name) != path:
+                self._disk.unlink(names.join(self._folder, name))
+
+    def _force_again(self, forced: int) -> None:
+        """Writes what lies behind `forced` again, the same bytes at the same place, and forces it."""
+        segment = self.extent.active
+        position, end = (
+            max(forced, segment.base) - segment.base,
+            min(self.extent.end, segment.end) - segment.base,
+        )
+        if position >= end:
+            return
+        self.report.rewritten_bytes = end - position
+        while position < end:
+            piece = segment.pread(min(PIECE_BYTES, end - position), position)
+            position += write_all(segment.file, [piece], position)
+        segment.force()
+
+    def _drop(self, found: FolderFound) -> None:
+        """Removes what a truncation that was cut short left, and snapshots that nobody needs."""
+        if self.extent.stopped is not None:
+            return
+        self.snapshots.prune(self.extent.end)
+        dropped = found.files[: len(found.files) - len(found.live)]
+        for file in dropped:
+            remove_segment(self._disk, self._folder, file.offset, self._options.suffix)
+        if dropped:
+            self._disk.force_folder(self._folder)
+
+
+def remove_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
+    """Unlinks a segment and its index; answers its name. The folder is forced by the caller."""
+    index = names.join(folder, names.index_name(offset))
+    if disk.exists(index):
+        disk.unlink(index)
+    name = names.segment_name(offset, suffix)
+    disk.unlink(names.join(folder, name))
+    return name
+
+
+def _last_block_end(segment: Segment, first: int) -> int:
+    """Where the last whole block before a hole ends; `first` if no file reaches up to the hole."""
+    if not segment.base < first <= segment.end:
+        return first
+    place = segment.base
+    position = segment.index.by_position(first - segment.base - 1).position
+    try:
+        for block in segment.blocks(position, first - segment.base, verify=False):
+            place = block.next
+    except BadRecord:
+        return max(place, segment.base + position)
+    return first
+
+
+def _merged(damage: list[Damage]) -> tuple[Damage, ...]:
+    """Sorted, and what overlaps or touches joined."""
+    merged: list[Damage] = []
+    for first, next, reason in sorted(damage):
+        if merged and first <= merged[-1][1]:
+            before = merged.pop()
+            first, next, reason = before[0], max(before[1], next), before[2]
+        merged.append((first, next, reason))
+    return tuple(merged)

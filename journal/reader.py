@@ -1,0 +1,276 @@
+"""Reading a log: chunks of whole control blocks, and finding a place by offset, ordinal or time.
+
+A chunk begins and ends where control blocks do. These places are known without a look at the file for the ends of
+index runs, for the end of what may be read, for the ends of damage and for the ends of chunks that were given before;
+so a reader that goes on where it stopped costs one read of the disk and nothing else. Any other place is found by
+walking the run of at least 64 KiB that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from journal.block import Block, blocks_of
+from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
+from journal.extent import Extent, limit_of
+from journal.header import FLAG_FILLER, BadRecord, Incomplete, records_of, walk
+from journal.index import RUN_SIZE_MIN, Index, Place
+from journal.mark import cut_since
+from journal.record import BLOCK_SPAN_MAX
+from journal.segment import Segment
+from journal.shapes import Chunk
+
+KNOWN_MAX: Final = 256
+"""Ends of chunks that are remembered for each log: more readers than this at different places are rare, and the
+others only walk a run."""
+
+Pread = Callable[[Segment, int, int], bytes]
+
+
+class WouldBlock(Exception):
+    """A cached read would have to wait for the disk."""
+
+
+class Reader:
+    """See the module. All methods may run beside the owner, in any thread."""
+
+    def __init__(self, extent: Extent) -> None:
+        self._extent = extent
+        self._known: dict[int, None] = {}
+        self._oldest: tuple[int, int] | None = None
+
+    def read(self, offset: int, max_bytes: int, forced: bool, epoch: int | None, cached: bool) -> Chunk:
+        """As `Log.read`. Raises WouldBlock where `cached` and the bytes are not in memory."""
+        extent = self._extent
+        with extent.reading() as segments:
+            limit = extent.forced if forced or extent.stopped is not None else extent.end
+            self._check(offset, epoch)
+            self._refuse_damage(offset)
+            if offset >= limit:
+                return Chunk(offset, offset, offset, b"")
+            pread = _pread_cached if cached else _pread
+            number = extent.number_of(offset, segments)
+            segment = segments[number]
+            if cached and not segment.indexed:
+                raise WouldBlock
+            end = self._clip(offset, min(limit, limit_of(segments, number)))
+            start = self._start(segment, offset, end, pread)
+            stop = self._stop(segment, start, end, max_bytes, pread)
+            data = pread(segment, stop - start, start)
+            if len(data) != stop - start:
+                raise Corrupt(segment.path, start + len(data), stop, "the file is shorter than it was")
+            self._remember(stop)
+            return Chunk(start, offset, stop, data)
+
+    def seek_offset(self, offset: int) -> int:
+        """As `Log.seek_offset`."""
+        extent = self._extent
+        offset = max(extent.first, min(offset, extent.end))
+        with extent.reading() as segments:
+            self._refuse_damage(offset)
+            if offset == extent.end:
+                return offset
+            number = extent.number_of(offset, segments)
+            segment = segments[number]
+            block = self._block_at(segment, offset, self._clip(offset, limit_of(segments, number)), _pread)
+            return max(start for start in _starts(block) if start <= offset)
+
+    def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
+        """As `Log.offset_of_ordinal`."""
+        extent = self._extent
+        if ordinal <= extent.first_ordinal:
+            return extent.first, extent.first_ordinal
+        with extent.reading() as segments:
+            if ordinal >= extent.end_ordinal:
+                return extent.end, extent.end_ordinal
+            low, high = 0, len(segments)
+            while high - low > 1:
+                middle = (low + high) // 2
+                first = self._index_of(segments[middle]).first_ordinal
+                low, high = (middle, high) if first is not None and first <= ordinal else (low, middle)
+            for segment in segments[low:]:
+                place = self._index_of(segment).by_ordinal(ordinal)
+                for block in segment.sound_blocks(place.position):
+                    if block.control.next_ordinal > ordinal:
+                        return _record_of_ordinal(block, ordinal)
+            return extent.end, extent.end_ordinal
+
+    def offset_of_time(self, ms: int) -> int:
+        """As `Log.offset_of_time`."""
+        extent = self._extent
+        with extent.reading() as segments:
+            if ms > extent.append_time:
+                return extent.end
+            low, high = -1, len(segments) - 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (
+                    (low, middle) if self._index_of(segments[middle]).newest_ms >= ms else (middle, high)
+                )
+            for segment in segments[high:]:
+                place = self._index_of(segment).by_time(ms)
+                for block in segment.sound_blocks(place.position):
+                    if block.control.append_time >= ms:
+                        return max(extent.first, block.offset)
+            return extent.end
+
+    def block_at(self, offset: int) -> Block:
+        """The control block that holds `offset`, which lies below the end. Raises Corrupt."""
+        with self._extent.reading() as segments:
+            self._refuse_damage(offset)
+            number = self._extent.number_of(offset, segments)
+            end = self._clip(offset, limit_of(segments, number))
+            return self._block_at(segments[number], offset, end, _pread)
+
+    def oldest_ms(self) -> int:
+        """The append time of the first block; read once for each place where the log began. Raises Corrupt."""
+        first = self._extent.first
+        if self._oldest is None or self._oldest[0] != first:
+            with self._extent.reading() as segments:
+                segment = segments[self._extent.number_of(first, segments)]
+                blocks = segment.sound_blocks(max(0, first - segment.base))
+                times = (block.control.append_time for block in blocks)
+                self._oldest = (first, next(times, self._extent.append_time))
+        return self._oldest[1]
+
+    def newest_ms(self, segment: Segment) -> int:
+        """The append time of a sealed segment's last block."""
+        return self._index_of(segment).newest_ms
+
+    def first_ordinal_at(self, offset: int) -> int:
+        """The ordinal of the first record at or behind a segment's start."""
+        with self._extent.reading() as segments:
+            for segment in segments[self._extent.number_of(offset, segments) :]:
+                ordinal = self._index_of(segment).first_ordinal
+                if ordinal is not None:
+                    return ordinal
+            return self._extent.end_ordinal
+
+    def _check(self, offset: int, epoch: int | None) -> None:
+        extent = self._extent
+        cut = None if epoch is None else cut_since(extent.starts, epoch)
+        if cut is not None and offset > cut:
+            raise CutAway(offset, cut)
+        if offset < extent.first:
+            raise BelowStart(offset, extent.first)
+        if offset > extent.end:
+            raise BeyondEnd(offset, extent.end)
+
+    def _refuse_damage(self, offset: int) -> None:
+        for first, next, reason in self._extent.damage:
+            if first <= offset < next:
+                segments = self._extent.segments
+                path = segments[self._extent.number_of(offset, segments)].path
+                raise Corrupt(path, first, next, reason)
+
+    def _clip(self, offset: int, end: int) -> int:
+        """`end`, or where damage begins before it."""
+        return min([end, *(first for first, _, _ in self._extent.damage if first > offset)])
+
+    def _start(self, segment: Segment, offset: int, end: int, pread: Pread) -> int:
+        """The start of the block that holds `offset`. Raises NotARecord, Corrupt."""
+        if offset in self._known or self._place(segment, offset).position == offset - segment.base:
+            return offset
+        block = self._block_at(segment, offset, end, pread)
+        if offset not in _starts(block):
+            raise NotARecord(offset)
+        return block.offset
+
+    def _stop(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
+        """Where the chunk from `start` ends: at most `max_bytes` on, but at least one block."""
+        if end - start <= max_bytes:
+            return end
+        stop = segment.base + self._place(segment, start + max_bytes).position
+        if stop > start:
+            return stop
+        for block in self._blocks(segment, start, end, pread):
+            if block.next - start > max_bytes:
+                return stop if stop > start else block.next
+            stop = block.next
+        return end
+
+    def _block_at(self, segment: Segment, offset: int, end: int, pread: Pread) -> Block:
+        for block in self._blocks(segment, self._known_before(segment, offset), end, pread):
+            if offset < block.next:
+                return block
+        raise Corrupt(segment.path, offset, end, "no control block holds this offset")
+
+    def _known_before(self, segment: Segment, offset: int) -> int:
+        """The nearest place at or before `offset` where a block is known to begin."""
+        run = segment.base + self._place(segment, offset).position
+        return max([run, *(next for _, next, _ in self._extent.damage if next <= offset)])
+
+    def _blocks(self, segment: Segment, start: int, end: int, pread: Pread) -> Iterator[Block]:
+        """Blocks from `start` on, not summed, with as little of the file read as will do. Raises Corrupt."""
+        size = RUN_SIZE_MIN
+        while start < end:
+            data = pread(segment, min(size, end - start), start)
+            position = start
+            try:
+                for block in blocks_of(data, position, segment.log_id, verify=False):
+                    yield block
+                    start = block.next
+            except Incomplete as error:
+                if position + len(data) >= end:
+                    raise self._broken(segment, start, end, error) from None
+                size = RUN_SIZE_MIN if start > position else min(size * 4, BLOCK_SPAN_MAX)
+            except BadRecord as error:
+                raise self._broken(segment, start, end, error) from None
+
+    def _broken(self, segment: Segment, start: int, end: int, error: BadRecord) -> Corrupt:
+        """Names the damage that a walk met at `start`, for this reader and for later ones."""
+        good = segment.next_good(start - segment.base)
+        next = end if good is None else min(end, segment.base + good.position)
+        extent = self._extent
+        with extent.lock:
+            extent.damage = tuple(sorted({*extent.damage, (start, next, error.reason)}))
+        return Corrupt(segment.path, start, next, error.reason)
+
+    def _place(self, segment: Segment, offset: int) -> Place:
+        place = self._index_of(segment).by_position(offset - segment.base)
+        # Beside an append the index may just have closed its first run: then the segment's start is what we know.
+        return place if place.position <= offset - segment.base else Place(0, 0)
+
+    def _index_of(self, segment: Segment) -> Index:
+        if segment.indexed:
+            return segment.index
+        with self._extent.lock:
+            return segment.index
+
+    def _remember(self, offset: int) -> None:
+        if offset not in self._known:
+            with self._extent.lock:
+                if len(self._known) >= KNOWN_MAX:
+                    self._known.pop(next(iter(self._known)))
+                self._known[offset] = None
+
+
+def _pread(segment: Segment, size: int, offset: int) -> bytes:
+    return segment.pread(size, offset - segment.base)
+
+
+def _pread_cached(segment: Segment, size: int, offset: int) -> bytes:
+    data = segment.pread_cached(size, offset - segment.base)
+    if data is None:
+        raise WouldBlock
+    return data
+
+
+def _starts(block: Block) -> list[int]:
+    """Where records begin in a block, its control record among them."""
+    positions = [block.offset + position for position in walk(block.data)]
+    return [*positions, block.control.end]
+
+
+def _record_of_ordinal(block: Block, ordinal: int) -> tuple[int, int]:
+    """(offset, ordinal) of that record of the block; the first one if damage swallowed it."""
+    at = block.control.first_ordinal
+    if ordinal <= at:
+        return block.offset, at
+    for position, _, checksum, _, flag in records_of(block.data):
+        count = checksum if flag & FLAG_FILLER else 1
+        if ordinal < at + count:
+            return block.offset + position, at
+        at += count
+    return block.next, at

@@ -1,0 +1,181 @@
+"""Snapshots of what a log's records taught, so that a start need not read them all: `<32 digits>.state`.
+
+    magic "TFST" | version u16 | zero u16 | log id u64 | offset u64 | next ordinal u64 | append time u64 ms
+    | sources u32 | state size u64 | CRC-32 u32 of everything else
+    | sources x (kind u32, id u64, high u64, low u64) | state
+
+All numbers are big-endian. A snapshot describes every record before `offset`, which is also its name, and is written
+only after the log is forced up to there. It comes under its name by a rename, whole; of a log's snapshots the two
+newest are kept, so that one that rots leaves another. It also carries the highest applied position of every source:
+retention may have removed the control records that said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+from zlib import crc32
+
+from journal.block import Block
+from journal.disk import Disk, write_all
+from journal.errors import Corrupt, NewerFormat
+from journal.names import join, parse_state_name, state_name
+
+MAGIC: Final = b"TFST"
+VERSION: Final = 1
+HEADER: Final = Struct(">4sHHQQQQIQI")
+SOURCE: Final = Struct(">IQQQ")
+CRC: Final = Struct(">I")
+KEPT: Final = 2
+"""Snapshots kept: the newest, and the one before it for the day the newest cannot be read."""
+
+NEW_SUFFIX: Final = ".new"
+"""What a snapshot is called until it is whole and forced."""
+
+Sources = Mapping[tuple[int, int], tuple[int, int]]
+
+
+class State(Protocol):
+    """Memory that is rebuilt from a log: for the broker, its producers' sequences and first answers.
+
+    At open, `load` comes once, then `apply` for each verified block behind what was loaded, in order, append by
+    append. `dump` is called by the owner between appends: it must describe exactly what was appended so far.
+    """
+
+    def load(self, data: bytes) -> None:
+        """Starts from what `dump` gave; b"" is the state of an empty log. Raises ValueError if it is no dump."""
+        ...
+
+    def dump(self) -> bytes: ...
+
+    def apply(self, block: Block) -> None: ...
+
+
+class NoState:
+    """For a log whose records teach nothing that is worth keeping."""
+
+    def load(self, data: bytes) -> None:
+        """There is nothing to start from."""
+
+    def dump(self) -> bytes:
+        return b""
+
+    def apply(self, block: Block) -> None:
+        """Nothing is learned."""
+
+
+class Snapshot(NamedTuple):
+    """What every record before `offset` taught; `ordinal` and `append_time` go on from there."""
+
+    offset: int
+    ordinal: int
+    append_time: int
+    sources: Sources
+    state: bytes
+
+
+def encode_snapshot(log_id: int, snapshot: Snapshot) -> bytes:
+    """The bytes of a snapshot file."""
+    body = (
+        b"".join(SOURCE.pack(*key, *place) for key, place in sorted(snapshot.sources.items()))
+        + snapshot.state
+    )
+    fields = (MAGIC, VERSION, 0, log_id, snapshot.offset, snapshot.ordinal, snapshot.append_time)
+    head = HEADER.pack(*fields, len(snapshot.sources), len(snapshot.state), 0)[: -CRC.size]
+    return head + CRC.pack(crc32(body, crc32(head))) + body
+
+
+def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
+    """The snapshot in `data`. Raises NewerFormat, or Corrupt with positions in the file `path`."""
+    if len(data) < HEADER.size:
+        raise Corrupt(path, 0, len(data), "shorter than its header")
+    magic, version, _, found_id, offset, ordinal, append_time, count, size, crc = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise Corrupt(path, 0, len(data), "not a snapshot")
+    if version > VERSION:
+        raise NewerFormat(path, version, VERSION)
+    if crc32(data[HEADER.size :], crc32(data[: HEADER.size - CRC.size])) != crc:
+        raise Corrupt(path, 0, len(data), "fails its checksum")
+    begins = HEADER.size + count * SOURCE.size
+    if begins + size != len(data) or found_id != log_id:
+        raise Corrupt(path, 0, len(data), "a snapshot of another log, or of another size than it says")
+    places = SOURCE.iter_unpack(data[HEADER.size : begins])
+    sources = {(kind, id): (high, low) for kind, id, high, low in places}
+    return Snapshot(offset, ordinal, append_time, sources, data[begins:])
+
+
+class Snapshots:
+    """The snapshot files of one log's folder. `write` may run in a worker; one thread at a time."""
+
+    def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log_id = log_id
+        self._kept: list[int] = []
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Offsets of the snapshots that are known to be good, oldest first."""
+        return tuple(self._kept)
+
+    def newest(self, end: int) -> tuple[Snapshot | None, list[Corrupt]]:
+        """The newest good snapshot at or before `end`, and what was found damaged on the way to it.
+
+        Remembers the good ones. Raises NewerFormat.
+        """
+        found, damaged = None, []
+        self._kept = []
+        names = self._disk.list(self._folder)
+        for offset in sorted(filter(None.__ne__, map(parse_state_name, names)), reverse=True):
+            if offset > end:
+                continue
+            try:
+                snapshot = self._read(offset)
+            except Corrupt as error:
+                damaged.append(error)
+                continue
+            found = found or snapshot
+            self._kept.insert(0, offset)
+        return found, damaged
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Makes `snapshot` durable, then removes what is older than the one before it. Raises OSError, Full."""
+        if snapshot.offset in self._kept:
+            return
+        path = join(self._folder, state_name(snapshot.offset))
+        self._write_new(path + NEW_SUFFIX, encode_snapshot(self._log_id, snapshot))
+        self._disk.rename(path + NEW_SUFFIX, path)
+        self._disk.force_folder(self._folder)
+        self._kept = sorted([*self._kept, snapshot.offset])
+        self.prune(snapshot.offset)
+
+    def prune(self, end: int) -> None:
+        """Removes unfinished ones, those beyond `end` and all but the newest good KEPT."""
+        keep = {offset for offset in self._kept if offset <= end}
+        keep = set(sorted(keep)[-KEPT:])
+        for name in self._disk.list(self._folder):
+            offset = parse_state_name(name.removesuffix(NEW_SUFFIX))
+            if offset is not None and (name.endswith(NEW_SUFFIX) or offset not in keep):
+                self._disk.unlink(join(self._folder, name))
+        self._kept = sorted(keep)
+
+    def _read(self, offset: int) -> Snapshot:
+        path = join(self._folder, state_name(offset))
+        file = self._disk.open_read(path)
+        try:
+            snapshot = decode_snapshot(file.pread(file.size(), 0), path, self._log_id)
+        finally:
+            file.close()
+        if snapshot.offset != offset:
+            raise Corrupt(path, 0, 0, f"describes offset {snapshot.offset}")
+        return snapshot
+
+    def _write_new(self, path: str, data: bytes) -> None:
+        if self._disk.exists(path):
+            self._disk.unlink(path)
+        file = self._disk.create(path)
+        # A file whose force failed is not closed here: the error is the caller's, and the bytes are not wanted.
+        write_all(file, [data], 0)
+        file.force()
+        file.close()
