@@ -47,7 +47,7 @@ class House:
 
     def __init__(self, config: Config, disk: Disk, clock: Clock, run: Run, randomness: Randomness) -> None:
         self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
-        self.data = config.data
+        self.data = config.server.data
         self.meta = join(self.data, "meta")
         self.limits: Mapping[str, int] = limits.effective(config.limits)
         self.timers = Timers(clock)
@@ -78,8 +78,8 @@ class House:
             folders=self.folders,
             run=self.run,
             limits=self.limits,
-            partitions_default=self.config.topics_partitions,
-            auto_create=self.config.topics_auto_create,
+            partitions_default=self.config.topics.partitions,
+            auto_create=self.config.topics.auto_create,
         )
         self.writes = Writes(
             partition=self.topics.partition,
@@ -101,7 +101,7 @@ class House:
 
     def log_options(self, name: str, own: Mapping[str, Any]) -> LogOptions:
         """The options of a topic's logs."""
-        for_topic = self.config.topics.get(name, {})
+        for_topic = self.config.topic.get(name, {})
         return settings.options(self.config.values, for_topic, own, self.folders.archive_folder(name))
 
     def _producers(self) -> Producers:
