@@ -1,0 +1,208 @@
+"""`tfmq log`: look into segment files, verify them, mend them; without a server."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from journal.block import Block
+from journal.disk import Disk
+from journal.header import FLAG_FILLER, FLAG_TOMBSTONE, records_of, split_body
+from journal.repair import remove_originals, repair
+from journal.segment import Segment
+from journal.survey import Stretch, find_log_id, survey
+from journal.verify import Report, verify
+from tfmq import ids
+from tfmq.cli.offline import checked, locked, partitions_of, segments_of, suffix_of
+from tfmq.cli.output import Output, dumps, output_options, progress, size_text, text_or_base64
+from tfmq.errors import DecodeFailed
+from tfmq.message import decode_attribute
+
+DAMAGE_FOUND = 4
+PREVIEW = 60
+
+
+@click.group()
+def log() -> None:
+    """Segment files, without a server: dump, verify, repair."""
+
+
+@log.command(epilog="\b\nExample:\n  tfmq log dump tfmq-data/orders-0 -n 5")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("-n", "count", type=click.IntRange(min=1), help="Stop after so many rows.")
+@click.option("--from", "first", type=click.IntRange(min=0), default=0, help="Begin at this offset.")
+@click.option("--control", is_flag=True, help="Show control records too.")
+@output_options
+def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> None:
+    """Print the records of a segment file, a partition or a data folder."""
+    from journal.disk import RealDisk
+
+    rows = (row for s in segments_of(checked(path)) for row in rows_of(RealDisk(), s, control))
+    damaged = False
+    for row in islice((row for row in rows if row["offset"] >= first), count):
+        damaged |= row["kind"] == "damaged"
+        click.echo(dumps(row) if output.json else line_of(row))
+    sys.exit(DAMAGE_FOUND if damaged else 0)
+
+
+def rows_of(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
+    """Every record of a segment, in order; a stretch that cannot be read is a row of its own."""
+    base = int(path.name.split(".")[0])
+    log_id = find_log_id(disk, str(path))
+    if log_id is None:
+        yield {
+            "kind": "damaged",
+            "offset": base,
+            "next": base + path.stat().st_size,
+            "reason": "no whole block in it",
+        }
+        return
+    segment = Segment.open(disk, str(path.parent), base, log_id, writable=False, suffix=suffix_of(path))
+    try:
+        for part in survey(segment):
+            if isinstance(part, Stretch):
+                first, following = base + part.first, base + part.next
+                yield {"kind": "damaged", "offset": first, "next": following, "reason": part.reason}
+            else:
+                yield from block_rows(part, control)
+    finally:
+        segment.close()
+
+
+def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
+    ordinal = block.control.first_ordinal
+    for record in records_of(block.data):
+        offset = block.offset + record.position
+        if record.flag & FLAG_FILLER:
+            yield {"kind": "filler", "offset": offset, "ordinal": ordinal, "count": record.checksum}
+            ordinal += record.checksum
+            continue
+        yield {"kind": "record", "offset": offset, "ordinal": ordinal, **content(record)}
+        ordinal += 1
+    if control:
+        fields = {k: v for k, v in block.control._asdict().items() if k not in ("offset", "version")}
+        yield {"kind": "control", "offset": block.next - CONTROL_ROW_BYTES, **fields}
+
+
+CONTROL_ROW_BYTES = 100  # a control record, header and body: docs/formats/record.md
+
+
+def content(record: Any) -> dict[str, Any]:
+    attribute, payload = split_body(record.body, record.flag)
+    row: dict[str, Any] = {"id": ids.print_id(record.id)}
+    if attribute is not None:
+        try:
+            found = decode_attribute(attribute)
+        except DecodeFailed:
+            row["attribute"] = bytes(attribute)
+        else:
+            row |= {"born_ms": found.born_ms, "key": found.key, "tag": found.tag}
+            row["properties"] = dict(found.properties)
+    row["payload"] = None if record.flag & FLAG_TOMBSTONE else text_or_base64(bytes(payload))
+    return row
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row for a person."""
+    if row["kind"] == "damaged":
+        return f"{row['offset']:>12}  DAMAGED up to {row['next']}: {row['reason']}"
+    if row["kind"] == "filler":
+        return f"{row['offset']:>12}  {row['ordinal']:>9}  filler in the place of {row['count']} lost"
+    if row["kind"] == "control":
+        at = datetime.fromtimestamp(row["append_time"] / 1000, UTC)
+        return (
+            f"{row['offset']:>12}  {'':>9}  control: {row['records']} records, {row['bytes']} bytes,"
+            f" appended {at:%Y-%m-%d %H:%M:%S}, epoch {row['epoch']}, forced up to {row['forced']}"
+        )
+    payload = "(tombstone)" if row["payload"] is None else row["payload"]
+    key = f" [{row['key']}]" if row.get("key") else ""
+    cut = payload if len(payload) <= PREVIEW else payload[:PREVIEW] + "…"
+    return f"{row['offset']:>12}  {row['ordinal']:>9}  {row['id']}{key}  {cut}"
+
+
+@log.command("verify", epilog="\b\nExample:\n  tfmq log verify tfmq-data --records")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--records", is_flag=True, help="Check each record's own checksum too (slower).")
+@output_options
+def verify_command(path: Path, records: bool, output: Output) -> None:
+    """Check every block, index and mark; exit code 4 when something is damaged."""
+    total = sum(s.stat().st_size for s in segments_of(checked(path)))
+    with locked(path) as disk, progress(output, f"verifying {path}", total) as advance:
+        reports = list(reports_of(disk, path, records, Moved(advance)))
+    findings = [asdict(finding) for report in reports for finding in report.findings]
+    damaged = any(report.damaged for report in reports)
+    if output.json:
+        sums = {
+            name: sum(getattr(r, name) for r in reports)
+            for name in ("segments", "bytes", "blocks", "records")
+        }
+        click.echo(dumps({"path": str(path), **sums, "damaged": damaged, "findings": findings}))
+    else:
+        show(output, reports, findings)
+    sys.exit(DAMAGE_FOUND if damaged else 0)
+
+
+def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterator[Report]:
+    """A report for each kind of segment in what `path` names."""
+    folders = (
+        partitions_of(path)
+        if path.is_dir() and not any(p.parent == path for p in segments_of(path))
+        else [path]
+    )
+    for folder in folders:
+        yield verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
+
+
+class Moved:
+    """Turns 'so far of this file' into steps for the bar."""
+
+    def __init__(self, advance: Any) -> None:
+        self.advance, self.path, self.done = advance, "", 0
+
+    def __call__(self, path: str, done: int, total: int) -> None:
+        if path != self.path:
+            self.path, self.done = path, 0
+        self.advance(done - self.done)
+        self.done = done
+
+
+def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) -> None:
+    columns = ("weight", "file", "first", "next", "field", "what")
+    if findings:
+        output.rows(findings, columns, "")
+    segments, records = sum(r.segments for r in reports), sum(r.records for r in reports)
+    size = size_text(sum(r.bytes for r in reports))
+    bad = sum(f["weight"] == "damage" for f in findings)
+    verdict = f"{bad} damaged places; `tfmq log repair` mends what can be mended" if bad else "no damage"
+    output.say(f"{segments:,} segments, {size}, {records:,} records: {verdict}")
+
+
+@log.command("repair", epilog="\b\nExample:\n  tfmq log repair tfmq-data/orders-0 --dry-run")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Say what would be kept and lost; change nothing.")
+@click.option("--remove-originals", "remove", is_flag=True, help="Remove what earlier repairs kept aside.")
+@output_options
+def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> None:
+    """Mend damaged segments of a partition or a data folder; what is lost becomes a gap that readers pass over."""
+    if checked(path).is_file():
+        raise click.UsageError(f"{path} is a file: give its folder, which is mended as a whole")
+    folders = [path] if any(p.parent == path for p in segments_of(path)) else partitions_of(path)
+    with locked(path) as disk:
+        if remove:
+            gone = [name for folder in folders for name in remove_originals(disk, str(folder))]
+            output.say(f"removed {len(gone)} kept originals")
+            return
+        done = [
+            asdict(d) for f in folders for d in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))
+        ]
+    columns = ("file", "first", "next", "kept", "lost", "reason", "note")
+    output.rows(done, columns, "nothing to repair")
+    if done:
+        kept, lost = sum(d["kept"] for d in done), sum(d["lost"] for d in done)
+        verb = "would be" if dry_run else "are"
+        output.say(f"{len(done)} places: {kept:,} records {verb} kept, {lost:,} {verb} lost")
