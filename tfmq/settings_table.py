@@ -9,7 +9,7 @@ default is refused until the release that brings what it switches.
 import math
 import re
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints
 
 from tfmq import limits
 
@@ -218,7 +218,8 @@ class Flush:
         float, Setting(Seconds(0, 86_400), "Force to the disk after so long; 0: after every batch.")
     ] = 10.0
     method: Annotated[
-        str, Setting(Choice("auto", "fdatasync", "syncfs"), "How: auto takes one syncfs for many files.")
+        Literal["auto", "fdatasync", "syncfs"],
+        Setting(Choice("auto", "fdatasync", "syncfs"), "How: auto takes one syncfs for many files."),
     ] = "auto"
 
 
