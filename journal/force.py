@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from journal.clock import Clock
 from journal.disk import Disk
-from journal.errors import BeyondEnd, JournalError, Stopped
+from journal.errors import BeyondEnd, Closed, JournalError, Stopped
 
 Method = Literal["auto", "fdatasync", "syncfs"]
 Waiter = Callable[[Exception | None], None]
@@ -160,15 +160,21 @@ class Forcer:
         while self._dirty and not self._flying:
             logs, self._dirty = self._dirty, {}
             plans = [plan for log in logs if (plan := log.force_plan()) is not None]
-            self._settle(set(logs) - {plan.log for plan in plans})
+            self._settle(set(logs) - {plan.log for plan in plans}, again=False)
             if plans:
                 self._fly(plans)
+        self._answer([])
 
     def close(self) -> None:
         """Gives the anchor back; nothing may be in flight or waiting."""
         anchor, self._anchor = self._anchor, None
         if anchor is not None:
             anchor.close()
+
+    def _fly(self, plans: list[Plan]) -> None:
+        self._flying = plans
+        self.forces += 1
+        self._run(lambda: self._force(plans), lambda results, error: self._done(plans, results, error))
 
     def _done(
         self, plans: list[Plan], results: list[Exception | None] | None, error: BaseException | None
@@ -179,25 +185,28 @@ class Forcer:
             # Not an error of the disk, but of this code or of the thread: what is on the disk is as unknown.
             results = [RuntimeError(f"the force did not run: {error!r}")] * len(plans)
         work = [plan.log.force_done(plan, result) for plan, result in zip(plans, results, strict=True)]
-        self._settle({plan.log for plan in plans}, answer=False)
+        self._settle({plan.log for plan in plans}, again=True)
         self.start()
         self._answer([])
         for job in filter(None, work):
             self._run(job, _raise)
 
-    def _settle(self, logs: Iterable[Forceable], *, answer: bool = True) -> None:
-        """Answers those who waited for these logs and need wait no longer; marks the logs dirty for the rest."""
+    def _settle(self, logs: Iterable[Forceable], *, again: bool) -> None:
+        """Notes the answers of those who waited for these logs and need wait no longer.
+
+        `again`: the rest waits for the next force of the log; else there will be none.
+        """
         for log in logs:
             waiting = self._wants.pop(log, [])
             rest = [want for want in waiting if want[0] > log.forced_offset]
             self._answers.extend((waiter, None) for offset, waiter in waiting if offset <= log.forced_offset)
-            if rest and log.stopped is not None:
-                self._answers.extend((waiter, Stopped(log.stopped)) for _, waiter in rest)
+            if rest and (log.stopped is not None or not again):
+                # A log that has nothing to force and is not stopped was closed with a waiter left.
+                error = Closed() if log.stopped is None else Stopped(log.stopped)
+                self._answers.extend((waiter, error) for _, waiter in rest)
             elif rest:
                 self._wants[log] = rest
                 self._dirty[log] = None
-        if answer:
-            self._answer([])
 
     def _answer(self, answers: Sequence[tuple[Waiter, Exception | None]]) -> None:
         """Calls waiters in the order in which their waits ended, also if one of them causes more to end."""

@@ -41,6 +41,7 @@ class Keeper:
         self._force_lock = threading.Lock()
         self._force_error: Exception | None = None
         self._noted = clock.monotonic()
+        self._dropped = False
         self.warnings = opening.report.warnings
 
     @property
@@ -59,10 +60,10 @@ class Keeper:
 
         Raises OSError.
         """
-        with self._force_lock:
+        with self._extent.reading(), self._force_lock:
             if self._force_error is not None:
                 raise self._force_error
-            if segment.sealed:
+            if segment.sealed or self._dropped:
                 return
             try:
                 (how or segment.force)()
@@ -85,6 +86,8 @@ class Keeper:
     def fail(self, reason: str) -> Stopped:
         """Stops the log; answers the error for whoever is the cause. A stop that cannot be written says so."""
         extent = self._extent
+        if self._dropped:
+            return Stopped(extent.stopped or reason)
         with extent.lock:
             if extent.stopped is None:
                 extent.stopped = reason
@@ -101,6 +104,8 @@ class Keeper:
 
     def note(self) -> None:
         """Rewrites the forced mark, not forced: it only spares a start some work. A full disk lets it be old."""
+        if self._dropped:
+            return
         try:
             with self._mark_lock:
                 self._noted = self._clock.monotonic()
@@ -127,6 +132,8 @@ class Keeper:
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Writes a snapshot of what is forced. On a full disk the one before it must do."""
+        if self._dropped:
+            return
         try:
             self._snapshots.write(snapshot)
         except Full as error:
@@ -194,6 +201,14 @@ class Keeper:
             raise self.fail(f"the log could not be closed cleanly: {error}") from error
         finally:
             self.abandon()
+
+    def drop(self, reason: str) -> None:
+        """The folder is no longer this log's: nothing more is written, the files are closed when nobody uses them."""
+        extent = self._extent
+        self._dropped = True
+        with extent.lock:
+            extent.stopped = reason
+        extent.replace((), extent.segments)
 
     def abandon(self) -> None:
         """Gives the files back, but for one with bytes that are not known to be forced."""

@@ -376,3 +376,12 @@ class Log(Standing):
             return
         self.closed = True
         self._keeper.close(self._writer.snapshot())
+
+    def abandon(self, reason: str) -> None:
+        """Lets go of a log whose folder was, or will be, renamed or removed: nothing is written or forced any more.
+
+        `stopped` is `reason` then, and reading raises Closed. Twice is harmless.
+        """
+        if not self.closed:
+            self.closed = True
+            self._keeper.drop(reason)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 from journal import names
-from journal.control import CONTROL_BODY, FLAG_CONTROL
+from journal.control import CONTROL_SIZE
 from journal.disk import Disk, write_all
 from journal.errors import Corrupt, Full
 from journal.extent import Extent, limit_of
-from journal.header import BadRecord, body_holds, records_of
+from journal.header import FLAG_CONTROL, BadRecord, body_holds, records_of
 from journal.mark import MarkFile, Marks, WrongLog, with_start
 from journal.options import LogOptions
 from journal.recovery import Damage, FileFound, FolderFound, Recovery, Tail, Walk, decide_folder
@@ -161,11 +161,7 @@ class Opening:
             opened.close()
         try:
             for record in records_of(data):
-                if (
-                    record.flag == FLAG_CONTROL
-                    and record.size == 20 + CONTROL_BODY.size
-                    and body_holds(data, record)
-                ):
+                if record.flag == FLAG_CONTROL and record.size == CONTROL_SIZE and body_holds(data, record):
                     if record.id != self._log_id:
                         raise WrongLog(
                             path,

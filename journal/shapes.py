@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     blocks: Sequence[tuple[int, int, int]]
     producer_id: int
     sequence: int
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 class Source(NamedTuple):

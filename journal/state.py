@@ -126,8 +126,8 @@ class Snapshots:
         """
         found, damaged = None, []
         self._kept = []
-        names = self._disk.list(self._folder)
-        for offset in sorted(filter(None.__ne__, map(parse_state_name, names)), reverse=True):
+        offsets = map(parse_state_name, self._disk.list(self._folder))
+        for offset in sorted((offset for offset in offsets if offset is not None), reverse=True):
             if offset > end:
                 continue
             try:
