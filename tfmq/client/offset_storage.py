@@ -134,9 +134,8 @@ class FileOffsets:
         try:
             lock = self._disk.lock(f"{self.path}.lock")
         except Locked as locked:
-            raise NotAllowed(
-                f"The offset file {self.path} is in use by another consumer ({locked})."
-            ) from None
+            by = f" (process {locked.holder})" if locked.holder else ""
+            raise NotAllowed(f"The offset file {self.path} is in use by another consumer{by}.") from None
         try:
             self._groups = self._load()
         except BaseException:

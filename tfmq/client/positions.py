@@ -1,11 +1,14 @@
 """Where a consumer stands: what it was given, what of that is processed, what is saved. Pure bookkeeping.
 
 A message handed out by a loop is processed when the next one is asked for; what `poll` handed out, when `poll` is
-called again; both when the consumer is left without an error. `Positions` knows at any moment, per partition, the
-place before which everything is processed, and so what may be saved. No place goes back but by `seek`.
+called again; both when the consumer is left without an error. With `manual`, only `commit` makes it so. `Positions`
+knows at any moment, per partition, the place before which everything is processed, and so what may be saved. No
+place goes back but by `seek`.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 from tfmq.client.received import ReceivedMessage
@@ -51,10 +54,12 @@ class Positions:
     else is done for a single message. `ready` is the batch that is being handed out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, manual: bool = False) -> None:
         self.current: ReceivedMessage | None = None
         self.ready: Batch | None = None
+        self._manual = manual
         self._polled: dict[PartitionName, Place] = {}
+        self._out: dict[PartitionName, Place] = {}
         self._processed: dict[PartitionName, Place] = {}
         self._saved: dict[PartitionName, int | None] = {}
 
@@ -89,36 +94,54 @@ class Positions:
         if batch.name in self._polled:
             self._polled[batch.name] = batch.following
         else:
-            self._advance(batch.name, batch.following)
+            self._done(batch.name, batch.following)
 
-    def polled(self, messages: list[ReceivedMessage]) -> None:
-        """`messages`, all of the ready batch, go out by `poll`."""
-        if messages and self.ready is not None:
-            self._polled[self.ready.name] = self._behind(messages[-1])
+    def loop(self) -> list[ReceivedMessage]:
+        """The messages for a loop to go through, setting `current` to each."""
+        return [] if self.ready is None else self.ready.messages
+
+    def poll(self, count: int) -> list[ReceivedMessage]:
+        """Up to `count` messages of the ready batch, which go out by `poll`."""
+        ready = self.ready
+        if ready is None:
+            return []
+        messages = ready.messages[:count]
+        if messages:
+            self._polled[ready.name] = self._behind(messages[-1])
+            self._shorten(ready, len(messages))
+        return messages
 
     def settle(self) -> None:
         """More is asked for, or the consumer is left without an error: all that is out is processed."""
-        self.settle_all_out()
-        self.current = None
+        current, ready = self.current, self.ready
+        for name, place in self._outstanding():
+            self._done(name, place)
         self._polled.clear()
+        self.current = None
+        if current is None or ready is None or _name(current) != ready.name:
+            return
+        if ready.messages and ready.messages[-1] is current:
+            self.ready = None
+        else:
+            self._shorten(ready, bisect_right(ready.messages, current.offset, key=_offset))
 
     def settle_all_out(self) -> None:
         """`commit()`: all that is out counts as processed, the message in work included."""
-        current = self.current
-        if current is not None:
-            self._advance(_name(current), self._behind(current))
-        for name, place in self._polled.items():
+        for name, place in (*self._out.items(), *self._outstanding()):
             self._advance(name, place)
 
-    def settle_to(self, message: ReceivedMessage) -> None:
-        """`commit(message)`: its partition is processed up to it and including it. Raises BadRequest for one that
-        this consumer was not given."""
+    def settle_to(self, message: ReceivedMessage) -> PartitionName:
+        """`commit(message)`: its partition is processed up to it and including it.
+
+        Raises BadRequest for a message that this consumer was not given.
+        """
         name, behind = _name(message), self._behind(message)
         if name not in self._processed:
             raise BadRequest(f"This consumer does not read {name}, so it cannot commit a message of it.")
         if behind.offset > self.handed_out(name).offset:
             raise BadRequest(f"The message at offset {message.offset} of {name} was not handed out yet.")
         self._advance(name, behind)
+        return name
 
     def drop_ready(self) -> None:
         """What of the ready batch is not handed out stays back; a loop over it ends at once."""
@@ -130,17 +153,15 @@ class Positions:
 
     def handed_out(self, name: PartitionName) -> Place:
         """The place behind everything that was handed out of the partition."""
-        places = [self._processed[name]]
-        if name in self._polled:
-            places.append(self._polled[name])
-        if self.current is not None and _name(self.current) == name:
-            places.append(self._behind(self.current))
+        places = [self._processed[name], *(place for each, place in self._outstanding() if each == name)]
+        if name in self._out:
+            places.append(self._out[name])
         return max(places)
 
     def processed(self, name: PartitionName) -> Place:
         """The place before which everything of the partition is processed."""
         current = self.current
-        if current is not None and _name(current) == name:
+        if current is not None and not self._manual and _name(current) == name:
             self._advance(name, Place(current.offset, current.ordinal, current.origin.epoch))
         return self._processed[name]
 
@@ -163,6 +184,24 @@ class Positions:
 
     # Inside
 
+    def _outstanding(self) -> list[tuple[PartitionName, Place]]:
+        """The places behind what is out and not processed."""
+        current = self.current
+        found = list(self._polled.items())
+        return found if current is None else [*found, (_name(current), self._behind(current))]
+
+    def _done(self, name: PartitionName, place: Place) -> None:
+        if self._manual:
+            self._out[name] = place
+        else:
+            self._advance(name, place)
+
+    def _shorten(self, ready: Batch, count: int) -> None:
+        """The first `count` messages of `ready` are out. The old list is emptied: a loop over it ends."""
+        rest = ready.messages[count:]
+        ready.messages.clear()
+        self.ready = ready._replace(messages=rest) if rest else None
+
     def _behind(self, message: ReceivedMessage) -> Place:
         """The place behind `message`; behind the last one of a batch lies all that was left out after it, too."""
         ready = self.ready
@@ -178,6 +217,7 @@ class Positions:
     def _forget(self, name: PartitionName) -> None:
         """Nothing of the partition is out or ready any more."""
         self._polled.pop(name, None)
+        self._out.pop(name, None)
         if self.ready is not None and self.ready.name == name:
             self.ready.messages.clear()
             self.ready = None
@@ -187,3 +227,6 @@ class Positions:
 
 def _name(message: ReceivedMessage) -> PartitionName:
     return PartitionName(message.topic, message.partition)
+
+
+_offset = attrgetter("offset")

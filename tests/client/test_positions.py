@@ -1,0 +1,207 @@
+"""When a message counts as processed: a sentence of the contract, a test."""
+
+import pytest
+
+from tests.client.blocks import INCARNATION, Bytes
+from tfmq.client.decoder import Decoder
+from tfmq.client.positions import Batch, PartitionName, Place, Positions
+from tfmq.client.received import ReceivedMessage
+from tfmq.errors import BadRequest
+
+A, B = PartitionName("orders", 0), PartitionName("orders", 1)
+
+
+def batch(name: PartitionName = A, count: int = 3) -> Batch:
+    log = Bytes(name.partition)
+    log.append(*[b"%d" % n for n in range(count)])
+    (block,) = Decoder(name.topic, name.partition, INCARNATION).decode(log.body(), 0, 0, log.end)
+    return Batch(name, block.messages, Place(block.next_offset, block.next_ordinal, block.epoch))
+
+
+def positions(*names: PartitionName, manual: bool = False) -> Positions:
+    made = Positions(manual=manual)
+    for name in names or (A,):
+        made.add(name, Place(0, 0, 1), saved=0)
+    return made
+
+
+def looped(made: Positions, ready: Batch, count: int) -> list[ReceivedMessage]:
+    """A loop that was given `count` messages and has not asked for the next."""
+    made.begin(ready)
+    for message in ready.messages[:count]:
+        made.current = message
+    return ready.messages
+
+
+def test_the_message_in_work_is_not_processed() -> None:
+    made, ready = positions(), batch()
+    first, second, _ = looped(made, ready, 2)
+    assert made.processed(A) == Place(second.offset, 1, 1)
+    assert made.unsaved()[A].offset == first.next_offset
+
+
+def test_asking_for_the_next_processes_the_last_with_all_that_was_left_out_behind_it() -> None:
+    made, ready = positions(), batch()
+    looped(made, ready, 3)
+    made.settle()
+    assert made.processed(A) == ready.following
+
+
+def test_leaving_in_the_middle_without_an_error_processes_what_is_out_and_no_more() -> None:
+    made, ready = positions(), batch()
+    _, second, third = list(looped(made, ready, 2))
+    made.settle()
+    assert made.processed(A).offset == second.next_offset == third.offset
+    assert made.loop() == [third]
+
+
+def test_a_polled_batch_is_processed_by_the_next_poll() -> None:
+    made, ready = positions(), batch()
+    made.begin(ready)
+    third = ready.messages[2]
+    assert len(made.poll(2)) == 2
+    assert made.processed(A).offset == 0
+    made.settle()
+    assert made.processed(A).offset == third.offset
+    assert made.poll(2) == [third]
+
+
+def test_several_partitions_in_one_poll_wait_together() -> None:
+    made = positions(A, B)
+    for ready in (batch(A), batch(B)):
+        made.begin(ready)
+        made.poll(3)
+    assert made.unsaved() == {}
+    made.settle()
+    assert set(made.unsaved()) == {A, B}
+
+
+def test_commit_covers_all_that_is_out_and_later_saving_does_not_go_back() -> None:
+    made, ready = positions(), batch()
+    first = looped(made, ready, 1)[0]
+    made.settle_all_out()
+    assert made.unsaved()[A].offset == first.next_offset
+    made.note_saved(made.unsaved())
+    assert made.unsaved() == {}
+    assert made.saved(A) == first.next_offset
+
+
+def test_commit_of_one_message_covers_those_before_it() -> None:
+    made, ready = positions(), batch()
+    made.begin(ready)
+    _, second, third = made.poll(3)
+    made.settle_to(second)
+    assert made.processed(A).offset == third.offset
+
+
+def test_what_was_not_handed_out_cannot_be_committed() -> None:
+    made, ready = positions(), batch()
+    looped(made, ready, 1)
+    with pytest.raises(BadRequest, match="not handed out"):
+        made.settle_to(ready.messages[2])
+    with pytest.raises(BadRequest, match="does not read"):
+        made.settle_to(batch(B).messages[0])
+
+
+def test_a_batch_of_which_all_was_left_out_moves_on() -> None:
+    made = positions()
+    made.begin(Batch(A, [], Place(500, -1, 1)))
+    assert made.unsaved()[A].offset == 500
+
+
+def test_a_batch_of_which_all_was_left_out_waits_for_what_was_polled_before_it() -> None:
+    made, ready = positions(), batch()
+    made.begin(ready)
+    made.poll(3)
+    made.begin(Batch(A, [], Place(5000, -1, 1)))
+    assert made.unsaved() == {}
+    made.settle()
+    assert made.processed(A).offset == 5000
+
+
+def test_a_seek_voids_what_is_out_and_may_go_back() -> None:
+    made, ready = positions(), batch()
+    looped(made, ready, 3)
+    made.settle()
+    made.note_saved(made.unsaved())
+    looped(made, batch(), 1)
+    made.seek(A, Place(0, 0, 1))
+    made.settle()
+    assert made.processed(A).offset == 0
+    assert made.unsaved()[A].offset == 0
+
+
+def test_a_seek_ends_the_loop_over_what_was_ready() -> None:
+    made, ready = positions(), batch()
+    seen = []
+    made.begin(ready)
+    for message in ready.messages:
+        made.current = message
+        seen.append(message.payload)
+        made.seek(A, Place(0, 0, 1))
+    assert seen == [b"0"]
+
+
+def test_a_seek_elsewhere_leaves_the_message_in_work_alone() -> None:
+    made, ready = positions(A, B), batch()
+    looped(made, ready, 1)
+    made.seek(B, Place(9, 1, 1))
+    assert made.current is ready.messages[0]
+
+
+def test_what_the_store_never_had_is_saved_even_untouched() -> None:
+    made = Positions()
+    made.add(A, Place(700, 7, 1))
+    assert made.unsaved() == {A: Place(700, 7, 1)}
+    made.note_saved(made.unsaved())
+    assert made.unsaved() == {}
+
+
+def test_dropping_what_is_ready_keeps_what_is_out() -> None:
+    made, ready = positions(), batch()
+    first, second, _ = list(looped(made, ready, 1))
+    made.drop_ready()
+    assert made.handed_out(A).offset == second.offset
+    made.settle()
+    assert made.processed(A).offset == first.next_offset
+
+
+def test_a_partition_that_is_given_away_is_forgotten() -> None:
+    made = positions(A, B)
+    looped(made, batch(), 1)
+    made.remove(A)
+    assert A not in made
+    assert made.current is None
+    assert list(made.names()) == [B]
+
+
+def test_a_poll_inside_a_loop_takes_the_rest_and_ends_the_loop() -> None:
+    made, ready = positions(), batch()
+    looped(made, ready, 0)
+    seen: list[bytes | None] = []
+    for message in made.loop():
+        made.current = message
+        seen.append(message.payload)
+        made.settle()
+        seen += [each.payload for each in made.poll(5)]
+    assert seen == [b"0", b"1", b"2"]
+
+
+def test_with_manual_commits_nothing_is_processed_until_it_is_said() -> None:
+    made, ready = positions(manual=True), batch()
+    first, second, third = list(looped(made, ready, 3))
+    made.settle()
+    assert made.unsaved() == {}
+    made.settle_to(second)
+    assert made.unsaved()[A].offset == third.offset
+    made.settle_to(first)
+    assert made.unsaved()[A].offset == third.offset
+    made.settle_all_out()
+    assert made.unsaved()[A] == ready.following
+
+
+def test_a_manual_commit_covers_the_message_in_work() -> None:
+    made, ready = positions(manual=True), batch()
+    first, second, _ = list(looped(made, ready, 1))
+    made.settle_all_out()
+    assert made.unsaved()[A].offset == second.offset == first.next_offset

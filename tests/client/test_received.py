@@ -1,0 +1,90 @@
+"""What a received message says of itself."""
+
+import pickle
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.client.blocks import APPEND_MS, INCARNATION, Bytes
+from tfmq.client.decoder import Decoder
+from tfmq.client.received import ReceivedMessage
+from tfmq.errors import DecodeFailed
+
+
+class Upper:
+    """A codec."""
+
+    def decode(self, payload: bytes) -> Any:
+        if payload == b"fail":
+            raise ValueError("no")
+        return payload.decode().upper()
+
+
+def received(
+    payload: bytes, codec: Upper | None = None, raw: bytes | None = None, **attribute: Any
+) -> ReceivedMessage:
+    log = Bytes()
+    log.append(payload, **attribute)
+    (block,) = Decoder("orders", 0, INCARNATION, codec).decode(log.body(), 0, 0, log.end)
+    return block.messages[0] if raw is None else block.messages[0]._replace(attribute=raw)
+
+
+def test_the_attribute_is_read_when_asked_for() -> None:
+    message = received(b"x", born_ms=1500, key=b"\xff", tag="new", properties={"n": "1"}, attempts=2)
+    assert (message.key, message.tag, message.attempts) == (b"\xff", "new", 2)
+    assert message.born_at == datetime.fromtimestamp(1.5, UTC)
+    assert message.appended_at == datetime.fromtimestamp(APPEND_MS / 1000, UTC)
+
+
+def test_properties_are_the_callers_own_copy() -> None:
+    message = received(b"x", properties={"n": "1"})
+    message.properties["n"] = "2"
+    assert message.properties == {"n": "1"}
+
+
+def test_a_message_without_attribute_has_none_of_its_fields() -> None:
+    message = received(b"x")
+    assert (message.key, message.tag, message.properties, message.born_at, message.attempts) == (
+        None,
+        None,
+        {},
+        None,
+        0,
+    )
+
+
+def test_text_json_and_value() -> None:
+    assert received(b"\xc3\xa9").text == "é"
+    assert received(b'{"a": 1}').json() == {"a": 1}
+    assert received(b"abc").value == b"abc"
+    assert received(b"abc", Upper()).value == "ABC"
+    assert received(b"abc", Upper()).payload == b"abc"
+
+
+@pytest.mark.parametrize("read", ["text", "json", "value"])
+def test_what_cannot_be_decoded_names_its_place(read: str) -> None:
+    message = received(b"fail" if read == "value" else b"\xff", Upper())
+    with pytest.raises(DecodeFailed, match="orders-0 at offset 0"):
+        message.json() if read == "json" else getattr(message, read)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xc1", b"\x80\x80", b"\x81\x01\xa1x", b"\x81\x01\xcf\xff\xff\xff\xff\xff\xff\xff\xff"]
+)
+def test_an_attribute_that_cannot_be_read_fails_the_field_and_not_the_message(raw: bytes) -> None:
+    message = received(b"payload", raw=raw)
+    assert message.payload == b"payload"
+    for _ in range(2):
+        with pytest.raises(DecodeFailed):
+            message.key  # noqa: B018
+
+
+def test_it_shows_where_it_is_and_never_what_it_says() -> None:
+    assert repr(received(b"secret")) == "<message orders-0 offset 0 ordinal 0: 6 bytes>"
+
+
+def test_it_can_be_sent_to_another_process() -> None:
+    message = received(b"x", key="k")
+    copy = pickle.loads(pickle.dumps(message))
+    assert (copy.payload, copy.key, copy.offset) == (b"x", "k", 0)
