@@ -7,6 +7,7 @@ names the format of the whole data folder and the node's id; a newer format is r
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from journal.clock import Clock
@@ -113,16 +114,23 @@ class Catalog:
             self._append(queue, batch)
         else:
             self._working = True
-            self._run(work, lambda result, error: self._worked(queue, batch, error))
+            done = partial(self._worked, queue, batch)
+            self._run(partial(self._file_work, work), done)
         return True
 
-    def _worked(self, queue: list[Any], batch: Batch, error: BaseException | None) -> None:
+    def _file_work(self, work: Callable[[], None]) -> None:
+        """In a worker: what must precede an append; after a roll, segments go that no snapshot needs."""
+        work()
+        before = self.log.end_offset - SEGMENTS_KEPT * SEGMENT_BYTES
+        if before > self.log.first_offset:
+            self.log.truncate_before(before)
+
+    def _worked(self, queue: list[Any], batch: Batch, result: Any, error: BaseException | None) -> None:
         self._working = False
         if error is not None:
             _tell(queue, faults.not_done(error))
-            return
-        self._append(queue, batch)
-        self._let_go()
+        else:
+            self._append(queue, batch)
 
     def _append(self, queue: list[tuple[Sequence[Any], Waiter]], batch: Batch) -> None:
         try:
@@ -156,12 +164,6 @@ class Catalog:
             forced(None)
         else:
             self._force(self.log, offset, forced)
-
-    def _let_go(self) -> None:
-        """After a roll: segments that no snapshot needs."""
-        before = self.log.end_offset - SEGMENTS_KEPT * SEGMENT_BYTES
-        if before > self.log.first_offset:
-            self.log.truncate_before(before)
 
 
 def _tell(queue: list[tuple[Sequence[Any], Waiter]], error: TfmqError) -> None:

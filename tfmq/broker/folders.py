@@ -48,7 +48,7 @@ class Folders:
         disk: Disk,
         data: str,
         clock: Clock,
-        options: Callable[[str, Mapping[str, Any]], LogOptions],
+        options: Callable[[str, int, Mapping[str, Any]], LogOptions],
         producers: Callable[[], Producers],
         partition: Callable[[TopicRow, Opened], Partition],
     ) -> None:
@@ -85,7 +85,7 @@ class Folders:
     def open(self, topic: TopicRow, number: int) -> Opened:
         """Opens one log, after recovery. Raises what `Log.open` does."""
         producers = self._producers()
-        options = self._options(topic.name, topic.settings)
+        options = self._options(topic.name, number, topic.settings)
         if options.archive_folder is not None:
             self._make_archive(options.archive_folder)
         opened = Log.open(
@@ -98,9 +98,9 @@ class Folders:
         )
         return Opened(number, opened, producers)
 
-    def archive_folder(self, name: str) -> str:
-        """Where a topic's archived segments go."""
-        return join(join(self._data, ARCHIVE_NAME), name)
+    def archive_folder(self, name: str, number: int) -> str:
+        """Where a partition's archived segments go."""
+        return join(join(self._data, ARCHIVE_NAME), partition_folder(name, number))
 
     def _make_archive(self, path: str) -> None:
         above = join(self._data, ARCHIVE_NAME)

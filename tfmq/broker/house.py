@@ -12,8 +12,7 @@ from journal.force import Forcer, Waiter
 from journal.log import Log
 from journal.names import join
 from journal.options import LogOptions
-from tfmq import limits
-from tfmq.broker import faults, places, settings
+from tfmq.broker import faults, places
 from tfmq.broker.caller import Randomness, Reply, Run
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.folders import Folders, Opened
@@ -49,7 +48,7 @@ class House:
         self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
         self.data = config.server.data
         self.meta = join(self.data, "meta")
-        self.limits: Mapping[str, int] = limits.effective(config.limits)
+        self.limits: Mapping[str, int] = dict(config.limits)
         self.timers = Timers(clock)
         self.quotas = Quotas(self.limits)
         self.jobs = 0
@@ -78,7 +77,7 @@ class House:
             folders=self.folders,
             run=self.run,
             limits=self.limits,
-            partitions_default=self.config.topics.partitions,
+            partitions_default=lambda name, own: self.config.for_topic(name, own).partitions,
             auto_create=self.config.topics.auto_create,
         )
         self.writes = Writes(
@@ -99,10 +98,21 @@ class House:
         )
         self.retention = Retention(topics=self.topics, timers=self.timers, clock=self.clock)
 
-    def log_options(self, name: str, own: Mapping[str, Any]) -> LogOptions:
-        """The options of a topic's logs."""
-        for_topic = self.config.topic.get(name, {})
-        return settings.options(self.config.values, for_topic, own, self.folders.archive_folder(name))
+    def log_options(self, name: str, number: int, own: Mapping[str, Any]) -> LogOptions:
+        """The options of one log of a topic."""
+        config = self.config.for_topic(name, own)
+        archive = config.retention.action == "archive"
+        return LogOptions(
+            segment_bytes=config.log.segment_bytes,
+            flush_messages=config.flush.messages,
+            flush_seconds=config.flush.seconds,
+            retention_seconds=config.retention.seconds,
+            retention_bytes=config.retention.bytes,
+            retention_action="archive" if archive else "delete",
+            archive_folder=self.folders.archive_folder(name, number) if archive else None,
+            state_bytes=config.log.state_bytes,
+            verify="records" if config.log.verify == "records" else "blocks",
+        )
 
     def _producers(self) -> Producers:
         return Producers(

@@ -8,7 +8,7 @@ queue waits.
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from journal.log import Log
 from journal.shapes import Appended, Batch, Source
@@ -19,6 +19,9 @@ from tfmq.broker.timers import Timers
 from tfmq.errors import UNKNOWN, StorageStopped, TfmqError, UnknownTopic
 
 GONE = "The topic {name} was deleted."
+
+SEGMENT_PART: Final = 2
+"""An append takes at most half a segment, control records included, unless one batch alone is larger."""
 
 Waiter = Callable[[BaseException | None], None]
 
@@ -90,7 +93,7 @@ class Partition:
         self.working = False
         self._queue: deque[Work] = deque()
         self._force, self._run, self._timers = force, run, timers
-        self._append_bytes_max = append_bytes_max
+        self._append_bytes_max = min(append_bytes_max, log.options.segment_bytes // SEGMENT_PART)
         self._asked = 0
         self._flush_armed = False
         self._idle: list[Callable[[], None]] = []
@@ -143,9 +146,9 @@ class Partition:
 
     def _gather(self) -> Staged:
         staged = Staged()
-        while self._queue and staged.size_bytes < self._append_bytes_max:
+        while self._queue:
             work = self._queue[0]
-            if staged.items and (work.alone or staged.items[0][0].alone):
+            if staged.items and not self._fits(work, staged):
                 break
             try:
                 batches = self._checked(work, staged)
@@ -158,6 +161,10 @@ class Partition:
             if batches is not None:
                 staged.add(work, batches)
         return staged
+
+    def _fits(self, work: Work, staged: Staged) -> bool:
+        size = staged.size_bytes + work.size_bytes
+        return size <= self._append_bytes_max and not work.alone and not staged.items[0][0].alone
 
     def _checked(self, work: Work, staged: Staged) -> list[Batch] | None:
         if self.gone:
@@ -221,6 +228,8 @@ class Partition:
     def _forced(self, waiter: Waiter, error: BaseException | None) -> None:
         if error is not None:
             self._asked = 0
+            if self.gone:
+                error = UnknownTopic(GONE.format(name=self.name))
         waiter(error)
         self.wake()
 

@@ -49,7 +49,7 @@ class Place(NamedTuple):
     """Where a group goes on in one partition, and the generation that said so."""
 
     offset: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     epoch: int
     generation: int
 

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from tfmq.broker import faults
-from tfmq.broker import settings as settings_of_topics
 from tfmq.broker.caller import Reply, Run
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.folders import Folders, Opened
@@ -21,6 +20,7 @@ from tfmq.broker.leases import Leases
 from tfmq.broker.partition import Partition
 from tfmq.broker.register import CREATE, DELETE, GONE, GROW, READY, TopicRow
 from tfmq.broker.topics import Topic, Topics, row, state_of
+from tfmq.config import check_topic_settings
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -48,7 +48,7 @@ class TopicChanges:
         folders: Folders,
         run: Run,
         limits: Mapping[str, int],
-        partitions_default: int,
+        partitions_default: Callable[[str, Mapping[str, Any]], int],
         auto_create: bool,
     ) -> None:
         self._topics = topics
@@ -93,14 +93,16 @@ class TopicChanges:
                 then(failed[0] if failed else None)
 
         for name in names:
-            self._make(name, self._partitions_default, {}, made)
+            self._make(name, self._partitions_default(name, {}), {}, made)
 
     # CREATE_TOPIC
 
     def create(self, request: CreateTopic, reply: Reply) -> None:
         """Makes a topic. Raises BadRequest."""
-        count = self._partitions_default if request.partitions is None else request.partitions
-        settings = settings_of_topics.check(request.settings)
+        settings = check_topic_settings(request.settings)
+        count = request.partitions
+        if count is None:
+            count = self._partitions_default(request.topic, settings)
 
         def made(error: BaseException | None) -> None:
             if error is not None:

@@ -1,0 +1,321 @@
+"""A broker in a simulation, and verbs to talk to it: what the server does, without sockets.
+
+`Broker` owns disk, clock and engine; `run` is inline, or queued with `queued=True` (then `work()` does the jobs).
+Every verb sends one request, ends the turn, and gives the `Answer`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from journal.record import (
+    CONTROL_SIZE,
+    blocks_of,
+    control_position,
+    decode_control,
+    make_id,
+    make_record,
+    records_of,
+    tag_flag,
+)
+from journal.testing import SimulatedClock, SimulatedDisk
+from tfmq.broker.engine import Engine
+from tfmq.config import Config, load
+from tfmq.errors import TfmqError
+from tfmq.protocol import commands
+
+DATA = "data"
+
+
+class Answer:
+    """A reply that remembers: `fields` as the command's reply type, or `failure`."""
+
+    def __init__(self, correlation: int, shape: Any) -> None:
+        self.correlation = correlation
+        self.shape = shape
+        self.fields: Any = None
+        self.body = b""
+        self.failure: TfmqError | None = None
+        self.released = False
+        self.calls = 0
+
+    def body_done(self) -> None:
+        assert not self.released and not self.calls, "body_done comes once, before the answer"
+        self.released = True
+
+    def ok(self, *fields: Any, body: Any = b"") -> None:
+        self.calls += 1
+        assert self.calls == 1, "one answer for one request"
+        self.fields = self.shape(*fields)
+        self.body = bytes(body) if isinstance(body, bytes | memoryview) else b"".join(body)
+
+    def error(self, error: BaseException) -> None:
+        self.calls += 1
+        assert self.calls == 1, "one answer for one request"
+        assert isinstance(error, TfmqError), repr(error)
+        self.failure = error
+
+    @property
+    def done(self) -> bool:
+        return bool(self.calls)
+
+    @property
+    def code(self) -> str:
+        return self.failure.code if self.failure is not None else "ok" if self.calls else "waiting"
+
+    def __getattr__(self, name: str) -> Any:
+        if self.__dict__.get("failure") is not None:
+            raise self.__dict__["failure"]
+        assert self.__dict__.get("fields") is not None, f"no answer yet, and {name} is asked"
+        return getattr(self.fields, name)
+
+
+class Session:
+    """A connection."""
+
+    def __init__(self, identity: str = "test") -> None:
+        self.identity = identity
+        self.paused = False
+        self.closed = False
+        self.callbacks: list[Callable[[], None]] = []
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        if self.closed:
+            callback()
+        else:
+            self.callbacks.append(callback)
+
+    def close(self) -> None:
+        self.closed = True
+        while self.callbacks:
+            self.callbacks.pop(0)()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+class Randomness:
+    """Bytes that never repeat, the same in every run."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, size: int) -> bytes:
+        self.count += 1
+        return self.count.to_bytes(size, "big")
+
+
+def config(**values: Any) -> Config:
+    """The defaults, with keys given as section__key."""
+    flags = {key.replace("__", "."): value for key, value in values.items()}
+    return load(flags={"server.data": DATA, **flags})
+
+
+class Broker:
+    def __init__(
+        self,
+        disk: SimulatedDisk | None = None,
+        clock: SimulatedClock | None = None,
+        *,
+        queued: bool = False,
+        start: bool = True,
+        **values: Any,
+    ) -> None:
+        self.disk = disk or SimulatedDisk()
+        self.clock = clock or SimulatedClock()
+        self.queued = queued
+        self.jobs: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
+        self.session = Session()
+        self.values = values
+        self.random = Randomness()
+        self.engine = Engine(config(**values), self.disk, self.clock, self.run, self.random)
+        self.correlation = 0
+        if start:
+            self.engine.start()
+
+    # Threads and time
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        if self.queued:
+            self.jobs.append((work, done))
+        else:
+            self.do(work, done)
+
+    @staticmethod
+    def do(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            done(None, error)
+        else:
+            done(result, None)
+
+    def step(self, index: int = 0) -> None:
+        """One job of a worker, and the end of the poll in which its result came in."""
+        work, done = self.jobs[index]
+        del self.jobs[index]
+        self.do(work, done)
+        self.engine.turn_ended()
+
+    def work(self) -> None:
+        """Every job, and those that follow from them."""
+        while self.jobs:
+            self.step()
+
+    def advance(self, seconds: float) -> None:
+        """Time goes on, in steps to whatever is due."""
+        end = self.clock.monotonic() + seconds
+        while True:
+            due = self.engine.next_due()
+            if due is None or due > end:
+                break
+            self.clock.advance(max(0.0, due - self.clock.monotonic()))
+            self.engine.tick(self.clock.monotonic())
+            self.engine.turn_ended()
+        self.clock.advance(max(0.0, end - self.clock.monotonic()))
+        self.engine.tick(self.clock.monotonic())
+        self.engine.turn_ended()
+
+    def stop(self) -> None:
+        stopped: list[bool] = []
+        self.engine.stop(lambda: stopped.append(True))
+        self.work()
+        assert stopped, "the engine did not stop"
+
+    def restart(self, **values: Any) -> "Broker":
+        """Stops cleanly; a new broker on the same disk."""
+        self.stop()
+        return Broker(self.disk, self.clock, queued=self.queued, **{**self.values, **values})
+
+    def crashed(self, disk: SimulatedDisk) -> "Broker":
+        """A new broker on what a crash left."""
+        return Broker(disk, self.clock, queued=self.queued, **self.values)
+
+    # Requests
+
+    def ask(
+        self, request: Any, body: bytes = b"", session: Session | None = None, *, turn: bool = True
+    ) -> Answer:
+        command = commands.BY_REQUEST[type(request)]
+        self.correlation += 1
+        answer = Answer(self.correlation, command.reply.shape)
+        method = getattr(self.engine, command.name.lower())
+        method(request, memoryview(body), answer, session or self.session)
+        if turn:
+            self.engine.turn_ended()
+        return answer
+
+    def create(self, name: str = "orders", partitions: int | None = None, **settings: Any) -> Answer:
+        own = {key.replace("__", "."): value for key, value in settings.items()}
+        answer = self.ask(commands.CreateTopic(name, partitions, own))
+        self.work()
+        return answer
+
+    def incarnation(self, name: str = "orders") -> int:
+        return int(self.engine.house.topics.topic(name).incarnation)
+
+    def lease(self, count: int = 1) -> int:
+        answer = self.ask(commands.LeaseProducerIds(count))
+        self.work()
+        return int(answer.first)
+
+    def produce(
+        self,
+        producer_id: int,
+        sequence: int,
+        payloads: Sequence[bytes] = (b"hello",),
+        *,
+        topic: str = "orders",
+        partition: int = 0,
+        acks: int = commands.ACKS_SYNCED,
+        incarnation: int | None = None,
+        tag: str = "",
+        session: Session | None = None,
+        turn: bool = True,
+    ) -> Answer:
+        data = batch(producer_id, sequence, payloads, tag)
+        request = commands.Produce(
+            topic,
+            self.incarnation(topic) if incarnation is None else incarnation,
+            partition,
+            producer_id,
+            sequence,
+            len(payloads),
+            acks,
+            [],
+        )
+        return self.ask(request, data, session, turn=turn)
+
+    def succeed(self, producer_id: int, topic: str = "orders", partition: int = 0) -> Answer:
+        return self.ask(commands.SucceedProducer(topic, self.incarnation(topic), partition, producer_id))
+
+    def fetch(self, offset: int = 0, *, topic: str = "orders", partition: int = 0, **fields: Any) -> Answer:
+        session = fields.pop("session", None)
+        incarnation = fields.pop("incarnation", None) or self.incarnation(topic)
+        return self.ask(commands.Fetch(topic, incarnation, partition, offset, **fields), session=session)
+
+    def locate(self, by: int, value: int = 0, topic: str = "orders", partition: int = 0) -> Answer:
+        return self.ask(commands.Locate(topic, self.incarnation(topic), partition, by, value))
+
+    def delete(self, name: str = "orders", incarnation: int = 0) -> Answer:
+        answer = self.ask(commands.DeleteTopic(name, incarnation))
+        self.work()
+        return answer
+
+    def payloads(
+        self, topic: str = "orders", partition: int = 0, read: int = commands.READ_WRITTEN
+    ) -> list[bytes]:
+        """Every payload of a partition, read to its end by fetches."""
+        found: list[bytes] = []
+        offset = self.log(topic, partition).first_offset
+        while True:
+            answer = self.fetch(offset, topic=topic, partition=partition, read=read)
+            self.work()
+            if answer.next == offset:
+                return found
+            found.extend(payloads_of(answer, offset))
+            offset = answer.next
+
+    def log(self, topic: str = "orders", partition: int = 0) -> Any:
+        found = self.engine.house.topics.topic(topic).partitions[partition]
+        assert not isinstance(found, str)
+        return found.log
+
+    def join(self, group: str = "billing", member: str = "", session: Session | None = None) -> Answer:
+        return self.ask(commands.JoinGroup(group, member, ["orders"]), session=session)
+
+    def commit(self, member: Answer, offset: int, group: str = "billing", topic: str = "orders") -> Answer:
+        offsets = [commands.GroupOffset(topic, self.incarnation(topic), 0, offset)]
+        return self.ask(commands.CommitOffsets(group, member.member, member.generation, offsets))
+
+    def saved(self, group: str = "billing") -> dict[tuple[str, int], int]:
+        answer = self.ask(commands.ReadOffsets(group, None))
+        self.work()
+        return {(row[0], row[2]): row[3] for row in answer.offsets}
+
+
+def batch(producer_id: int, sequence: int, payloads: Sequence[bytes], tag: str = "") -> bytes:
+    """Records of one stream."""
+    return b"".join(
+        make_record(payload, make_id(producer_id, sequence + index), tag_flag(tag))
+        for index, payload in enumerate(payloads)
+    )
+
+
+def payloads_of(answer: Answer, offset: int = 0) -> list[bytes]:
+    """The payloads in a fetch's answer from `offset` on, each control block verified."""
+    found = []
+    position = 0
+    while position < len(answer.body):
+        rest = answer.body[position:]
+        at = control_position(rest, 0, answer.log_id)
+        start = decode_control(rest, at, answer.log_id).offset
+        (block,) = blocks_of(rest[: at + CONTROL_SIZE], start, answer.log_id)
+        for record in records_of(block.data):
+            if block.offset + record.position >= offset:
+                found.append(bytes(block.data[record.position + 20 : record.position + record.size]))
+        position += at + CONTROL_SIZE
+    return found

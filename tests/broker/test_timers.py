@@ -1,0 +1,67 @@
+"""Timers run in time order, never early, never after they were cancelled."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.testing.clock import SimulatedClock
+from tfmq.broker.timers import CANCELLED_MIN, Timers
+
+
+def test_nothing_runs_before_its_time() -> None:
+    clock, ran = SimulatedClock(), []
+    timers = Timers(clock)
+    timers.after(5, lambda: ran.append("five"))
+    clock.advance(4.999)
+    assert timers.tick(clock.monotonic()) == timers.next_due() and ran == []
+    clock.advance(0.001)
+    assert timers.tick(clock.monotonic()) is None and ran == ["five"]
+
+
+def test_a_cancelled_timer_does_not_run_and_is_not_due() -> None:
+    clock, ran = SimulatedClock(), []
+    timers = Timers(clock)
+    timer = timers.after(1, lambda: ran.append(1))
+    timers.cancel(timer)
+    timers.cancel(timer)
+    assert timers.next_due() is None
+    clock.advance(2)
+    timers.tick(clock.monotonic())
+    assert ran == []
+
+
+def test_a_timer_may_set_and_cancel_others() -> None:
+    clock, ran = SimulatedClock(), []
+    timers = Timers(clock)
+    later = timers.after(2, lambda: ran.append("never"))
+
+    def first() -> None:
+        ran.append("first")
+        timers.cancel(later)
+        timers.after(0, lambda: ran.append("second"))
+
+    timers.after(1, first)
+    clock.advance(3)
+    timers.tick(clock.monotonic())
+    assert ran == ["first", "second"]
+
+
+def test_many_cancelled_timers_do_not_stay_in_memory() -> None:
+    timers = Timers(SimulatedClock())
+    kept = timers.after(1, lambda: None)
+    for _ in range(4 * CANCELLED_MIN):
+        timers.cancel(timers.after(9, lambda: None))
+    assert len(timers._heap) < 2 * CANCELLED_MIN and timers.next_due() == kept.due
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=40))
+def test_timers_run_in_order_of_time_then_of_setting(plan: list[tuple[int, bool]]) -> None:
+    clock, ran = SimulatedClock(), []
+    timers = Timers(clock)
+    for number, (seconds, cancelled) in enumerate(plan):
+        timer = timers.after(seconds, lambda number=number: ran.append(number))
+        if cancelled:
+            timers.cancel(timer)
+    while (due := timers.next_due()) is not None:
+        clock.advance(due - clock.monotonic())
+        timers.tick(clock.monotonic())
+    assert ran == sorted((n for n, (_, gone) in enumerate(plan) if not gone), key=lambda n: plan[n][0])
