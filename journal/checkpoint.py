@@ -1,0 +1,102 @@
+"""Two alternating checksummed slots in one small file: the newest whole one counts.
+
+    slot        magic 4 bytes | crc u32 | sequence u64 | size u32 | payload | whatever
+                crc: CRC-32 of sequence, size and payload
+
+All numbers are big-endian. Slot n lies at n times the slot size, so that a torn write meets one slot only, and a
+write goes to the slot that holds the older payload: the newer one stays whole until the next is on the disk.
+"""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+from typing import Final
+
+from journal.disk import Disk, write_all
+from journal.errors import Corrupt, TooLarge
+
+SLOT_SIZE: Final = 4096
+"""A page, and a multiple of every usual sector: a torn write of one slot does not touch the other."""
+
+MAGIC: Final = b"TFMC"
+HEAD: Final = Struct(">4sIQI")
+COVERED: Final = Struct(">QI")
+
+
+class Slots:
+    """The file at `path`, made by the first write. One thread at a time."""
+
+    def __init__(self, disk: Disk, path: str, slot_size: int = SLOT_SIZE) -> None:
+        self.path = path
+        self._disk = disk
+        self._slot_size = slot_size
+        self._sequence: int | None = None
+
+    def read(self) -> tuple[int, bytes] | None:
+        """(sequence, payload) of the newest whole slot; None if nothing was ever written.
+
+        Raises Corrupt if the file holds something and neither slot is whole, OSError.
+        """
+        if not self._disk.exists(self.path):
+            self._sequence = 0
+            return None
+        file = self._disk.open_read(self.path)
+        try:
+            data = file.pread(2 * self._slot_size, 0)
+        finally:
+            file.close()
+        found = [slot for start in (0, self._slot_size) if (slot := self._decode(data, start)) is not None]
+        if found:
+            newest = max(found)
+            self._sequence = newest[0]
+            return newest
+        if any(data):
+            raise Corrupt(self.path, 0, len(data), "neither of its two slots is whole")
+        self._sequence = 0
+        return None
+
+    def write(self, payload: bytes, force: bool) -> int:
+        """Writes the older slot, with `force` up to the disk (a new file with its folder entry); the sequence.
+
+        Raises TooLarge if the payload does not fit a slot, Full, OSError.
+        """
+        if HEAD.size + len(payload) > self._slot_size:
+            raise TooLarge(f"a payload of {len(payload)} bytes does not fit a slot of {self._slot_size}")
+        sequence = self._next_sequence()
+        covered = COVERED.pack(sequence, len(payload)) + payload
+        slot = HEAD.pack(MAGIC, zlib.crc32(covered), sequence, len(payload)) + payload
+        made = not self._disk.exists(self.path)
+        file = self._disk.create(self.path) if made else self._disk.open_write(self.path)
+        try:
+            write_all(file, [slot], sequence % 2 * self._slot_size)
+            if force:
+                file.force()
+        finally:
+            file.close()
+        if made and force:
+            self._disk.force_folder(self.path.rpartition("/")[0] or ".")
+        self._sequence = sequence
+        return sequence
+
+    def _next_sequence(self) -> int:
+        if self._sequence is None:
+            try:
+                self.read()
+            except Corrupt:
+                # Both slots are lost: whoever writes now says anew what the file holds.
+                self._sequence = 0
+        assert self._sequence is not None
+        return self._sequence + 1
+
+    def _decode(self, data: bytes, start: int) -> tuple[int, bytes] | None:
+        if start + HEAD.size > len(data):
+            return None
+        magic, crc, sequence, size = HEAD.unpack_from(data, start)
+        begins = start + HEAD.size
+        if magic != MAGIC or size > self._slot_size - HEAD.size or begins + size > len(data):
+            return None
+        payload = data[begins : begins + size]
+        if zlib.crc32(COVERED.pack(sequence, size) + payload) != crc:
+            return None
+        return sequence, payload
