@@ -62,7 +62,7 @@ class Slots:
         Raises TooLarge if the payload does not fit a slot, Full, OSError.
         """
         if HEAD.size + len(payload) > self._slot_size:
-            raise TooLarge(f"a payload of {len(payload)} bytes does not fit a slot of {self._slot_size}")
+            raise TooLarge("a slot's payload", len(payload), self._slot_size - HEAD.size)
         sequence = self._next_sequence()
         covered = COVERED.pack(sequence, len(payload)) + payload
         slot = HEAD.pack(MAGIC, zlib.crc32(covered), sequence, len(payload)) + payload
