@@ -1,0 +1,70 @@
+"""A storage library: logs of checksummed records in segment files. No network, nothing of the broker.
+
+    from journal import Log, RealDisk, SystemClock
+
+    folder = "orders-0"
+    disk = RealDisk()
+    if not disk.exists(folder):
+        disk.make_folder(folder)
+    log = Log.open(disk, folder, log_id=1 << 24, clock=SystemClock())
+    log.append_payloads([b"first", b"second"])
+    log.force()
+    chunk = log.read(log.first_offset, 1 << 20)
+    payloads = [bytes(block.data) for block in blocks_of(chunk.data, chunk.start, log.log_id)]
+    log.close()
+
+Names are loaded when they are first used: a client that only encodes records never loads the log.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from journal.block import Block as Block
+    from journal.block import blocks_of as blocks_of
+    from journal.clock import Clock as Clock
+    from journal.clock import SystemClock as SystemClock
+    from journal.disk import Disk as Disk
+    from journal.disk import RealDisk as RealDisk
+    from journal.errors import JournalError as JournalError
+    from journal.force import Forcer as Forcer
+    from journal.log import Log as Log
+    from journal.options import LogOptions as LogOptions
+    from journal.recovery import Recovery as Recovery
+    from journal.shapes import PLAIN as PLAIN
+    from journal.shapes import Appended as Appended
+    from journal.shapes import Batch as Batch
+    from journal.shapes import Chunk as Chunk
+    from journal.shapes import Source as Source
+    from journal.state import State as State
+
+_HOME = {
+    "Appended": "shapes",
+    "Batch": "shapes",
+    "Block": "block",
+    "Chunk": "shapes",
+    "Clock": "clock",
+    "Disk": "disk",
+    "Forcer": "force",
+    "JournalError": "errors",
+    "Log": "log",
+    "LogOptions": "options",
+    "PLAIN": "shapes",
+    "RealDisk": "disk",
+    "Recovery": "recovery",
+    "Source": "shapes",
+    "State": "state",
+    "SystemClock": "clock",
+    "blocks_of": "block",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    """A public name, from the module that defines it."""
+    if name not in _HOME:
+        raise AttributeError(f"journal has no public name {name!r}")
+    return getattr(import_module(f"journal.{_HOME[name]}"), name)

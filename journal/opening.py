@@ -184,9 +184,9 @@ class Opening:
             for file in live
         ]  # fmt: skip
         self.extent.segments = tuple(segments)
-        for first, next, reason in found.holes:
-            number = self.extent.number_of(first, self.extent.segments)
-            self._holes.append((_last_block_end(segments[number], first), next, reason))
+        for hole in found.holes:
+            number = self.extent.number_of(hole[0], self.extent.segments)
+            self._holes.append((_last_block_end(segments[number], hole[0]), *hole[1:]))
         if found.mark != "good":
             block = next(segments[0].sound_blocks(), None)
             self.extent.first_ordinal = block.control.first_ordinal if block is not None else 0
