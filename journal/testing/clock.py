@@ -1,0 +1,28 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+
+class SimulatedClock:
+    """Both times of `journal.clock.Clock`; they move together, except where a test makes the wall clock jump."""
+
+    def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic: float = 1000.0) -> None:
+        self._wall_ms = float(wall_ms)
+        self._monotonic = monotonic
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def wall_ms(self) -> int:
+        return int(self._wall_ms)
+
+    def advance(self, seconds: float) -> None:
+        """Time goes on; never back."""
+        if seconds < 0:
+            raise ValueError("time does not go back; jump_wall moves the wall clock")
+        self._monotonic += seconds
+        self._wall_ms += seconds * 1000
+
+    def jump_wall(self, seconds: float) -> None:
+        """Someone sets the wall clock, either way."""
+        self._wall_ms += seconds * 1000
