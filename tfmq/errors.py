@@ -263,8 +263,8 @@ class DeliveryFailed(TfmqError):
         super().__init__(sentence, **details)
         self.deliveries = list(deliveries)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "deliveries": []}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.sentence,), {**self.__dict__, "deliveries": []}
 
 
 class TransactionError(TfmqError):
