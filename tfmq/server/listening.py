@@ -1,9 +1,8 @@
-"""The address to listen at: read, judged, bound; and what to say when it cannot be had."""
+"""The address to listen at: bound, or what to say when it cannot be had; and how many may connect."""
 
 from __future__ import annotations
 
 import errno
-import ipaddress
 import resource
 import socket
 
@@ -15,39 +14,15 @@ DESCRIPTORS_KEPT = 256
 """File descriptors that connections leave alone: logs' files beyond those open at start, folders, threads."""
 
 
-def parse(listen: str) -> tuple[str, int]:
-    """(host, port) of "HOST:PORT"; IPv6 hosts stand in brackets. Raises ConfigError."""
-    host, separator, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"server.listen must be HOST:PORT, for example 127.0.0.1:8367, not {listen!r}.")
-    return host, int(port)
-
-
-def loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_exposure(host: str, insecure: bool) -> None:
-    """Raises ConfigError for an address that others reach, unless the configuration says that it may be."""
-    if not loopback(host) and not insecure:
-        raise ConfigError(
-            f"server.listen is {host}, which other machines reach, and this release has neither users nor "
-            "TLS: whoever reaches the port can read, write and delete everything. Listen at 127.0.0.1, or set "
-            "server.insecure = true if the network itself keeps strangers out."
-        )
-
-
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not listening yet. Raises a TfmqError that says what is in the way."""
+    """A socket bound to the address (an empty host: all), not listening yet.
+
+    Raises a TfmqError that says what is in the way.
+    """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except OSError as error:
         raise ConfigError(f"server.listen: the host {host!r} is not known ({error.strerror}).") from None
     bound = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

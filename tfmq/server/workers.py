@@ -59,8 +59,12 @@ class Wakeup:
 class Workers:
     """Threads that start when they are needed, at most `threads_max`, and end with `stop`."""
 
-    def __init__(self, reactor: Any, threads_max: int = THREADS_MAX) -> None:
+    def __init__(
+        self, reactor: Any, threads_max: int = THREADS_MAX, delivered: Callable[[], None] | None = None
+    ) -> None:
+        """`delivered()` is called behind the callbacks of whatever finished together."""
         self._reactor = reactor
+        self._delivered = delivered
         self._threads_max = threads_max
         self._threads: list[threading.Thread] = []
         self._waiting: SimpleQueue[tuple[Work, Done] | None] = SimpleQueue()
@@ -91,6 +95,8 @@ class Workers:
                 done(result, error)
             except Exception:
                 logger.exception("what follows a worker's work failed")
+        if self._delivered is not None:
+            self._delivered()
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
         """End the threads once their queue is empty, and deliver what they finished."""

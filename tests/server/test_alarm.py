@@ -1,0 +1,36 @@
+"""The alarm rings at the time that was set, or before, and costs nothing to leave where it is."""
+
+from tests.server.fakes import FakeReactor
+from tfmq.server.alarm import Alarm
+
+
+def test_it_rings_when_it_is_due_and_once() -> None:
+    reactor = FakeReactor()
+    rung: list[float] = []
+    alarm = Alarm(reactor, reactor, lambda: rung.append(reactor.seconds()))
+    alarm.set(5.0)
+    reactor.pump([1] * 10)
+    assert rung == [5.0]
+
+
+def test_an_earlier_time_moves_it_and_a_later_one_does_not() -> None:
+    reactor = FakeReactor()
+    rung: list[float] = []
+    alarm = Alarm(reactor, reactor, lambda: rung.append(reactor.seconds()))
+    alarm.set(5.0)
+    (call,) = reactor.getDelayedCalls()
+    alarm.set(8.0)
+    alarm.set(None)
+    assert reactor.getDelayedCalls() == [call]
+    alarm.set(2.0)
+    reactor.pump([1] * 10)
+    assert rung == [2.0]
+
+
+def test_what_is_overdue_rings_at_once() -> None:
+    reactor = FakeReactor()
+    reactor.advance(10)
+    rung: list[int] = []
+    Alarm(reactor, reactor, lambda: rung.append(1)).set(3.0)
+    reactor.advance(0)
+    assert rung == [1]

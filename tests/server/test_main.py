@@ -1,0 +1,149 @@
+"""`tfmq-server`: the readiness line, what stands in the way of a start, each as one sentence and no traceback."""
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.server.wire import Process, Wire, running
+from tfmq.protocol import commands
+
+
+def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit code and the one line of a start that does not happen."""
+    code, out, err = Process(*arguments, environment=environment).finish()
+    assert out == ""
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if line.startswith("tfmq-server: ")]
+    assert len(lines) == 1, err
+    return code, lines[0]
+
+
+def test_one_line_on_standard_output_says_where_it_is_ready(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (process, (host, port)):
+        assert host == "127.0.0.1"
+        assert Wire((host, port)).ask(commands.Ping())[0] > 0
+        code, out, log = process.stop()
+    assert (code, out) == (0, "")
+    assert "stopping on SIGTERM" in log
+    assert "stopped" in log
+
+
+def test_systemd_is_told(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.settimeout(30)
+        process = Process(
+            "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", environment={"NOTIFY_SOCKET": path}
+        )
+        process.ready()
+        assert manager.recv(100) == b"READY=1"
+        process.process.terminate()
+        assert manager.recv(100) == b"STOPPING=1"
+        assert process.finish()[0] == 0
+
+
+def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (process, _):
+        code, line = refused("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+        assert code == 1
+        assert "in use by another tfmq server" in line
+        assert str(process.process.pid) in line
+
+
+def test_a_port_taken_by_another_tfmq_is_said_so(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (_, (host, port)):
+        code, line = refused("--data", str(tmp_path / "other"), "--listen", f"{host}:{port}")
+        assert code == 1
+        assert f"{host}:{port} is taken: another tfmq server (tfmq " in line
+
+
+def test_a_misspelt_key_is_refused_with_the_likely_one(tmp_path: Path) -> None:
+    code, line = refused("--data", str(tmp_path), "--set", "flush.mesages=5")
+    assert code == 2
+    assert 'did you mean "flush.messages"' in line
+
+
+def test_an_address_that_others_reach_needs_leave(tmp_path: Path) -> None:
+    code, line = refused("--data", str(tmp_path), "--listen", "0.0.0.0:0")
+    assert code == 2
+    assert "server.insecure = true" in line
+    with running(tmp_path / "data", "--listen", "0.0.0.0:0", "--set", "server.insecure=true") as (_, address):
+        assert Wire(("127.0.0.1", address[1])).ask(commands.Ping())
+
+
+def test_a_file_in_place_of_the_data_folder_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    code, line = refused("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    assert code == 1
+    assert "no folder" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="cannot be had here: root has rights everywhere")
+def test_a_folder_without_rights_is_said_so(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    code, line = refused("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    assert code == 1
+    assert "no rights" in line
+
+
+def test_unknown_options_are_wrong_usage() -> None:
+    code, _, err = Process("--no-such-option").finish()
+    assert code == 2
+    assert "--no-such-option" in err
+
+
+def test_check_config_prints_every_value_and_where_it_is_from(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("[flush]\nmessages = 7\n")
+    process = Process(
+        "--config",
+        str(file),
+        "--check-config",
+        "--set",
+        "flush.seconds=3",
+        environment={"TFMQ_TOPICS_PARTITIONS": "4"},
+    )
+    code, out, _ = process.finish()
+    origins = {line.split()[0]: line.split(maxsplit=2)[1:] for line in out.splitlines()}
+    assert code == 0
+    assert origins["flush.messages"] == ["7", str(file)]
+    assert origins["flush.seconds"] == ["3", "--set flush.seconds"]
+    assert origins["topics.partitions"] == ["4", "TFMQ_TOPICS_PARTITIONS"]
+    assert origins["server.listen"][1] == "default"
+
+
+def test_the_log_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--log-json") as (process, _):
+        log = process.stop()[2]
+    entries = [json.loads(line) for line in log.splitlines()]
+    assert {"time", "level", "logger", "message"} <= set(entries[0])
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (process, address):
+        held = [Wire(address) for _ in range(3)]
+        os.kill(process.process.pid, signal.SIGTERM)
+        os.kill(process.process.pid, signal.SIGINT)
+        code, _, _ = process.finish()
+        assert code in (0, 1)
+        assert len(held) == 3
+    with running(tmp_path / "data") as (_, address):
+        assert Wire(address).ask(commands.Ping())
+
+
+def test_help_shows_an_example() -> None:
+    code, out, _ = Process("--help").finish()
+    assert code == 0
+    assert "tfmq-server --data" in out
+    assert "--check-config" in out
+
+
+def test_the_version_is_printed() -> None:
+    code, out, _ = Process("--version").finish()
+    assert code == 0
+    assert out.startswith("tfmq-server")

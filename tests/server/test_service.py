@@ -1,0 +1,150 @@
+"""The whole server as a process: many connections, slow ones, wrong ones, and what a stop leaves behind."""
+
+import signal
+import socket
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.server.wire import PATIENCE_SECONDS, Wire, batch, running
+from tfmq.limits import MIB
+from tfmq.protocol import commands, frames
+
+
+def test_what_was_sent_is_read_back_also_by_the_next_server(tmp_path: Path) -> None:
+    payloads = [b"one", b"two", b"three"]
+    with running(tmp_path / "data") as (process, address):
+        wire = Wire(address)
+        incarnation = wire.topic("orders")
+        positions, durability, repeated, _, first = wire.produce("orders", incarnation, payloads)
+        assert (positions, durability, repeated, first) == ([[0, 0]], 2, False, 0)
+        assert process.stop()[0] == 0
+    with running(tmp_path / "data") as (process, address):
+        wire = Wire(address)
+        wire.send(commands.Fetch("orders", incarnation, 0, 0))
+        reply = wire.receive()
+        assert reply.header[0] == 0
+        assert all(payload in bytes(reply.body) for payload in payloads)
+        code, _, log = process.stop()
+        assert code == 0
+        assert "Traceback" not in log
+
+
+def test_pipelined_requests_are_all_answered_in_the_order_they_were_applied(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (_, address):
+        wire = Wire(address)
+        incarnation = wire.topic("orders")
+        producer = wire.ask(commands.LeaseProducerIds(1))[0]
+        sent = [
+            wire.send(*batch("orders", incarnation, producer, number, [b"x" * 500])) for number in range(20)
+        ]
+        replies = {(reply := wire.receive().header)[1]: reply for _ in sent}
+        assert [replies[number][0] for number in sent] == [0] * len(sent)
+        assert [replies[number][6] for number in sent] == list(range(len(sent)))
+
+
+def test_a_large_batch_in_small_pieces_arrives_whole(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (_, address):
+        wire = Wire(address)
+        incarnation = wire.topic("orders")
+        producer = wire.ask(commands.LeaseProducerIds(1))[0]
+        request, body = batch("orders", incarnation, producer, 0, [bytes([7]) * (3 * MIB)])
+        data = b"".join(frames.encode((21, 99, *request), body))
+        for start in range(0, len(data), 100_001):
+            wire.socket.sendall(data[start : start + 100_001])
+        assert wire.receive().header[:2] == [0, 99]
+
+
+def test_a_stop_answers_a_parked_fetch_and_ends_the_connection(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (process, address):
+        wire = Wire(address)
+        incarnation = wire.topic("orders")
+        wire.send(commands.Fetch("orders", incarnation, 0, 0, wait_ms=30_000))
+        status = Wire(address)
+        while status.ask(commands.Status())[0]["parked_fetches"] == 0:
+            time.sleep(0.01)
+        started = time.monotonic()
+        process.process.send_signal(signal.SIGTERM)
+        wire.receive()
+        with pytest.raises(ConnectionError):
+            wire.receive()
+        wire.close()
+        status.close()
+        assert process.finish()[0] == 0
+        assert time.monotonic() - started < PATIENCE_SECONDS / 2
+
+
+def test_ctrl_c_stops_as_cleanly_and_a_second_one_at_once(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (process, _):
+        process.process.send_signal(signal.SIGINT)
+        code, _, log = process.finish()
+        assert code == 0
+        assert "stopping on SIGINT" in log
+
+
+def test_a_browser_is_told_what_this_port_is(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (_, address):
+        with socket.create_connection(address, timeout=PATIENCE_SECONDS) as browser:
+            browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n")
+            answer = b""
+            while data := browser.recv(1000):
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert f"tfmq broker at 127.0.0.1:{address[1]}".encode() in answer
+
+
+def test_a_liar_about_sizes_costs_nothing_and_the_others_go_on(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (_, address):
+        wire = Wire(address)
+        before = wire.ask(commands.Status())[0]["memory_bytes"]
+        liars = [Wire(address) for _ in range(50)]
+        for liar in liars:
+            liar.socket.sendall(struct.pack(">I", 16 * MIB) + b"x" * 1000)
+        status = wire.ask(commands.Status())[0]
+        assert status["connections"] == 51
+        assert status["memory_bytes"] - before < 8 * MIB
+        wrong = Wire(address)
+        wrong.socket.sendall(struct.pack(">I", 16 * MIB + 1))
+        assert wrong.receive().header[2] == "bad_frame"
+        with pytest.raises(ConnectionError):
+            wrong.receive()
+
+
+def test_a_reader_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--set", "limits.unsent_seconds=1") as (process, address):
+        wire = Wire(address)
+        incarnation = wire.topic("orders")
+        wire.produce("orders", incarnation, [bytes(4 * MIB)])
+        slow = Wire(address)
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for _ in range(8):
+            slow.send(commands.Fetch("orders", incarnation, 0, 0, max_bytes=8 * MIB))
+        end = time.monotonic() + PATIENCE_SECONDS
+        while wire.ask(commands.Status())[0]["connections"] > 1:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert "cut off: it has not read anything" in process.stop()[2]
+
+
+def test_connections_above_the_limit_are_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--set", "limits.connections=3") as (_, address):
+        wires = [Wire(address) for _ in range(3)]
+        with pytest.raises(ConnectionError):
+            Wire(address)
+        assert wires[0].ask(commands.Status())[0]["connections_refused"] == 1
+        wires.pop().close()
+        end = time.monotonic() + PATIENCE_SECONDS
+        while wires[0].ask(commands.Status())[0]["connections"] > 2:
+            assert time.monotonic() < end
+        assert Wire(address).ask(commands.Ping())
+
+
+def test_the_status_tells_version_address_and_settings(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (_, address):
+        status = Wire(address).ask(commands.Status())[0]
+        assert status["version"].startswith("tfmq ")
+        assert status["listen"] == f"127.0.0.1:{address[1]}"
+        assert status["settings"]["flush.messages"] == 1000
+        assert status["memory_bytes"] > MIB

@@ -1,0 +1,163 @@
+"""`tfmq-server`: the command that runs a broker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tfmq.config import Config
+    from tfmq.server.service import Service
+
+logger = logging.getLogger("tfmq.server")
+
+GC_THRESHOLDS = (50_000, 20, 100)
+"""Collections look at many young objects at once: requests make few cycles, and a full pass costs
+milliseconds.
+"""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config", "file", metavar="FILE", help="Configuration in TOML (conf/server.toml has every key)."
+)
+@click.option("--data", metavar="DIR", help="Data folder; the default is ./tfmq-data.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Where to listen, 127.0.0.1:8367 by default; port 0 takes a free one.",
+)
+@click.option(
+    "--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key; may be repeated."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    help="How much is logged on standard error; info by default.",
+)
+@click.option("--log-json", is_flag=True, default=None, help="One JSON object a log line.")
+@click.option(
+    "--check-config", is_flag=True, help="Print every key, its value and where that is from, and exit."
+)
+@click.version_option(package_name="tfmq", prog_name="tfmq-server")
+def main(
+    file: str | None,
+    data: str | None,
+    listen: str | None,
+    sets: tuple[str, ...],
+    log_level: str | None,
+    log_json: bool | None,
+    check_config: bool,
+) -> None:
+    """Run a tfmq broker.
+
+    It prints `ready HOST:PORT` when it accepts commands, logs to standard error, and stops cleanly on SIGTERM
+    or Ctrl-C (a second one stops at once). Example:
+
+        tfmq-server --data ./tfmq-data --listen 127.0.0.1:8367
+    """
+    from tfmq import config as configuration
+    from tfmq.errors import ConfigError
+
+    flags = {
+        "server.data": data,
+        "server.listen": listen,
+        "server.log_level": log_level,
+        "server.log_json": log_json,
+    }
+    try:
+        config = configuration.load(file, environment=os.environ, flags=flags, sets=sets)
+    except ConfigError as error:
+        _refuse(error.sentence, 2)
+    if check_config:
+        click.echo(configuration.describe(config))
+        return
+    sys.exit(run(config))
+
+
+def run(config: Config) -> int:
+    """Serve until a signal; the exit code."""
+    from tfmq.server import logs
+    from tfmq.server.reactor import installed
+
+    logs.set_up(config.server.log_level, config.server.log_json)
+    reactor = installed()
+    logs.take_twisted()
+    service = _started(config, reactor)
+    _calm_collector()
+    reactor.callWhenRunning(_announce, service.address)
+    _stop_on_signals(reactor, service)
+    reactor.run(installSignalHandlers=False)
+    logger.info("stopped")
+    return 0
+
+
+def _started(config: Config, reactor: Any) -> Service:
+    """The service, accepting; where something forbids that, one sentence and the end."""
+    from journal.clock import SystemClock
+    from journal.disk import RealDisk
+    from tfmq.server import refusals
+    from tfmq.server.service import Service
+
+    try:
+        service = Service(config, reactor, RealDisk(), SystemClock(), os.urandom)
+        service.start()
+    except Exception as error:
+        sentence = refusals.sentence(error, config.server.data)
+        if sentence is None:
+            raise
+        logger.debug("the start failed", exc_info=error)
+        _refuse(sentence, refusals.exit_code(error))
+    return service
+
+
+def _announce(address: str) -> None:
+    from tfmq.server.readiness import notify_systemd, say_ready
+
+    say_ready(sys.stdout, address)
+    notify_systemd("READY=1")
+
+
+def _calm_collector() -> None:
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
+def _stop_on_signals(reactor: Any, service: Service) -> None:
+    """The first SIGTERM or SIGINT stops cleanly, the second at once: recovery is made for that."""
+    stopping = False
+
+    def handle(number: int, _: Any) -> None:
+        nonlocal stopping
+        if stopping:
+            os._exit(1)
+        stopping = True
+        reactor.callFromThread(_stop, reactor, service, signal.Signals(number).name)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+
+
+def _stop(reactor: Any, service: Service, why: str) -> None:
+    from tfmq.server.readiness import notify_systemd
+
+    logger.info("stopping on %s", why)
+    notify_systemd("STOPPING=1")
+    service.stop(reactor.stop)
+
+
+def _refuse(sentence: str, code: int) -> Any:
+    click.echo(f"tfmq-server: {sentence}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
