@@ -39,7 +39,7 @@ class Content:
     the system calls them clean.
     """
 
-    __slots__ = ("_image", "data", "durable", "errors", "lost", "pending")
+    __slots__ = ("_image", "data", "durable", "errors", "lost", "pending", "reported")
 
     def __init__(self, durable: bytes = b"") -> None:
         self.data: Data = durable
@@ -47,6 +47,9 @@ class Content:
         self.pending: list[Change] = []
         self.lost: set[int] = set()
         self.errors = 0
+        """Forces that lost bytes."""
+        self.reported = 0
+        """Of those, how many somebody was told of: who opens the file later hears only of the others."""
         self._image: ContentImage | None = None
 
     def write(self, number: int, data: bytes, position: int) -> None:

@@ -125,15 +125,14 @@ class Moment:
             node = names[name]
             digest.update(name.encode())
             if isinstance(node, Folder):
-                planted: Node = Folder()
+                folder = new.entries[name] = Folder()
                 digest.update(b"/{")
-                self._plant(node, planted, entries, contents, digest)
+                self._plant(node, folder, entries, contents, digest)
                 digest.update(b"}")
             else:
                 data, data_digest = contents.get(node) or self._content(self._images[node], ())
-                planted = Content(data)
+                new.entries[name] = Content(data)
                 digest.update(data_digest)
-            new.entries[name] = planted
         new.durable = dict(new.entries)
 
     def _content(self, image: ContentImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
@@ -145,10 +144,10 @@ class Moment:
         return found
 
     def _all(self) -> Iterator[Choice]:
-        operations = itertools.product((False, True), repeat=len(self.operations))
         files = [_all_of_file(image) for _, image in self._changed]
-        for reached, *chosen in itertools.product(operations, *files):
-            yield Choice(reached, tuple(chosen))
+        for reached in itertools.product((False, True), repeat=len(self.operations)):
+            for chosen in itertools.product(*files):
+                yield Choice(reached, chosen)
 
     def _prefix(self, number: int) -> Choice:
         """Everything up to call `number` reached the platter, nothing behind it."""

@@ -126,7 +126,7 @@ class SimulatedDisk:
             raise TypeError("the anchor must come from open_anchor of this disk")
         with self.mutex:
             self.faults.check("sync", anchor.path)
-            for path, content in self.files():
+            for path, content in self.all_files():
                 try:
                     self.faults.check("sync_file", path)
                 except OSError:
@@ -185,7 +185,7 @@ class SimulatedDisk:
         """Rot: overwrites bytes for readers and on the platter, and tells nobody."""
         self.tree.file(path).damage(position, data)
 
-    def files(self) -> list[tuple[str, Content]]:
+    def all_files(self) -> Sequence[tuple[str, Content]]:
         """Every file by path, and those that have no name any more but are open."""
         named = [(path, node) for path, node in walk(self.tree.root) if isinstance(node, Content)]
         known = {id(content) for _, content in named}
@@ -194,7 +194,7 @@ class SimulatedDisk:
 
     def used_bytes(self) -> int:
         """The bytes of all files."""
-        return sum(len(content.data) for _, content in self.files())
+        return sum(len(content.data) for _, content in self.all_files())
 
     def next_number(self) -> int:
         """The number of the change that is about to be made."""
@@ -224,7 +224,7 @@ class SimulatedFile:
     def __init__(self, disk: SimulatedDisk, content: Content, path: str, writable: bool) -> None:
         self.path = path
         self.content = content
-        self.errors_seen = content.errors
+        self.errors_seen = content.reported
         self._disk = disk
         self._writable = writable
         disk.open_files.add(self)
@@ -269,11 +269,11 @@ class SimulatedFile:
                 self._check("force")
             except OSError:
                 self.content.lose()
-                self.errors_seen = self.content.errors
+                self._told()
                 raise
             self.content.force()
             if self.errors_seen != self.content.errors:
-                self.errors_seen = self.content.errors
+                self._told()
                 raise failure(errno.EIO, self.path)
         self._disk.changed("force", self.path)
 
@@ -293,6 +293,9 @@ class SimulatedFile:
             shared = any(file.content is self.content for file in self._disk.open_files)
             if self.content.pending and not shared:
                 self._disk.closed_unforced.append(self.path)
+
+    def _told(self) -> None:
+        self.errors_seen = self.content.reported = self.content.errors
 
     def _check(self, kind: str, *, writing: bool = False) -> int | None:
         if self not in self._disk.open_files or (writing and not self._writable):
