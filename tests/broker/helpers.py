@@ -1,7 +1,7 @@
 """A broker in a simulation, and verbs to talk to it: what the server does, without sockets.
 
-`Broker` owns disk, clock and engine; `run` is inline, or queued with `queued=True` (then `work()` does the jobs).
-Every verb sends one request, ends the turn, and gives the `Answer`.
+`Broker` owns disk, clock and engine; `run` is inline, or queued with `queued=True` (then `work()` does the
+jobs). Every verb sends one request, ends the turn, and gives the `Answer`.
 """
 
 from collections import deque
@@ -311,7 +311,7 @@ def payloads_of(answer: Answer, offset: int = 0) -> list[bytes]:
     position = 0
     while position < len(answer.body):
         rest = answer.body[position:]
-        at = control_position(rest, 0, answer.log_id)
+        at = control_position(rest, 0)
         start = decode_control(rest, at, answer.log_id).offset
         (block,) = blocks_of(rest[: at + CONTROL_SIZE], start, answer.log_id)
         for record in records_of(block.data):

@@ -33,15 +33,20 @@ ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
 
 def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqError:
     """The error that a client gets for `error`; `outcome` where the caller knows better than the class."""
-    known = error if isinstance(error, TfmqError) else _translated(error)
+    if isinstance(error, TfmqError):
+        known = error
+    else:
+        known = _translated(error)
+        # Never sent; the server's log shows it.
+        known.__cause__ = error
     if outcome is not None:
         known.outcome = outcome
     return known
 
 
 def not_done(error: BaseException) -> TfmqError:
-    """`client_error` where nothing has happened yet."""
-    return client_error(error, NOT_DONE)
+    """`client_error` where nothing has happened yet; what is a client's error already knows its outcome."""
+    return client_error(error, None if isinstance(error, TfmqError) else NOT_DONE)
 
 
 def _translated(error: BaseException) -> TfmqError:

@@ -77,7 +77,7 @@ class House:
             folders=self.folders,
             run=self.run,
             limits=self.limits,
-            partitions_default=lambda name, own: self.config.for_topic(name, own).partitions,
+            partitions_default=lambda name, own: self.settings(name, own)["topics.partitions"],
             auto_create=self.config.topics.auto_create,
         )
         self.writes = Writes(
@@ -100,19 +100,25 @@ class House:
 
     def log_options(self, name: str, number: int, own: Mapping[str, Any]) -> LogOptions:
         """The options of one log of a topic."""
-        config = self.config.for_topic(name, own)
-        archive = config.retention.action == "archive"
+        values = self.settings(name, own)
+        archive = values["retention.action"] == "archive"
         return LogOptions(
-            segment_bytes=config.log.segment_bytes,
-            flush_messages=config.flush.messages,
-            flush_seconds=config.flush.seconds,
-            retention_seconds=config.retention.seconds,
-            retention_bytes=config.retention.bytes,
+            segment_bytes=values["log.segment_bytes"],
+            flush_messages=values["flush.messages"],
+            flush_seconds=values["flush.seconds"],
+            retention_seconds=values["retention.seconds"],
+            retention_bytes=values["retention.bytes"],
             retention_action="archive" if archive else "delete",
             archive_folder=self.folders.archive_folder(name, number) if archive else None,
-            state_bytes=config.log.state_bytes,
-            verify="records" if config.log.verify == "records" else "blocks",
+            state_bytes=values["log.state_bytes"],
+            verify=values["log.verify"],
         )
+
+    def settings(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Every key for one topic: the configuration's section of it, else its own setting, else the
+        broker's.
+        """
+        return {**self.config.values, **own, **self.config.topic.get(name, {})}
 
     def _producers(self) -> Producers:
         return Producers(

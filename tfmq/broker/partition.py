@@ -16,7 +16,7 @@ from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.producers import Producers
 from tfmq.broker.timers import Timers
-from tfmq.errors import UNKNOWN, StorageStopped, TfmqError, UnknownTopic
+from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped, TfmqError, UnknownTopic
 
 GONE = "The topic {name} was deleted."
 
@@ -173,7 +173,7 @@ class Partition:
         if batches is None:
             return None
         if self.log.stopped is not None:
-            raise StorageStopped(reason=self.log.stopped)
+            raise StorageStopped(reason=self.log.stopped, outcome=NOT_DONE)
         for batch in batches:
             self.log.check(batch)
         return batches

@@ -1,0 +1,57 @@
+"""Every journal error has a client's name, at one border."""
+
+import inspect
+
+import pytest
+
+from journal import errors as journal
+from tfmq import errors
+from tfmq.broker.faults import STOPPING, client_error, not_done
+
+CASES = [
+    (journal.BelowStart(5, 10), "offset_out_of_range"),
+    (journal.BeyondEnd(50, 10), "offset_out_of_range"),
+    (journal.NotARecord(7), "not_a_record"),
+    (journal.CutAway(50, 40), "log_truncated"),
+    (journal.Corrupt("/secret/path", 5, 10, "a bad checksum"), "damaged"),
+    (journal.BadBatch("it is empty"), "bad_request"),
+    (journal.TooLarge("the batch", 10, 5), "message_too_large"),
+    (journal.Full("/secret/path"), "disk_full"),
+    (journal.Stopped("a force failed"), "storage_stopped"),
+    (journal.Closed(), "busy"),
+    (journal.NewerFormat("/secret/path", 2, 1), "internal_error"),
+    (journal.Locked("/secret/path"), "internal_error"),
+    (OSError(5, "Input/output error", "/secret/path"), "internal_error"),
+    (ZeroDivisionError(), "internal_error"),
+]
+
+
+@pytest.mark.parametrize("error, code", CASES, ids=lambda case: type(case).__name__)
+def test_each_error_has_a_code_and_tells_no_paths(error: Exception, code: str) -> None:
+    known = client_error(error)
+    assert known.code == code
+    assert "/secret" not in str(known) and "/secret" not in repr(known.details)
+
+
+def test_no_journal_error_is_left_out() -> None:
+    leaves = {
+        each
+        for _, each in inspect.getmembers(journal, inspect.isclass)
+        if issubclass(each, journal.JournalError) and not each.__subclasses__()
+    }
+    assert leaves <= {type(error) for error, _ in CASES}
+
+
+def test_the_numbers_travel() -> None:
+    damaged = client_error(journal.Corrupt("p", 5, 10, "r"))
+    assert isinstance(damaged, errors.Damaged) and (damaged.first, damaged.next) == (5, 10)
+    cut = client_error(journal.CutAway(50, 40))
+    assert isinstance(cut, errors.LogTruncated) and cut.cut == 40
+
+
+def test_the_place_that_knows_decides_the_outcome() -> None:
+    assert not_done(journal.Stopped("x")).outcome == "not done"
+    assert client_error(journal.Stopped("x")).outcome == "unknown"
+    fenced = errors.Fenced()
+    assert client_error(fenced) is fenced
+    assert str(client_error(journal.Closed())) == STOPPING

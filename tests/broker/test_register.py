@@ -1,0 +1,133 @@
+"""The register is a fold over entries: the same from a snapshot, and damage is named, never guessed away."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.errors import NewerFormat
+from tfmq.broker.register import (
+    CREATE,
+    DELETE,
+    GENERATION,
+    GONE,
+    GROW,
+    ID_FIRST,
+    LEASE,
+    LEASE_SPACING_MS,
+    OFFSETS,
+    READY,
+    Register,
+    pack,
+    unpack,
+)
+
+
+def register(*entries: tuple[Any, ...]) -> Register:
+    made = Register()
+    for entry in entries:
+        made.enter(entry)
+    return made
+
+
+def test_a_topic_is_there_once_it_is_ready() -> None:
+    made = register((CREATE, "orders", 20, 4, {}))
+    assert (made.topics[20].state, made.topics[20].partitions) == ("creating", 0)
+    made.enter((READY, 20))
+    assert (made.topics[20].state, made.topics[20].partitions) == ("open", 4)
+
+
+def test_a_growth_is_finished_or_taken_back() -> None:
+    made = register((CREATE, "orders", 20, 1, {}), (READY, 20), (GROW, 20, 3))
+    assert (made.topics[20].state, made.topics[20].partitions, made.topics[20].target) == ("growing", 1, 3)
+    made.enter((GROW, 20, 1))
+    assert (made.topics[20].state, made.topics[20].partitions) == ("open", 1)
+
+
+def test_offsets_of_a_deleted_topic_are_forgotten() -> None:
+    made = register(
+        (CREATE, "orders", 20, 1, {}),
+        (READY, 20),
+        (GENERATION, "billing", 1, "m"),
+        (OFFSETS, "billing", 1, [(20, 0, 100, 0, 1), (77, 0, 5, 0, 1)]),
+    )
+    assert list(made.groups["billing"].offsets) == [(20, 0)]
+    made.enter((DELETE, 20))
+    made.enter((GONE, 20))
+    assert made.groups["billing"].offsets == {}
+    assert made.topics == {}
+
+
+def test_the_age_of_an_id_is_known_and_never_too_young() -> None:
+    made = register(
+        (LEASE, 100, 1000), (LEASE, 200, 1000 + LEASE_SPACING_MS), (LEASE, 300, 1001 + LEASE_SPACING_MS)
+    )
+    assert made.leased_ms(ID_FIRST - 1) is None
+    assert made.leased_ms(ID_FIRST) == 1000
+    assert made.leased_ms(99) == 1000
+    assert made.leased_ms(100) == 1000 + LEASE_SPACING_MS
+    assert made.leased_ms(299) == 1000 + LEASE_SPACING_MS
+    assert made.leased_ms(300) is None
+
+
+@pytest.mark.parametrize(
+    "entry", [(READY, 99), (LEASE, 3, 0), (CREATE, "x"), (GENERATION,), (GROW, "a", "b")], ids=repr
+)
+def test_an_entry_that_does_not_fit_is_damage(entry: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError):
+        register((CREATE, "orders", 20, 1, {}), (LEASE, 100, 0)).enter(entry)
+
+
+def test_an_entry_of_a_later_release_is_named_as_such() -> None:
+    with pytest.raises(NewerFormat):
+        register((99, "what"))
+
+
+ENTRIES = st.lists(
+    st.one_of(
+        st.tuples(st.just("create"), st.integers(1, 3)),
+        st.tuples(st.just("delete")),
+        st.tuples(st.just("lease"), st.integers(1, 50)),
+        st.tuples(st.just("group"), st.sampled_from("ab"), st.integers(0, 1000)),
+    ),
+    max_size=20,
+)
+
+
+@given(ENTRIES, st.integers(0, 20))
+def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) -> None:
+    whole, entries = Register(), []
+
+    def enter(*entry: Any) -> None:
+        entries.append(unpack(pack(entry)))
+        whole.enter(entry)
+
+    number = 20
+    for time, (what, *fields) in enumerate(plan):
+        if what == "create":
+            number += 1
+            enter(CREATE, f"t{number}", number, fields[0], {"flush.messages": 1})
+            enter(READY, number)
+        elif what == "delete" and whole.topics:
+            enter(DELETE, max(whole.topics))
+            enter(GONE, max(whole.topics))
+        elif what == "lease":
+            enter(LEASE, whole.next_id + fields[0], time * LEASE_SPACING_MS // 2)
+        elif what == "group":
+            enter(GENERATION, fields[0], whole.generation + 1, "m")
+            enter(OFFSETS, fields[0], whole.generation, [(number, 0, fields[1], 0, 1)])
+    halfway = register(*entries[:cut])
+    resumed = Register()
+    resumed.load(halfway.dump())
+    for entry in entries[cut:]:
+        resumed.enter(entry)
+    assert resumed.dump() == whole.dump()
+
+
+def test_a_snapshot_that_is_none_is_refused() -> None:
+    for data in (b"\xc1", pack((1, 2)), pack(5)):
+        with pytest.raises(ValueError):
+            Register().load(data)
+    with pytest.raises(NewerFormat):
+        Register().load(pack((99, 0, 0, (), (), ())))
