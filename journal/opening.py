@@ -85,7 +85,7 @@ class Opening:
         replay = self._replay(snapshot, forced, ordinal)
         self._take_replay(replay)
         if row.decision.unclean or replay.cut is not None:
-            self._make_true(marks, replay)
+            self._make_true(replay)
         else:
             self.extent.clean = True
         self._drop(found)
@@ -223,10 +223,12 @@ class Opening:
         extent.damage = _merged([*self._holes, *replay.damage])
         self.report.damage = list(extent.damage)
 
-    def _make_true(self, marks: Marks, replay: Replay) -> None:
+    def _make_true(self, replay: Replay) -> None:
         """Cuts, writes again, forces, raises the epoch: then everything up to the end is on the disk."""
         extent = self.extent
         if extent.stopped is not None:
+            if replay.forced <= extent.end:
+                extent.forced, extent.forced_ordinal = replay.forced, replay.forced_ordinal
             extent.active.size = min(extent.active.size, extent.end - extent.active.base)
             return
         try:
@@ -240,11 +242,12 @@ class Opening:
             extent.starts = with_start(extent.starts, extent.epoch, extent.end)
             self.mark.settle(extent.marks())
         except (OSError, Full) as error:
-            self._stop(f"recovery could not make the end of the log durable: {error}", marks)
+            self._stop(f"recovery could not make the end of the log durable: {error}", replay)
 
-    def _stop(self, reason: str, marks: Marks) -> None:
+    def _stop(self, reason: str, replay: Replay) -> None:
         extent = self.extent
-        extent.forced, extent.forced_ordinal = marks.forced, marks.forced_ordinal
+        if replay.forced <= extent.end:
+            extent.forced, extent.forced_ordinal = replay.forced, replay.forced_ordinal
         extent.stopped = reason
         try:
             self.mark.settle(extent.marks())

@@ -6,6 +6,7 @@ table TAIL of journal.recovery decides; here the facts for it are gathered, and 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from journal.block import Block
@@ -32,6 +33,8 @@ class Replay:
         self._ordinal_at = {forced: forced_ordinal, snapshot.offset: snapshot.ordinal}
         self.forced = forced
         """The highest offset that anything found says is on the disk."""
+        self.forced_ordinal = forced_ordinal
+        self._unforced: deque[tuple[int, int]] = deque()
         self.end = snapshot.offset
         """Where the last whole append ends."""
         self.ordinal = snapshot.ordinal
@@ -46,13 +49,13 @@ class Replay:
         """Goes through one segment from the block's start `offset` to `end`. Raises NewerFormat, OSError."""
         self.end = max(self.end, offset)
         self._report.walked_bytes += end - offset
-        if not last:
-            self.forced = max(self.forced, end)
         while True:
             place, reason = self._blocks(segment, offset, end)
             if place == end and not (last and self._pending):
                 self._finish(end)
                 self._report.labels += ["whole"] * last
+                if not last and end > self.forced:
+                    self.forced, self.forced_ordinal = end, self.ordinal
                 return
             good = self._behind(segment, place, end)
             later = None if good is None else segment.base + good.position
@@ -101,9 +104,19 @@ class Replay:
             self.ordinal = control.next_ordinal
             self.append_time = max(self.append_time, control.append_time)
             self.epoch = max(self.epoch, control.epoch)
-            self.forced = max(self.forced, control.forced)
+            self._claim(control.forced)
         self._pending = []
         self.end = max(self.end, end)
+        if self.end > self.forced:
+            self._unforced.append((self.end, self.ordinal))
+
+    def _claim(self, forced: int) -> None:
+        """A control record says that everything before `forced`, an append's end, is on the disk."""
+        if forced <= self.forced:
+            return
+        self.forced = forced
+        while self._unforced and self._unforced[0][0] <= forced:
+            _, self.forced_ordinal = self._unforced.popleft()
 
     def _behind(self, segment: Segment, place: int, end: int) -> Good | None:
         """Where blocks go on behind a bad one; what those say of the forced mark counts from now on."""
@@ -113,7 +126,7 @@ class Replay:
         if good is None or segment.base + good.position > end:
             return None
         for block in segment.sound_blocks(good.position, verify=True):
-            self.forced = max(self.forced, block.control.forced)
+            self._claim(block.control.forced)
         return good
 
     def _stop(self, decision: Tail, place: int, forced: int, reason: str) -> None:
