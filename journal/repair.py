@@ -21,7 +21,7 @@ from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt, NewerFormat
 from journal.header import HEADER_SIZE
 from journal.mark import MarkFile, Marks
-from journal.salvage import Salvaged, salvage
+from journal.salvage import Salvaged, known_count, salvage
 from journal.segment import SCAN_SIZE, Segment
 from journal.survey import Stretch, find_log_id, survey
 
@@ -101,26 +101,34 @@ def remove_originals(disk: Disk, folder: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Following:
-    """What lies behind a segment: the log goes on at `offset` with `ordinal`."""
+    """What lies behind a segment: the log goes on at `offset`. The next ordinal that is known is `ordinal`;
+    between lie stretches that account for at least `shared` ordinals themselves, None if there are no such
+    stretches."""
 
     offset: int
     ordinal: int
+    shared: int | None
 
 
 def _following(
     disk: Disk, folder: str, bases: list[int], log_id: int, marks: Marks | None, suffix: str
 ) -> _Following | None:
     """From the next segment's first control record, or behind the last one, from the forced mark."""
+    shared: int | None = None
     for base in bases:
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
             for item in survey(segment):
                 first = item.ordinal if isinstance(item, Stretch) else item.control.first_ordinal
                 if first is not None:
-                    return _Following(bases[0], first)
+                    return _Following(bases[0], first, shared)
+                if isinstance(item, Stretch):
+                    shared = (shared or 0) + known_count(_bytes_of(segment, item), log_id)[0]
         finally:
             segment.close()
-    return None if marks is None else _Following(marks.forced, marks.forced_ordinal)
+    if marks is None:
+        return None
+    return _Following(bases[0] if bases else marks.forced, marks.forced_ordinal, shared)
 
 
 class _Edge:
@@ -174,7 +182,15 @@ def _tail(
     if waiting is None:
         reason = "the file is shorter than it was"
         waiting = Stretch(first, first, reason, edge.ordinal, None, None)
-    return waiting._replace(next=following.offset - segment.base, next_ordinal=following.ordinal)
+    waiting = waiting._replace(next=following.offset - segment.base, next_ordinal=following.ordinal)
+    if following.shared is None or waiting.ordinal is None:
+        return waiting
+    # Damage on both sides of a segment's start: nothing says which ordinals were on which side, so this one
+    # takes what its own records prove, and if it has room for more, what the other side does not prove.
+    known, more = known_count(_bytes_of(segment, waiting), segment.log_id)
+    total = max(0, following.ordinal - waiting.ordinal)
+    count = min(total, max(known, total - following.shared) if more else known)
+    return waiting._replace(next_ordinal=waiting.ordinal + count)
 
 
 def _fits(stretch: Stretch) -> bool:
@@ -193,8 +209,7 @@ def _plan(segment: Segment, stretch: Stretch, before: Control | None) -> tuple[R
         # counts.
         ordinal = 0 if segment.base == 0 else stretch.next_ordinal
     count = max(0, stretch.next_ordinal - ordinal)
-    data = segment.pread(stretch.next - stretch.first, stretch.first)
-    data += bytes(stretch.next - stretch.first - len(data))
+    data = _bytes_of(segment, stretch)
     closing = _closing(stretch, before, first, ordinal)
     salvaged = salvage(data, count, segment.log_id, closing)
     fillers = tuple((first + p.position, p.size, p.count) for p in salvaged.pieces if not p.kept)
@@ -203,6 +218,12 @@ def _plan(segment: Segment, stretch: Stretch, before: Control | None) -> tuple[R
         segment.path, first, next, stretch.reason, ordinal, salvaged.kept, salvaged.lost, fillers, lost_source
     )
     return repaired, salvaged
+
+
+def _bytes_of(segment: Segment, stretch: Stretch) -> bytes:
+    """The stretch's bytes; zeros where the file has lost its end."""
+    size = stretch.next - stretch.first
+    return segment.pread(size, stretch.first).ljust(size, b"\0")
 
 
 def _closing(stretch: Stretch, before: Control | None, offset: int, ordinal: int) -> Control:

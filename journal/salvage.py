@@ -20,7 +20,9 @@ from journal.header import (
     HEADER,
     HEADER_SIZE,
     RECORD_SIZE_MAX,
+    BadRecord,
     make_filler,
+    split_body,
 )
 
 STRETCH_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
@@ -75,6 +77,14 @@ def salvage(stretch: bytes, count: int, log_id: int, closing: Control) -> Salvag
     control = closing._replace(records=count, size=room, crc=crc32(records))
     kept = sum(piece.count for piece in pieces if piece.kept)
     return Salvaged(records + encode_control(log_id, control), pieces, kept, count - kept)
+
+
+def known_count(stretch: bytes, log_id: int) -> tuple[int, bool]:
+    """(the ordinals that a stretch must have at least, whether it may have had more)."""
+    if len(stretch) > STRETCH_SIZE_MAX:
+        return 0, True
+    pieces = _widened(list(_pieces(stretch[: max(0, len(stretch) - CONTROL_SIZE)], log_id)))
+    return sum(p.count for p in pieces if p.count != UNKNOWN), any(p.count == UNKNOWN for p in pieces)
 
 
 def _give_up(size: int, count: int, log_id: int, closing: Control) -> Salvaged:
@@ -140,7 +150,12 @@ def _count_if_sound(data: bytes, position: int, size: int, log_id: int) -> int |
         return int(checksum)
     if not id >> 24 or flag & FLAG_REFUSED_MASK:
         return None
-    return 1 if crc32(data[position + HEADER_SIZE : position + size]) == checksum else None
+    body = memoryview(data)[position + HEADER_SIZE : position + size]
+    try:
+        split_body(body, flag)
+    except BadRecord:
+        return None
+    return 1 if crc32(body) == checksum else None
 
 
 def _plausible(data: bytes, position: int, log_id: int) -> bool:

@@ -57,7 +57,7 @@ def closed(
 
 
 def log_bytes(
-    groups: Sequence[Sequence[bytes]], offset: int = 0, ordinal: int = 0
+    groups: Sequence[Sequence[bytes]], offset: int = 0, ordinal: int = 0, *, time: int = 1000
 ) -> tuple[bytes, list[int]]:
     """The control blocks of `groups`, and the position of each."""
     parts: list[bytes] = []
@@ -65,7 +65,7 @@ def log_bytes(
     size = 0
     for number, group in enumerate(groups):
         starts.append(size)
-        part = closed(group, offset + size, ordinal, time=1000 + number)
+        part = closed(group, offset + size, ordinal, time=time + number)
         parts.append(part)
         size += len(part)
         ordinal += len(group)

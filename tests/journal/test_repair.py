@@ -1,0 +1,280 @@
+"""A repair makes every offset and ordinal that is not lost readable again, and loses nothing else.
+
+Invariants, for damage of any kind: afterwards the check of the folder finds no damage; every block that was sound is
+byte for byte where it was; the ordinals of what follows are what they were; a power cut at any moment leaves the
+original or the mended file under the segment's name, whole; a dry run changes nothing and says the same.
+"""
+
+import itertools
+
+import pytest
+
+from journal.errors import Corrupt, NewerFormat
+from journal.header import HEADER, make_id, make_record
+from journal.mark import MarkFile, Marks
+from journal.names import index_name, segment_name
+from journal.record import Control, blocks_of
+from journal.repair import remove_originals, repair
+from journal.segment import Segment
+from journal.testing.simulated_disk import SimulatedDisk
+from journal.verify import verify
+from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
+from tests.scale import scaled, seeded
+
+FOLDER = "/orders-3"
+
+
+def written(
+    groups: list[list[bytes]], cuts: tuple[int, ...] = ()
+) -> tuple[SimulatedDisk, bytes, list[int], list[str]]:
+    """A forced log in as many segments as `cuts` (numbers of groups) say: disk, all bytes, block starts, paths."""
+    disk = SimulatedDisk()
+    disk.make_folder(FOLDER)
+    data, starts = log_bytes(groups, 0, 0)
+    bases = [0, *(starts[cut] for cut in cuts)]
+    paths = []
+    for base, end in itertools.pairwise([*bases, len(data)]):
+        segment = Segment.create(disk, FOLDER, base, LOG_ID)
+        segment.append([data[base:end]], [b.control for b in blocks_of(data[base:end], base, LOG_ID)])
+        segment.seal()
+        segment.close()
+        paths.append(segment.path)
+    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, len(data), sum(map(len, groups)), 9999, 1))
+    disk.force_folder(FOLDER)
+    disk.force_folder("/")
+    return disk, data, starts, paths
+
+
+def all_bytes(disk: SimulatedDisk, paths: list[str]) -> bytes:
+    return b"".join(disk.read_file(path) for path in paths)
+
+
+def spoil(disk: SimulatedDisk, path: str, position: int, data: bytes) -> None:
+    old = disk.read_file(path)
+    disk.write_file(path, old[:position] + data + old[position + len(data) :])
+
+
+def groups_of_three(count: int) -> list[list[bytes]]:
+    return [records(3, sequence=3 * n) for n in range(count)]
+
+
+def test_a_sound_log_is_left_alone() -> None:
+    disk, data, _, paths = written(groups_of_three(3), (1,))
+    assert repair(disk, FOLDER) == []
+    assert all_bytes(disk, paths) == data
+    assert [name for name in disk.list(FOLDER) if "damaged" in name] == []
+
+
+def test_one_damaged_record_becomes_a_filler_and_nothing_else_changes() -> None:
+    disk, data, starts, paths = written(groups_of_three(3))
+    spoil(disk, paths[0], starts[1] + 30 + 25, b"\xff")
+    (repaired,) = repair(disk, FOLDER)
+    assert (repaired.first, repaired.next, repaired.first_ordinal) == (starts[1], starts[2], 3)
+    assert (repaired.kept, repaired.lost, repaired.source_lost) == (2, 1, False)
+    assert repaired.fillers == ((starts[1] + 30, 30, 1),)
+    assert "not proven" in repaired.note
+    after = all_bytes(disk, paths)
+    assert after[: starts[1] + 30] == data[: starts[1] + 30]
+    assert after[starts[2] :] == data[starts[2] :]
+    assert [block.control.first_ordinal for block in blocks_of(after, 0, LOG_ID)] == [0, 3, 6]
+    assert verify(disk, FOLDER, records=True).damaged is False
+
+
+def test_the_original_is_kept_until_told_otherwise() -> None:
+    disk, _, _, paths = written(groups_of_three(2))
+    spoil(disk, paths[0], 25, b"\xff")
+    damaged = disk.read_file(paths[0])
+    repair(disk, FOLDER)
+    assert disk.read_file(paths[0] + ".damaged") == damaged
+    assert disk.durable_file(paths[0] + ".damaged") == damaged
+    assert verify(disk, FOLDER).findings == []
+    spoil(disk, paths[0], 25 + 190, b"\xff")
+    repair(disk, FOLDER)
+    assert disk.read_file(paths[0] + ".damaged") == damaged
+    assert remove_originals(disk, FOLDER) == [segment_name(0) + ".damaged"]
+    assert remove_originals(disk, FOLDER) == []
+    assert not disk.exists(paths[0] + ".damaged")
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
+    disk, _, _, paths = written(groups_of_three(4), (2,))
+    spoil(disk, paths[1], 25, b"\xff")
+    before = {name: disk.read_file(f"{FOLDER}/{name}") for name in disk.list(FOLDER)}
+    planned = repair(disk, FOLDER, dry_run=True)
+    assert {name: disk.read_file(f"{FOLDER}/{name}") for name in disk.list(FOLDER)} == before
+    assert repair(disk, FOLDER) == planned
+
+
+def test_the_index_is_made_anew() -> None:
+    disk, _, _, paths = written([records(700, sequence=700 * n, size=80) for n in range(3)])
+    spoil(disk, paths[0], 100, b"\xff")
+    repair(disk, FOLDER)
+    assert not disk.exists(f"{FOLDER}/{index_name(0)}")
+    segment = Segment.open(disk, FOLDER, 0, LOG_ID, writable=False)
+    assert segment.index.end == segment.size
+    assert [entry.first_ordinal for entry in segment.index.entries()] == [0, 700, 1400]
+
+
+def test_any_damage_of_any_segment_is_mended() -> None:
+    rng = seeded("repair")
+    for _ in range(scaled(400)):
+        groups = [mixed(rng.randrange(0, 7), rng, sequence=20 * n) for n in range(9)]
+        disk, data, starts, paths = written(groups, (3, 6))
+        ends = [*starts[1:], len(data)]
+        spoiled = bytearray(data)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(data))
+            size = min(rng.choice([1, 30, 200, 900]), len(data) - at)
+            spoiled[at : at + size] = rng.choice([rng.randbytes(size), bytes(size)])
+        at = 0
+        for path in paths:
+            size = disk.size(path)
+            disk.write_file(path, bytes(spoiled[at : at + size]))
+            at += size
+        if not any(spoiled[s:e] == data[s:e] for s, e in zip(starts, ends, strict=True)):
+            continue
+        planned = repair(disk, FOLDER, dry_run=True)
+        repairs = repair(disk, FOLDER)
+        assert repairs == planned
+        after = all_bytes(disk, paths)
+        assert len(after) == len(data)
+        report = verify(disk, FOLDER, records=True)
+        assert not report.damaged, report.findings
+        for start, end in zip(starts, ends, strict=True):
+            touched = any(repaired.first < end and start < repaired.next for repaired in repairs)
+            assert touched or after[start:end] == data[start:end]
+            assert not touched or spoiled[start:end] != data[start:end] or end - start <= 120
+        assert sum(block.control.records for block in blocks_of(after, 0, LOG_ID)) == sum(map(len, groups))
+
+
+def test_what_was_forced_at_the_end_is_mended_and_what_was_not_is_left_to_the_start() -> None:
+    disk, data, starts, paths = written(groups_of_three(3))
+    ends = controls_of(data, starts)
+    spoil(disk, paths[0], ends[2], bytes(50))
+    (repaired,) = repair(disk, FOLDER)
+    assert (repaired.first, repaired.next, repaired.kept, repaired.source_lost) == (
+        starts[2],
+        len(data),
+        3,
+        True,
+    )
+    assert verify(disk, FOLDER, records=True).findings == []
+    spoil(disk, paths[0], ends[2], bytes(50))
+    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, starts[2], 6, 9999, 1))
+    assert repair(disk, FOLDER) == []
+
+
+def test_a_file_that_lost_its_end_gets_its_size_back() -> None:
+    for segments in ((), (2,)):
+        disk, data, starts, paths = written(groups_of_three(4), segments)
+        path = paths[0]
+        disk.write_file(path, disk.read_file(path)[: starts[1] + 40])
+        (repaired,) = repair(disk, FOLDER)
+        assert repaired.first == starts[1]
+        after = all_bytes(disk, paths)
+        assert len(after) == len(data)
+        assert sum(block.control.records for block in blocks_of(after, 0, LOG_ID)) == 12
+        assert not verify(disk, FOLDER).damaged
+
+
+def test_where_an_append_came_from_stays_if_its_control_record_does() -> None:
+    block = closed(records(3), 0, 0, source_kind=1, source_id=5, source_high=6, source_low=7)
+    disk = SimulatedDisk()
+    disk.make_folder(FOLDER)
+    data = block + closed(records(1, sequence=3), len(block), 3)
+    disk.write_file(f"{FOLDER}/{segment_name(0)}", flipped(data, 8 * 25))
+    (repaired,) = repair(disk, FOLDER)
+    assert not repaired.source_lost
+    control: Control = next(blocks_of(disk.read_file(f"{FOLDER}/{segment_name(0)}"), 0, LOG_ID)).control
+    assert control[-4:] == (1, 5, 6, 7)
+
+
+def test_a_block_too_short_to_be_one_takes_in_the_next() -> None:
+    disk, _, starts, paths = written([records(1), [], records(2, sequence=1), records(1, sequence=3)])
+    spoil(disk, paths[0], starts[1] + 60, b"\xff" * 2)
+    (repaired,) = repair(disk, FOLDER)
+    assert (repaired.first, repaired.next, repaired.lost) == (starts[1], starts[2], 0)
+    assert not verify(disk, FOLDER, records=True).damaged
+
+
+def test_a_file_of_which_nothing_is_left_is_no_log() -> None:
+    disk = SimulatedDisk()
+    disk.make_folder(FOLDER)
+    disk.write_file(f"{FOLDER}/{segment_name(0)}", bytes(1000))
+    assert repair(disk, FOLDER) == []
+
+
+def test_a_segment_of_which_nothing_is_left_is_all_fillers() -> None:
+    disk, data, starts, paths = written(groups_of_three(6), (2, 4))
+    disk.write_file(paths[1], bytes(disk.size(paths[1])))
+    (repaired,) = repair(disk, FOLDER)
+    assert (repaired.first, repaired.next, repaired.kept, repaired.lost) == (starts[2], starts[4], 0, 6)
+    assert not verify(disk, FOLDER, records=True).damaged
+    assert len(all_bytes(disk, paths)) == len(data)
+
+
+def test_what_a_newer_library_wrote_is_not_damage() -> None:
+    from zlib import crc32
+
+    disk, data, starts, paths = written(groups_of_three(2))
+    end = controls_of(data, starts)[0]
+    body = bytearray(data[end + 20 : end + 100])
+    body[:2] = b"\x00\x02"
+    spoil(disk, paths[0], end, HEADER.pack(80, crc32(body), LOG_ID, 0x40) + bytes(body))
+    with pytest.raises(NewerFormat):
+        repair(disk, FOLDER)
+
+
+def test_a_power_cut_at_any_moment_leaves_a_whole_file() -> None:
+    disk, _, _, paths = written(groups_of_three(3))
+    spoil(disk, paths[0], 25, b"\xff")
+    before = disk.read_file(paths[0])
+    states: list[bytes] = []
+    rng = seeded("repair cut")
+
+    def cut(kind: str, path: str) -> None:
+        for keep in ("none", "some", "all"):
+            left = disk.crash(rng, keep=keep)
+            states.append(left.read_file(paths[0]))
+
+    disk.after = cut
+    repair(disk, FOLDER)
+    disk.after = None
+    after = disk.read_file(paths[0])
+    assert len(states) > 10
+    assert set(states) == {before, after}
+    assert disk.durable_file(paths[0]) == after
+
+
+def test_a_repair_that_was_cut_short_is_done_again() -> None:
+    disk, _, _, paths = written(groups_of_three(3))
+    spoil(disk, paths[0], 25, b"\xff")
+    disk.faults.fail("rename", nth=2)
+    with pytest.raises(OSError, match="Input/output"):
+        repair(disk, FOLDER)
+    (repaired,) = repair(disk, FOLDER)
+    assert repaired.lost == 1
+    assert not verify(disk, FOLDER).damaged
+    assert [name for name in disk.list(FOLDER) if name.endswith(".repaired")] == []
+
+
+def test_large_payloads_are_copied_whole() -> None:
+    rng = seeded("large")
+    groups = [[make_record(rng.randbytes(3 << 20), make_id(PRODUCER, n))] for n in range(2)] + [
+        records(3, sequence=2)
+    ]
+    disk, data, starts, paths = written(groups)
+    spoil(disk, paths[0], starts[2] + 25, b"\xff")
+    told: list[tuple[str, int, int]] = []
+    repair(disk, FOLDER, progress=lambda *call: told.append(call))
+    assert disk.read_file(paths[0])[: starts[2]] == data[: starts[2]]
+    assert told[-1] == (paths[0], len(data), len(data))
+
+
+def test_too_little_to_mend_is_an_error_that_names_the_place() -> None:
+    disk, data, _, paths = written(groups_of_three(1))
+    disk.write_file(paths[0], data + b"rest")
+    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, len(data) + 4, 3, 9999, 1))
+    with pytest.raises(Corrupt, match="too little") as caught:
+        repair(disk, FOLDER)
+    assert caught.value.first == len(data)

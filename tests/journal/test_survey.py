@@ -1,0 +1,95 @@
+"""A walk over a damaged segment accounts for every byte, and knows the log of a lone file."""
+
+import pytest
+
+from journal.block import Block
+from journal.control import CONTROL_VERSION
+from journal.header import HEADER, make_id, make_record
+from journal.names import segment_name
+from journal.segment import Segment
+from journal.survey import Stretch, find_log_id, survey
+from journal.testing.simulated_disk import SimulatedDisk
+from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
+from tests.scale import scaled, seeded
+
+PATH = f"/log/{segment_name(0)}"
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    made = SimulatedDisk()
+    made.make_folder("/log")
+    return made
+
+
+def surveyed(disk: SimulatedDisk, data: bytes) -> list[Block | Stretch]:
+    disk.write_file(PATH, data)
+    segment = Segment.open(disk, "/log", 0, LOG_ID, writable=False)
+    found = list(survey(segment))
+    segment.close()
+    return found
+
+
+def test_every_byte_is_in_a_block_or_a_stretch_whatever_is_damaged(disk: SimulatedDisk) -> None:
+    rng = seeded("survey")
+    data, _ = log_bytes([mixed(rng.randrange(0, 9), rng, sequence=20 * n) for n in range(12)])
+    for _ in range(scaled(1000)):
+        spoiled = bytearray(data)
+        for _ in range(rng.randrange(4)):
+            at = rng.randrange(len(data))
+            spoiled[at : at + 50] = rng.randbytes(50)
+        position = 0
+        for item in surveyed(disk, bytes(spoiled)):
+            first, next = (item.first, item.next) if isinstance(item, Stretch) else (item.offset, item.next)
+            assert first == position < next
+            position = next
+        assert position == len(spoiled)
+
+
+def test_a_stretch_says_which_ordinals_are_lost(disk: SimulatedDisk) -> None:
+    data, starts = log_bytes(
+        [records(3), records(4, sequence=3), records(2, sequence=7), records(1, sequence=9)]
+    )
+    ends = controls_of(data, starts)
+    (stretch,) = [i for i in surveyed(disk, flipped(data, 8 * (starts[1] + 3))) if isinstance(i, Stretch)]
+    assert (stretch.first, stretch.next, stretch.ordinal, stretch.next_ordinal) == (
+        starts[1],
+        starts[2],
+        3,
+        7,
+    )
+    assert stretch.control is not None
+    spoiled = flipped(flipped(data, 8 * ends[1]), 8 * ends[2])
+    (stretch,) = [i for i in surveyed(disk, spoiled) if isinstance(i, Stretch)]
+    assert (stretch.first, stretch.next, stretch.ordinal, stretch.next_ordinal) == (
+        starts[1],
+        starts[3],
+        3,
+        9,
+    )
+    assert stretch.control is None
+    (stretch,) = [i for i in surveyed(disk, flipped(data, 8 * ends[3])) if isinstance(i, Stretch)]
+    assert (stretch.first, stretch.ordinal, stretch.next_ordinal) == (starts[3], 9, None)
+
+
+def test_a_newer_control_record_is_told_by_its_version(disk: SimulatedDisk) -> None:
+    from zlib import crc32
+
+    data = closed(records(2), 0, 0)
+    body = bytearray(data[-80:])
+    body[:2] = (CONTROL_VERSION + 1).to_bytes(2, "big")
+    newer = data[:-100] + HEADER.pack(80, crc32(body), LOG_ID, 0x40) + bytes(body)
+    (stretch,) = surveyed(disk, newer)
+    assert isinstance(stretch, Stretch)
+    assert stretch.version == CONTROL_VERSION + 1
+
+
+def test_the_log_of_a_lone_file_is_found_behind_damage_and_past_forgeries(disk: SimulatedDisk) -> None:
+    forged = closed([], 0, 0, log_id=LOG_ID + 5)
+    groups = [[make_record(forged, make_id(PRODUCER, 0))], records(2, sequence=1), records(2, sequence=3)]
+    data, starts = log_bytes(groups)
+    for content in (data, bytes(starts[1]) + data[starts[1] :]):
+        disk.write_file(PATH, content)
+        assert find_log_id(disk, PATH) == LOG_ID
+    disk.write_file(PATH, bytes(1000))
+    assert find_log_id(disk, PATH) is None

@@ -1,0 +1,204 @@
+"""What the offline check finds, and what it leaves alone: it changes nothing."""
+
+import itertools
+
+import pytest
+
+from journal.header import FLAG_CONTROL, HEADER, make_filler
+from journal.mark import MarkFile, Marks
+from journal.names import index_name, mark_name, segment_name, state_name
+from journal.record import blocks_of
+from journal.segment import Segment
+from journal.state import Snapshot, encode_snapshot
+from journal.testing.simulated_disk import SimulatedDisk
+from journal.verify import DAMAGE, NOTE, Finding, Report, verify
+from tests.journal.blocks import LOG_ID, closed, flipped, log_bytes, records
+from tests.scale import scaled, seeded
+
+DATA, FOLDER = "/data", "/data/orders-3"
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    """Two sealed segments with index, mark and snapshot; 1800 records in all."""
+    made = SimulatedDisk()
+    made.make_folder(DATA)
+    made.make_folder(FOLDER)
+    end = write_segment(made, [records(600, sequence=600 * n, size=100) for n in range(2)], 0, 0)
+    last = write_segment(made, [records(600, sequence=1200, size=100)], end, 1200)
+    MarkFile(made, FOLDER, LOG_ID).settle(Marks(0, 0, last, 1800, 1001, 1))
+    made.write_file(
+        f"{FOLDER}/{state_name(end)}", encode_snapshot(LOG_ID, Snapshot(end, 1200, 1001, {}, b"state"))
+    )
+    return made
+
+
+def write_segment(disk: SimulatedDisk, groups: list[list[bytes]], base: int, ordinal: int) -> int:
+    data, starts = log_bytes(groups, base, ordinal, time=1000 + ordinal)
+    segment = Segment.create(disk, FOLDER, base, LOG_ID)
+    for start, end in itertools.pairwise([*starts, len(data)]):
+        segment.append(
+            [data[start:end]], [b.control for b in blocks_of(data[start:end], base + start, LOG_ID)]
+        )
+    segment.seal()
+    segment.close()
+    return base + len(data)
+
+
+def segment_path(disk: SimulatedDisk, number: int) -> str:
+    return f"{FOLDER}/{[name for name in disk.list(FOLDER) if name.endswith('.zxQueue')][number]}"
+
+
+def spoil(disk: SimulatedDisk, path: str, position: int, data: bytes = b"\xaa") -> None:
+    old = disk.read_file(path)
+    disk.write_file(path, old[:position] + data + old[position + len(data) :])
+
+
+def only(report: Report) -> Finding:
+    (finding,) = report.findings
+    return finding
+
+
+@pytest.mark.parametrize("path", [DATA, FOLDER, DATA + "/"])
+@pytest.mark.parametrize("with_records", [True, False])
+def test_a_sound_log_has_no_findings(disk: SimulatedDisk, path: str, with_records: bool) -> None:
+    before = {name: disk.read_file(f"{FOLDER}/{name}") for name in disk.list(FOLDER)}
+    report = verify(disk, path, records=with_records)
+    assert report.findings == []
+    assert (report.segments, report.blocks, report.records, report.damaged) == (2, 3, 1800, False)
+    assert {name: disk.read_file(f"{FOLDER}/{name}") for name in disk.list(FOLDER)} == before
+    assert not disk.open_files
+
+
+def test_a_lone_file_can_be_checked(disk: SimulatedDisk) -> None:
+    report = verify(disk, segment_path(disk, 1))
+    assert (report.findings, report.records) == ([], 600)
+
+
+def test_progress_is_told(disk: SimulatedDisk) -> None:
+    told: list[tuple[str, int, int]] = []
+    verify(disk, DATA, progress=lambda *call: told.append(call))
+    assert [call[1] == call[2] for call in told] == [False, True, True]
+
+
+def test_nothing_to_check_is_an_error(disk: SimulatedDisk) -> None:
+    disk.make_folder("/empty")
+    for path in ("/empty", "/missing", f"{FOLDER}/{mark_name()}"):
+        with pytest.raises(FileNotFoundError):
+            verify(disk, path)
+
+
+def test_a_damaged_block_is_named_with_its_offsets(disk: SimulatedDisk) -> None:
+    path = segment_path(disk, 0)
+    spoil(disk, path, 72_100 + 50)
+    finding = only(verify(disk, DATA))
+    assert (finding.file, finding.first, finding.next, finding.weight) == (path, 72_100, 144_200, DAMAGE)
+    assert "checksum" in finding.what
+
+
+def test_one_damaged_byte_anywhere_in_a_segment_is_found(disk: SimulatedDisk) -> None:
+    rng = seeded("verify")
+    path = segment_path(disk, 0)
+    data = disk.read_file(path)
+    for _ in range(scaled(100)):
+        disk.write_file(path, flipped(data, rng.randrange(len(data) * 8)))
+        assert verify(disk, DATA).damaged
+
+
+def test_a_bad_tail_of_the_last_segment_is_a_note_unless_it_was_forced(disk: SimulatedDisk) -> None:
+    path = segment_path(disk, 1)
+    disk.write_file(path, disk.read_file(path) + records(1)[0])
+    finding = only(verify(disk, DATA))
+    assert (finding.weight, finding.next - finding.first) == (NOTE, 30)
+    disk.write_file(path, disk.read_file(path)[:1000])
+    report = verify(disk, DATA)
+    assert report.damaged
+    assert [finding.field for finding in report.findings if finding.weight == DAMAGE] == ["forced"]
+
+
+def test_an_append_that_does_not_end_is_a_note(disk: SimulatedDisk) -> None:
+    base = verify(disk, DATA).bytes
+    path = segment_path(disk, 1)
+    disk.write_file(path, disk.read_file(path) + closed(records(1), base, 1800, time=9000, more_follows=True))
+    finding = only(verify(disk, DATA))
+    assert (finding.field, finding.weight, finding.first) == ("more follows", NOTE, base)
+
+
+def test_records_that_fail_themselves_are_found_on_request(disk: SimulatedDisk) -> None:
+    bad = [
+        HEADER.pack(10, 1, (7 << 24) + 1, 0) + bytes(10),
+        HEADER.pack(0, 0, 5, 0),
+        HEADER.pack(0, 0, 7 << 24, 0x800),
+        HEADER.pack(4, 0xFC1F4F6F, 7 << 24, 1) + b"\x00\x00\x00\x09",
+        make_filler(LOG_ID + 1, 20, 1),
+    ]
+    base = verify(disk, DATA).bytes
+    path = segment_path(disk, 1)
+    whole = disk.read_file(path)
+    for record, field in zip(bad, ["checksum", "id", "flag", "checksum", "flag"], strict=True):
+        disk.write_file(path, whole + closed([record], base, 1800, time=9000))
+        assert verify(disk, DATA).findings == []
+        finding = only(verify(disk, DATA, records=True))
+        assert (finding.field, finding.first, finding.next) == (field, base, base + len(record))
+    assert FLAG_CONTROL
+
+
+def test_a_count_of_records_that_is_wrong_is_found_on_request(disk: SimulatedDisk) -> None:
+    base = verify(disk, DATA).bytes
+    path = segment_path(disk, 1)
+    disk.write_file(
+        path, disk.read_file(path) + closed([records(1)[0] + records(2)[1]], base, 1800, time=9000)
+    )
+    assert only(verify(disk, DATA, records=True)).field == "records"
+
+
+def test_segments_that_do_not_follow_each_other_are_found(disk: SimulatedDisk) -> None:
+    disk.rename(segment_path(disk, 1), f"{FOLDER}/{segment_name(200_000)}")
+    fields = [finding.field for finding in verify(disk, DATA).findings if finding.weight == DAMAGE]
+    assert fields == ["name"]
+
+
+def test_a_segment_of_another_log_is_found(disk: SimulatedDisk) -> None:
+    path = segment_path(disk, 1)
+    base = verify(disk, segment_path(disk, 0)).bytes
+    disk.write_file(
+        path, closed(records(600, sequence=1200, size=100), base, 1200, time=9000, log_id=LOG_ID + 1)
+    )
+    assert "id" in [finding.field for finding in verify(disk, DATA).findings]
+
+
+def test_a_wrong_index_is_a_note(disk: SimulatedDisk) -> None:
+    path = f"{FOLDER}/{index_name(0)}"
+    spoil(disk, path, 60)
+    finding = only(verify(disk, DATA))
+    assert (finding.file, finding.weight, finding.field) == (path, NOTE, "entry")
+    disk.unlink(path)
+    assert verify(disk, DATA).findings == []
+
+
+def test_a_wrong_snapshot_is_a_note(disk: SimulatedDisk) -> None:
+    path = f"{FOLDER}/{state_name(verify(disk, segment_path(disk, 0)).bytes)}"
+    spoil(disk, path, 20)
+    finding = only(verify(disk, DATA))
+    assert (finding.file, finding.weight, finding.field) == (path, NOTE, "snapshot")
+
+
+def test_a_mark_that_cannot_be_read_is_damage(disk: SimulatedDisk) -> None:
+    path = f"{FOLDER}/{mark_name()}"
+    disk.write_file(path, bytes([0x55]) * disk.size(path))
+    finding = only(verify(disk, DATA))
+    assert (finding.file, finding.weight, finding.field) == (path, DAMAGE, "mark")
+
+
+def test_a_stopped_log_and_a_strange_name_are_notes(disk: SimulatedDisk) -> None:
+    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, 0, 0, 1001, 1, stopped="the disk said EIO"))
+    disk.write_file(f"{FOLDER}/notes.txt", b"")
+    found = {finding.field: finding for finding in verify(disk, DATA).findings}
+    assert set(found) == {"stopped", "name"}
+    assert "EIO" in found["stopped"].what
+    assert {finding.weight for finding in found.values()} == {NOTE}
+
+
+def test_missing_bytes_before_the_first_segment_are_found(disk: SimulatedDisk) -> None:
+    disk.unlink(segment_path(disk, 0))
+    assert "first" in [finding.field for finding in verify(disk, DATA).findings]
