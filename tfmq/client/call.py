@@ -1,0 +1,75 @@
+"""A request that was handed to a link, and what came back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfmq.client.waiting import Waitable
+from tfmq.errors import TfmqError
+from tfmq.packing import Buffer
+from tfmq.protocol.commands import BY_REQUEST, Command
+
+NEVER = float("inf")
+
+
+class Call(Waitable):
+    """Done when its reply came, when it failed, or when it was given up.
+
+    `request` is a NamedTuple of `protocol.commands`. `repeat`: it is sent again after a reconnect, so its caller
+    never sees one; without it, a connection that breaks makes it fail with an unknown outcome. `unattended`: nobody
+    waits for it, so the driver's keeper reads until it is done. `reply` and `error` are what came; `reply_body` is a
+    view of received bytes that stays valid as long as it is held.
+    """
+
+    __slots__ = (
+        "body",
+        "command",
+        "correlation",
+        "deadline",
+        "error",
+        "repeat",
+        "reply",
+        "reply_body",
+        "request",
+        "sent",
+        "unattended",
+        "wants_reply",
+    )
+
+    def __init__(
+        self,
+        request: Any,
+        body: tuple[Buffer, ...],
+        *,
+        correlation: int,
+        deadline: float = NEVER,
+        repeat: bool = True,
+        unattended: bool = False,
+        wants_reply: bool = True,
+    ) -> None:
+        super().__init__()
+        self.command: Command = BY_REQUEST[type(request)]
+        self.request = request
+        self.body = body
+        self.correlation = correlation
+        self.deadline = deadline
+        self.repeat = repeat
+        self.unattended = unattended
+        self.wants_reply = wants_reply
+        self.sent = False
+        self.reply: Any = None
+        self.reply_body: memoryview = _EMPTY
+        self.error: TfmqError | None = None
+
+    def result(self) -> Any:
+        """The reply, a NamedTuple of `protocol.commands`. Raises what the call failed with."""
+        if self.error is not None:
+            raise self.error
+        return self.reply
+
+    def __repr__(self) -> str:
+        state = "open" if not self.done else repr(self.error) if self.error else "answered"
+        return f"<Call {self.command.name} {self.correlation} {state}>"
+
+
+_EMPTY = memoryview(b"")

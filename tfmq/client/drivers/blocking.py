@@ -1,0 +1,339 @@
+"""The blocking driver: operations of many threads over one connection.
+
+The thread that waits reads. The first to wait becomes the *leader* and reads for all; when it has what it waited
+for, it passes the leadership to exactly one of the others. So a round trip of a lone thread needs no other thread.
+The socket never blocks, nobody writes more than the socket takes, and the leader waits for reading and writing in
+one `poll`, reading first: two ends that both write without reading cannot stand still. A keeper thread exists once
+something must happen while nobody waits: lingering batches, their answers, heartbeats.
+
+Everything built on the link is touched under `lock` only. Users' callbacks run outside of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from tfmq.client.drivers.callbacks import Callbacks, refuse_in_callback
+from tfmq.client.drivers.channel import Channel, choose
+from tfmq.client.drivers.fork import after_fork
+from tfmq.client.drivers.keeper import Keeper
+from tfmq.client.drivers.timers import Timer, Timers
+from tfmq.client.link import Link
+from tfmq.client.waiting import Flag, Operation, Waitable
+from tfmq.errors import NotAllowed
+
+Result = TypeVar("Result")
+FOREVER_SECONDS = 3600.0
+"""The longest single `poll`; then the leader looks around once and polls again."""
+CLOSE_SECONDS = 5.0
+
+
+class Ticker(Protocol):
+    """A part with times of its own. Both are called under the lock."""
+
+    def next_time(self) -> float: ...
+
+    def tick(self) -> None: ...
+
+
+class Waiter:
+    """A thread that waits for any of `targets` while another one leads."""
+
+    __slots__ = ("gate", "targets")
+
+    def __init__(self, targets: tuple[Waitable, ...]) -> None:
+        self.targets = targets
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    @property
+    def done(self) -> bool:
+        return any(target.done for target in self.targets)
+
+    def wake(self, _: object = None) -> None:
+        with contextlib.suppress(RuntimeError):  # woken twice is woken
+            self.gate.release()
+
+
+class BlockingDriver:
+    """Runs operations in the threads that call. `close` is the end; a forked child gets everything anew."""
+
+    def __init__(self, link: Link, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.link = link
+        self.clock = clock
+        self.timers = Timers(clock)
+        self.tickers: list[Ticker] = [self.timers]
+        self.callbacks = Callbacks()
+        self.on_fork: list[Callable[[], None]] = []
+        """Called in a forked child: forget what the parent had open."""
+        self._begin()
+        after_fork(self)
+
+    def _begin(self) -> None:
+        self.lock = threading.RLock()
+        self.channel = Channel(self.link)
+        self.closed = False
+        self._leader: int | None = None
+        self._waiters: list[Waiter] = []
+        self._polling = False
+        self._wake_read = self._wake_write = -1
+        self.keeper = Keeper(self)
+
+    # For the faces
+
+    def run(self, operation: Operation[Result]) -> Result:
+        """Run `operation` to its end and give its result. Raises what it raises."""
+        refuse_in_callback()
+        try:
+            while True:
+                with self.lock:
+                    step = next(operation)
+                self.wait(step.targets, step.seconds)
+        except StopIteration as end:
+            self.callbacks.run()
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            operation.close()
+
+    def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+        """Whether any of `targets` was done within `seconds` (None: wait for ever)."""
+        refuse_in_callback()
+        waiter = Waiter(tuple(targets))
+        if waiter.done:
+            return True
+        deadline = self.clock() + (FOREVER_SECONDS * 10_000 if seconds is None else seconds)
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise NotAllowed("Selectors, codecs and hooks must not wait for the broker.")
+        with self.lock:
+            try:
+                for target in waiter.targets:
+                    target.when_done(waiter.wake)
+                self._wait(waiter, deadline)
+            finally:
+                for target in waiter.targets:
+                    target.forget(waiter.wake)
+                self._hand_over()
+        self.callbacks.run()
+        return waiter.done
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
+        """Run `function` once, under the lock, in whichever thread leads or keeps. `timer.cancel()` takes it back."""
+        with self.lock:
+            timer = self.timers.add(seconds, function)
+        self.attend()
+        return timer
+
+    def raise_flag(self, flag: Flag) -> None:
+        """Settle `flag` from any thread, or from a signal handler."""
+        if self.lock.acquire(blocking=False):
+            try:
+                flag.settle()
+            finally:
+                self.lock.release()
+        else:
+            flag.done = True  # the leader, woken, looks at what its followers wait for
+        self._interrupt()
+
+    def attend(self) -> None:
+        """Something is due later although nobody may be waiting then."""
+        self.keeper.attend()
+
+    def flush(self) -> None:
+        """Under the lock: write what the link has to say, as far as that needs no waiting."""
+        if self.link.has_output:
+            self.channel.flush()
+            if self.link.has_output:
+                self._interrupt()  # the leader polls without asking whether the socket takes more
+
+    def glance(self) -> None:
+        """Under the lock: write and read what is possible at once, if no other thread reads."""
+        if self._leader is None:
+            self._lead(lambda: False, self.clock(), once=True)
+        else:
+            self.flush()
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Drop the connection; open calls fail. Bounded: nothing here waits for the other end."""
+        with self.lock:
+            self.closed = True
+            self.link.close()
+            if not self._polling:
+                self.channel.close()
+            self._interrupt()
+            for waiter in self._waiters:
+                waiter.wake()
+        self.keeper.stop(seconds)
+        with self.lock:
+            if self._leader is None:
+                self.channel.close()
+                self._close_wake()
+        self.callbacks.run()
+
+    def renew(self) -> None:
+        """In a forked child: a fresh connection, fresh locks, nothing of the parent's."""
+        self.channel.close()
+        self._close_wake()
+        self.callbacks.clear()
+        self.timers.clear()
+        was_closed = self.closed
+        self.link.renew()
+        self._begin()
+        if was_closed:
+            self.closed = True
+            self.link.close()
+        for forget in self.on_fork:
+            forget()
+
+    # Leading and following
+
+    def _wait(self, waiter: Waiter, deadline: float) -> None:
+        while not waiter.done and not self.closed:
+            if self._leader is None:
+                if not self._lead(lambda: waiter.done, deadline):
+                    return
+            elif not self._follow(waiter, deadline):
+                return
+
+    def _follow(self, waiter: Waiter, deadline: float) -> bool:
+        """Sleep until woken: by a target, or as the heir. False when the time is over."""
+        self._waiters.append(waiter)
+        if self.keeper.leads:
+            self._interrupt()  # it makes room for a thread that waits for itself
+        remaining = deadline - self.clock()
+        self.flush()
+        self.lock.release()
+        try:
+            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, FOREVER_SECONDS))
+        finally:
+            self.lock.acquire()
+            self._waiters.remove(waiter)
+        return woken or self.clock() < deadline
+
+    def _hand_over(self) -> None:
+        """Exactly one heir, if nobody leads and somebody waits."""
+        if self._leader is None:
+            for waiter in self._waiters:
+                if not waiter.done:
+                    waiter.wake()
+                    return
+            if self.link.unattended or self.link.has_output:
+                self.keeper.attend()
+
+    def _lead(self, done: Callable[[], bool], deadline: float, once: bool = False) -> bool:
+        """Read for all until `done()`. False when the time is over. Called and left under the lock."""
+        self._leader = threading.get_ident()
+        try:
+            while True:
+                self._turn(deadline)
+                if done() or self.closed:
+                    return True
+                if once or self.clock() >= deadline:
+                    return False
+        finally:
+            self._leader = None
+
+    def _turn(self, deadline: float) -> None:
+        """Everything that is due, one `poll`, and what it found."""
+        for ticker in self.tickers:
+            ticker.tick()
+        self.channel.tick()
+        self._connect()
+        self.channel.flush()
+        due = min(deadline, self.next_time())
+        events = self._poll(max(0.0, min(due - self.clock(), FOREVER_SECONDS)))
+        if events & select.POLLOUT or (events and self.channel.connecting):
+            self.channel.writable()
+        for waiter in self._waiters:
+            if waiter.done:
+                waiter.wake()
+        if self.callbacks:
+            self._run_callbacks()
+
+    def next_time(self) -> float:
+        """When the next thing is due, in the clock's seconds. Under the lock."""
+        return min(self.link.next_time(), *(ticker.next_time() for ticker in self.tickers))
+
+    def _poll(self, seconds: float) -> int:
+        """Wait without the lock for the socket or a wake-up, and read; what `poll` said of the socket."""
+        channel = self.channel
+        poll = select.poll()
+        if channel.socket is not None:
+            poll.register(channel.socket, select.POLLIN | (select.POLLOUT if channel.wants_write else 0))
+        poll.register(self._wake_end(), select.POLLIN)
+        self._polling = True
+        events, data = 0, None
+        self.lock.release()
+        try:
+            for descriptor, event in poll.poll(-(-seconds * 1000 // 1)):
+                if descriptor == self._wake_read:
+                    _drain(descriptor)
+                else:
+                    events = event
+                    if event & ~select.POLLOUT:
+                        data = channel.receive()
+        finally:
+            self.lock.acquire()
+            self._polling = False
+        if self.closed:
+            channel.close()
+        else:
+            channel.take(data)
+        return events
+
+    def _run_callbacks(self) -> None:
+        self.lock.release()
+        try:
+            self.callbacks.run()
+        finally:
+            self.lock.acquire()
+
+    def _connect(self) -> None:
+        """Begin to connect where the link wants it. Names are looked up without the lock."""
+        if self.closed or self.channel.socket is not None or not self.link.wants_connection():
+            return
+        server = self.link.server
+        self.lock.release()
+        try:
+            found: list[tuple[object, ...]] | OSError = list(
+                socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+            )
+        except OSError as error:
+            found = OSError(f"the name {server.host} cannot be looked up ({error.strerror})")
+        finally:
+            self.lock.acquire()
+        if isinstance(found, OSError):
+            self.channel.broke(found)
+        elif not self.closed:
+            self.channel.open(choose(found))
+
+    # Waking the leader
+
+    def _wake_end(self) -> int:
+        if self._wake_read < 0:
+            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        return self._wake_read
+
+    def _interrupt(self) -> None:
+        """Let the leader leave its `poll` and look around."""
+        if self._polling and self._wake_write >= 0:
+            with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+                os.write(self._wake_write, b"w")
+
+    def _close_wake(self) -> None:
+        for descriptor in (self._wake_read, self._wake_write):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._wake_read = self._wake_write = -1
+
+
+def _drain(descriptor: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while len(os.read(descriptor, 4096)) == 4096:
+            pass
