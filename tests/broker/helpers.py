@@ -24,7 +24,7 @@ from tfmq.config import Config, load
 from tfmq.errors import TfmqError
 from tfmq.protocol import commands
 
-DATA = "data"
+DATA = "/data"
 
 
 class Answer:

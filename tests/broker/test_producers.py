@@ -96,7 +96,7 @@ def test_a_repeat_of_two_batches_as_one_is_recognised_by_its_range() -> None:
 def test_a_partly_known_batch_is_refused() -> None:
     store = Store()
     store.send((20, 0, 3))
-    with pytest.raises(BadRequest, match="Sequences 1..2"):
+    with pytest.raises(BadRequest, match="Sequences 1"):
         check(store.producers, 20, 1, 5)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from journal.control import SOURCE_DELAY
 from journal.shapes import Batch, Source
-from tests.broker.helpers import Answer, Broker, Session, batch, payloads_of
+from tests.broker.helpers import Broker, Session, batch, payloads_of
 from tfmq.effects import Append
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce
 

@@ -12,7 +12,7 @@ from typing import Final
 from journal.errors import JournalError
 from journal.force import Forcer
 from journal.names import LOCK_NAME, join
-from tfmq.broker.catalog import Catalog, read_node
+from tfmq.broker.catalog import VERSION_NAME, Catalog, read_node
 from tfmq.broker.house import House
 from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, OPEN, READY, TopicRow
 from tfmq.broker.topics import Topic
@@ -21,12 +21,27 @@ log = logging.getLogger("tfmq.broker")
 
 
 def data_folder(house: House) -> None:
-    """The data folder, with every folder above that is not there."""
-    parts = house.data.split("/")
-    for count in range(1, len(parts) + 1):
-        path = "/".join(parts[:count])
-        if path and not house.disk.exists(path):
-            house.disk.make_folder(path)
+    """The data folder and DATA/meta, with every folder above that is not there.
+
+    Until the version file is there, which is written after this, a start before may have been cut short
+    between making a folder and forcing its name; so all of the names are forced again.
+    """
+    if house.disk.exists(join(house.meta, VERSION_NAME)):
+        return
+    missing = []
+    path = house.meta
+    while path not in ("", ".", "/") and not house.disk.exists(path):
+        missing.append(path)
+        path = _above(path)
+    for path in reversed(missing):
+        house.disk.make_folder(path)
+    for path in {*missing, house.meta, house.data}:
+        house.disk.force_folder(_above(path))
+
+
+def _above(path: str) -> str:
+    head = path.rpartition("/")[0]
+    return head or ("/" if path.startswith("/") else ".")
 
 
 def lock(house: House) -> None:
@@ -35,10 +50,7 @@ def lock(house: House) -> None:
 
 
 def meta(house: House) -> None:
-    """DATA/meta with the format's version and the node's id."""
-    if not house.disk.exists(house.meta):
-        house.disk.make_folder(house.meta)
-        house.disk.force_folder(house.data)
+    """The data folder's format and the node's id."""
     house.node = read_node(house.disk, house.meta, house.randomness)
 
 

@@ -1,0 +1,273 @@
+"""Topics come, grow and go; in the middle of each step the power may go."""
+
+import random
+
+import pytest
+
+from journal.testing import Moment, crash_states
+from tests.broker.helpers import DATA, Broker
+from tests.scale import SEED, scaled
+from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition
+
+
+def test_a_topic_is_made_on_first_use_and_never_by_reading() -> None:
+    broker = Broker(topics__partitions=3)
+    assert broker.ask(Metadata(["orders"], False)).topics == []
+    (row,) = broker.ask(Metadata(["orders"], True)).topics
+    assert (row[0], len(row[2])) == ("orders", 3)
+    assert [tuple(each) for each in row[2]] == [(0, "open"), (1, "open"), (2, "open")]
+
+
+def test_first_use_can_be_switched_off() -> None:
+    broker = Broker(topics__auto_create=False)
+    assert broker.ask(Metadata(["orders"], True)).code == "unknown_topic"
+    broker.create()
+    assert len(broker.ask(Metadata(["orders"], True)).topics) == 1
+
+
+def test_all_topics_are_listed_by_name() -> None:
+    broker = Broker()
+    for name in ("b", "a"):
+        broker.create(name)
+    assert [row[0] for row in broker.ask(Metadata(None, False)).topics] == ["a", "b"]
+
+
+def test_a_topic_is_made_once() -> None:
+    broker = Broker()
+    assert broker.create(partitions=2).partitions == 2
+    assert broker.create(partitions=2).code == "topic_exists"
+
+
+def test_two_who_make_the_same_topic_at_once_get_one_topic() -> None:
+    broker = Broker(queued=True)
+    answers = [broker.ask(Metadata(["orders"], True), turn=False) for _ in range(2)]
+    explicit = broker.ask(CreateTopic("orders", 1, {}))
+    broker.work()
+    assert answers[0].topics == answers[1].topics != []
+    assert explicit.code == "topic_exists"
+
+
+def test_settings_of_its_own_are_checked_and_used() -> None:
+    broker = Broker()
+    assert broker.create(nonsense__key=1).code == "bad_request"
+    assert broker.create(flush__messages="many").code == "bad_request"
+    broker.create(flush__messages=7)
+    assert broker.log().options.flush_messages == 7
+    assert broker.restart().log().options.flush_messages == 7
+
+
+def test_partitions_grow_and_never_shrink() -> None:
+    broker = Broker()
+    broker.create(partitions=2)
+    producer = broker.lease()
+    broker.produce(producer, 0, partition=1)
+    assert broker.ask(GrowTopic("orders", 4)).partitions == 4
+    assert broker.produce(producer, 0, partition=3).code == "ok"
+    assert broker.payloads(partition=1) == [b"hello"]
+    assert broker.ask(GrowTopic("orders", 4)).partitions == 4
+    assert broker.ask(GrowTopic("orders", 1)).code == "not_allowed"
+    assert broker.ask(GrowTopic("missing", 4)).code == "unknown_topic"
+
+
+@pytest.mark.parametrize(
+    "limits, code",
+    [
+        ({"topics": 1}, "not_allowed"),
+        ({"partitions_per_topic": 2}, "bad_request"),
+        ({"partitions": 3}, "not_allowed"),
+    ],
+)
+def test_topics_and_partitions_are_bounded(limits: dict[str, int], code: str) -> None:
+    broker = Broker(**{f"limits__{name}": value for name, value in limits.items()})
+    broker.create("first", 1)
+    assert broker.create("second", 3).code == code
+
+
+def test_a_deleted_topic_is_gone_and_its_files_too() -> None:
+    broker = Broker()
+    broker.create(partitions=2)
+    broker.produce(broker.lease(), 0)
+    assert broker.delete().deleted is True
+    assert broker.delete().deleted is False
+    assert [name for name in broker.disk.list(DATA) if "orders" in name or "deleted" in name] == []
+    assert broker.restart().ask(Metadata(None, False)).topics == []
+
+
+def test_only_the_incarnation_that_is_named_is_deleted() -> None:
+    broker = Broker()
+    incarnation = broker.create().incarnation
+    assert broker.delete(incarnation=incarnation + 1).deleted is False
+    assert broker.delete(incarnation=incarnation).deleted is True
+
+
+def test_a_topic_made_again_is_another_one() -> None:
+    broker = Broker()
+    first = broker.create().incarnation
+    broker.produce(broker.lease(), 0, [b"old"])
+    broker.delete()
+    assert broker.create().incarnation > first
+    late = broker.produce(broker.lease(), 0, incarnation=first)
+    assert late.code == "unknown_topic"
+    assert broker.fetch(0, incarnation=first).code == "unknown_topic"
+    assert broker.payloads() == []
+
+
+def test_whoever_waits_on_a_deleted_topic_gets_the_error() -> None:
+    broker = Broker(queued=True)
+    broker.create(partitions=2)
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    broker.work()
+    waiting = broker.fetch(0, partition=1, wait_ms=60_000)
+    unforced = broker.produce(producer, 1)
+    delete = broker.ask(DeleteTopic("orders", 0))
+    late = broker.produce(producer, 2, turn=False)
+    broker.work()
+    assert delete.deleted is True
+    assert waiting.code == "unknown_topic"
+    assert unforced.code in ("ok", "unknown_topic")
+    assert late.code in ("ok", "unknown_topic")
+
+
+def test_a_topic_deleted_while_its_log_rolls_waits_for_the_worker() -> None:
+    broker = Broker(queued=True, log__segment_bytes=1 << 16)
+    broker.create()
+    producer = broker.lease()
+    for sequence in range(2):
+        broker.produce(producer, sequence, [bytes(25_000)])
+        broker.work()
+    rolling = broker.produce(producer, 2, [bytes(25_000)])
+    delete = broker.ask(DeleteTopic("orders", 0))
+    broker.work()
+    assert delete.deleted is True
+    assert rolling.code in ("ok", "unknown_topic")
+
+
+def test_a_creation_that_fails_is_taken_back() -> None:
+    broker = Broker()
+    broker.disk.faults.fail("create", path="orders-1")
+    failed = broker.create(partitions=3)
+    assert failed.failure is not None and failed.failure.outcome == "not done"
+    assert [name for name in broker.disk.list(DATA) if name.startswith("orders")] == []
+    assert broker.create(partitions=3).code == "ok"
+
+
+def test_a_growth_that_fails_is_taken_back() -> None:
+    broker = Broker()
+    broker.create(partitions=1)
+    broker.disk.faults.fail("folder", path="orders-2")
+    failed = broker.ask(GrowTopic("orders", 4))
+    assert failed.failure is not None and failed.failure.outcome == "not done"
+    assert [name for name in broker.disk.list(DATA) if name.startswith("orders")] == ["orders-0"]
+    assert broker.ask(GrowTopic("orders", 2)).partitions == 2
+    again = broker.restart()
+    assert again.produce(again.lease(), 0, partition=1).code == "ok"
+
+
+def test_a_stopped_partition_is_resumed() -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    broker.disk.faults.fail("force", path="orders-0")
+    broker.produce(producer, 1)
+    assert broker.produce(producer, 2).code == "storage_stopped"
+    assert broker.ask(ResumePartition("orders", 0)).state == "open"
+    assert broker.produce(broker.lease(), 0).code == "ok"
+    assert broker.ask(ResumePartition("orders", 7)).code == "unknown_partition"
+
+
+# Crashes
+
+
+class Story:
+    """What was answered so far: topic -> incarnation and partitions, its payloads; and the moments of the
+    disk.
+    """
+
+    def __init__(self) -> None:
+        self.broker = Broker()
+        self.there: dict[str, tuple[int, int]] = {}
+        self.gone: set[int] = set()
+        self.payloads: list[bytes] = []
+        self.changing = ""
+        self.moments: list[tuple[Moment, dict[str, tuple[int, int]], set[int], list[bytes], str]] = []
+        self.broker.disk.after = self._after
+
+    def _after(self, kind: str, path: str) -> None:
+        moment = Moment(self.broker.disk)
+        self.moments.append((moment, dict(self.there), set(self.gone), list(self.payloads), self.changing))
+
+    def create(self, name: str, partitions: int) -> None:
+        self.changing = name
+        answer = self.broker.create(name, partitions)
+        self.there[name] = (answer.incarnation, partitions)
+
+    def grow(self, name: str, partitions: int) -> None:
+        self.changing = name
+        assert self.broker.ask(GrowTopic(name, partitions)).partitions == partitions
+        self.there[name] = (self.there[name][0], partitions)
+
+    def delete(self, name: str) -> None:
+        self.changing = name
+        incarnation = self.there[name][0]
+        before = self.there.pop(name)
+        self.payloads = []
+        assert self.broker.delete(name).deleted
+        self.gone.add(before[0])
+        assert incarnation in self.gone
+
+    def send(self, name: str, payload: bytes) -> None:
+        self.changing = ""
+        assert self.broker.produce(self.broker.lease(), 0, [payload], topic=name).code == "ok"
+        self.payloads.append(payload)
+
+
+def told() -> Story:
+    story = Story()
+    story.create("orders", 2)
+    story.send("orders", b"first")
+    story.grow("orders", 3)
+    story.delete("orders")
+    story.create("orders", 1)
+    story.send("orders", b"second")
+    return story
+
+
+def test_a_power_cut_at_any_moment_leaves_whole_topics_and_nothing_that_was_deleted() -> None:
+    """Seeded by TFMQ_TEST_SEED, which the header of the run prints."""
+    states = 0
+    for moment, there, gone, payloads, changing in told().moments:
+        for disk in crash_states(moment, scaled(6), random.Random(SEED)):
+            states += 1
+            broker = Broker(disk)
+            rows = {row[0]: row for row in broker.ask(Metadata(None, False)).topics}
+            for name, (incarnation, partitions) in there.items():
+                assert rows[name][1] == incarnation
+                assert len(rows[name][2]) >= partitions
+                assert name == changing or len(rows[name][2]) == partitions
+            assert not gone & {row[1] for row in rows.values()}
+            assert all(state == "open" for row in rows.values() for _, state in row[2])
+            if there:
+                found = broker.payloads()
+                assert found[: len(payloads)] == payloads
+                assert set(found[len(payloads) :]) <= {b"first", b"second"}
+            assert broker.engine.house.strangers == []
+            assert not [name for name in broker.disk.list(DATA) if name.startswith("deleted")]
+            broker.ask(Metadata(["orders"], True))
+            last = len(broker.engine.house.topics.topic("orders").partitions) - 1
+            assert broker.produce(broker.lease(), 0, partition=last).code == "ok"
+    assert states > 50
+
+
+def test_a_start_that_is_cut_short_again_and_again_comes_to_the_same() -> None:
+    story = told()
+    moment, there, _, payloads, _ = story.moments[len(story.moments) * 3 // 4]
+    disk = moment.crash(random.Random(SEED))
+    for _ in range(10):
+        broker = Broker(disk)
+        disk = Moment(broker.disk).crash(random.Random(SEED), keep="some")
+    broker = Broker(disk)
+    assert set(there) <= {row[0] for row in broker.ask(Metadata(None, False)).topics}
+    if there:
+        assert broker.payloads()[: len(payloads)] == payloads
