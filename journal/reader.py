@@ -91,7 +91,7 @@ class Reader:
                 low, high = (middle, high) if first is not None and first <= ordinal else (low, middle)
             for segment in segments[low:]:
                 place = self._index_of(segment).by_ordinal(ordinal)
-                for block in segment.sound_blocks(place.position):
+                for block in self._sound(segment, place.position):
                     if block.control.next_ordinal > ordinal:
                         return _record_of_ordinal(block, ordinal)
             return extent.end, extent.end_ordinal
@@ -110,7 +110,7 @@ class Reader:
                 )
             for segment in segments[high:]:
                 place = self._index_of(segment).by_time(ms)
-                for block in segment.sound_blocks(place.position):
+                for block in self._sound(segment, place.position):
                     if block.control.append_time >= ms:
                         return max(extent.first, block.offset)
             return extent.end
@@ -163,6 +163,12 @@ class Reader:
                 segments = self._extent.segments
                 path = segments[self._extent.number_of(offset, segments)].path
                 raise Corrupt(path, first, next, reason)
+
+    def _sound(self, segment: Segment, position: int) -> Iterator[Block]:
+        """Blocks from `position` of the segment on, without those that are known to be damaged."""
+        for block in segment.sound_blocks(position):
+            if not any(first <= block.offset < next for first, next, _ in self._extent.damage):
+                yield block
 
     def _clip(self, offset: int, end: int) -> int:
         """`end`, or where damage begins before it."""
