@@ -9,6 +9,7 @@ one chunk a partition, so that no partition starves another; inside a partition 
 What goes wrong stops its partition only, behind everything that was read before it, and is told once (`failure`).
 """
 
+import logging
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -25,6 +26,8 @@ from tfmq.errors import (
     TfmqError,
 )
 from tfmq.limits import KIB, MIB
+
+log = logging.getLogger("tfmq.consumer")
 
 FETCH_BYTES: Final = 256 * KIB
 """Measured: smaller ones cost round trips, larger ones leave the processor's caches."""
@@ -173,6 +176,10 @@ class Fetcher:
             feed.paused = False
             self._line_up(feed)
             self._hungry[feed] = None
+
+    def renew(self) -> None:
+        """In a forked child: nothing is under way any more."""
+        self._under_way = 0
 
     # To the broker
 
@@ -346,6 +353,7 @@ class Fetcher:
                 feed.chunk_bytes += len(rest)
 
     def _note_skipped(self, feed: Feed, first: int, next_offset: int, sentence: str) -> None:
+        log.warning("Skipped offsets %d to %d. %s", first, next_offset, sentence)
         self.skipped_count += 1
         self.skipped.append(Skipped(feed.name, first, next_offset, sentence))
         del self.skipped[:-SKIPPED_KEPT]

@@ -1,0 +1,198 @@
+"""The asyncio consumer: one method a line over `tfmq.client.consuming`; a cancelled call leaves it usable."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime
+from types import GenericAlias, TracebackType
+from typing import Any, ClassVar, Literal
+
+from tfmq.client.consumer_options import (
+    REFRESH_SECONDS,
+    SAVE_SECONDS,
+    SESSION_SECONDS,
+    TIMEOUT_SECONDS,
+    Partitions,
+    Topics,
+    consumer_options,
+)
+from tfmq.client.consuming import Consuming, Lag, log
+from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
+from tfmq.client.link import Link
+from tfmq.client.offset_storage import OffsetStorage
+from tfmq.client.positions import PartitionName
+from tfmq.client.received import Codec, ReceivedMessage
+from tfmq.client.servers import parse_servers
+from tfmq.client.start import Start, seek_question
+
+
+def in_thread(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    """Has `work` done in the loop's pool of threads: an offset storage may wait for a disk or a network."""
+    doing = asyncio.get_running_loop().run_in_executor(None, work)
+
+    def finished(future: "asyncio.Future[Any]") -> None:
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        done(None if error is not None else future.result(), error)
+
+    doing.add_done_callback(finished)
+
+
+class Consumer:
+    """Reads topics, in `async for` or by `poll`: names, arguments and meaning are those of `tfmq.Consumer`.
+
+    Making one touches neither network nor event loop; it belongs to the loop that first waits for it.
+    """
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        topics: Topics = None,
+        partitions: Partitions = None,
+        group: str | None = None,
+        start: Start = "earliest",
+        read: Literal["forced", "written"] = "forced",
+        on_damage: Literal["stop", "skip"] = "stop",
+        on_out_of_range: Literal["stop", "earliest", "latest"] = "stop",
+        commits: Literal["auto", "manual", "before"] = "auto",
+        offsets: str | OffsetStorage = "broker",
+        retries: int | None = None,
+        dead_letters: str | None = None,
+        tags: str | Iterable[str] | None = None,
+        codec: Codec | None = None,
+        hooks: Sequence[Any] = (),
+        timeout: float = TIMEOUT_SECONDS,
+        session: float = SESSION_SECONDS,
+        save_every: float = SAVE_SECONDS,
+        refresh_every: float = REFRESH_SECONDS,
+        fetch_bytes: int = FETCH_BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
+    ) -> None:
+        options = consumer_options(
+            topics=topics,
+            partitions=partitions,
+            group=group,
+            start=start,
+            read=read,
+            on_damage=on_damage,
+            on_out_of_range=on_out_of_range,
+            commits=commits,
+            offsets=offsets,
+            retries=retries,
+            dead_letters=dead_letters,
+            tags=tags,
+            codec=codec,
+            hooks=hooks,
+            timeout=timeout,
+            session=session,
+            save_every=save_every,
+            refresh_every=refresh_every,
+            fetch_bytes=fetch_bytes,
+            prefetch_bytes=prefetch_bytes,
+        )
+        link = Link(parse_servers(servers), time.monotonic)
+        self._driver = AsyncDriver(link)
+        self._core = Consuming(options, link, in_thread, self._driver.attend)
+        self._driver.tickers.append(self._core.tasks)
+        self._driver.on_fork.append(self._core.renew)
+        self._loop: AsyncIterator[ReceivedMessage] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Every message in turn, without end; until `stop` is called."""
+        core = self._core
+        positions = core.positions
+        while (messages := await self._driver.run(core.next_batch())) is not None:
+            for message in messages:
+                positions.current = message
+                yield message
+
+    async def __anext__(self) -> ReceivedMessage:
+        """The next message; waits for it."""
+        loop = self._loop = self._loop or aiter(self)
+        try:
+            return await anext(loop)
+        except BaseException:
+            self._loop = None
+            raise
+
+    async def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage]:
+        """Up to `max_messages` as soon as there are any; [] after `timeout` seconds (None: no limit) without one."""
+        return await self._driver.run(self._core.poll(timeout, max_messages))
+
+    async def commit(self, message: ReceivedMessage | None = None) -> None:
+        """Saves all that was handed out, the current message included; or up to `message` and including it.
+
+        Returns when it is on the disk. Raises Fenced if another member took the group over.
+        """
+        await self._driver.run(self._core.commit(message))
+
+    async def seek(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int | None = None,
+        ordinal: int | None = None,
+        time: datetime | None = None,
+        to: Literal["earliest", "latest"] | None = None,
+    ) -> None:
+        """Go on in one partition at the record at or before `offset`, at the `ordinal`-th message, at the first
+        appended at or after `time`, or at an end of the log. A partition that had stopped goes on."""
+        question = seek_question(offset, ordinal, time, to)
+        await self._driver.run(self._core.seek(PartitionName(topic, partition), question))
+
+    async def pause(self, topic: str, partition: int) -> None:
+        """Hand out nothing of the partition until `resume`."""
+        await self._driver.run(self._core.pause(PartitionName(topic, partition)))
+
+    async def resume(self, topic: str, partition: int) -> None:
+        """Hand out messages of the partition again."""
+        await self._driver.run(self._core.resume(PartitionName(topic, partition)))
+
+    async def lag(self) -> Lag:
+        """How many messages are there and were not handed out: a number, with `.partitions` for each."""
+        return await self._driver.run(self._core.lag())
+
+    async def position(self, topic: str, partition: int) -> int:
+        """The offset behind everything that was handed out of the partition."""
+        return await self._driver.run(self._core.position(PartitionName(topic, partition)))
+
+    async def committed(self, topic: str, partition: int) -> int | None:
+        """The offset that the group has saved of the partition; None: none."""
+        return await self._driver.run(self._core.committed(PartitionName(topic, partition)))
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, and where each partition stands."""
+        return self._core.stats()
+
+    def stop(self) -> None:
+        """End the loop behind the current message, from any thread or a signal handler; `poll` gives [] then."""
+        self._core.stop()
+        self._driver.raise_flag(self._core.stop_asked)
+
+    async def close(self) -> None:
+        """Saves what is processed, without the message in work, and leaves the group. Bounded by `timeout`."""
+        await self._close(processed=False)
+
+    async def _close(self, processed: bool) -> None:
+        try:
+            await self._driver.run(self._core.close(processed))
+        finally:
+            await self._driver.close()
+
+    async def __aenter__(self) -> "Consumer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self._close(processed=True)
+            return
+        try:
+            await self._close(processed=False)
+        except Exception as closing:
+            log.warning("Closing behind an error met another one: %s", closing)

@@ -1,0 +1,469 @@
+"""A consumer without a face: what is fetched, handed out, processed and saved, as operations that any driver runs.
+
+`next_batch` and `poll` are where more is asked for, and so where what was handed out before becomes processed. Finding
+partitions, heartbeats and the saving of offsets go on beside them as tasks. A failure that ends the consumer (fenced,
+no second member allowed) or a partition (lost offsets, damage, a deleted topic) is raised by the next of these calls,
+behind everything that was read before it.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from journal.record import tag_hash
+from tfmq.client.assignment import Assignment
+from tfmq.client.call import Call
+from tfmq.client.consumer_options import ConsumerOptions
+from tfmq.client.fetcher import Chunk, Feed, Fetcher, FetchPlan
+from tfmq.client.link import Link
+from tfmq.client.membership import Membership
+from tfmq.client.offset_storage import StoredOffset
+from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
+from tfmq.client.received import ReceivedMessage
+from tfmq.client.start import Question
+from tfmq.client.tasks import Task, Tasks
+from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.client.work import Run, inline
+from tfmq.errors import BadRequest, Closed, Fenced, TfmqError, TimedOut, UnknownPartition
+from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Cancel, Fetch, Locate
+from tfmq.protocol.rows import EPOCH_UNKNOWN
+
+log = logging.getLogger("tfmq.consumer")
+
+NEVER: Final = float("inf")
+FETCH_GRACE_SECONDS: Final = 30.0
+"""So much longer than the broker holds a fetch does the client wait for its answer."""
+
+
+class Lag(int):
+    """Messages that are there and were not handed out: the number is the total, `partitions` has each."""
+
+    partitions: dict[PartitionName, int]
+
+    def __new__(cls, partitions: dict[PartitionName, int]) -> "Lag":
+        lag = super().__new__(cls, sum(partitions.values()))
+        lag.partitions = partitions
+        return lag
+
+
+class Consuming:
+    """One consumer; give `tasks` to its driver's tickers. `run` does the work of offset storages, `attend` tells the
+    driver that tasks are due although nobody waits."""
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        link: Link,
+        run: Run = inline,
+        attend: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._attend = attend
+        self.options = options
+        self.link = link
+        self.closed = False
+        self.messages = 0
+        self.stop_asked = Flag()
+        self.tasks = Tasks(link.now)
+        self.positions = Positions(manual=options.commits == "manual")
+        self.fetcher = Fetcher(
+            fetch_bytes=options.fetch_bytes,
+            prefetch_bytes=options.prefetch_bytes,
+            tags=options.tags,
+            skip_damage=options.skip_damage,
+            reset=options.reset,
+        )
+        self.membership: Membership | None = None
+        if options.group is not None:
+            session_ms = int(options.session * 1000)
+            self.membership = Membership(
+                link, options.group, run=run, session_ms=session_ms, storage=options.storage
+            )
+        self.assignment = Assignment(
+            options, link, self.fetcher, self.positions, self.membership, self._changed
+        )
+        self._hashes = None if options.tags is None else sorted({tag_hash(tag) for tag in options.tags})
+        self._calls: dict[PartitionName, Call] = {}
+        self._arrival = Flag()
+        self._saving: Flag | None = None
+        self._watching: Task | None = None
+        self._keeping: Task | None = None
+        self._failures: list[Exception] = []
+
+    # Handing out
+
+    def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
+        """Messages for a loop, which sets `positions.current` to each; None once `stop` was called."""
+        self.positions.settle()
+        if not self.positions.loop() and not (yield from self._receive(NEVER)):
+            return None
+        if self.options.commits == "before":
+            return (yield from self._saved_first(1))
+        self.messages += len(self.positions.loop())
+        return self.positions.loop()
+
+    def poll(self, seconds: float | None, count: int) -> Operation[list[ReceivedMessage]]:
+        """Up to `count` messages, as soon as there are any; [] after `seconds` (None: no limit) without one."""
+        until = NEVER if seconds is None else self.link.now() + seconds
+        self.positions.settle()
+        if not self.positions.loop() and not (yield from self._receive(until)):
+            return []
+        if self.options.commits == "before":
+            return (yield from self._saved_first(count))
+        found = self.positions.poll(count)
+        while len(found) < count and self._take():
+            found += self.positions.poll(count - len(found))
+        self.messages += len(found)
+        return found
+
+    def _receive(self, until: float) -> Operation[bool]:
+        """Makes a batch with messages ready; False at `until`, or once `stop` was called."""
+        while True:
+            self._raise_failures()
+            if self.stop_asked.done:
+                return False
+            if self._arrival.done:
+                self._arrival = Flag()
+            if self._take():
+                return True
+            failure = self.fetcher.failure() or self.fetcher.standstill()
+            if failure is not None:
+                raise failure
+            remaining = until - self.link.now()
+            if remaining <= 0:
+                return False
+            retry = self.fetcher.next_retry()
+            if retry is not None:
+                remaining = min(remaining, max(0.0, retry - self.link.now()))
+            yield Wait((self._arrival, self.stop_asked), None if remaining == NEVER else remaining)
+
+    def _take(self) -> bool:
+        """Makes a batch with messages ready of what has arrived, if it has."""
+        while (batch := self.fetcher.take()) is not None:
+            self.positions.begin(batch)
+            if batch.messages:
+                break
+        self._send_fetches()
+        return batch is not None
+
+    def _saved_first(self, count: int) -> Operation[list[ReceivedMessage]]:
+        """Up to `count` ready messages, once the store says that they are done. What cannot be saved is given later."""
+        messages = self.positions.poll(count)
+        self.positions.settle()
+        saved = False
+        try:
+            yield from self._save(self.positions.unsaved, self.link.now() + self.options.timeout)
+            saved = True
+        finally:
+            if not saved and messages:
+                first = messages[0]
+                name = PartitionName(first.topic, first.partition)
+                self._go_to(name, Place(first.offset, first.ordinal, first.origin.epoch))
+        self.messages += len(messages)
+        return messages
+
+    def stop(self) -> None:
+        """Nothing more is handed out; a driver's `raise_flag(stop_asked)` wakes who waits."""
+        self.positions.drop_ready()
+
+    # Fetching
+
+    def _send_fetches(self) -> None:
+        for plan in self.fetcher.plans(self.link.now()):
+            request = Fetch(
+                plan.name.topic,
+                plan.incarnation,
+                plan.name.partition,
+                plan.offset,
+                EPOCH_UNKNOWN if plan.epoch == UNKNOWN else plan.epoch,
+                plan.max_bytes,
+                plan.wait_ms,
+                self.options.read,
+                self._hashes if plan.filtered else None,
+            )
+            call = self.link.call(request, seconds=plan.wait_ms / 1000 + FETCH_GRACE_SECONDS)
+            self._calls[plan.name] = call
+            call.when_done(partial(self._fetched, plan))
+
+    def _fetched(self, plan: FetchPlan, call: Call) -> None:
+        if self._calls.get(plan.name) is call:
+            del self._calls[plan.name]
+        if call.error is not None:
+            self.fetcher.failed(plan, call.error, self.link.now())
+        else:
+            reply = call.reply
+            body = bytes(call.reply_body)
+            self.fetcher.arrived(
+                plan, Chunk(body, reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
+            )
+        self._arrival.settle()
+
+    def _void_fetch(self, name: PartitionName) -> None:
+        """What is under way for the partition is not wanted any more; the broker is told, so that it need not wait."""
+        call = self._calls.pop(name, None)
+        if call is not None and not call.done:
+            self.link.abandon(call)
+            if call.sent and self.link.state == "ready":
+                self.link.call(Cancel(call.correlation))
+
+    def _go_to(self, name: PartitionName, place: Place) -> None:
+        """Reading and handing out go on at `place`."""
+        self._void_fetch(name)
+        self.positions.seek(name, place)
+        self.fetcher.seek(name, place)
+
+    # Moving
+
+    def seek(self, name: PartitionName, question: Question) -> Operation[None]:
+        """Go on at the place that `question` asks for; a stopped partition goes on, too."""
+        feed = yield from self._feed(name)
+        place = yield from self.assignment.locate(name, feed.incarnation, question)
+        self._go_to(name, place)
+
+    def pause(self, name: PartitionName) -> Operation[None]:
+        """Hand out nothing of the partition until `resume`."""
+        yield from self._feed(name)
+        ready = self.positions.ready
+        if ready is not None and ready.name == name:
+            place = self.positions.handed_out(name)
+            self.positions.drop_ready()
+            self._void_fetch(name)
+            self.fetcher.seek(name, place)
+        self.fetcher.pause(name)
+
+    def resume(self, name: PartitionName) -> Operation[None]:
+        """Hand out messages of the partition again."""
+        yield from self._feed(name)
+        self.fetcher.resume(name)
+        self._arrival.settle()
+
+    def _feed(self, name: PartitionName) -> Operation[Feed]:
+        """The partition. Raises UnknownPartition for one that this consumer does not read, once it has looked."""
+        until = self.link.now() + self.options.timeout
+        yield from self._looked(until)
+        feed = self.fetcher.feeds.get(name)
+        if feed is None:
+            raise UnknownPartition(f"This consumer does not read {name}, or it is not there yet.")
+        return feed
+
+    def _looked(self, until: float) -> Operation[None]:
+        """Waits until the partitions are known."""
+        while True:
+            self._raise_failures()
+            if self.assignment.looked:
+                return
+            if self.link.now() >= until:
+                raise TimedOut("The broker did not say in time which partitions there are.")
+            if self._arrival.done:
+                self._arrival = Flag()
+            yield Wait((self._arrival,), until - self.link.now())
+
+    # Asking
+
+    def lag(self) -> Operation[Lag]:
+        """Messages that are there and were not handed out; to the end of the log, whatever of it is forced."""
+        yield from self._looked(self.link.now() + self.options.timeout)
+        ends = {name: self._locate(feed, BY_LATEST) for name, feed in self.fetcher.feeds.items()}
+        places = {name: self.positions.handed_out(name) for name in ends}
+        here = {
+            name: self._locate(self.fetcher.feeds[name], BY_OFFSET, place.offset)
+            for name, place in places.items()
+            if place.ordinal == UNKNOWN
+        }
+        yield from self._answered([*ends.values(), *here.values()])
+        lags = {}
+        for name, place in places.items():
+            ordinal = here[name].result().ordinal if name in here else place.ordinal
+            lags[name] = max(0, ends[name].result().end_ordinal - ordinal) if ordinal != UNKNOWN else 0
+        return Lag(lags)
+
+    def _locate(self, feed: Feed, by: int, value: int = 0) -> Call:
+        name = feed.name
+        request = Locate(name.topic, feed.incarnation, name.partition, by, value)
+        return self.link.call(request, seconds=self.options.timeout)
+
+    def _answered(self, calls: Iterable[Call]) -> Operation[None]:
+        try:
+            for call in calls:
+                while not call.done:
+                    yield Wait((call,))
+        finally:
+            for call in calls:
+                self.link.abandon(call)
+
+    def position(self, name: PartitionName) -> Operation[int]:
+        """The offset behind everything that was handed out of the partition."""
+        yield from self._feed(name)
+        return self.positions.handed_out(name).offset
+
+    def committed(self, name: PartitionName) -> Operation[int | None]:
+        """The offset that the group's store has of the partition; None: none."""
+        membership = self._member()
+        feed = yield from self._feed(name)
+        stored = (yield from membership.read([name])).get(name)
+        return stored.offset if stored is not None and stored.incarnation == feed.incarnation else None
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, and where it stands now."""
+        return {
+            "messages": self.messages,
+            "bytes": self.fetcher.bytes_read,
+            "fetches": self.fetcher.fetches,
+            "connections": self.link.connections,
+            "commits": self.membership.commits if self.membership is not None else 0,
+            "generation": self.membership.generation if self.membership is not None else 0,
+            "skipped": self.fetcher.skipped_count,
+            "skipped_ranges": [tuple(each) for each in self.fetcher.skipped],
+            "partitions": {
+                str(name): {
+                    "offset": self.positions.handed_out(name).offset,
+                    "processed_offset": self.positions.processed(name).offset,
+                    "saved_offset": self.positions.saved(name),
+                    "waiting_bytes": feed.chunk_bytes,
+                    "paused": feed.paused,
+                    "stopped": None if feed.failure is None else str(feed.failure),
+                }
+                for name, feed in self.fetcher.feeds.items()
+            },
+        }
+
+    # Saving
+
+    def commit(self, message: ReceivedMessage | None = None) -> Operation[None]:
+        """Saves all that was handed out, or one partition up to `message` and including it."""
+        self._member()
+        if message is None:
+            self.positions.settle_all_out()
+            names: Iterable[PartitionName] = list(self.positions.names())
+        else:
+            names = [self.positions.settle_to(message)]
+        yield from self._save(lambda: self._unsaved(names), self.link.now() + self.options.timeout)
+
+    def _unsaved(self, names: Iterable[PartitionName]) -> dict[PartitionName, Place]:
+        unsaved = self.positions.unsaved()
+        return {name: unsaved[name] for name in names if name in unsaved}
+
+    def _member(self) -> Membership:
+        if self.closed:
+            raise Closed("The consumer is closed; make a new one.")
+        if self.membership is None:
+            raise BadRequest("Without a group nothing is saved: give the consumer group=.")
+        return self.membership
+
+    def _save(self, choose: Callable[[], dict[PartitionName, Place]], until: float) -> Operation[None]:
+        """Saves what `choose` gives when its turn has come: one save at a time, so that none overtakes another."""
+        while self._saving is not None:
+            if self.link.now() >= until:
+                raise TimedOut("An earlier save of offsets has not ended yet.")
+            yield Wait((self._saving,), until - self.link.now())
+        membership = self.membership
+        if membership is None:
+            return
+        if membership.failure is not None:
+            raise membership.failure
+        places = choose()
+        if not places:
+            return
+        saving = self._saving = Flag()
+        try:
+            yield from membership.save(
+                {name: self._stored(name, place) for name, place in places.items()}, until
+            )
+            self.positions.note_saved(places)
+        finally:
+            self._saving = None
+            saving.settle()
+
+    def _stored(self, name: PartitionName, place: Place) -> StoredOffset:
+        feed = self.fetcher.feeds[name]
+        generation = self.membership.generation if self.membership is not None else 0
+        return StoredOffset(place.offset, 0, feed.incarnation, place.epoch, generation)
+
+    # Beside
+
+    def _changed(self) -> None:
+        """The partitions were looked for; from the first time on heartbeats and saves are due."""
+        if self.membership is not None and (self._keeping is None or self._keeping.done):
+            self._keeping = self.tasks.start(self._keep(self.membership), self._failed)
+            self._attend()
+        self._arrival.settle()
+
+    def _keep(self, membership: Membership) -> Operation[None]:
+        """Heartbeats and saves in time, until the place in the group is lost."""
+        automatic = self.options.commits == "auto"
+        save_at = self.link.now() + self.options.save if automatic else NEVER
+        while membership.failure is None:
+            yield Wait((), max(0.0, min(membership.beat_due(), save_at) - self.link.now()))
+            if self.link.now() >= save_at:
+                save_at = self.link.now() + self.options.save
+                yield from self._save_beside(save_at)
+            if self.link.now() >= membership.beat_due():
+                yield from membership.beat()
+        self.positions.drop_ready()
+        self._arrival.settle()
+
+    def _save_beside(self, until: float) -> Operation[None]:
+        """A save that nobody waits for: a passing failure is left to the next one, any other is told."""
+        try:
+            yield from self._save(self.positions.unsaved, until)
+        except Fenced:
+            return
+        except TfmqError as error:
+            if not error.retriable:
+                raise
+            log.warning("Offsets of group %s were not saved, trying again: %s", self.options.group, error)
+
+    def _failed(self, error: Exception) -> None:
+        """A task came to an end: the next call raises it."""
+        self._failures.append(error)
+        self._arrival.settle()
+
+    def _raise_failures(self) -> None:
+        """Raises what a task met; begins to look for partitions where that is not being done."""
+        if self.closed or self.link.state == "closed":
+            raise Closed("The consumer is closed; make a new one.")
+        if self.membership is not None and self.membership.failure is not None:
+            self.positions.drop_ready()
+            raise self.membership.failure
+        if not self._failures and (self._watching is None or self._watching.done):
+            self._watching = self.tasks.start(self.assignment.watch(), self._failed)
+        if self._failures:
+            raise self._failures.pop(0)
+
+    # The end
+
+    def renew(self) -> None:
+        """In a forked child: a reader of its own, at the same places, that is no member of the group yet."""
+        self._calls.clear()
+        self.tasks.cancel()
+        self._watching = self._keeping = self._saving = None
+        self._arrival = Flag()
+        self.positions.drop_ready()
+        self.fetcher.renew()
+        for name in self.fetcher.feeds:
+            self.fetcher.seek(name, self.positions.handed_out(name))
+        if self.membership is not None:
+            self.membership.renew()
+
+    def close(self, processed: bool) -> Operation[None]:
+        """Saves what is processed (`processed`: all that is out is), leaves the group. A second time does nothing.
+
+        Raises what kept the offsets from being saved.
+        """
+        if self.closed:
+            return
+        until = self.link.now() + self.options.timeout
+        try:
+            if processed:
+                self.positions.settle()
+            membership = self.membership
+            if membership is not None and membership.joined and self.link.state != "closed":
+                if self.options.commits != "manual" and membership.failure is None:
+                    yield from self._save(self.positions.unsaved, until)
+                yield from membership.leave(until)
+        finally:
+            self.closed = True
+            self.tasks.cancel()
+            self._calls.clear()
+            if self.options.storage is not None:
+                self.options.storage.close()

@@ -1,0 +1,132 @@
+"""A consumer's place in its group: joining, heartbeats, leaving, and offsets saved under the generation.
+
+The broker gives one live member the group, under a generation from a durable counter. What this member saves carries
+it, so whoever took the place over cannot be overwritten: then everything here raises `Fenced`, for good. A broken
+connection, or a restart of the broker, does not end a membership: the next request renews it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from tfmq.client.asking import ask
+from tfmq.client.link import Link
+from tfmq.client.offset_storage import OffsetStorage, StoredOffset
+from tfmq.client.positions import PartitionName
+from tfmq.client.waiting import Operation
+from tfmq.client.work import Run, work
+from tfmq.errors import Fenced, TfmqError
+from tfmq.protocol.commands import (
+    CommitOffsets,
+    GroupOffset,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    ReadOffsets,
+)
+from tfmq.protocol.commands import PartitionName as PartitionRow
+
+BEATS_A_SESSION: Final = 3
+"""Heartbeats in one session time: two may be lost before the broker takes the member for dead."""
+
+
+class Membership:
+    """One member of one group; `storage` None: the broker keeps the offsets."""
+
+    def __init__(
+        self,
+        link: Link,
+        group: str,
+        *,
+        run: Run,
+        session_ms: int,
+        storage: OffsetStorage | None = None,
+    ) -> None:
+        self.group = group
+        self.member = ""
+        self.generation = 0
+        self.joined = False
+        self.failure: TfmqError | None = None
+        self.commits = 0
+        self._link = link
+        self._run = run
+        self._storage = storage
+        self._session_ms = session_ms
+        self._beat_at = 0.0
+
+    def join(self, topics: Sequence[str], until: float) -> Operation[None]:
+        """Becomes the group's member. Raises NotAllowed, which names the live member, while there is another."""
+        request = JoinGroup(self.group, self.member, list(topics), self._session_ms)
+        reply = yield from ask(self._link, request, until)
+        self.member, self.generation, self.joined = reply.member, reply.generation, True
+        self._beat_at = self._link.now() + self.beat_seconds
+
+    @property
+    def beat_seconds(self) -> float:
+        return self._session_ms / 1000 / BEATS_A_SESSION
+
+    def beat_due(self) -> float:
+        """When the next heartbeat is due; infinity for who has not joined."""
+        return self._beat_at if self.joined and self.failure is None else float("inf")
+
+    def beat(self) -> Operation[None]:
+        """One heartbeat; a failure that is final is kept in `failure`, a passing one is left to the next beat."""
+        self._beat_at = self._link.now() + self.beat_seconds
+        request = Heartbeat(self.group, self.member, self.generation)
+        try:
+            yield from ask(self._link, request, self._beat_at, unattended=True)
+        except TfmqError as error:
+            self._note(error)
+
+    def read(self, names: Iterable[PartitionName]) -> Operation[dict[PartitionName, StoredOffset]]:
+        """The offsets that the group has of these partitions."""
+        wanted = list(names)
+        if self._storage is not None:
+            storage = self._storage
+            return dict((yield from work(self._run, lambda: storage.read(self.group, wanted))))
+        request = ReadOffsets(self.group, [PartitionRow(*name) for name in wanted])
+        until = self._link.now() + self._session_ms / 1000
+        reply = yield from ask(self._link, request, until)
+        return {
+            PartitionName(each.topic, each.partition): StoredOffset(
+                each.offset, each.index, each.incarnation, each.epoch, each.generation
+            )
+            for each in reply.offsets
+        }
+
+    def save(self, offsets: Mapping[PartitionName, StoredOffset], until: float) -> Operation[None]:
+        """Keeps `offsets`; they are on the disk when this ends. Raises Fenced for a member that was replaced."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            if self._storage is not None:
+                storage, generation = self._storage, self.generation
+                yield from work(self._run, lambda: storage.save(self.group, generation, offsets))
+            else:
+                rows = [
+                    GroupOffset(
+                        name.topic, each.incarnation, name.partition, each.offset, each.index, each.epoch
+                    )
+                    for name, each in offsets.items()
+                ]
+                request = CommitOffsets(self.group, self.member, self.generation, rows)
+                yield from ask(self._link, request, until, unattended=True)
+                self._beat_at = self._link.now() + self.beat_seconds
+        except TfmqError as error:
+            self._note(error)
+            raise
+        self.commits += 1
+
+    def leave(self, until: float) -> Operation[None]:
+        """Gives the place up, so that another member need not wait; best effort."""
+        if not self.joined or self.failure is not None:
+            return
+        self.joined = False
+        yield from ask(self._link, LeaveGroup(self.group, self.member, self.generation), until)
+
+    def renew(self) -> None:
+        """In a forked child: the parent is the member, this one must join by itself."""
+        self.member, self.generation, self.joined, self.failure = "", 0, False, None
+
+    def _note(self, error: TfmqError) -> None:
+        if isinstance(error, Fenced):
+            self.failure = error

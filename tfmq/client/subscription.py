@@ -1,0 +1,101 @@
+"""What a consumer reads, in the user's words, and what that means with the topics that the broker has now."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tfmq import limits
+from tfmq.client.positions import PartitionName
+from tfmq.errors import BadRequest
+from tfmq.protocol.commands import TopicRow
+
+
+class Subscription(NamedTuple):
+    """Topics by name or by pattern, whole or with some partitions, or single partitions.
+
+    `topics`: names, empty for a pattern · `numbers`: the partitions of each topic, None: all · `single`: partitions
+    of their own.
+    """
+
+    topics: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    numbers: frozenset[int] | None = None
+    single: frozenset[PartitionName] = frozenset()
+
+    @staticmethod
+    def of(
+        topics: str | Sequence[str] | re.Pattern[str] | None,
+        partitions: Sequence[tuple[str, int]] | Sequence[int] | None,
+    ) -> "Subscription":
+        """The arguments `topics` and `partitions` of a consumer. Raises BadRequest."""
+        if topics is None:
+            return Subscription(single=_single(partitions))
+        numbers = None if partitions is None else frozenset(_number(each) for each in partitions)
+        if numbers is not None and not numbers:
+            raise BadRequest("partitions= is an empty list; leave it out to read all of them.")
+        if isinstance(topics, re.Pattern):
+            return Subscription(pattern=topics, numbers=numbers)
+        names = tuple(dict.fromkeys([topics] if isinstance(topics, str) else topics))
+        for name in names:
+            _check_name(name)
+        if not names:
+            raise BadRequest("topics= is an empty list; name at least one topic.")
+        return Subscription(names, numbers=numbers)
+
+    def asked(self) -> list[str] | None:
+        """The topics to ask the broker about; None: all."""
+        if self.pattern is not None:
+            return None
+        return sorted({*self.topics, *(name.topic for name in self.single)})
+
+    def wanted(self, rows: Iterable[TopicRow]) -> dict[PartitionName, int]:
+        """The partitions to read among those that are there, each with its topic's incarnation."""
+        return {
+            name: row.incarnation
+            for row in rows
+            for partition in row.partitions
+            if self._wants(name := PartitionName(row.name, partition.partition))
+        }
+
+    def missing(self, found: Iterable[PartitionName]) -> list[str]:
+        """What was named and is not there: topics, and partitions that were named one by one."""
+        names = set(found)
+        topics = {name.topic for name in names}
+        single = sorted(str(name) for name in self.single - names)
+        return [each for each in self.topics if each not in topics] + single
+
+    def _wants(self, name: PartitionName) -> bool:
+        if name in self.single:
+            return True
+        if self.numbers is not None and name.partition not in self.numbers:
+            return False
+        if self.pattern is not None:
+            return self.pattern.fullmatch(name.topic) is not None
+        return name.topic in self.topics
+
+
+def _single(partitions: Sequence[tuple[str, int]] | Sequence[int] | None) -> frozenset[PartitionName]:
+    if not partitions:
+        raise BadRequest("A consumer needs topics= (a name, a list, a compiled pattern) or partitions=.")
+    found = set()
+    for each in partitions:
+        if isinstance(each, int) or len(each) != 2:
+            raise BadRequest(f"partitions= without topics= takes pairs (topic, partition), not {each!r}.")
+        found.add(PartitionName(_check_name(each[0]), _number(each[1])))
+    return frozenset(found)
+
+
+def _number(value: object) -> int:
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and 0 <= value < limits.PARTITIONS_PER_TOPIC.cap
+    ):
+        return value
+    raise BadRequest(f"{value!r} is not the number of a partition; with topics= it takes numbers from 0 on.")
+
+
+def _check_name(name: object) -> str:
+    if isinstance(name, str) and limits.valid_name(name):
+        return name
+    raise BadRequest(f"{name!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249.")

@@ -1,0 +1,201 @@
+"""The blocking consumer: one method a line over `tfmq.client.consuming`; every wait happens in the calling thread."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from types import GenericAlias, TracebackType
+from typing import Any, ClassVar, Literal
+
+from tfmq.client.consumer_options import (
+    REFRESH_SECONDS,
+    SAVE_SECONDS,
+    SESSION_SECONDS,
+    TIMEOUT_SECONDS,
+    Partitions,
+    Topics,
+    consumer_options,
+)
+from tfmq.client.consuming import Consuming, Lag, log
+from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
+from tfmq.client.link import Link
+from tfmq.client.offset_storage import OffsetStorage
+from tfmq.client.positions import PartitionName
+from tfmq.client.received import Codec, ReceivedMessage
+from tfmq.client.servers import parse_servers
+from tfmq.client.start import Start, seek_question
+
+
+class Consumer:
+    """Reads topics, in a loop or by `poll`. Making one touches no network; leave `with`, or call `close`, at the end.
+
+    `topics`: a name, several, or a compiled pattern · `partitions`: pairs (topic, number), or numbers of the topics ·
+    `group`: under this name it is saved how far reading came · `start` ("earliest", "latest", an offset,
+    `tfmq.Ordinal(n)`, an aware datetime): where reading begins, in a group only where it has no offset ·
+    `read`: "forced" gives only what no power cut can take back · `on_damage`: "skip" goes on behind what cannot be
+    read · `on_out_of_range`: "earliest" or "latest" goes on there when the place is gone, "stop" raises ·
+    `commits`: "auto" saves what is processed every `save_every` seconds and at the end, "manual" saves what `commit`
+    says, "before" saves before it hands out (at most once; in a loop that is one save a message) ·
+    `offsets`: "broker", "file:PATH" or an `OffsetStorage` · `tags`: only messages with one of these tags ·
+    `codec`: what makes `message.value` · `timeout`: seconds that a commit, a seek or `close` tries · `session`: seconds
+    after which a silent member loses its group · `refresh_every`: seconds between looks for new partitions and topics
+    · `fetch_bytes`, `prefetch_bytes`: bytes asked for at once, and kept ahead.
+
+    A topic that is not there is waited for; reading never makes one. Processed is a message when the next one is asked
+    for, a polled batch when `poll` is called again, both when `with` ends without an exception.
+    `retries`, `dead_letters` and `hooks` belong to a later release: NotSupported. Wrong arguments: BadRequest.
+    """
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        topics: Topics = None,
+        partitions: Partitions = None,
+        group: str | None = None,
+        start: Start = "earliest",
+        read: Literal["forced", "written"] = "forced",
+        on_damage: Literal["stop", "skip"] = "stop",
+        on_out_of_range: Literal["stop", "earliest", "latest"] = "stop",
+        commits: Literal["auto", "manual", "before"] = "auto",
+        offsets: str | OffsetStorage = "broker",
+        retries: int | None = None,
+        dead_letters: str | None = None,
+        tags: str | Iterable[str] | None = None,
+        codec: Codec | None = None,
+        hooks: Sequence[Any] = (),
+        timeout: float = TIMEOUT_SECONDS,
+        session: float = SESSION_SECONDS,
+        save_every: float = SAVE_SECONDS,
+        refresh_every: float = REFRESH_SECONDS,
+        fetch_bytes: int = FETCH_BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
+    ) -> None:
+        options = consumer_options(
+            topics=topics,
+            partitions=partitions,
+            group=group,
+            start=start,
+            read=read,
+            on_damage=on_damage,
+            on_out_of_range=on_out_of_range,
+            commits=commits,
+            offsets=offsets,
+            retries=retries,
+            dead_letters=dead_letters,
+            tags=tags,
+            codec=codec,
+            hooks=hooks,
+            timeout=timeout,
+            session=session,
+            save_every=save_every,
+            refresh_every=refresh_every,
+            fetch_bytes=fetch_bytes,
+            prefetch_bytes=prefetch_bytes,
+        )
+        link = Link(parse_servers(servers), time.monotonic)
+        self._driver = BlockingDriver(link)
+        self._core = Consuming(options, link, attend=self._driver.attend)
+        self._driver.tickers.append(self._core.tasks)
+        self._driver.on_fork.append(self._core.renew)
+        self._loop: Iterator[ReceivedMessage] | None = None
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Every message in turn, without end; until `stop` is called."""
+        core = self._core
+        positions = core.positions
+        while (messages := self._driver.run(core.next_batch())) is not None:
+            for message in messages:
+                positions.current = message
+                yield message
+
+    def __next__(self) -> ReceivedMessage:
+        """The next message; waits for it."""
+        loop = self._loop = self._loop or iter(self)
+        try:
+            return next(loop)
+        except BaseException:
+            self._loop = None
+            raise
+
+    def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage]:
+        """Up to `max_messages` as soon as there are any; [] after `timeout` seconds (None: no limit) without one."""
+        return self._driver.run(self._core.poll(timeout, max_messages))
+
+    def commit(self, message: ReceivedMessage | None = None) -> None:
+        """Saves all that was handed out, the current message included; or up to `message` and including it.
+
+        Returns when it is on the disk. Raises Fenced if another member took the group over.
+        """
+        self._driver.run(self._core.commit(message))
+
+    def seek(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int | None = None,
+        ordinal: int | None = None,
+        time: datetime | None = None,
+        to: Literal["earliest", "latest"] | None = None,
+    ) -> None:
+        """Go on in one partition at the record at or before `offset`, at the `ordinal`-th message, at the first
+        appended at or after `time`, or at an end of the log. A partition that had stopped goes on."""
+        question = seek_question(offset, ordinal, time, to)
+        self._driver.run(self._core.seek(PartitionName(topic, partition), question))
+
+    def pause(self, topic: str, partition: int) -> None:
+        """Hand out nothing of the partition until `resume`."""
+        self._driver.run(self._core.pause(PartitionName(topic, partition)))
+
+    def resume(self, topic: str, partition: int) -> None:
+        """Hand out messages of the partition again."""
+        self._driver.run(self._core.resume(PartitionName(topic, partition)))
+
+    def lag(self) -> Lag:
+        """How many messages are there and were not handed out: a number, with `.partitions` for each."""
+        return self._driver.run(self._core.lag())
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset behind everything that was handed out of the partition."""
+        return self._driver.run(self._core.position(PartitionName(topic, partition)))
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        """The offset that the group has saved of the partition; None: none."""
+        return self._driver.run(self._core.committed(PartitionName(topic, partition)))
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, and where each partition stands."""
+        with self._driver.lock:
+            return self._core.stats()
+
+    def stop(self) -> None:
+        """End the loop behind the current message, from any thread or a signal handler; `poll` gives [] then."""
+        self._core.stop()
+        self._driver.raise_flag(self._core.stop_asked)
+
+    def close(self) -> None:
+        """Saves what is processed, without the message in work, and leaves the group. Bounded by `timeout`."""
+        self._close(processed=False)
+
+    def _close(self, processed: bool) -> None:
+        try:
+            self._driver.run(self._core.close(processed))
+        finally:
+            self._driver.close()
+
+    def __enter__(self) -> "Consumer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._close(processed=True)
+            return
+        try:
+            self._close(processed=False)
+        except Exception as closing:
+            log.warning("Closing behind an error met another one: %s", closing)
