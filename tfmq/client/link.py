@@ -329,8 +329,9 @@ class Link:
             listener(self)
 
     def _end(self, call: Call) -> None:
-        self._calls.pop(call.correlation, None)
-        self.unattended -= call.unattended
+        if self._calls.get(call.correlation) is call:  # else it was the parent's, before a fork
+            del self._calls[call.correlation]
+            self.unattended -= call.unattended
         call.settle()
 
     def _fail(self, call: Call, error: TfmqError) -> None:
