@@ -1,0 +1,64 @@
+"""Ids are given out once, also over crashes, and their age is known."""
+
+import random
+
+from journal.testing import Moment, crash_states
+from tests.broker.helpers import Broker
+from tests.scale import SEED, scaled
+from tfmq.broker.leases import RANGE, RANGE_SECONDS
+
+
+def test_leases_are_contiguous_and_never_overlap() -> None:
+    broker = Broker()
+    seen: set[int] = set()
+    for count in (1, 1000, 1024, 1024, 1024, 7):
+        first = broker.lease(count)
+        ids = set(range(first, first + count))
+        assert not ids & seen
+        seen |= ids
+
+
+def test_no_id_is_given_twice_over_any_crash() -> None:
+    """Seeded by TFMQ_TEST_SEED."""
+    broker = Broker()
+    given = 0
+    moments: list[tuple[Moment, int]] = []
+    broker.disk.after = lambda kind, path: moments.append((Moment(broker.disk), given))
+    for _ in range(12):
+        given = broker.lease(1024) + 1023
+    for moment, last in moments:
+        for disk in crash_states(moment, scaled(5), random.Random(SEED)):
+            assert Broker(disk).lease() > last
+
+
+def test_one_force_serves_many_leases() -> None:
+    broker = Broker(queued=True)
+    broker.lease()
+    before = broker.engine.house.forcer.forces
+    for _ in range(RANGE - 1):
+        broker.lease()
+    assert broker.engine.house.forcer.forces == before
+
+
+def test_what_is_left_of_an_old_range_is_given_up_so_that_ids_look_young() -> None:
+    broker = Broker()
+    first = broker.lease()
+    broker.advance(RANGE_SECONDS + 1)
+    second = broker.lease()
+    assert second >= first + RANGE
+    register = broker.engine.house.catalog.register
+    assert (register.leased_ms(second) or 0) > (register.leased_ms(first) or 0)
+
+
+def test_a_lease_that_cannot_be_forced_is_an_error() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    broker.disk.faults.fail("force", path="meta")
+    house = broker.engine.house
+    house.leases._next = house.leases._end
+    found: list[tuple[int, BaseException | None]] = []
+    house.leases.take(1, lambda first, error: found.append((first, error)))
+    broker.engine.turn_ended()
+    broker.work()
+    ((first, error),) = found
+    assert first == 0 and error is not None

@@ -1,0 +1,110 @@
+"""Offsets: forced before the answer, never back across a restart, never of a topic that was deleted."""
+
+import random
+
+import pytest
+
+from journal.testing import Moment, crash_states
+from tests.broker.helpers import Broker
+from tests.scale import SEED, scaled
+from tfmq.broker.offsets import lag
+from tfmq.broker.register import Place
+from tfmq.protocol.commands import CommitOffsets, GroupOffset, ReadOffsets
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create()
+    return made
+
+
+def test_a_commit_is_answered_once_it_is_forced() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    member = broker.join()
+    broker.work()
+    answer = broker.commit(member, 100)
+    assert answer.code == "waiting"
+    broker.work()
+    assert answer.committed == 1
+
+
+def test_many_commits_share_a_force() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    members = [broker.join(f"group{n}") for n in range(20)]
+    broker.work()
+    before = broker.engine.house.forcer.forces
+    answers = [broker.commit(member, 100, group=f"group{n}") for n, member in enumerate(members)]
+    broker.work()
+    assert all(answer.committed == 1 for answer in answers)
+    assert broker.engine.house.forcer.forces - before <= 2
+
+
+def test_what_is_read_is_sure_to_stay() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    member = broker.join()
+    broker.work()
+    broker.commit(member, 100)
+    read = broker.ask(ReadOffsets("billing", None))
+    assert read.code == "waiting"
+    broker.work()
+    assert read.offsets[0][3] == 100
+
+
+def test_the_last_commit_counts_and_survives(broker: Broker) -> None:
+    member = broker.join()
+    for offset in (100, 300, 200):
+        broker.commit(member, offset)
+    assert broker.saved() == {("orders", 0): 200}
+    assert broker.restart().saved() == {("orders", 0): 200}
+
+
+def test_offsets_of_another_incarnation_are_left_out(broker: Broker) -> None:
+    member = broker.join()
+    broker.commit(member, 100)
+    stale = [GroupOffset("orders", broker.incarnation() + 99, 0, 5), GroupOffset("missing", 1, 0, 5)]
+    assert broker.ask(CommitOffsets("billing", member.member, member.generation, stale)).committed == 0
+    broker.delete()
+    broker.create()
+    assert broker.saved() == {}
+    broker.commit(member, 7)
+    assert broker.restart().saved() == {("orders", 0): 7}
+
+
+def test_only_the_partitions_that_are_named_are_read(broker: Broker) -> None:
+    broker.create("bills")
+    member = broker.join()
+    broker.commit(member, 1)
+    broker.commit(member, 2, topic="bills")
+    rows = broker.ask(ReadOffsets("billing", [("bills", 0)])).offsets
+    assert [row[:1] + row[3:4] for row in rows] == [("bills", 2)]
+    assert broker.ask(ReadOffsets("unknown", None)).offsets == []
+
+
+def test_lag_is_counted_in_messages(broker: Broker) -> None:
+    producer = broker.lease()
+    answer = broker.produce(producer, 0, [b"x"] * 10)
+    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    first = answer.positions[0][1]
+    assert lag(partition, Place(first + 3 * 21, 0, 1, 1)) == 7
+    assert lag(partition, Place(broker.log().end_offset, 0, 1, 1)) == 0
+    assert lag(partition, Place(10**9, 0, 1, 1)) == -1
+
+
+def test_acknowledged_offsets_survive_every_power_cut() -> None:
+    """Seeded by TFMQ_TEST_SEED."""
+    broker = Broker()
+    broker.create()
+    member = broker.join()
+    moments: list[tuple[Moment, int]] = []
+    acknowledged = 0
+    broker.disk.after = lambda kind, path: moments.append((Moment(broker.disk), acknowledged))
+    for offset in range(1, 8):
+        assert broker.commit(member, offset).committed == 1
+        acknowledged = offset
+    for moment, offset in moments:
+        for disk in crash_states(moment, scaled(10), random.Random(SEED)):
+            assert Broker(disk).saved().get(("orders", 0), 0) in (offset, offset + 1)

@@ -1,0 +1,96 @@
+"""LOCATE, and what it stands on: offsets and ordinals found again exactly."""
+
+import pytest
+
+from tests.broker.helpers import Broker
+from tfmq.broker.places import ordinal_of, record_offset
+from tfmq.protocol.commands import (
+    ACKS_WRITTEN,
+    BY_EARLIEST,
+    BY_LATEST,
+    BY_OFFSET,
+    BY_ORDINAL,
+    BY_TIME_MS,
+    ORDINAL_UNKNOWN,
+)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    """Ten records in five appends, a second apart."""
+    made = Broker()
+    made.create()
+    producer = made.lease()
+    for number in range(5):
+        made.produce(producer, 2 * number, [b"x" * (number + 1)] * 2)
+        made.clock.advance(1)
+    return made
+
+
+def offsets(broker: Broker) -> list[int]:
+    found, position = [], 0
+    for number in range(5):
+        found += [position, position + 21 + number]
+        position += 2 * (21 + number) + 100
+    return found
+
+
+def test_earliest_and_latest(broker: Broker) -> None:
+    first, last = broker.locate(BY_EARLIEST), broker.locate(BY_LATEST)
+    assert (first.offset, first.ordinal) == (0, 0)
+    assert (last.offset, last.ordinal) == (broker.log().end_offset, 10)
+    assert (first.first_offset, first.end_offset, first.forced_offset, first.end_ordinal) == (
+        0,
+        broker.log().end_offset,
+        broker.log().forced_offset,
+        10,
+    )
+
+
+def test_latest_is_the_forced_mark(broker: Broker) -> None:
+    forced = broker.log().forced_offset
+    broker.produce(broker.lease(), 0, acks=ACKS_WRITTEN)
+    assert (broker.locate(BY_LATEST).offset, broker.locate(BY_LATEST).ordinal) == (forced, 10)
+
+
+def test_every_ordinal_and_every_offset_are_found(broker: Broker) -> None:
+    for ordinal, offset in enumerate(offsets(broker)):
+        by_ordinal, by_offset = broker.locate(BY_ORDINAL, ordinal), broker.locate(BY_OFFSET, offset)
+        assert (by_ordinal.offset, by_ordinal.ordinal) == (offset, ordinal)
+        assert (by_offset.offset, by_offset.ordinal) == (offset, ordinal)
+        assert broker.locate(BY_OFFSET, offset + 1).offset == offset
+        assert ordinal_of(broker.log(), offset) == ordinal
+
+
+def test_values_outside_give_the_nearest_end(broker: Broker) -> None:
+    end = broker.log().end_offset
+    assert broker.locate(BY_OFFSET, 10**9).offset == end
+    assert broker.locate(BY_ORDINAL, 10**9).offset == end
+    assert broker.locate(BY_TIME_MS, broker.clock.wall_ms() + 1).offset == end
+
+
+def test_a_time_gives_the_first_append_at_or_after_it(broker: Broker) -> None:
+    third = broker.clock.wall_ms() - 3000
+    assert broker.locate(BY_TIME_MS, third).offset == offsets(broker)[4]
+    assert broker.locate(BY_TIME_MS, third + 1).ordinal == 6
+    assert broker.locate(BY_TIME_MS, 0).ordinal == 0
+
+
+def test_a_record_is_found_behind_another_of_its_block(broker: Broker) -> None:
+    assert record_offset(broker.log(), offsets(broker)[4], 1) == offsets(broker)[5]
+
+
+def test_in_damage_an_ordinal_is_unknown_and_the_range_is_named(broker: Broker) -> None:
+    path = "/data/orders-0/" + "0" * 32 + ".zxQueue"
+    broker.disk.damage(path, offsets(broker)[4] + 5, b"\xff" * 10)
+    broker.engine.house.lock.release()
+    again = broker.crashed(broker.disk)
+    damage = again.log().damage
+    assert damage
+    first, behind, _ = damage[0]
+    assert first <= offsets(broker)[4] < behind
+    assert ordinal_of(again.log(), first) == ORDINAL_UNKNOWN
+    fetched = again.fetch(offsets(broker)[4])
+    assert fetched.code == "damaged" and fetched.failure is not None
+    assert (fetched.failure.details["first"], fetched.failure.details["next"]) == (first, behind)
+    assert again.fetch(behind).code == "ok"
