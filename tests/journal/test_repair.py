@@ -10,12 +10,15 @@ import itertools
 import pytest
 
 from journal.errors import Corrupt, NewerFormat
-from journal.header import HEADER, make_id, make_record
+from journal.header import FLAG_FILLER, HEADER, make_id, make_record, records_of
+from journal.log import Log
 from journal.mark import MarkFile, Marks
 from journal.names import index_name, segment_name
+from journal.options import LogOptions
 from journal.record import Control, blocks_of
 from journal.repair import remove_originals, repair
 from journal.segment import Segment
+from journal.testing.clock import SimulatedClock
 from journal.testing.simulated_disk import SimulatedDisk
 from journal.verify import verify
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
@@ -278,3 +281,35 @@ def test_too_little_to_mend_is_an_error_that_names_the_place() -> None:
     with pytest.raises(Corrupt, match="too little") as caught:
         repair(disk, FOLDER)
     assert caught.value.first == len(data)
+
+
+def test_after_a_repair_the_log_serves_everything_around() -> None:
+    disk = SimulatedDisk()
+    disk.make_folder(FOLDER)
+    clock = SimulatedClock()
+    options = LogOptions(segment_bytes=2000)
+    log = Log.open(disk, FOLDER, log_id=LOG_ID, clock=clock, options=options)
+    for number in range(30):
+        log.append_payloads([f"{number}-{part}".encode() for part in range(3)])
+    log.force()
+    end, end_ordinal = log.end_offset, log.end_ordinal
+    log.close()
+    path = f"{FOLDER}/{next(name for name in disk.list(FOLDER) if name.endswith('.zxQueue'))}"
+    spoil(disk, path, 21, b"\xff")
+    (repaired,) = repair(disk, FOLDER)
+    assert repaired.lost == 1
+    log = Log.open(disk, FOLDER, log_id=LOG_ID, clock=clock, options=options)
+    assert log.damage == []
+    assert (log.end_offset, log.end_ordinal) == (end, end_ordinal)
+    payloads, offset = [], log.first_offset
+    while offset < end:
+        chunk = log.read(offset, 1 << 20)
+        for block in blocks_of(chunk.data, chunk.start, LOG_ID):
+            payloads += [
+                bytes(block.data[r.position + 20 : r.position + r.size])
+                for r in records_of(block.data)
+                if not r.flag & FLAG_FILLER
+            ]
+        offset = chunk.next
+    log.close()
+    assert payloads == [f"{number}-{part}".encode() for number in range(30) for part in range(3)][1:]
