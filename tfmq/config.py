@@ -237,15 +237,25 @@ def _from_set(text: str) -> Given:
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--set takes SECTION.KEY=VALUE, not {text!r}.")
+    path, origin = _path(key.strip()), f"--set {key.strip()}"
+    if path[0] != "topic":
+        return Given(".".join(path), value.strip(), origin)
+    if len(path) < 3 or not limits.valid_name(path[1]):
+        raise ConfigError(f'A topic has its keys as topic."NAME".SECTION.KEY, not {key.strip()} ({origin}).')
+    return Given(".".join(path[2:]), value.strip(), origin, path[1])
+
+
+def _path(key: str) -> list[str]:
+    """The names in a key as TOML writes it: topic."a.b".flush.messages has four."""
     try:
-        tree = tomllib.loads(f"{key.strip()} = 0")
+        node: Any = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
         raise ConfigError(f"--set takes SECTION.KEY=VALUE, and {key!r} is no key.") from None
-    topics = tree.pop("topic", {})
-    if isinstance(topics, dict) and topics:
-        name, part = next(iter(topics.items()))
-        return Given(next(_leaves(part, "", "")).key, value.strip(), f"--set {key.strip()}", name)
-    return Given(next(_leaves(tree, "")).key, value.strip(), f"--set {key.strip()}")
+    path = []
+    while isinstance(node, dict):
+        name, node = next(iter(node.items()))
+        path.append(name)
+    return path
 
 
 def _flag_of(key: str) -> str:

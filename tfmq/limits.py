@@ -70,7 +70,7 @@ MAP_ITEMS = _limit("map_items", 4096, 4096, "items", "settings, details and stat
 
 # Messages
 MESSAGE_BYTES = _limit(
-    "message_bytes", 8 * MIB, 128 * MIB, "bytes", "one record is written and read in one piece", sent=True
+    "message_bytes", 8 * MIB, 63 * MIB, "bytes", "one record is written and read in one piece", sent=True
 )
 KEY_BYTES = _limit("key_bytes", 64 * KIB, 64 * KIB, "bytes", "a key is compared and hashed whole")
 TAG_BYTES = _limit("tag_bytes", 255, 255, "bytes", "a tag is a word to filter by, not content")

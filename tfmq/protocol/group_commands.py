@@ -24,7 +24,7 @@ class JoinGroup(NamedTuple):
     group: Group
     member: Member
     topics: Topics
-    session_ms: Annotated[int, Whole(limits.SESSION_MS_MIN, limits.SESSION_MS.cap)] = limits.SESSION_MS
+    session_ms: Annotated[int, Whole(limits.SESSION_MS_MIN, limits.SESSION_MS.cap)] = int(limits.SESSION_MS)
 
 
 class JoinGroupReply(NamedTuple):

@@ -1,0 +1,86 @@
+"""Fields: each kind takes what it says, and refuses the rest in a sentence that names the field."""
+
+from typing import Annotated, Any, NamedTuple
+
+import pytest
+
+from tfmq.errors import BadRequest, NotSupported
+from tfmq.protocol.fields import Flag, Kind, Later, ListOf, Map, Name, Optional, Row, Text, Whole
+
+
+class Pair(NamedTuple):
+    first: Annotated[int, Whole(0, 9)]
+    second: Annotated[str, Text(4)] = "x"
+
+
+TAKEN: list[tuple[Kind, Any, Any]] = [
+    (Whole(0, 9), 9, 9),
+    (Flag(), True, True),
+    (Text(4), "ä€"[:1], "ä"),
+    (Name(), "a-b", "a-b"),
+    (Name(empty=True), "", ""),
+    (Map(), {"a": [1]}, {"a": [1]}),
+    (Optional(Flag()), None, None),
+    (Optional(Flag()), False, False),
+    (ListOf(Whole(0, 1), 2), [0, 1], [0, 1]),
+    (Later("x"), None, None),
+    (Row(Pair), [1], Pair(1, "x")),
+    (Row(Pair), [1, "y", "new"], Pair(1, "y")),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "read"), TAKEN)
+def test_a_kind_takes_what_it_says(kind: Kind, value: Any, read: Any) -> None:
+    assert kind.check(value, "f") == read
+    assert kind.text
+
+
+REFUSED: list[tuple[Kind, Any]] = [
+    (Whole(0, 9), 10),
+    (Whole(0, 9), -1),
+    (Whole(0, 9), True),
+    (Whole(0, 9), 1.0),
+    (Whole(0, 9), "1"),
+    (Whole(0, 9), None),
+    (Flag(), 1),
+    (Text(4), "€€"),
+    (Text(4), b"a"),
+    (Name(), ""),
+    (Name(), ".."),
+    (Name(), "a/b"),
+    (Name(), b"a"),
+    (Map(), []),
+    (Map(), {b"a": 1}),
+    (Map(), {str(number): 0 for number in range(5000)}),
+    (Map(), {"a": [[[[[[[[[]]]]]]]]]}),
+    (ListOf(Whole(0, 1), 2), [0, 1, 0]),
+    (ListOf(Whole(0, 1), 2), [2]),
+    (ListOf(Whole(0, 1), 2), {}),
+    (Row(Pair), []),
+    (Row(Pair), [10]),
+    (Row(Pair), 5),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), REFUSED)
+def test_a_kind_refuses_the_rest(kind: Kind, value: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        kind.check(value, "the_field")
+    assert len(str(caught.value)) < 400
+
+
+def test_the_sentence_names_the_field_and_what_it_takes() -> None:
+    with pytest.raises(BadRequest, match="The field offset must be a whole number from 0 to 9, not 12"):
+        Whole(0, 9).check(12, "offset")
+    with pytest.raises(BadRequest, match="PRODUCE lacks its field first"):
+        Row(Pair).read([], "PRODUCE")
+
+
+def test_what_a_later_release_does_is_not_supported_instead_of_wrong() -> None:
+    with pytest.raises(NotSupported, match="no delayed delivery yet: due"):
+        Later("delayed delivery").check([1], "due")
+
+
+def test_a_row_is_read_behind_command_and_correlation() -> None:
+    assert Row(Pair).read([21, 5, 3, "y", 9], "PRODUCE", 2) == Pair(3, "y")
+    assert Row(Pair).read([21, 5, 3], "PRODUCE", 2) == Pair(3)

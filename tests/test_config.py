@@ -1,0 +1,216 @@
+"""The configuration: who has the last word, and what a wrong value is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.scale import scaled
+from tfmq import limits
+from tfmq.config import (
+    Config,
+    check_topic_settings,
+    describe,
+    describe_json,
+    is_loopback,
+    load,
+    rows,
+    split_address,
+)
+from tfmq.errors import BadRequest, ConfigError
+from tfmq.settings_table import SETTINGS
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+@pytest.fixture
+def file(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write(text: str) -> str:
+        path = tmp_path / "server.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_without_anything_all_is_default() -> None:
+    assert load() == Config()
+    assert Config().server.listen == "127.0.0.1:8367" and Config().server.acks == "synced"
+    assert {origin for _, _, origin in rows(Config())} == {"default"}
+
+
+def test_set_beats_environment_beats_file_beats_default(file) -> None:  # type: ignore[no-untyped-def]
+    path = file("[flush]\nmessages = 1\nseconds = 2\n[retention]\nseconds = 3\n[server]\ndata = 'there'\n")
+    environment = {"TFMQ_FLUSH_MESSAGES": "10", "TFMQ_FLUSH_SECONDS": "20"}
+    config = load(path, environment=environment, sets=["flush.messages=100"], flags={"server.data": "here"})
+    assert (config.flush.messages, config.flush.seconds, config.retention.seconds) == (100, 20, 3)
+    assert config.server.data == "here" and config.flush.method == "auto"
+    origins = {key: origin for key, _, origin in rows(config)}
+    assert origins["flush.messages"] == "--set flush.messages"
+    assert origins["flush.seconds"] == "TFMQ_FLUSH_SECONDS"
+    assert origins["retention.seconds"] == path
+    assert origins["server.data"] == "--data"
+    assert origins["flush.method"] == "default"
+
+
+def test_a_flag_that_was_not_given_says_nothing() -> None:
+    assert load(flags={"server.data": None}).server.data == "./tfmq-data"
+
+
+def test_topics_have_keys_of_their_own(file) -> None:  # type: ignore[no-untyped-def]
+    path = file(
+        '[topic."orders"]\nflush.messages = 1\nretention.seconds = "7d"\n[topic.logs.retention]\nbytes = "1GiB"\n'
+    )
+    config = load(path, sets=['topic."a.b".topics.partitions=4'])
+    assert config.topic == {
+        "orders": {"flush.messages": 1, "retention.seconds": 604_800},
+        "logs": {"retention.bytes": 1 << 30},
+        "a.b": {"topics.partitions": 4},
+    }
+    assert ('topic."orders".flush.messages', 1, path) in rows(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[flush]\nmesages = 1", 'no key flush.mesages .*did you mean "flush.messages"'),
+        ("[flsh]\nmessages = 1", 'did you mean "flush.messages"'),
+        ("[storage]\nsegment_bytes = 1", 'did you mean "log.segment_bytes"'),
+        ("[zzz]\nqqq = 1", r"no key zzz.qqq \(.*\)\.$"),
+        ("listen = 'x'", "no key listen"),
+        ("[flush]\nmessages = 'many'", "flush.messages must be a whole number from 0"),
+        ("[flush]\nmessages = -1", "must be a whole number"),
+        ("[flush]\nmessages = 1.5", "must be a whole number"),
+        ("[flush]\nmessages = true", "must be a whole number"),
+        ("[flush]\nmessages = nan", "must be a whole number"),
+        ("[flush]\nseconds = inf", "must be a time"),
+        ("[flush]\nseconds = '5 years'", "must be a time"),
+        ("[flush]\nmethod = 'fsync'", 'must be one of "auto", "fdatasync", "syncfs", not \'fsync\''),
+        ("[server]\nacks = 1", "must be one of"),
+        ("[server]\ninsecure = 'perhaps'", "must be true or false"),
+        ("[server]\nlisten = '127.0.0.1'", "must be HOST:PORT"),
+        ("[server]\nlisten = '127.0.0.1:70000'", "must be HOST:PORT"),
+        ("[server]\ndata = ''", "must be the path"),
+        ("[server]\ndata = 5", "must be the path"),
+        ("[log]\nsegment_bytes = 10", "a size in bytes"),
+        ("[limits]\nframe_bytes = 1000000000", "limits.frame_bytes must be"),
+        ("[limits]\nname_length = 10", "no key limits.name_length"),
+        ("[topic.orders]\nserver.data = 'x'", 'no key topic."orders".server.data'),
+        ("[topic.orders]\nflush.mesages = 5", 'did you mean "flush.messages"'),
+        ("[topic.'a/b']\nflush.messages = 5", "cannot name a topic"),
+        ("topic = 5", r'written as \[topic."NAME"\]'),
+        ("[topic]\norders = 5", r'written as \[topic."NAME"\]'),
+        ("[flush", "is not TOML"),
+        ("[flush]\nmessages = {a = 1}", "no key flush.messages.a"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_sentence(file, text: str, sentence: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load(file(text))
+    assert "\n" not in str(caught.value) and "server.toml" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match="/none.toml cannot be read: No such file"):
+        load("/none.toml")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("flush.messages", "SECTION.KEY=VALUE"),
+        ("flush messages=1", "is no key"),
+        ("flush.mesages=1", "--set flush.mesages"),
+        ("flush=1", "no key flush"),
+        ("=1", "is no key"),
+        ("a=1\nb=2", "no key a"),
+        ("topic.orders=5", "topic"),
+        ("topic=5", "topic"),
+    ],
+)
+def test_a_wrong_set_is_told(given: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(sets=[given])
+
+
+def test_a_wrong_variable_is_told_and_strangers_are_left_alone() -> None:
+    with pytest.raises(ConfigError, match='TFMQ_FLUSH_MESAGES.*did you mean "flush.messages"'):
+        load(environment={"TFMQ_FLUSH_MESAGES": "1"})
+    load(environment={"TFMQ_SERVERS": "a:1", "TFMQ_TEST_SCALE": "1", "PATH": "x"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("server.zookeeper", "localhost:2181", "ZooKeeper"),
+        ("server.tls_key", "key.pem", "TLS"),
+        ("server.users", "users.toml", "users"),
+        ("http.listen", "127.0.0.1:8368", "HTTP"),
+        ("transaction.timeout_seconds", "5", "transactions"),
+        ("delay.tick_ms", "5", "delayed delivery"),
+    ],
+)
+def test_what_does_not_exist_yet_cannot_be_switched_on(key: str, value: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"belongs to .*{what}.*not have yet"):
+        load(sets=[f"{key}={value}"])
+    default = SETTINGS[key][1]
+    load(sets=[f"{key}={default}"])
+
+
+def test_listening_outside_of_this_machine_must_be_wanted() -> None:
+    for address in ("0.0.0.0:8367", "[::]:8367", "192.168.1.5:8367", "example.org:8367", ":8367"):
+        with pytest.raises(ConfigError, match="outside of this machine"):
+            load(flags={"server.listen": address})
+        load(flags={"server.listen": address}, sets=["server.insecure=true"])
+    for address in ("127.0.0.1:0", "127.1.2.3:5", "[::1]:8367", "localhost:8367"):
+        load(flags={"server.listen": address})
+
+
+def test_addresses_come_apart() -> None:
+    assert split_address("[::1]:8367") == ("::1", 8367) and split_address(":5") == ("", 5)
+    assert not is_loopback("") and is_loopback("::1")
+
+
+def test_a_frame_must_carry_the_largest_message() -> None:
+    with pytest.raises(ConfigError, match="limits.frame_bytes.*at least"):
+        load(sets=["limits.frame_bytes=1MiB"])
+    with pytest.raises(ConfigError, match="limits.fetch_bytes"):
+        load(sets=["limits.fetch_bytes=16MiB"])
+    config = load(sets=["limits.message_bytes=16MiB", "limits.frame_bytes=32MiB"])
+    assert config.limits["message_bytes"] == 16 << 20 and config.limits["groups"] == limits.GROUPS
+
+
+def test_settings_of_a_new_topic_are_checked_the_same_way() -> None:
+    assert check_topic_settings({"retention.seconds": "1h"}) == {"retention.seconds": 3600}
+    with pytest.raises(BadRequest, match='no key flush.mesages .*did you mean "flush.messages"'):
+        check_topic_settings({"flush.mesages": 1})
+    with pytest.raises(BadRequest) as caught:
+        check_topic_settings({"flush.messages": ["x" * 10_000]})
+    assert len(str(caught.value)) < 300
+
+
+def test_check_config_shows_every_key_its_value_and_its_origin() -> None:
+    config = load(sets=["flush.messages=5", 'topic."o".flush.messages=1'])
+    table, parsed = describe(config), json.loads(describe_json(config))
+    for key in SETTINGS:
+        assert key in table and key in parsed
+    assert parsed["flush.messages"] == {"value": 5, "from": "--set flush.messages"}
+    assert parsed['topic."o".flush.messages']["value"] == 1
+
+
+@settings(max_examples=scaled(2000))
+@given(st.sampled_from([*SETTINGS, "x.y"]), st.text(max_size=30).filter(lambda text: "\0" not in text))
+def test_any_text_is_a_value_or_a_config_error(key: str, value: str) -> None:
+    section, name = key.split(".")
+    try:
+        load(environment={f"TFMQ_{section.upper()}_{name.upper()}": value})
+    except ConfigError as error:
+        assert key in str(error)
+
+
+def test_the_shipped_file_says_nothing_but_the_defaults() -> None:
+    config = load(str(CONF / "server.toml"))
+    assert {key: config.value(key) for key in SETTINGS} == Config().values
+    assert set(config.origins) == set(SETTINGS), "every key stands in it"

@@ -1,0 +1,78 @@
+"""The table of keys: every key explains itself, every default is a value that the key takes."""
+
+import pytest
+
+from tfmq.settings_table import SETTINGS, TOPIC_KEYS, Address, Count, Seconds, Switch, measure
+
+every_key = pytest.mark.parametrize("key", SETTINGS)
+
+# Names that programs outside of the project use.
+SETTLED = """
+    server.data server.listen server.acks server.insecure server.zookeeper flush.messages flush.seconds flush.method
+    log.segment_bytes retention.seconds retention.bytes retention.action topics.auto_create topics.partitions
+    transaction.timeout_seconds delay.tick_ms delay.levels server.tls_certificate server.tls_key server.users http.listen
+""".split()
+
+
+@every_key
+def test_a_key_explains_itself_in_one_line(key: str) -> None:
+    setting, default = SETTINGS[key]
+    assert setting.line.endswith(".") and "\n" not in setting.line and setting.kind.text
+    assert setting.kind.read(default) == default
+
+
+@pytest.mark.parametrize("key", SETTLED)
+def test_settled_names_stay(key: str) -> None:
+    assert key in SETTINGS
+
+
+def test_keys_of_topics_are_keys_of_the_server() -> None:
+    assert set(TOPIC_KEYS) <= set(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("5", 5), (" 5 KiB ", 5120), ("1.5MiB", 3 << 19), ("1kb", 1000), ("2 GB", 2_000_000_000), (7, 7)],
+)
+def test_sizes_have_units(text: object, number: int) -> None:
+    assert (
+        Count(0, 1 << 40, {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "KB": 1000, "GB": 10**9}).read(text)
+        == number
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5", 5), ("250ms", 0.25), ("1.5h", 5400), ("7d", 604_800), (0.5, 0.5), ("2 min", 120)],
+)
+def test_times_have_units(text: object, seconds: float) -> None:
+    assert Seconds(0, 1e9).read(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "KiB", "5 parsec", "-5", "1e5", "5KiBx", "9" * 400, None, True, [5], float("nan")]
+)
+def test_other_texts_are_no_measures(text: object) -> None:
+    with pytest.raises(ValueError, match="a size in bytes"):
+        Count(0, 1 << 40, {"": 1, "KIB": 1 << 10}).read(text)
+
+
+def test_a_measure_without_a_known_unit_is_none() -> None:
+    assert measure("5x", {"": 1}) is None
+
+
+def test_switches_take_words() -> None:
+    assert Switch().read("Yes") is True and Switch().read("0") is False and Switch().read(True) is True
+    with pytest.raises(ValueError, match="true or false"):
+        Switch().read(1)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8367", "[::1]:0", "localhost:65535", ":1"])
+def test_addresses_are_host_and_port(address: str) -> None:
+    assert Address().read(address) == address
+
+
+@pytest.mark.parametrize("address", ["", "a", "a:", "a:65536", "::1:5", "a b:5", "a:-1", "a:5/", None])
+def test_other_texts_are_no_addresses(address: object) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        Address().read(address)
