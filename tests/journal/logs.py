@@ -69,7 +69,7 @@ def _payload(number: int, size: int) -> bytes:
 
 def payloads_of(data: bytes, offset: int, log_id: int = LOG_ID) -> list[bytes]:
     """What a reader of a chunk gets."""
-    found = []
+    found: list[bytes] = []
     for block in blocks_of(data, offset, log_id):
         for record in records_of(block.data):
             found.append(bytes(block.data[record.position + 20 : record.position + record.size]))
@@ -113,7 +113,7 @@ class Bench:
         return self.open()
 
     def read_all(self, upto: str = "written", max_bytes: int = 1 << 20) -> list[bytes]:
-        found = []
+        found: list[bytes] = []
         offset = self.log.first_offset
         while True:
             chunk = self.log.read(offset, max_bytes, upto=upto)  # type: ignore[arg-type]

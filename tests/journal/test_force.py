@@ -1,0 +1,294 @@
+"""Group commit: who waits, for how long, and what a failure means for whom."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from journal.errors import BeyondEnd, Closed, Stopped
+from journal.force import SLOW_ROUNDS, SLOW_SECONDS, Forcer, Method
+from journal.header import make_log_id
+from journal.log import Log
+from journal.names import segment_name
+from journal.testing import SimulatedClock, SimulatedDisk
+from tests.journal.logs import make_batch
+
+
+class Worker:
+    """`run` whose work waits until the test lets it go."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.held = held
+        self.jobs: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
+
+    def __call__(self, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self.jobs.append((fn, done))
+        if not self.held:
+            self.go()
+
+    def go(self) -> None:
+        """Does the first job that waits."""
+        fn, done = self.jobs.pop(0)
+        done(fn(), None)
+
+    def go_all(self) -> None:
+        while self.jobs:
+            self.go()
+
+
+class Logs:
+    """Several logs on one disk, and their forcer."""
+
+    def __init__(self, count: int = 1, *, held: bool = False, method: Method = "auto") -> None:
+        self.disk = SimulatedDisk()
+        self.clock = SimulatedClock()
+        self.logs = []
+        self.disk.make_folder("/data")
+        for n in range(count):
+            self.disk.make_folder(f"/data/t-{n}")
+            self.logs.append(Log.open(self.disk, f"/data/t-{n}", log_id=make_log_id(5, n), clock=self.clock))
+        self.worker = Worker(held=held)
+        self.forcer = Forcer(self.disk, self.worker, anchor_path="/data", method=method, clock=self.clock)
+        self.answers: list[tuple[int, Exception | None]] = []
+        self.sequences = [0] * count
+
+    def send(self, number: int = 0, *, start: bool = True) -> int:
+        """Appends one record and waits for its force."""
+        end = self.append(number)
+        self.forcer.want(self.logs[number], end, self.waiter(number), start=start)
+        return end
+
+    def append(self, number: int = 0) -> int:
+        batch = make_batch(1, sequence=self.sequences[number])
+        self.sequences[number] += 1
+        return self.logs[number].append([batch])[0].end_offset
+
+    def waiter(self, number: int) -> Callable[[Exception | None], None]:
+        return lambda error: self.answers.append((number, error))
+
+    def count(self, kind: str) -> int:
+        return self.disk.faults.counts[kind]
+
+    def durable(self, number: int) -> bool:
+        path = f"/data/t-{number}/{segment_name(0)}"
+        return self.disk.durable_file(path) == self.disk.read_file(path)
+
+
+def test_a_waiter_is_called_once_its_offset_is_on_the_disk() -> None:
+    logs = Logs(held=True)
+    logs.send()
+    assert logs.answers == [] and not logs.durable(0)
+    logs.worker.go()
+    assert logs.answers == [(0, None)] and logs.durable(0)
+
+
+def test_what_is_forced_already_is_answered_at_once() -> None:
+    logs = Logs()
+    end = logs.send()
+    logs.forcer.want(logs.logs[0], end, logs.waiter(7))
+    assert logs.answers[-1] == (7, None) and logs.forcer.forces == 1
+
+
+def test_an_offset_beyond_the_end_is_refused() -> None:
+    logs = Logs()
+    with pytest.raises(BeyondEnd):
+        logs.forcer.want(logs.logs[0], 1, logs.waiter(0))
+
+
+def test_those_who_come_during_a_force_share_the_next_one() -> None:
+    logs = Logs(held=True)
+    for _ in range(20):
+        logs.send()
+    logs.worker.go()
+    assert len(logs.answers) == 1
+    logs.worker.go()
+    assert len(logs.answers) == 20 and logs.forcer.forces == 2
+
+
+def test_the_next_force_starts_before_the_waiters_of_the_last_are_called() -> None:
+    logs = Logs(held=True)
+    end = logs.append()
+    seen: list[int] = []
+    logs.forcer.want(logs.logs[0], end, lambda error: seen.append(len(logs.worker.jobs)))
+    logs.send()
+    logs.worker.go()
+    assert seen == [1]
+
+
+def test_a_waiter_that_waits_again_from_its_call_is_served() -> None:
+    logs = Logs()
+    left = 50
+
+    def again(error: Exception | None) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            logs.forcer.want(logs.logs[0], logs.append(), again)
+
+    logs.forcer.want(logs.logs[0], logs.append(), again)
+    assert left == 0 and logs.forcer.idle
+
+
+def test_one_file_is_forced_alone_and_many_by_one_syncfs() -> None:
+    logs = Logs(64)
+    logs.send(0)
+    assert logs.count("sync") == 0
+    forces = logs.count("force")
+    for n in range(64):
+        logs.send(n, start=False)
+    logs.forcer.start()
+    assert logs.count("sync") == 1 and logs.count("force") == forces
+    assert len(logs.answers) == 65 and all(logs.durable(n) for n in range(64))
+
+
+def test_fdatasync_forces_each_file() -> None:
+    logs = Logs(4, method="fdatasync")
+    forces = logs.count("force")
+    for n in range(4):
+        logs.send(n, start=False)
+    logs.forcer.start()
+    assert logs.count("sync") == 0 and logs.count("force") == forces + 4
+
+
+def test_a_failed_force_stops_that_log_and_tells_all_who_wait() -> None:
+    logs = Logs(2, held=True)
+    for _ in range(3):
+        logs.send(0)
+    logs.send(1)
+    logs.disk.faults.fail("force", path="t-0/")
+    logs.worker.go_all()
+    assert [type(error) for number, error in logs.answers if number == 0] == [Stopped] * 3
+    assert [error for number, error in logs.answers if number == 1] == [None]
+    with pytest.raises(Stopped):
+        logs.append(0)
+    assert logs.logs[1].stopped is None
+    again = Log.open(logs.disk, "/data/t-0", log_id=make_log_id(5, 0), clock=logs.clock)
+    assert again.stopped is not None, "the stop is durable"
+
+
+def test_behind_a_failed_syncfs_each_file_says_for_itself_whose_bytes_are_gone() -> None:
+    logs = Logs(5)
+    logs.disk.faults.fail("sync_file", path="t-3/")
+    for n in range(5):
+        logs.send(n, start=False)
+    logs.forcer.start()
+    assert {n: error is None for n, error in logs.answers} == {0: True, 1: True, 2: True, 3: False, 4: True}
+    assert [log.stopped is not None for log in logs.logs] == [False, False, False, True, False]
+
+
+def test_a_failed_syncfs_casts_doubt_on_logs_that_were_not_part_of_it() -> None:
+    """Log 2 was written but not named; its bytes go, the error is told once, and the next syncfs says ok."""
+    logs = Logs(3)
+    end = logs.append(2)
+    logs.disk.faults.fail("sync_file", path="t-2/")
+    for n in range(2):
+        logs.send(n, start=False)
+    logs.forcer.start()
+    assert [error for _, error in logs.answers] == [None, None]
+    logs.forcer.want(logs.logs[2], end, logs.waiter(2), start=False)
+    logs.send(0, start=False)
+    logs.forcer.start()
+    assert logs.logs[2].stopped is not None and logs.logs[0].stopped is None
+
+
+def test_a_failed_force_is_never_retried() -> None:
+    logs = Logs()
+    logs.disk.faults.fail("force", path=".zxQueue")
+    logs.send()
+    forces = logs.count("force")
+    logs.forcer.want(logs.logs[0], logs.logs[0].end_offset, logs.waiter(0))
+    logs.forcer.dirty(logs.logs[0])
+    logs.forcer.start()
+    assert logs.count("force") == forces and not logs.durable(0)
+
+
+def test_a_stop_that_cannot_be_written_says_so() -> None:
+    logs = Logs()
+    logs.disk.faults.fail("force", times=None)
+    logs.send()
+    assert "log.mark could not be written" in (logs.logs[0].stopped or "")
+
+
+def test_flush_all_forces_what_is_dirty_and_answers_once() -> None:
+    logs = Logs(3, held=True)
+    for n in range(3):
+        logs.append(n)
+        logs.forcer.dirty(logs.logs[n])
+    logs.forcer.flush_all(logs.waiter(9))
+    logs.worker.go_all()
+    assert logs.answers == [(9, None)] and all(logs.durable(n) for n in range(3))
+    logs.forcer.flush_all(logs.waiter(9))
+    assert logs.answers == [(9, None)] * 2
+
+
+def test_flush_all_waits_for_what_is_in_flight_and_names_a_failure() -> None:
+    logs = Logs(2, held=True)
+    logs.send(0)
+    logs.append(1)
+    logs.forcer.dirty(logs.logs[1])
+    logs.disk.faults.fail("force", path="t-1/")
+    logs.forcer.flush_all(logs.waiter(9))
+    logs.worker.go_all()
+    assert logs.answers[0] == (0, None) and isinstance(logs.answers[1][1], Stopped)
+
+
+def test_waiters_of_a_log_that_is_let_go_are_answered() -> None:
+    logs = Logs(held=True)
+    logs.send()
+    logs.send()
+    logs.logs[0].abandon("topic deleted")
+    logs.worker.go_all()
+    assert [type(error) for _, error in logs.answers] == [Stopped, Stopped]
+
+
+def test_waiters_of_a_log_that_was_closed_are_answered() -> None:
+    logs = Logs(held=True)
+    logs.send()
+    end = logs.append()
+    logs.forcer.want(logs.logs[0], end, logs.waiter(1))
+    logs.logs[0].close()
+    logs.worker.go_all()
+    assert {n: error is None or isinstance(error, Closed) for n, error in logs.answers} == {0: True, 1: True}
+
+
+def test_auto_forces_one_by_one_for_a_while_where_strangers_slow_syncfs_down() -> None:
+    logs = Logs(2)
+    logs.disk.faults.before = lambda kind, path: (
+        logs.clock.advance(SLOW_SECONDS * 2) if kind == "sync" else None
+    )
+    for _ in range(SLOW_ROUNDS + 2):
+        for n in range(2):
+            logs.send(n, start=False)
+        logs.forcer.start()
+    assert logs.count("sync") == SLOW_ROUNDS
+    logs.clock.advance(100)
+    for n in range(2):
+        logs.send(n, start=False)
+    logs.forcer.start()
+    assert logs.count("sync") == SLOW_ROUNDS + 1
+
+
+def test_where_there_is_no_syncfs_each_file_is_forced() -> None:
+    logs = Logs(2, method="syncfs")
+    logs.disk.faults.fail("sync", times=None, error=errno.ENOSYS)
+    for n in range(2):
+        logs.send(n, start=False)
+    logs.forcer.start()
+    assert [error for _, error in logs.answers] == [None, None] and logs.durable(0) and logs.durable(1)
+
+
+def test_the_forced_mark_is_rewritten_at_most_once_a_second() -> None:
+    logs = Logs()
+    mark = "/data/t-0/log.mark"
+    before = logs.disk.read_file(mark)
+    logs.send()
+    assert logs.disk.read_file(mark) == before
+    logs.clock.advance(1)
+    logs.send()
+    after = logs.disk.read_file(mark)
+    assert after != before
+    logs.send()
+    assert logs.disk.read_file(mark) == after
