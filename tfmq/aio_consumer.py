@@ -16,9 +16,10 @@ from tfmq.client.consumer_options import (
     Topics,
     consumer_options,
 )
-from tfmq.client.consuming import Consuming, Lag, log
+from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
+from tfmq.client.lag import Lag
 from tfmq.client.link import Link
 from tfmq.client.offset_storage import OffsetStorage
 from tfmq.client.positions import PartitionName

@@ -7,7 +7,7 @@ behind everything that was read before it.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -16,17 +16,18 @@ from tfmq.client.assignment import Assignment
 from tfmq.client.call import Call
 from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.fetcher import Chunk, Feed, Fetcher, FetchPlan
+from tfmq.client.lag import Lag, measure
 from tfmq.client.link import Link
 from tfmq.client.membership import Membership
-from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
 from tfmq.client.received import ReceivedMessage
+from tfmq.client.saving import Saving
 from tfmq.client.start import Question
 from tfmq.client.tasks import Task, Tasks
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.client.work import Run, inline
-from tfmq.errors import BadRequest, Closed, Fenced, TfmqError, TimedOut, UnknownPartition
-from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Cancel, Fetch, Locate
+from tfmq.errors import BadRequest, Closed, TimedOut, UnknownPartition
+from tfmq.protocol.commands import Cancel, Fetch
 from tfmq.protocol.rows import EPOCH_UNKNOWN
 
 log = logging.getLogger("tfmq.consumer")
@@ -34,17 +35,6 @@ log = logging.getLogger("tfmq.consumer")
 NEVER: Final = float("inf")
 FETCH_GRACE_SECONDS: Final = 30.0
 """So much longer than the broker holds a fetch does the client wait for its answer."""
-
-
-class Lag(int):
-    """Messages that are there and were not handed out: the number is the total, `partitions` has each."""
-
-    partitions: dict[PartitionName, int]
-
-    def __new__(cls, partitions: dict[PartitionName, int]) -> "Lag":
-        lag = super().__new__(cls, sum(partitions.values()))
-        lag.partitions = partitions
-        return lag
 
 
 class Consuming:
@@ -85,7 +75,7 @@ class Consuming:
         self._hashes = None if options.tags is None else sorted({tag_hash(tag) for tag in options.tags})
         self._calls: dict[PartitionName, Call] = {}
         self._arrival = Flag()
-        self._saving: Flag | None = None
+        self._saving = Saving(options, link, self.positions, self.fetcher, self.membership)
         self._watching: Task | None = None
         self._keeping: Task | None = None
         self._failures: list[Exception] = []
@@ -152,7 +142,7 @@ class Consuming:
         self.positions.settle()
         saved = False
         try:
-            yield from self._save(self.positions.unsaved, self.link.now() + self.options.timeout)
+            yield from self._saving.save(self.positions.unsaved, self.link.now() + self.options.timeout)
             saved = True
         finally:
             if not saved and messages:
@@ -263,33 +253,7 @@ class Consuming:
     def lag(self) -> Operation[Lag]:
         """Messages that are there and were not handed out; to the end of the log, whatever of it is forced."""
         yield from self._looked(self.link.now() + self.options.timeout)
-        ends = {name: self._locate(feed, BY_LATEST) for name, feed in self.fetcher.feeds.items()}
-        places = {name: self.positions.handed_out(name) for name in ends}
-        here = {
-            name: self._locate(self.fetcher.feeds[name], BY_OFFSET, place.offset)
-            for name, place in places.items()
-            if place.ordinal == UNKNOWN
-        }
-        yield from self._answered([*ends.values(), *here.values()])
-        lags = {}
-        for name, place in places.items():
-            ordinal = here[name].result().ordinal if name in here else place.ordinal
-            lags[name] = max(0, ends[name].result().end_ordinal - ordinal) if ordinal != UNKNOWN else 0
-        return Lag(lags)
-
-    def _locate(self, feed: Feed, by: int, value: int = 0) -> Call:
-        name = feed.name
-        request = Locate(name.topic, feed.incarnation, name.partition, by, value)
-        return self.link.call(request, seconds=self.options.timeout)
-
-    def _answered(self, calls: Iterable[Call]) -> Operation[None]:
-        try:
-            for call in calls:
-                while not call.done:
-                    yield Wait((call,))
-        finally:
-            for call in calls:
-                self.link.abandon(call)
+        return (yield from measure(self.link, self.fetcher, self.positions, self.options.timeout))
 
     def position(self, name: PartitionName) -> Operation[int]:
         """The offset behind everything that was handed out of the partition."""
@@ -332,16 +296,7 @@ class Consuming:
     def commit(self, message: ReceivedMessage | None = None) -> Operation[None]:
         """Saves all that was handed out, or one partition up to `message` and including it."""
         self._member()
-        if message is None:
-            self.positions.settle_all_out()
-            names: Iterable[PartitionName] = list(self.positions.names())
-        else:
-            names = [self.positions.settle_to(message)]
-        yield from self._save(lambda: self._unsaved(names), self.link.now() + self.options.timeout)
-
-    def _unsaved(self, names: Iterable[PartitionName]) -> dict[PartitionName, Place]:
-        unsaved = self.positions.unsaved()
-        return {name: unsaved[name] for name in names if name in unsaved}
+        yield from self._saving.commit(message, self.link.now() + self.options.timeout)
 
     def _member(self) -> Membership:
         if self.closed:
@@ -350,68 +305,19 @@ class Consuming:
             raise BadRequest("Without a group nothing is saved: give the consumer group=.")
         return self.membership
 
-    def _save(self, choose: Callable[[], dict[PartitionName, Place]], until: float) -> Operation[None]:
-        """Saves what `choose` gives when its turn has come: one save at a time, so that none overtakes another."""
-        while self._saving is not None:
-            if self.link.now() >= until:
-                raise TimedOut("An earlier save of offsets has not ended yet.")
-            yield Wait((self._saving,), until - self.link.now())
-        membership = self.membership
-        if membership is None:
-            return
-        if membership.failure is not None:
-            raise membership.failure
-        places = choose()
-        if not places:
-            return
-        saving = self._saving = Flag()
-        try:
-            yield from membership.save(
-                {name: self._stored(name, place) for name, place in places.items()}, until
-            )
-            self.positions.note_saved(places)
-        finally:
-            self._saving = None
-            saving.settle()
-
-    def _stored(self, name: PartitionName, place: Place) -> StoredOffset:
-        feed = self.fetcher.feeds[name]
-        generation = self.membership.generation if self.membership is not None else 0
-        return StoredOffset(place.offset, 0, feed.incarnation, place.epoch, generation)
-
     # Beside
 
     def _changed(self) -> None:
         """The partitions were looked for; from the first time on heartbeats and saves are due."""
         if self.membership is not None and (self._keeping is None or self._keeping.done):
-            self._keeping = self.tasks.start(self._keep(self.membership), self._failed)
+            self._keeping = self.tasks.start(self._keep(), self._failed)
             self._attend()
         self._arrival.settle()
 
-    def _keep(self, membership: Membership) -> Operation[None]:
-        """Heartbeats and saves in time, until the place in the group is lost."""
-        automatic = self.options.commits == "auto"
-        save_at = self.link.now() + self.options.save if automatic else NEVER
-        while membership.failure is None:
-            yield Wait((), max(0.0, min(membership.beat_due(), save_at) - self.link.now()))
-            if self.link.now() >= save_at:
-                save_at = self.link.now() + self.options.save
-                yield from self._save_beside(save_at)
-            if self.link.now() >= membership.beat_due():
-                yield from membership.beat()
+    def _keep(self) -> Operation[None]:
+        yield from self._saving.keep()
         self.positions.drop_ready()
         self._arrival.settle()
-
-    def _save_beside(self, until: float) -> Operation[None]:
-        """A save that nobody waits for: a passing failure is left to the next one, any other is told."""
-        try:
-            yield from self._save(self.positions.unsaved, until)
-        except Fenced:
-            return
-        except TfmqError as error:
-            if not error.retriable:
-                raise
-            log.warning("Offsets of group %s were not saved, trying again: %s", self.options.group, error)
 
     def _failed(self, error: Exception) -> None:
         """A task came to an end: the next call raises it."""
@@ -436,8 +342,9 @@ class Consuming:
         """In a forked child: a reader of its own, at the same places, that is no member of the group yet."""
         self._calls.clear()
         self.tasks.cancel()
-        self._watching = self._keeping = self._saving = None
+        self._watching = self._keeping = None
         self._arrival = Flag()
+        self._saving.renew()
         self.positions.drop_ready()
         self.fetcher.renew()
         for name in self.fetcher.feeds:
@@ -459,7 +366,7 @@ class Consuming:
             membership = self.membership
             if membership is not None and membership.joined and self.link.state != "closed":
                 if self.options.commits != "manual" and membership.failure is None:
-                    yield from self._save(self.positions.unsaved, until)
+                    yield from self._saving.save(self.positions.unsaved, until)
                 yield from membership.leave(until)
         finally:
             self.closed = True
