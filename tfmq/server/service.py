@@ -64,6 +64,7 @@ class Service:
         self._listener: Listener | None = None
         self._alarm = Alarm(reactor, clock, self._tick)
         self._allocated = 0
+        self._trimmed = False
         self.address = config.server.listen
 
     def start(self) -> None:
@@ -122,10 +123,12 @@ class Service:
         self._turn.want()
 
     def _trim_when_quiet(self) -> None:
+        """Once when a rush is over, and not again before the next."""
         allocated = self._pool.stats().allocated_count
-        if 0 < allocated - self._allocated < QUIET_ALLOCATIONS:
+        quiet = allocated - self._allocated < QUIET_ALLOCATIONS
+        if quiet and not self._trimmed:
             self._pool.trim()
-            allocated = self._pool.stats().allocated_count
+        self._trimmed = quiet
         self._allocated = allocated
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from journal.buffers import Buffer
-from tfmq import errors
+from tfmq import errors, limits
 from tfmq.broker.caller import Buffers
 from tfmq.broker.engine import Engine
 from tfmq.errors import BadFrame, BadRequest, Busy, NotAllowed, TfmqError, VersionMismatch
@@ -144,12 +144,14 @@ class Session:
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
         """One request."""
         try:
-            parsed, _ = frames.frame_at(frame, 0, frame_bytes=self.frame_bytes)
+            (header_size,) = frames.SIZE.unpack_from(frame, 4)
+            if header_size > len(frame) - 8 or header_size > limits.HEADER_BYTES:
+                frames.parse_prefix(frame, frame_bytes=self.frame_bytes)
+            header = frames.decode_header(frame[8 : 8 + header_size])
         except BadFrame as error:
             self.frame_refused(error, bytes(frame[: foreign.LOOK_BYTES]))
             return
-        assert parsed is not None
-        header, body = parsed
+        body = frame[8 + header_size :]
         self._in_flight += 1
         if self._in_flight >= self._in_flight_max:
             self.transport.pause(REQUESTS)

@@ -243,9 +243,10 @@ class Connection(tcp.Server):  # type: ignore[misc]
             if not self._sent(sent):
                 self._wait_for_room(sent)
                 return None
-        self._waiting = False
-        self.stopWriting()
-        self.resume(UNSENT)
+        if self._waiting or self.disconnecting:
+            self._waiting = False
+            self.stopWriting()
+            self.resume(UNSENT)
         if self._ending and not self.disconnecting:
             self._say_end()
         return main.CONNECTION_DONE if self.disconnecting else None
