@@ -211,12 +211,11 @@ class Simulation(RuleBasedStateMachine):
     @rule(data=st.data())
     def succeed(self, data: Any) -> None:
         stream = data.draw(st.sampled_from(self.streams))
-        if self.topics.get(stream.name, (0, 0))[0] != stream.incarnation:
+        if not self.is_there(stream):
             return
-        answer = self.kept(self.broker.succeed(stream.producer, stream.name, stream.partition)) \
-            if self.is_there(stream) else None  # fmt: skip
+        answer = self.kept(self.broker.succeed(stream.producer, stream.name, stream.partition))
         self.broker.work()
-        if answer is None or answer.code != "ok":
+        if answer.code != "ok" or not self.is_there(stream):
             return
         self.streams.remove(stream)
         stored = self.read(stream, READ_WRITTEN)
@@ -239,8 +238,9 @@ class Simulation(RuleBasedStateMachine):
     def consume(self, data: Any, read: int) -> None:
         stream = data.draw(st.sampled_from(self.streams))
         if self.is_there(stream):
+            safe = self.safe_counts(stream.place)
             found = self.read(stream, read)
-            self.check_partition(stream.place, found)
+            self.check_partition(stream.place, found, safe)
             if read == READ_FORCED:
                 self.seen[stream.place] = max(self.seen.get(stream.place, []), found, key=len)
 
@@ -356,13 +356,23 @@ class Simulation(RuleBasedStateMachine):
                 assert stream.incarnation in doubtful, "a topic is gone that nobody deleted"
                 self.streams.remove(stream)
                 continue
+            safe = self.safe_counts(stream.place)
             found = self.read(stream, READ_FORCED)
-            self.check_partition(stream.place, found)
+            self.check_partition(stream.place, found, safe)
             seen = self.seen.get(stream.place, [])
             assert found[: len(seen)] == seen, "a reader saw what is not there any more"
         self.check_offsets()
 
-    def check_partition(self, place: tuple[int, int], found: list[bytes]) -> None:
+    def safe_counts(self, place: tuple[int, int]) -> dict[Stream, int]:
+        """How many records of each stream were answered as synced up to now."""
+        counts = {}
+        for stream in self.streams:
+            if stream.place == place:
+                unsure = sum(len(batch.payloads) for batch in stream.unsure())
+                counts[stream] = sum(len(batch.payloads) for batch in stream.batches) - unsure
+        return counts
+
+    def check_partition(self, place: tuple[int, int], found: list[bytes], safe: dict[Stream, int]) -> None:
         assert len(found) == len(set(found)), "something is there twice"
         for stream in self.streams:
             if stream.place == place:
@@ -370,10 +380,7 @@ class Simulation(RuleBasedStateMachine):
                 ours = set(sent)
                 there = [payload for payload in found if payload in ours]
                 assert there == sent[: len(there)], "a stream is out of order, or has a hole"
-                safe = sum(len(batch.payloads) for batch in stream.batches) - sum(
-                    len(batch.payloads) for batch in stream.unsure()
-                )
-                assert len(there) >= safe, "something that was answered as synced is lost"
+                assert len(there) >= safe[stream], "something that was answered as synced is lost"
 
     def check_offsets(self) -> None:
         for group, commits in self.commits.items():
