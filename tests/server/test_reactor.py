@@ -81,6 +81,15 @@ def test_hooks_that_ask_each_other_for_ever_are_stopped() -> None:
     assert len(ran) == ROUNDS_MAX
 
 
+def test_a_hook_knows_that_the_turn_is_ending() -> None:
+    turn = Turn(Clock())
+    seen: list[bool] = []
+    turn.at_end(lambda: seen.append(turn.ending))
+    turn.want()
+    turn.run()
+    assert (seen, turn.ending) == ([True], False)
+
+
 def test_a_failing_hook_does_not_keep_the_others_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfmq.server.reactor.log.err", lambda *_: None)
     turn = Turn(Clock())

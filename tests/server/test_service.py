@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from journal.disk import RealDisk
+from journal.mark import MarkFile
 from tests.server.wire import PATIENCE_SECONDS, Wire, batch, running
 from tfmq.limits import MIB
 from tfmq.protocol import commands, frames
@@ -30,6 +32,25 @@ def test_what_was_sent_is_read_back_also_by_the_next_server(tmp_path: Path) -> N
         code, _, log = process.stop()
         assert code == 0
         assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_only_a_clean_stop_marks_the_logs_as_clean(tmp_path: Path, clean: bool) -> None:
+    with running(tmp_path / "data") as (process, address):
+        wire = Wire(address)
+        incarnation = wire.topic("orders")
+        wire.produce("orders", incarnation, [b"one"])
+        if clean:
+            assert process.stop()[0] == 0
+        else:
+            process.process.kill()
+            process.finish()
+    marks = MarkFile(RealDisk(), str(tmp_path / "data" / "orders-0"), incarnation << 24).read()
+    assert marks is not None
+    assert marks.clean == clean
+    with running(tmp_path / "data") as (_, address):
+        positions = Wire(address).produce("orders", incarnation, [b"two"])[0]
+        assert positions[0][1] > 0, "the first message is still there"
 
 
 def test_pipelined_requests_are_all_answered_in_the_order_they_were_applied(tmp_path: Path) -> None:

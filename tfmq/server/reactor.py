@@ -26,6 +26,8 @@ class Turn:
         self._hooks: list[Callable[[], None]] = []
         self._own = isinstance(reactor, TurnReactor)
         self._wanted = False
+        self.ending = False
+        """The hooks are running: whoever comes before another hook need not want what that one does anyway."""
         if self._own:
             reactor.turn = self
 
@@ -44,6 +46,7 @@ class Turn:
         """End the turn; whether there was anything to do. What a hook asks for runs before this returns."""
         if not self._wanted:
             return False
+        self.ending = True
         for _ in range(ROUNDS_MAX):
             self._wanted = False
             for hook in self._hooks:
@@ -53,6 +56,7 @@ class Turn:
                     log.err(None, "a hook of the turn's end failed")
             if not self._wanted:
                 break
+        self.ending = False
         return True
 
 

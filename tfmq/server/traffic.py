@@ -69,9 +69,12 @@ class Traffic:
         turn.at_end(self.turn_ended)
 
     def flush_later(self, connection: Standing) -> None:
-        """The connection has something to send at the end of this turn."""
+        """The connection has something to send at the end of this turn; this module's hook comes behind those
+        that make replies.
+        """
         self._dirty.append(connection)
-        self.turn.want()
+        if not self.turn.ending:
+            self.turn.want()
         if self.unsent_bytes > UNSENT_BYTES_ALL:
             self._relieve()
 
