@@ -1,0 +1,82 @@
+"""Batches become control blocks: sizes, checksums, offsets."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.appender import Append, Tip, arrange, size_bound
+from journal.batch import BLOCK_SIZE_MAX
+from journal.block import blocks_of
+from journal.control import CONTROL_SIZE
+from journal.errors import BadBatch
+from journal.shapes import PLAIN, Source
+from tests.journal.logs import LOG_ID, make_batch
+
+TIP = Tip(LOG_ID, 4096, 17, 1234, 3, 2048)
+
+
+def arranged(shapes: list[tuple[int, int, bool]]) -> Append:
+    """The append of batches of (count, size, with blocks), each by a producer of its own."""
+    batches = [make_batch(count, size, n + 1, 0, named) for n, (count, size, named) in enumerate(shapes)]
+    return arrange(batches, PLAIN, TIP)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 300), st.sampled_from((1, 50, 900, 70_000)), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_any_batches_become_valid_blocks_that_follow_each_other(shapes: list[tuple[int, int, bool]]) -> None:
+    shapes = [(min(count, 3) if size > 60_000 else count, size, named) for count, size, named in shapes]
+    append = arranged(shapes)
+    data = b"".join(bytes(buffer) for buffer in append.buffers)
+    blocks = list(blocks_of(data, TIP.offset, LOG_ID))
+    assert [block.control for block in blocks] == append.controls
+    assert [block.control.more_follows for block in blocks] == [True] * (len(blocks) - 1) + [False]
+    assert append.end == TIP.offset + len(data) and append.end_ordinal == TIP.ordinal + sum(
+        s[0] for s in shapes
+    )
+    assert all(block.control.size <= BLOCK_SIZE_MAX or block.control.records == 1 for block in blocks)
+    assert len(data) <= size_bound(sum(control.size for control in append.controls))
+
+
+def test_two_neighbours_are_only_apart_if_they_do_not_fit_together() -> None:
+    append = arranged([(1, 50, True)] * 100 + [(500, 90, True)] * 3)
+    sizes = [control.size for control in append.controls]
+    assert sizes == [62_000, 55_000, 55_000]
+
+
+def test_a_block_of_a_client_keeps_its_checksum_and_a_joined_one_is_summed() -> None:
+    batch = make_batch(3)
+    wrong = batch._replace(blocks=((len(batch.data), 3, 42),))
+    assert arrange([wrong], PLAIN, TIP).controls[0].crc == 42
+    joined = arrange([wrong, make_batch(2, producer_id=2)], PLAIN, TIP).controls[0]
+    assert joined.crc == crc32(bytes(batch.data) + bytes(make_batch(2, producer_id=2).data))
+
+
+def test_the_control_record_says_what_is_known_of_the_log() -> None:
+    control = arrange([make_batch(1)], Source(1, 2, 3, 4), TIP).controls[0]
+    assert (control.append_time, control.epoch, control.forced, control.first_ordinal) == (1234, 3, 2048, 17)
+    assert (control.source_kind, control.source_id, control.source_high, control.source_low) == (1, 2, 3, 4)
+    assert control.offset == TIP.offset
+
+
+def test_no_batches_make_a_control_record_alone() -> None:
+    append = arrange([], PLAIN, TIP)
+    assert append.end == TIP.offset + CONTROL_SIZE and append.controls[0].records == 0
+
+
+def test_a_part_of_an_append_says_that_more_follows() -> None:
+    assert arrange([make_batch(1)], PLAIN, TIP, more_follows=True).controls[-1].more_follows
+
+
+def test_a_batch_without_blocks_must_be_whole_records() -> None:
+    batch = make_batch(2, blocks=False)
+    with pytest.raises(BadBatch):
+        arrange([batch._replace(data=batch.data[:-1])], PLAIN, TIP)

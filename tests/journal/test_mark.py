@@ -1,0 +1,92 @@
+"""log.mark: what survives, and which readers a cut concerns."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.checkpoint import SLOT_SIZE
+from journal.errors import Corrupt, NewerFormat
+from journal.mark import (
+    REASON_SIZE_MAX,
+    STARTS_MAX,
+    MarkFile,
+    Marks,
+    WrongLog,
+    cut_since,
+    decode_marks,
+    encode_marks,
+    with_start,
+)
+from tests.journal.logs import FOLDER, LOG_ID, make_disk
+
+MARKS = Marks(100, 5, 4000, 77, 1_700_000_000_000, 3, ((2, 50), (3, 900)), False, "why: ümläut")
+
+
+def test_marks_come_back_as_they_were() -> None:
+    for marks in (MARKS, MARKS._replace(stopped=None, clean=True), MARKS._replace(starts=(), stopped="")):
+        assert decode_marks(encode_marks(LOG_ID, marks), "p", LOG_ID) == marks
+
+
+def test_the_largest_marks_fit_a_slot() -> None:
+    starts = tuple((n, n) for n in range(STARTS_MAX))
+    marks = MARKS._replace(starts=starts, stopped="x" * REASON_SIZE_MAX * 3)
+    assert len(encode_marks(LOG_ID, marks)) < SLOT_SIZE - 64
+
+
+def test_marks_of_another_log_a_newer_format_or_another_size_are_refused() -> None:
+    data = encode_marks(LOG_ID, MARKS)
+    with pytest.raises(WrongLog):
+        decode_marks(data, "p", LOG_ID + 1)
+    with pytest.raises(NewerFormat):
+        decode_marks(b"\x00\x09" + data[2:], "p", LOG_ID)
+    for size in range(len(data)):
+        with pytest.raises(Corrupt):
+            decode_marks(data[:size], "p", LOG_ID)
+
+
+def test_settled_marks_survive_the_loss_of_either_slot() -> None:
+    for slot in (0, 1):
+        disk = make_disk()
+        MarkFile(disk, FOLDER, LOG_ID).settle(MARKS)
+        disk = disk.crash(keep="nothing")
+        disk.damage(f"{FOLDER}/log.mark", slot * SLOT_SIZE, b"\xff" * 100)
+        assert MarkFile(disk, FOLDER, LOG_ID).read() == MARKS
+
+
+def test_an_unforced_note_may_be_lost_and_takes_nothing_with_it() -> None:
+    disk = make_disk()
+    file = MarkFile(disk, FOLDER, LOG_ID)
+    file.settle(MARKS)
+    file.note(MARKS._replace(forced=5000))
+    assert file.read() == MARKS._replace(forced=5000)
+    assert MarkFile(disk.crash(keep="nothing"), FOLDER, LOG_ID).read() == MARKS
+
+
+def test_a_failed_force_of_the_marks_is_told() -> None:
+    disk = make_disk()
+    disk.faults.fail("force", error=errno.EIO)
+    with pytest.raises(OSError):
+        MarkFile(disk, FOLDER, LOG_ID).settle(MARKS)
+
+
+@given(st.lists(st.integers(0, 50), max_size=40))
+def test_a_reader_is_sent_back_to_the_lowest_cut_since_its_epoch(cuts: list[int]) -> None:
+    starts: tuple[tuple[int, int], ...] = ()
+    for epoch, offset in enumerate(cuts, 1):
+        starts = with_start(starts, epoch, offset)
+    for epoch in range(len(cuts) + 1):
+        assert cut_since(starts, epoch) == (min(cuts[epoch:]) if cuts[epoch:] else None)
+
+
+def test_beyond_so_many_cuts_a_reader_goes_back_too_far_rather_than_not_far_enough() -> None:
+    starts: tuple[tuple[int, int], ...] = ()
+    for epoch in range(1, 3 * STARTS_MAX):
+        starts = with_start(starts, epoch, epoch * 10)
+    assert len(starts) == STARTS_MAX
+    for epoch in range(3 * STARTS_MAX - 1):
+        cut = cut_since(starts, epoch)
+        assert cut is not None and cut <= (epoch + 1) * 10
