@@ -1,16 +1,24 @@
 """`tfmq read`: messages of a topic to standard output, up to its present end or on and on."""
 
+import base64
 import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, output_options, progress
+from tfmq.cli.output import Output, dumps, output_options, progress
+from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
+from tfmq.ids import print_id
 
 if TYPE_CHECKING:
-    pass
+    from tfmq.client.received import ReceivedMessage
+    from tfmq.consumer import Consumer
+
+POLL_SECONDS = 1.0
+BATCH = 5_000
 
 EXAMPLES = """\b
 Examples:
@@ -66,9 +74,106 @@ def read(
     )
     out = sys.stdout.buffer
     with consumer, progress(output, f"reading {topic}", None) as advance:
-        for message in wanted(consumer, None if follow else ends, count):
+        for message in wanted(consumer, topic, None if follow else ends, count):
             out.write(line(message))
             if follow:
                 out.flush()
             advance(1)
     out.flush()
+
+
+def present_ends(output: Output, topic: str, partition: int | None) -> dict[int, int]:
+    """The forced end of each partition as it is now. Raises UnknownTopic with the nearest name."""
+    from tfmq.admin import Admin
+    from tfmq.errors import UnknownPartition
+
+    with Admin(output.servers) as admin:
+        found = known_topic(admin, topic)
+    ends = {p.partition: p.forced_offset for p in found.partitions}
+    if partition is None:
+        return ends
+    if partition not in ends:
+        raise UnknownPartition(f"{topic} has the partitions 0 to {len(ends) - 1}, not {partition}.")
+    return {partition: ends[partition]}
+
+
+def wanted(
+    consumer: "Consumer", topic: str, ends: dict[int, int] | None, count: int | None
+) -> Iterator["ReceivedMessage"]:
+    """Messages up to the ends (None: without end), at most `count`."""
+    left = count
+    while left is None or left > 0:
+        if ends is not None and not unread(consumer, topic, ends):
+            return
+        messages = consumer.poll(timeout=POLL_SECONDS, max_messages=min(left or BATCH, BATCH))
+        for message in messages:
+            if ends is None or message.offset < ends[message.partition]:
+                yield message
+        left = None if left is None else left - len(messages)
+
+
+def unread(consumer: "Consumer", topic: str, ends: dict[int, int]) -> bool:
+    """Whether a partition was not handed out up to its end."""
+    return any(consumer.position(topic, partition) < end for partition, end in ends.items())
+
+
+def formatter(output: Output, template: str | None) -> Callable[["ReceivedMessage"], bytes]:
+    """What makes a line of a message: its payload, the template filled in, or JSON."""
+    if output.json:
+        return lambda message: dumps(as_row(message)).encode() + b"\n"
+    if template is None:
+        return lambda message: bytes(message.payload or b"") + b"\n"
+    return lambda message: filled(template, message) + b"\n"
+
+
+def as_row(message: "ReceivedMessage") -> dict[str, Any]:
+    """The object of `read --json`, which `send --json` takes."""
+    row: dict[str, Any] = {
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "ordinal": message.ordinal,
+        "id": print_id(message.id),
+        "key": message.key,
+        "tag": message.tag,
+        "properties": dict(message.properties),
+        "born_at": message.born_at.isoformat() if message.born_at else None,
+    }
+    if isinstance(message.key, bytes):
+        row["key_base64"] = base64.b64encode(message.key).decode()
+        row["key"] = None
+    if message.payload is None:
+        return {**row, "payload": None}
+    try:
+        return {**row, "payload": bytes(message.payload).decode()}
+    except UnicodeDecodeError:
+        return {**row, "payload_base64": base64.b64encode(message.payload).decode()}
+
+
+FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
+    "s": lambda m: bytes(m.payload or b""),
+    "k": lambda m: m.key if m.key is not None else "",
+    "t": lambda m: m.tag or "",
+    "T": lambda m: m.appended_at.isoformat(timespec="milliseconds"),
+    "o": lambda m: m.offset,
+    "O": lambda m: m.ordinal,
+    "p": lambda m: m.partition,
+    "i": lambda m: print_id(m.id),
+    "P": lambda m: ",".join(f"{k}={v}" for k, v in m.properties.items()),
+    "%": lambda m: "%",
+}
+
+
+def filled(template: str, message: "ReceivedMessage") -> bytes:
+    """The template with its %-letters replaced; an unknown one stays as it is."""
+    out, rest = b"", template
+    while rest:
+        text, percent, rest = rest.partition("%")
+        out += text.encode(errors="surrogateescape")
+        if not percent:
+            break
+        field = FIELDS.get(rest[:1])
+        value = f"%{rest[:1]}" if field is None else field(message)
+        out += value if isinstance(value, bytes) else str(value).encode()
+        rest = rest[1:]
+    return out

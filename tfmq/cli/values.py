@@ -28,7 +28,7 @@ def point_in_time(text: str) -> datetime:
         raise ValueError(f"{text!r} is no time: write 2026-11-21T09:30, or -15m for 15 minutes ago") from None
 
 
-class Place(click.ParamType):
+class Place(click.ParamType):  # type: ignore[type-arg]
     """Where to start reading: earliest, latest, an offset, or a time."""
 
     name = "earliest|latest|OFFSET|TIME"
@@ -44,7 +44,7 @@ class Place(click.ParamType):
             self.fail(f"{error}; or earliest, latest, or an offset", param, context)
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """A duration in seconds."""
 
     name = "DURATION"
@@ -58,7 +58,7 @@ class Duration(click.ParamType):
             self.fail(str(error), param, context)
 
 
-class Property(click.ParamType):
+class Property(click.ParamType):  # type: ignore[type-arg]
     """KEY=VALUE, as a pair."""
 
     name = "KEY=VALUE"
