@@ -9,7 +9,7 @@ from tests.broker.helpers import Broker
 from tests.scale import SEED, scaled
 from tfmq.broker.offsets import lag
 from tfmq.broker.register import Place
-from tfmq.protocol.commands import CommitOffsets, GroupOffset, ReadOffsets
+from tfmq.protocol.commands import CommitOffsets, GroupOffset, PartitionName, ReadOffsets
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_only_the_partitions_that_are_named_are_read(broker: Broker) -> None:
     member = broker.join()
     broker.commit(member, 1)
     broker.commit(member, 2, topic="bills")
-    rows = broker.ask(ReadOffsets("billing", [("bills", 0)])).offsets
+    rows = broker.ask(ReadOffsets("billing", [PartitionName("bills", 0)])).offsets
     assert [row[:1] + row[3:4] for row in rows] == [("bills", 2)]
     assert broker.ask(ReadOffsets("unknown", None)).offsets == []
 

@@ -1,5 +1,7 @@
 """Fetches: what is there at once, what is not when it comes, nobody sees what a power cut can take back."""
 
+from typing import Any
+
 import pytest
 
 from journal.record import tag_hash
@@ -14,7 +16,7 @@ def broker() -> Broker:
     return made
 
 
-def queued(**values: object) -> Broker:
+def queued(**values: Any) -> Broker:
     made = Broker(queued=True, **values)
     made.create()
     return made

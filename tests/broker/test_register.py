@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,7 +127,7 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
 
 
 def test_a_snapshot_that_is_none_is_refused() -> None:
-    for data in (b"\xc1", pack((1, 2)), pack(5)):
+    for data in (b"\xc1", pack((1, 2)), msgpack.packb(5)):
         with pytest.raises(ValueError):
             Register().load(data)
     with pytest.raises(NewerFormat):

@@ -1,5 +1,7 @@
 """Timers run in time order, never early, never after they were cancelled."""
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,10 +57,11 @@ def test_many_cancelled_timers_do_not_stay_in_memory() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=40))
 def test_timers_run_in_order_of_time_then_of_setting(plan: list[tuple[int, bool]]) -> None:
-    clock, ran = SimulatedClock(), []
+    clock = SimulatedClock()
+    ran: list[int] = []
     timers = Timers(clock)
     for number, (seconds, cancelled) in enumerate(plan):
-        timer = timers.after(seconds, lambda number=number: ran.append(number))
+        timer = timers.after(seconds, partial(ran.append, number))
         if cancelled:
             timers.cancel(timer)
     while (due := timers.next_due()) is not None:

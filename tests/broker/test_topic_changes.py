@@ -1,6 +1,7 @@
 """Topics come, grow and go; in the middle of each step the power may go."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,8 @@ def test_partitions_grow_and_never_shrink() -> None:
     ],
 )
 def test_topics_and_partitions_are_bounded(limits: dict[str, int], code: str) -> None:
-    broker = Broker(**{f"limits__{name}": value for name, value in limits.items()})
+    values: dict[str, Any] = {f"limits__{name}": value for name, value in limits.items()}
+    broker = Broker(**values)
     broker.create("first", 1)
     assert broker.create("second", 3).code == code
 

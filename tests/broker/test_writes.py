@@ -2,6 +2,8 @@
 promises.
 """
 
+from typing import Any
+
 import pytest
 
 from journal.control import SOURCE_DELAY
@@ -18,7 +20,7 @@ def broker() -> Broker:
     return made
 
 
-def queued(**values: object) -> Broker:
+def queued(**values: Any) -> Broker:
     """A broker whose worker waits until it is told; the topic is there and its log has been opened for
     writes.
     """

@@ -6,13 +6,14 @@ names the format of the whole data folder and the node's id; a newer format is r
 """
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from journal.clock import Clock
 from journal.disk import Disk, write_all
-from journal.errors import Corrupt, NewerFormat
+from journal.errors import Corrupt, JournalError, NewerFormat
 from journal.header import SEQUENCE_COUNT, make_id, make_log_id, make_record
 from journal.log import Log
 from journal.names import join
@@ -23,6 +24,8 @@ from tfmq.broker.caller import Randomness, Run
 from tfmq.broker.partition import Waiter
 from tfmq.broker.register import Register, pack
 from tfmq.errors import UNKNOWN, Busy, StorageStopped, TfmqError
+
+logger = logging.getLogger("tfmq.broker")
 
 FORMAT: Final = 1
 """The layout of the data folder as a whole."""
@@ -69,6 +72,8 @@ class Catalog:
         if log.damage:
             first, end, reason = log.damage[0]
             raise Corrupt(folder, first, end, f"{reason}; the broker does not start on a damaged catalog")
+        if log.stopped is not None:
+            _resume(log)
         return cls(log, register, force, run)
 
     def submit(self, entry: Sequence[Any], done: Waiter) -> None:
@@ -164,6 +169,18 @@ class Catalog:
             forced(None)
         else:
             self._force(self.log, offset, forced)
+
+
+def _resume(log: Log) -> None:
+    """Nobody could lift the stop of a catalog while the broker runs, so a start is what lifts it.
+
+    What was answered is forced, and recovery proves the rest again; if even that fails, reading goes on.
+    """
+    logger.error("the catalog was stopped (%s); trying to resume it", log.stopped)
+    try:
+        log.resume()
+    except (OSError, JournalError) as error:
+        logger.error("the catalog stays stopped: %s", error)
 
 
 def _tell(queue: list[tuple[Sequence[Any], Waiter]], error: TfmqError) -> None:

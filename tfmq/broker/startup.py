@@ -71,6 +71,8 @@ def catalog(house: House) -> None:
 
 def finish_deletions(house: House) -> None:
     """Topics whose deletion was decided go; so do files of those that had gone already."""
+    if house.catalog.log.stopped is not None:
+        return
     for topic in _in_state(house, DELETING):
         house.folders.put_aside(topic.name, topic.incarnation, topic.target)
         house.catalog.enter((GONE, topic.incarnation))
@@ -79,6 +81,8 @@ def finish_deletions(house: House) -> None:
 
 def finish_creations(house: House) -> None:
     """Topics that were being made or grown: what is missing of them is made."""
+    if house.catalog.log.stopped is not None:
+        return
     for topic in _in_state(house, CREATING) + _in_state(house, GROWING):
         try:
             for opened in house.folders.make(topic):

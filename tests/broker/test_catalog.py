@@ -1,0 +1,103 @@
+"""The catalog's log: group commit, snapshots instead of old segments, errors to those who waited."""
+
+from functools import partial
+
+import pytest
+
+from journal.errors import Corrupt
+from tests.broker.helpers import DATA, Broker
+from tfmq.broker import catalog as module
+from tfmq.broker.register import GENERATION
+
+META = f"{DATA}/meta"
+
+
+def submitted(broker: Broker, count: int) -> list[BaseException | str | None]:
+    found: list[BaseException | str | None] = ["waiting"] * count
+
+    def done(index: int, error: BaseException | None) -> None:
+        found[index] = error
+
+    for index in range(count):
+        generation = broker.engine.house.catalog.register.generation + 1 + index
+        broker.engine.house.catalog.submit(
+            (GENERATION, f"group{index}", generation, "m"), partial(done, index)
+        )
+    return found
+
+
+def test_entries_of_one_turn_are_one_append_and_one_force() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    catalog = broker.engine.house.catalog
+    before, count = broker.engine.house.forcer.forces, catalog.log.count
+    found = submitted(broker, 50)
+    broker.engine.turn_ended()
+    assert found == ["waiting"] * 50
+    broker.work()
+    assert found == [None] * 50
+    assert catalog.log.count == count + 50
+    assert broker.engine.house.forcer.forces == before + 1
+
+
+def test_old_segments_go_once_snapshots_hold_what_they_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 1 << 14)
+    broker = Broker()
+    broker.create()
+    for _ in range(400):
+        submitted(broker, 10)
+        broker.engine.turn_ended()
+    segments = [name for name in broker.disk.list(META) if name.endswith(".catalog")]
+    assert broker.engine.house.catalog.log.first_offset > 0
+    assert len(segments) <= module.SEGMENTS_KEPT + 2
+    again = Broker(broker.disk.crash(keep="nothing"))
+    register = again.engine.house.catalog.register
+    assert register.dump() == broker.engine.house.catalog.register.dump()
+
+
+def test_a_full_disk_is_an_error_and_it_goes_on_when_there_is_space() -> None:
+    broker = Broker()
+    broker.create()
+    broker.disk.space_bytes = 1
+    assert broker.join("first").code == "disk_full"
+    assert broker.create("more").code == "disk_full"
+    broker.disk.space_bytes = None
+    assert broker.join("second").code == "ok"
+    assert broker.create("more").code == "ok"
+
+
+def test_a_failed_force_is_an_error_to_all_who_waited_and_the_catalog_stops() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    broker.disk.faults.fail("force", path="meta")
+    found = submitted(broker, 3)
+    broker.engine.turn_ended()
+    broker.work()
+    assert [getattr(error, "code", error) for error in found] == ["storage_stopped"] * 3
+    assert [getattr(error, "outcome", error) for error in found] == ["unknown"] * 3
+    (later,) = submitted(broker, 1)
+    assert getattr(later, "outcome", later) == "not done"
+    assert broker.produce(broker.lease(), 0).code in ("waiting", "ok")
+    assert "force" in str(broker.engine.status_map()["catalog"])
+
+
+def test_too_many_entries_at_once_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENTRIES_MAX", 3)
+    broker = Broker(queued=True)
+    found = submitted(broker, 4)
+    assert getattr(found[3], "code", "") == "busy"
+    broker.engine.turn_ended()
+    broker.work()
+    assert found[:3] == [None] * 3
+
+
+def test_a_log_that_is_none_is_refused() -> None:
+    broker = Broker()
+    broker.stop()
+    name = next(name for name in broker.disk.list(META) if name.endswith(".state"))
+    broker.disk.damage(f"{META}/{name}", 0, bytes(60))
+    try:
+        again = Broker(broker.disk)
+    except Corrupt:
+        return
+    assert again.engine.house.catalog.register.dump() == broker.engine.house.catalog.register.dump()

@@ -1,0 +1,172 @@
+"""The start: everything before the listener, or a clear sentence why not."""
+
+import json
+
+import pytest
+
+from journal.errors import Corrupt, Locked, NewerFormat
+from tests.broker.helpers import DATA, Broker
+from tfmq.broker.startup import STEPS
+from tfmq.protocol.commands import Metadata, ResumePartition
+
+VERSION = f"{DATA}/meta/version"
+
+
+def test_a_data_folder_is_made_with_everything_above_it() -> None:
+    broker = Broker(server__data="/srv/tfmq/one")
+    broker.create()
+    assert Broker(broker.disk.crash(keep="nothing"), server__data="/srv/tfmq/one").log().end_offset == 0
+
+
+def test_the_node_s_id_is_made_once() -> None:
+    broker = Broker()
+    assert len(broker.engine.node) == 32
+    assert broker.restart().engine.node == broker.engine.node
+
+
+def test_one_broker_a_data_folder() -> None:
+    broker = Broker()
+    with pytest.raises(Locked):
+        Broker(broker.disk)
+    broker.stop()
+    assert Broker(broker.disk).engine.house.open
+
+
+def test_a_data_folder_of_a_later_release_is_refused_by_name() -> None:
+    broker = Broker()
+    broker.stop()
+    broker.disk.unlink(VERSION)
+    broker.disk.write_file(VERSION, json.dumps({"format": 2, "node": "x"}).encode())
+    with pytest.raises(NewerFormat, match="upgrade"):
+        Broker(broker.disk)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": "x"}', b"\xff"])
+def test_a_damaged_version_file_is_named(text: bytes) -> None:
+    broker = Broker()
+    broker.stop()
+    broker.disk.unlink(VERSION)
+    broker.disk.write_file(VERSION, text)
+    with pytest.raises(Corrupt, match="version"):
+        Broker(broker.disk)
+
+
+def test_a_damaged_catalog_is_no_ground_to_start_on() -> None:
+    broker = Broker()
+    for number in range(20):
+        broker.create(f"topic{number}")
+    path = f"{DATA}/meta/" + next(
+        name for name in broker.disk.list(f"{DATA}/meta") if name.endswith(".catalog")
+    )
+    broker.disk.damage(path, 30, b"\xff\xff\xff\xff")
+    broker.engine.house.lock.release()
+    with pytest.raises(Corrupt):
+        Broker(broker.disk)
+
+
+def test_a_failed_start_leaves_the_folder_free() -> None:
+    broker = Broker()
+    broker.create()
+    broker.stop()
+    broker.disk.faults.fail("list", path="meta")
+    with pytest.raises(OSError):
+        Broker(broker.disk)
+    assert Broker(broker.disk).log().end_offset == 0
+
+
+@pytest.mark.parametrize(
+    "kind", ["open", "list", "read", "write", "force", "create", "force_folder", "rename", "sync"]
+)
+def test_a_disk_that_fails_anywhere_ends_the_start_or_stops_a_part_and_the_next_start_is_whole(
+    kind: str,
+) -> None:
+    for nth in range(1, 12):
+        before = Broker()
+        before.create(partitions=2)
+        producer = before.lease()
+        assert before.produce(producer, 0).code == "ok"
+        disk = before.disk.crash(keep="everything")
+        disk.faults.fail(kind, nth=nth)
+        try:
+            first = Broker(disk)
+        except OSError:
+            pass
+        else:
+            first.engine.house.lock.release()
+        disk.faults.clear()
+        again = Broker(disk)
+        again.ask(ResumePartition("orders", 0))
+        assert again.payloads() == [b"hello"]
+        assert again.produce(again.lease(), 0).code == "ok"
+
+
+def test_a_log_that_cannot_be_opened_leaves_the_others_as_they_are() -> None:
+    broker = Broker()
+    broker.create(partitions=2)
+    producer = broker.lease()
+    broker.produce(producer, 0, partition=1)
+    broker.stop()
+    broker.disk.faults.fail("open", times=None, path="orders-0/")
+    again = Broker(broker.disk)
+    (row,) = again.ask(Metadata(None, False)).topics
+    assert [tuple(each) for each in row[2]] == [(0, "stopped"), (1, "open")]
+    assert again.payloads(partition=1) == [b"hello"]
+    refused = again.fetch(0)
+    assert refused.code == "storage_stopped"
+    broker.disk.faults.clear()
+    assert again.ask(ResumePartition("orders", 0)).state == "open"
+    assert again.fetch(0).code == "ok"
+
+
+def test_a_partition_whose_folder_is_gone_is_stopped_not_made_anew_in_silence() -> None:
+    broker = Broker()
+    broker.create()
+    broker.stop()
+    broker.disk.rename(f"{DATA}/orders-0", "/elsewhere")
+    again = Broker(broker.disk)
+    answer = again.produce(again.lease(), 0)
+    assert answer.code == "storage_stopped" and "gone" in answer.failure.details["reason"]  # type: ignore[union-attr]
+
+
+def test_folders_of_nobody_are_left_alone_and_told_of() -> None:
+    broker = Broker()
+    broker.disk.make_folder(f"{DATA}/mine-0")
+    again = broker.restart()
+    assert again.disk.exists(f"{DATA}/mine-0")
+    assert again.engine.status_map()["unknown_folders"] == ["mine-0"]
+    assert again.create("mine").code != "topic_exists"
+
+
+def test_the_steps_are_in_their_order() -> None:
+    names = [step.__name__ for step in STEPS]
+    assert names.index("lock") < names.index("catalog") < names.index("logs") < names.index("housekeeping")
+
+
+def test_everything_is_there_after_a_clean_stop() -> None:
+    broker = Broker()
+    broker.create(partitions=3)
+    producer = broker.lease()
+    for sequence in range(5):
+        broker.produce(producer, sequence, [b"%d" % sequence])
+    member = broker.join()
+    broker.commit(member, 77)
+    again = broker.restart()
+    assert again.payloads() == [b"0", b"1", b"2", b"3", b"4"]
+    assert again.saved() == {("orders", 0): 77}
+    assert again.produce(producer, 5).code == "ok"
+    assert not [path for path in again.disk.closed_unforced if path.endswith(".zxQueue")]
+
+
+def test_a_start_on_a_full_disk_loses_nothing() -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    disk = broker.disk.crash(keep="everything")
+    disk.space_bytes = disk.used_bytes()
+    again = Broker(disk)
+    assert again.produce(producer, 1).code in ("storage_stopped", "disk_full")
+    disk.space_bytes = None
+    assert again.ask(ResumePartition("orders", 0)).state == "open"
+    assert again.produce(producer, 1, [b"more"]).code == "ok"
+    assert again.payloads() == [b"hello", b"more"]
