@@ -113,7 +113,7 @@ def test_a_wrong_file_is_told_in_one_sentence(file, text: str, sentence: str) ->
 
 
 def test_a_file_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match="/none.toml cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"/none.toml cannot be read: No such file"):
         load("/none.toml")
 
 
@@ -136,7 +136,7 @@ def test_a_wrong_set_is_told(given: str, sentence: str) -> None:
 
 
 def test_a_wrong_variable_is_told_and_strangers_are_left_alone() -> None:
-    with pytest.raises(ConfigError, match='TFMQ_FLUSH_MESAGES.*did you mean "flush.messages"'):
+    with pytest.raises(ConfigError, match=r'TFMQ_FLUSH_MESAGES.*did you mean "flush.messages"'):
         load(environment={"TFMQ_FLUSH_MESAGES": "1"})
     load(environment={"TFMQ_SERVERS": "a:1", "TFMQ_TEST_SCALE": "1", "PATH": "x"})
 
@@ -174,9 +174,9 @@ def test_addresses_come_apart() -> None:
 
 
 def test_a_frame_must_carry_the_largest_message() -> None:
-    with pytest.raises(ConfigError, match="limits.frame_bytes.*at least"):
+    with pytest.raises(ConfigError, match=r"limits.frame_bytes.*at least"):
         load(sets=["limits.frame_bytes=1MiB"])
-    with pytest.raises(ConfigError, match="limits.fetch_bytes"):
+    with pytest.raises(ConfigError, match=r"limits.fetch_bytes"):
         load(sets=["limits.fetch_bytes=16MiB"])
     config = load(sets=["limits.message_bytes=16MiB", "limits.frame_bytes=32MiB"])
     assert config.limits["message_bytes"] == 16 << 20 and config.limits["groups"] == limits.GROUPS
@@ -184,7 +184,7 @@ def test_a_frame_must_carry_the_largest_message() -> None:
 
 def test_settings_of_a_new_topic_are_checked_the_same_way() -> None:
     assert check_topic_settings({"retention.seconds": "1h"}) == {"retention.seconds": 3600}
-    with pytest.raises(BadRequest, match='no key flush.mesages .*did you mean "flush.messages"'):
+    with pytest.raises(BadRequest, match=r'no key flush.mesages .*did you mean "flush.messages"'):
         check_topic_settings({"flush.mesages": 1})
     with pytest.raises(BadRequest) as caught:
         check_topic_settings({"flush.messages": ["x" * 10_000]})

@@ -1,0 +1,45 @@
+"""docs/protocol.md, errors.md, limits.md and configuration.md name everything that the code has."""
+
+from pathlib import Path
+
+import pytest
+
+from tfmq import limits
+from tfmq.errors import CLASSES
+from tfmq.message import ATTEMPTS, BORN_AT, DELAY, KEY, PROPERTIES, TAG
+from tfmq.protocol.commands import COMMANDS
+from tfmq.settings_table import SETTINGS
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_page_has_every_command_with_its_fields(command) -> None:  # type: ignore[no-untyped-def]
+    start = page("protocol.md").index(f"**{command.name} = {command.code}**")
+    part = page("protocol.md")[start:].split("\n\n**")[0]
+    for name in (*command.request.names, *command.reply.names):
+        assert f"`{name}`" in part
+
+
+def test_the_page_has_every_error() -> None:
+    assert [
+        each.code for each in CLASSES if f"| `{each.code}` | {each.number} |" not in page("errors.md")
+    ] == []
+
+
+def test_the_page_has_every_limit() -> None:
+    assert [name for name in limits.ALL if f"| `{name}` |" not in page("limits.md")] == []
+
+
+def test_the_page_has_every_key() -> None:
+    assert [key for key in SETTINGS if f"| `{key}` |" not in page("configuration.md")] == []
+
+
+def test_the_page_has_the_keys_of_the_attribute() -> None:
+    assert (BORN_AT, KEY, TAG, PROPERTIES, DELAY, ATTEMPTS) == (1, 2, 3, 4, 5, 6)
+    assert "1 born time (ms), 2 key (text or bytes), 3 tag, 4 properties" in page("protocol.md")
+    assert "6 attempts; 5 is reserved" in page("protocol.md")
