@@ -336,15 +336,17 @@ class Log(Standing):
         """
         self._writable()
         extent = self._extent
-        if not self.options.retention_seconds and not self.options.retention_bytes:
-            return []
         sealed = extent.segments[:-1]
         aged = [Aged(segment.base, segment.size, self._reader.newest_ms(segment)) for segment in sealed]
         count = expired(aged, extent.end - extent.segments[0].base, now_ms, self.options)
-        if not count:
+        left_over = len(sealed) > 0 and extent.segments[1].base <= extent.first
+        if not count and not left_over:
             return []
-        first = extent.segments[count].base
-        return self._keeper.begin_at(first, self._reader.first_ordinal_at(first))
+        first, ordinal = extent.first, extent.first_ordinal
+        if extent.segments[count].base > first:
+            first = extent.segments[count].base
+            ordinal = self._reader.first_ordinal_at(first)
+        return self._keeper.begin_at(first, ordinal)
 
     def stop(self, reason: str) -> None:
         """No more writes, over restarts too, until `resume`. Writes log.mark."""

@@ -64,7 +64,7 @@ class Opening:
         first = marks.first if marks is not None else files[0].offset if files else self._start_offset
         marks = marks or Marks(first, 0, first, 0, 0)
         forced, ordinal = max((marks.forced, marks.forced_ordinal), (snapshot.offset, snapshot.ordinal))
-        needed = min(first, snapshot.offset) if snapshot.offset else first
+        needed = min(first, snapshot.offset)
         found = FolderFound(status, marks.clean and forced == marks.forced, first, forced, needed, files)
         row = decide_folder(found)
         self.report.labels.append(row.label)

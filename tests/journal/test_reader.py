@@ -1,0 +1,114 @@
+"""Chunks are whole blocks of the very bytes of the file, wherever a reader begins and however little it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from journal.control import CONTROL_SIZE
+from journal.errors import Corrupt, NotARecord
+from journal.names import segment_name
+from journal.reader import KNOWN_MAX
+from tests.journal.logs import Bench, payloads_of
+from tests.scale import scaled, seeded
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    """Many runs, blocks of one record and of a thousand, several segments; all forced."""
+    bench = Bench(segment_bytes=1 << 20)
+    bench.open()
+    generator = seeded("reader")
+    while bench.log.end_offset < 3 << 20:
+        bench.send(generator.choice((1, 1, 1, 2, 30, 1500)))
+    bench.log.force()
+    return bench
+
+
+def content(bench: Bench) -> bytes:
+    return b"".join(bench.disk.read_file(bench.path(name)) for name in bench.names(".zxQueue"))
+
+
+@pytest.mark.parametrize("max_bytes", [1, 200, 5000, 100_000, 1 << 30])
+def test_chunk_follows_chunk_without_a_gap(bench: Bench, max_bytes: int) -> None:
+    whole, offset, count = content(bench), 0, 0
+    while offset < bench.log.end_offset:
+        chunk = bench.log.read(offset, max_bytes)
+        assert chunk.start == offset == chunk.skip_to
+        assert chunk.data == whole[offset : chunk.next]
+        count += len(payloads_of(chunk.data, offset))
+        offset = chunk.next
+    assert count == bench.log.count
+
+
+def test_from_any_record_the_chunk_begins_with_its_block(bench: Bench) -> None:
+    generator, whole = seeded("records"), content(bench)
+    for _ in range(scaled(300)):
+        ordinal = generator.randrange(bench.log.count)
+        offset, found = bench.log.offset_of_ordinal(ordinal)
+        assert found == ordinal
+        chunk = bench.log.read(offset, generator.choice((1, 5000, 200_000)))
+        assert chunk.start <= chunk.skip_to == offset < chunk.next
+        assert chunk.data == whole[chunk.start : chunk.next]
+        skipped = chunk.data[offset - chunk.start + 20 :]
+        assert skipped.startswith(b"%d." % ordinal)
+
+
+def test_only_starts_of_records_are_positions(bench: Bench) -> None:
+    generator = seeded("inside")
+    for _ in range(scaled(200)):
+        offset = generator.randrange(bench.log.end_offset)
+        nearest = bench.log.seek_offset(offset)
+        assert nearest <= offset
+        if nearest != offset:
+            with pytest.raises(NotARecord):
+                bench.log.read(offset, 100)
+        bench.log.read(nearest, 100)
+
+
+def test_a_chunk_is_no_larger_than_asked_for_unless_it_is_one_block(bench: Bench) -> None:
+    generator = seeded("sizes")
+    for _ in range(scaled(300)):
+        max_bytes = generator.randint(1, 300_000)
+        offset = bench.log.seek_offset(generator.randrange(bench.log.end_offset))
+        start = bench.log.read(offset, 1).start
+        chunk = bench.log.read(start, max_bytes)
+        if len(chunk.data) > max_bytes:
+            assert chunk == bench.log.read(start, 1)
+
+
+def test_going_on_at_the_end_of_a_chunk_reads_the_disk_once(bench: Bench) -> None:
+    offset = bench.log.read(0, 1).next
+    while offset < 1 << 19:
+        before = bench.disk.faults.counts["read"]
+        chunk = bench.log.read(offset, 300_000)
+        assert bench.disk.faults.counts["read"] == before + 1
+        offset = chunk.next
+
+
+def test_places_that_are_remembered_are_bounded(bench: Bench) -> None:
+    offset = 0
+    for _ in range(KNOWN_MAX * 2):
+        offset = bench.log.read(offset, 1).next
+    assert len(bench.log._reader._known) <= KNOWN_MAX
+
+
+def test_the_end_of_the_records_of_a_block_is_a_position() -> None:
+    """A consumer's next offset behind the last record of a block is where the control record stands."""
+    bench = Bench()
+    log = bench.open()
+    end = bench.send(3).end_offset
+    log.force()
+    chunk = log.read(end - CONTROL_SIZE, 100)
+    assert (chunk.start, chunk.next) == (0, end)
+
+
+def test_a_file_that_became_shorter_is_damage() -> None:
+    bench = Bench()
+    log = bench.open()
+    bench.send(3)
+    log.force()
+    whole = bench.disk.read_file(bench.path(segment_name(0)))
+    file = next(file for file in bench.disk.open_files if file.path.endswith(".zxQueue"))
+    file.content.truncate(10_000, len(whole) - 5)
+    with pytest.raises(Corrupt):
+        log.read(0, 1 << 20)

@@ -1,0 +1,15 @@
+"""The values that go in and out are what the pages say."""
+
+from __future__ import annotations
+
+from journal.control import SOURCE_SUCCESSION
+from journal.shapes import PLAIN, succession
+
+
+def test_a_plain_source_has_no_position() -> None:
+    assert PLAIN == (0, 0, 0, 0)
+
+
+def test_a_succession_tells_never_sent_from_the_first_sequence() -> None:
+    assert succession(5, 6, -1) == (SOURCE_SUCCESSION, 5, 6, 0)
+    assert succession(5, 6, 0) == (SOURCE_SUCCESSION, 5, 6, 1)
