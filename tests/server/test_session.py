@@ -321,3 +321,7 @@ def test_whom_the_gate_refuses_gets_that_for_an_answer() -> None:
 
 def test_people_see_who_a_session_is() -> None:
     assert Client().session.identity == "test at 127.0.0.1:50000"
+    forger = Client(hello=False)
+    forger.say_hello(client="x\nERROR forged" + "y" * 200)
+    assert forger.session.identity.startswith("x?ERROR forgedyyy")
+    assert len(forger.session.identity) < 130

@@ -222,6 +222,27 @@ def test_reasons_to_pause_add_up() -> None:
     assert connection in net.reactor.readers
 
 
+def test_with_too_many_half_frames_one_goes_on_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfmq.server.traffic.RECEIVING_BYTES_ALL", 100_000)
+    net = Net()
+    content = b"x" * 50_000
+    many = [connected(net) for _ in range(8)]
+    for connection, _, _ in many:
+        net.bring(connection, frame(content)[:30_000])
+    assert net.traffic.receiving_bytes == 8 * (len(content) + 4)
+    for connection, _, _ in reversed(many):
+        net.bring(connection, frame(content)[30_000:30_001])
+    reading = [connection for connection, _, _ in many if connection in net.reactor.readers]
+    assert reading == [many[-1][0]], "who came first in line"
+    for connection, _, sink in reversed(many):
+        assert connection in net.reactor.readers, "its turn has come"
+        net.bring(connection, frame(content)[30_001:])
+        assert sink.frames == [content]
+    assert all(sink.frames == [content] for _, _, sink in many)
+    assert net.traffic.receiving_bytes == 0
+    assert net.all_given_back()
+
+
 def test_half_a_frame_is_not_waited_for_forever(caplog: pytest.LogCaptureFixture) -> None:
     net = Net()
     connection, _, sink = connected(net)

@@ -24,6 +24,8 @@ from tfmq.server.transport import Connection
 logger = logging.getLogger("tfmq.server")
 
 REQUESTS = "requests"
+NAME_SHOWN = 100
+"""Letters of a client's own name that logs show: it chose them, and a line break in them would forge a line."""
 RESUME_PART = 8
 """A session paused at its limit of requests goes on when an eighth of it has been answered."""
 
@@ -193,7 +195,8 @@ class Session:
     @property
     def identity(self) -> str:
         """The client's name and address, for people."""
-        return f"{self._client or 'a client'} at {self._peer}"
+        client = "".join(letter if letter.isprintable() else "?" for letter in self._client[:NAME_SHOWN])
+        return f"{client or 'a client'} at {self._peer}"
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """`callback()` once, when the connection is gone; at once if it is."""

@@ -26,6 +26,10 @@ HALF_FRAME_SECONDS = 60.0
 """A frame that has begun must go on within this: longer than any hiccup of a network that TCP survives
 well.
 """
+RECEIVING_BYTES_ALL = 256 * MIB
+"""Memory for frames that are not whole: above it one connection after the other goes on, the rest waits."""
+MEMORY = "memory"
+"""The reason of that pause."""
 LOOK_SECONDS = 1.0
 """How often those who stand still are looked for, while there are any."""
 
@@ -37,6 +41,8 @@ class Standing(Protocol):
 
     def flush(self) -> None: ...
     def cut_off(self, why: str) -> None: ...
+    def pause(self, reason: str) -> None: ...
+    def resume(self, reason: str) -> None: ...
     def stands_since(self) -> float | None:
         """Since when it waits for its peer to read, or to go on with a frame; None if it does not."""
         ...
@@ -63,6 +69,8 @@ class Traffic:
         self.unsent_bytes_max = limits["unsent_bytes"]
         self._unsent_seconds = limits["unsent_seconds"]
         self._call_later = call_later
+        self.receiving_bytes = 0
+        self._in_line: dict[Standing, None] = {}
         self._dirty: list[Standing] = []
         self._standing: set[Standing] = set()
         self._looking = False
@@ -92,6 +100,31 @@ class Traffic:
         if not self._looking:
             self._looking = True
             self._call_later(LOOK_SECONDS, self._look)
+
+    def admit(self, connection: Standing) -> bool:
+        """Whether the connection may receive more of its frame now; if not, it is paused until it may.
+
+        Whoever is first in line always may, so that some frame becomes whole whatever the others do.
+        """
+        if self.receiving_bytes <= RECEIVING_BYTES_ALL and not self._in_line:
+            return True
+        self._in_line[connection] = None
+        if next(iter(self._in_line)) is connection:
+            return True
+        connection.pause(MEMORY)
+        return False
+
+    def received(self, connection: Standing, size_bytes: int) -> None:
+        """A frame that was not whole is whole, or given up: its buffer of `size_bytes` is not needed."""
+        self.receiving_bytes -= size_bytes
+        self._in_line.pop(connection, None)
+        waiting = list(self._in_line)
+        if self.receiving_bytes <= RECEIVING_BYTES_ALL:
+            self._in_line.clear()
+        else:
+            del waiting[1:]
+        for each in waiting:
+            each.resume(MEMORY)
 
     def forget(self, connection: Standing) -> None:
         """The connection is gone."""

@@ -124,7 +124,10 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     def _read_on(self, tail: Tail) -> Any:
         """Continue a frame where its beginning lies; what comes behind it goes into the arena."""
-        arena = self._traffic.arena
+        traffic = self._traffic
+        if not traffic.admit(self):
+            return None
+        arena = traffic.arena
         room = tail.room()
         behind = arena.room() if tail.last_room else None
         try:
@@ -133,15 +136,16 @@ class Connection(tcp.Server):  # type: ignore[misc]
             return self._read_failed(error)
         if not count:
             return main.CONNECTION_DONE
-        self._progress = self._traffic.clock.monotonic()
+        self._progress = traffic.clock.monotonic()
         fitted = min(count, len(room))
+        size = tail.buffer.size
         tail.used(fitted)
+        traffic.receiving_bytes += tail.buffer.size - size
         if tail.complete:
-            self._tail = None
             try:
                 self.protocol.frame_received(tail.buffer.view, tail.buffer)
             finally:
-                tail.release()
+                self._drop_tail()
         if behind is not None and count > fitted:
             arena.used(count - fitted)
             self._take_frames(behind[: count - fitted], arena.buffer)
@@ -169,6 +173,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
                 return
             if position + whole > end:
                 self._tail = Tail(self._traffic.pool, view[position:], whole)
+                self._traffic.receiving_bytes += self._tail.buffer.size
                 self._progress = self._traffic.clock.monotonic()
                 self._traffic.watch(self)
                 return
@@ -317,12 +322,16 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     def connectionLost(self, reason: Failure) -> None:
         """The connection is gone: give back all that it held, then tell the protocol."""
-        if self._tail is not None:
-            self._tail.release()
-            self._tail = None
+        self._drop_tail()
         self._forget_queue()
         self._traffic.forget(self)
         super().connectionLost(reason)
+
+    def _drop_tail(self) -> None:
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            self._traffic.received(self, tail.buffer.size)
+            tail.release()
 
     def _forget_queue(self) -> None:
         self._traffic.unsent_bytes -= self.unsent_bytes
