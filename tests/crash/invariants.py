@@ -16,6 +16,7 @@ and where
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from struct import unpack_from
 
@@ -71,7 +72,7 @@ def recover(
     require(log.forced_offset == log.end_offset, 4, f"forced {log.forced_offset}, served {log.end_offset}")
     outcome = replace(_summary(log, log_id), was_stopped=was_stopped)
     blocks = blocks_of(outcome.data, outcome.data_first, log_id)
-    taught = _sequences([tuple(run) for block in blocks for run in runs(block)])
+    taught = _sequences([run for block in blocks for run in runs(block)])
     learned = _sequences([run for run in state.runs if run[3] >= outcome.data_first])
     require(taught == learned, 7, f"the state learned {learned}, the records teach {taught}")
     if thorough:
@@ -160,7 +161,7 @@ def contents(outcome: Outcome) -> tuple[object, ...]:
     return tuple(value for name, value in vars(outcome).items() if name not in ("epoch", "was_stopped"))
 
 
-def _sequences(found: list[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
+def _sequences(found: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
     """(producer, sequence) of every record: runs may be cut differently in snapshots and in blocks."""
     return [(producer, first + n) for producer, first, count, _ in found for n in range(count)]
 
