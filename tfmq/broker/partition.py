@@ -94,6 +94,7 @@ class Partition:
         self._queue: deque[Work] = deque()
         self._force, self._run, self._timers = force, run, timers
         self._append_bytes_max = min(append_bytes_max, log.options.segment_bytes // SEGMENT_PART)
+        self._waiting: dict[int, list[Waiter]] = {}
         self._asked = 0
         self._flush_armed = False
         self._idle: list[Callable[[], None]] = []
@@ -216,21 +217,27 @@ class Partition:
         """`waiter(None)` once the log is on the disk up to `offset`, or `waiter(error)`; at once if it is."""
         if offset <= self.log.forced_offset:
             waiter(None)
-        else:
-            self._asked = max(self._asked, offset)
-            self._force(self.log, offset, partial(self._forced, waiter))
+            return
+        waiting = self._waiting.get(offset)
+        if waiting is not None:
+            waiting.append(waiter)
+            return
+        self._waiting[offset] = [waiter]
+        self._asked = max(self._asked, offset)
+        self._force(self.log, offset, partial(self._forced, offset))
 
     def ask_force(self) -> None:
         """Forces what is written, unless that is asked for already."""
         if self.log.end_offset > max(self._asked, self.log.forced_offset):
             self.when_forced(self.log.end_offset, _nobody)
 
-    def _forced(self, waiter: Waiter, error: BaseException | None) -> None:
+    def _forced(self, offset: int, error: BaseException | None) -> None:
         if error is not None:
             self._asked = 0
             if self.gone:
                 error = UnknownTopic(GONE.format(name=self.name))
-        waiter(error)
+        for waiter in self._waiting.pop(offset):
+            waiter(error)
         self.wake()
 
     def _flush(self) -> None:
