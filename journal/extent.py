@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 
@@ -39,6 +39,9 @@ class Extent:
         self.starts: tuple[tuple[int, int], ...] = ()
         self.stopped: str | None = None
         self.clean = False
+        self.unfinished: Callable[[], None] | None = None
+        """What recovery could not do because the disk was full: it comes before the next write. Until then the log
+        ends at its forced mark."""
         self.damage: tuple[Damage, ...] = ()
         self.sources: dict[tuple[int, int], tuple[int, int]] = {}
         self.lock = threading.RLock()

@@ -73,6 +73,7 @@ class Keeper:
 
     def force_end(self) -> None:
         """Forces everything written so far. Raises Stopped."""
+        self.finish_opening()
         extent = self._extent
         end, ordinal = extent.end, extent.end_ordinal
         if extent.forced >= end:
@@ -118,6 +119,7 @@ class Keeper:
     def open_for_writes(self) -> None:
         """Takes back `clean`, durably, and has the index ready: before the first append. Raises Stopped, Full."""
         extent = self._extent
+        self.finish_opening()
         try:
             with extent.lock:
                 index_ready = extent.active.index is not None
@@ -129,6 +131,15 @@ class Keeper:
         except Full:
             extent.clean = True
             raise
+
+    def finish_opening(self) -> None:
+        """What recovery left undone on a full disk. Raises Stopped, Full."""
+        unfinished = self._extent.unfinished
+        try:
+            if unfinished is not None:
+                unfinished()
+        except OSError as error:
+            raise self.fail(f"recovery could not make the end of the log durable: {error}") from error
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Writes a snapshot of what is forced. On a full disk the one before it must do."""
@@ -187,7 +198,7 @@ class Keeper:
     def close(self, snapshot: Snapshot) -> None:
         """Forces, keeps `snapshot`, sets `clean`. Raises Stopped, or Full (closed all the same, but not clean)."""
         extent = self._extent
-        if extent.stopped is not None:
+        if extent.stopped is not None or extent.unfinished is not None:
             self.abandon()
             return
         try:

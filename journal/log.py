@@ -335,6 +335,7 @@ class Log(Standing):
         Raises Stopped, Full, Closed. May run in a worker, also beside appends.
         """
         self._writable()
+        self._keeper.finish_opening()
         extent = self._extent
         sealed = extent.segments[:-1]
         aged = [Aged(segment.base, segment.size, self._reader.newest_ms(segment)) for segment in sealed]

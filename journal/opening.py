@@ -224,30 +224,58 @@ class Opening:
         self.report.damage = list(extent.damage)
 
     def _make_true(self, replay: Replay) -> None:
-        """Cuts, writes again, forces, raises the epoch: then everything up to the end is on the disk."""
+        """Cuts, writes again, forces, raises the epoch: then everything up to the end is on the disk.
+
+        A stopped log is left as it is. Where the disk is full the log ends at its forced mark until there is space:
+        `extent.unfinished` does the rest then.
+        """
         extent = self.extent
         if extent.stopped is not None:
-            if replay.forced <= extent.end:
-                extent.forced, extent.forced_ordinal = replay.forced, replay.forced_ordinal
+            extent.forced_to(*self._forced_place(replay))
             extent.active.size = min(extent.active.size, extent.end - extent.active.base)
             return
+        end = (extent.end, extent.end_ordinal)
+        try:
+            self._finish(replay, end)
+        except Full as error:
+            self.report.warnings.append(f"the end of the log waits for space to be made durable: {error}")
+            extent.forced_to(*self._forced_place(replay))
+            extent.end, extent.end_ordinal = extent.forced, extent.forced_ordinal
+            extent.unfinished = lambda: self._finish(replay, end)
+        except OSError as error:
+            self._stop(f"recovery could not make the end of the log durable: {error}", replay)
+
+    def _finish(self, replay: Replay, end: tuple[int, int]) -> None:
+        """The steps of `_make_true`; they may be repeated. Raises Full, OSError."""
+        extent = self.extent
+        with extent.lock:
+            extent.end, extent.end_ordinal = end
         try:
             self._cut(replay.cut)
             self._force_again(min(replay.forced, extent.end))
-            extent.forced, extent.forced_ordinal = extent.end, extent.end_ordinal
             if extent.active.end < extent.end:
                 extent.active.seal()
-                extent.segments = (*extent.segments, self._new_segment(extent.end))
-            extent.epoch += 1
-            extent.starts = with_start(extent.starts, extent.epoch, extent.end)
-            self.mark.settle(extent.marks())
-        except (OSError, Full) as error:
-            self._stop(f"recovery could not make the end of the log durable: {error}", replay)
+                extent.replace((*extent.segments, self._new_segment(extent.end)))
+            extent.forced_to(*end)
+            epoch = extent.epoch + 1
+            starts = with_start(extent.starts, epoch, extent.end)
+            self.mark.settle(extent.marks()._replace(epoch=epoch, starts=starts))
+            extent.epoch, extent.starts = epoch, starts
+        except Full:
+            with extent.lock:
+                extent.end, extent.end_ordinal = extent.forced, extent.forced_ordinal
+            raise
+        extent.unfinished = None
+
+    def _forced_place(self, replay: Replay) -> tuple[int, int]:
+        """The highest (offset, ordinal) that is known to be on the disk, within the log."""
+        if replay.forced > self.extent.end:
+            return self.extent.forced, self.extent.forced_ordinal
+        return replay.forced, replay.forced_ordinal
 
     def _stop(self, reason: str, replay: Replay) -> None:
         extent = self.extent
-        if replay.forced <= extent.end:
-            extent.forced, extent.forced_ordinal = replay.forced, replay.forced_ordinal
+        extent.forced_to(*self._forced_place(replay))
         extent.stopped = reason
         try:
             self.mark.settle(extent.marks())

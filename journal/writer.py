@@ -38,6 +38,8 @@ class Writer:
         extent, active = self._extent, self._extent.active
         if size > self._options.segment_bytes:
             raise TooLarge("the append", size, self._options.segment_bytes)
+        if extent.unfinished is not None:
+            return lambda: self._finish_opening(size)
         full = active.sealed or (active.size > 0 and active.size + size > self._options.segment_bytes)
         if not full and not extent.clean and active.indexed:
             return None
@@ -53,8 +55,16 @@ class Writer:
 
         return work
 
+    def _finish_opening(self, size: int) -> None:
+        self._keeper.finish_opening()
+        work = self.before(size)
+        if work is not None:
+            work()
+
     def append(self, batches: Sequence[Batch], source: Source) -> Append:
         """One atomic append of checked batches. Raises TooLarge, BadBatch, Full, Stopped."""
+        if self._extent.unfinished is not None:
+            self._keeper.finish_opening()
         append = arrange(batches, source, self._tip(self._time()))
         work = self.before(append.end - self._extent.end)
         if work is not None:

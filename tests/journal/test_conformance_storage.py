@@ -80,7 +80,7 @@ def test_item_05_a_torn_tail_is_cut_off_at_every_byte_and_nothing_else() -> None
         assert log.end_offset == kept, f"torn at {size}"
         assert bench.read_all() == bench.expected(0, 3)
         assert log.recovery.cut_bytes == size - kept
-        assert bench.disk.read_file(bench.path(segment_name(0))) == whole[:kept]
+        assert bench.disk.durable_file(bench.path(segment_name(0))) == whole[:kept]
 
 
 def test_item_06_below_the_first_is_an_error_and_at_the_end_is_empty() -> None:

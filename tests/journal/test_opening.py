@@ -230,3 +230,31 @@ def test_a_full_disk_does_not_keep_a_log_from_opening() -> None:
     log = bench.kill()
     assert log.recovery.cut_bytes == 4 and log.recovery.torn_path is None and log.recovery.warnings
     bench.read_all()
+
+
+def test_on_a_full_disk_recovery_waits_for_space_and_reading_goes_on() -> None:
+    """Even writing the same bytes again may need space, where the file system copies on write."""
+    bench = Bench()
+    bench.open()
+    bench.send(3)
+    bench.log.force()
+    bench.send(3)
+    forced, end = bench.log.forced_offset, bench.log.end_offset
+    bench.send(3)
+    bench.disk.faults.fail("write", error=errno.ENOSPC, times=None)
+    for _ in range(2):
+        log = bench.kill()
+        assert log.stopped is None and log.recovery.warnings
+        assert log.end_offset == log.forced_offset <= forced and log.force_plan() is None
+        with pytest.raises(Full):
+            bench.send(1)
+        with pytest.raises(Full):
+            log.truncate_before(10)
+        log.close()
+        bench.open()
+    bench.disk.faults.clear()
+    bench.sequence = 9
+    bench.send(1)
+    assert bench.log.end_offset > end
+    assert bench.read_all() == bench.expected(0, 10)
+    assert bench.crash("everything").count == 10

@@ -49,6 +49,7 @@ def test_every_tail_has_a_row_and_forced_data_is_never_cut() -> None:
 def test_the_rows_of_the_tail_table() -> None:
     assert tail(9, 9, 9) == "whole"
     assert tail(5, 5, 9, forced=7, later=8) == "rot before forced data"
+    assert tail(5, 3, 9, forced=4, later=8) == "rot before forced data"
     assert tail(5, 5, 9, forced=7) == "forced data lost"
     assert tail(5, 5, 9, zeros=True) == "zeros at the tail"
     assert tail(9, 5, 9) == "unfinished append"
