@@ -1,0 +1,187 @@
+"""Makes the bytes of a batch of records, once; docs/formats/record.md says what they are.
+
+The work per record is what the whole send rate hangs on. Records of one size: joined on a template, then the CRC and
+id columns are assigned with a stride (about 0.2 us a record of 100 bytes). Mixed sizes: one `Struct.pack` a record and
+one join (0.3 us). What all records of a batch share, the attribute's bytes, enters each CRC as its start value.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate, repeat
+from struct import Struct
+from typing import Final, NamedTuple
+
+from journal.header import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER, HEADER_SIZE
+from journal.header import walk as record_positions
+from tfmq import limits
+from tfmq.ids import SEQUENCE_BITS
+
+Buffer = bytes | bytearray | memoryview
+Blocks = list[tuple[int, int, int]]
+"""[bytes, count, CRC-32] of each block, as PRODUCE carries them."""
+
+_ID: Final = Struct(">Q")
+_ID_POSITION: Final = 8
+_STRIDED_COUNT: Final = 8
+"""Fewer records than this are made faster one by one."""
+
+
+class Encoded(NamedTuple):
+    """A batch's records. `ends` are the positions behind each record; None where all have `record_size` bytes."""
+
+    data: bytearray
+    blocks: Blocks
+    record_size: int
+    ends: Sequence[int] | None
+
+    def start_of(self, index: int) -> int:
+        """Where record `index` begins in `data`."""
+        if index == 0:
+            return 0
+        return self.record_size * index if self.ends is None else self.ends[index - 1]
+
+
+def attribute_part(attribute: bytes) -> bytes:
+    """What stands between a record's header and its payload: nothing, or the attribute with its size."""
+    return ATTRIBUTE_SIZE.pack(len(attribute)) + attribute if attribute else b""
+
+
+def encode(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> Encoded:
+    """Records that share the attribute part `part` (see `attribute_part`), numbered from `sequence` on."""
+    sizes = list(map(len, payloads))
+    size = sizes[0]
+    if len(sizes) >= _STRIDED_COUNT and sizes.count(size) == len(sizes):
+        return _encode_equal(payloads, size, part, producer_id, sequence)
+    if part:
+        return encode_each(payloads, [part] * len(sizes), None, producer_id, sequence, sizes)
+    first_id = producer_id << SEQUENCE_BITS | sequence
+    ids = range(first_id, first_id + len(sizes))
+    pieces: list[bytes] = [b""] * (2 * len(sizes))
+    pieces[0::2] = map(HEADER.pack, sizes, map(zlib.crc32, payloads), ids, repeat(0))
+    pieces[1::2] = payloads
+    return _finish(bytearray().join(pieces), sizes)
+
+
+def encode_each(
+    payloads: Sequence[bytes],
+    parts: Sequence[bytes],
+    flags: Sequence[int] | None,
+    producer_id: int,
+    sequence: int,
+    sizes: Sequence[int] | None = None,
+) -> Encoded:
+    """Records with an attribute part and flag bits of their own.
+
+    `flags` lack the attribute's own bit; None: all records have the same part and no other bit. `sizes` are the
+    payloads', where they are known.
+    """
+    count = len(payloads)
+    first_id = producer_id << SEQUENCE_BITS | sequence
+    if flags is None:
+        shared = parts[0]
+        extra = len(shared)
+        lengths = [extra + size for size in sizes or map(len, payloads)]
+        checksums = map(zlib.crc32, payloads, repeat(zlib.crc32(shared)))
+        all_flags: Iterable[int] = repeat(FLAG_ATTRIBUTE)
+    else:
+        lengths = list(map(int.__add__, map(len, parts), map(len, payloads)))
+        checksums = map(zlib.crc32, payloads, map(zlib.crc32, parts))
+        all_flags = [flag | FLAG_ATTRIBUTE if part else flag for flag, part in zip(flags, parts, strict=True)]
+    pieces: list[bytes] = [b""] * (3 * count)
+    pieces[0::3] = map(HEADER.pack, lengths, checksums, range(first_id, first_id + count), all_flags)
+    pieces[1::3] = parts
+    pieces[2::3] = payloads
+    return _finish(bytearray().join(pieces), lengths)
+
+
+def readdress(encoded: Encoded, producer_id: int, sequence: int) -> Encoded:
+    """The same records under another id, with fresh block CRCs; the records' own checksums do not cover the id."""
+    data = bytearray(encoded.data)
+    first_id = producer_id << SEQUENCE_BITS | sequence
+    for number, position in enumerate(record_positions(bytes(data))):
+        _ID.pack_into(data, position + _ID_POSITION, first_id + number)
+    blocks, start = [], 0
+    with memoryview(data) as view:
+        for size, count, _ in encoded.blocks:
+            blocks.append((size, count, zlib.crc32(view[start : start + size])))
+            start += size
+    return encoded._replace(data=data, blocks=blocks)
+
+
+def _encode_equal(
+    payloads: Sequence[bytes], size: int, part: bytes, producer_id: int, sequence: int
+) -> Encoded:
+    count = len(payloads)
+    flag = FLAG_ATTRIBUTE if part else 0
+    template = HEADER.pack(len(part) + size, 0, producer_id << SEQUENCE_BITS, flag) + part
+    stride = len(template) + size
+    data = bytearray(template)
+    data += template.join(payloads)
+    if part:
+        checksums = array("I", map(zlib.crc32, payloads, repeat(zlib.crc32(part))))
+    else:
+        checksums = array("I", map(zlib.crc32, payloads))
+    if sys.byteorder == "little":
+        checksums.byteswap()
+    column = checksums.tobytes()
+    for byte in range(4):
+        data[4 + byte :: stride] = column[byte::4]
+    for byte, numbers in zip((13, 14, 15), _sequence_columns(sequence, count), strict=True):
+        data[byte::stride] = numbers
+    return Encoded(data, _equal_blocks(data, stride, count), stride, None)
+
+
+def _sequence_columns(sequence: int, count: int) -> tuple[bytes, bytes, bytes]:
+    """The three bytes of `count` sequences from `sequence` on, byte by byte."""
+    end = sequence + count
+    low = _counting(sequence & 0xFF, count)
+    middle_first, middle_last = sequence >> 8, (end - 1) >> 8
+    if middle_first == middle_last:
+        middle = bytes((middle_first & 0xFF,)) * count
+        return bytes((middle_first >> 8,)) * count, middle, low
+    high_parts, middle_parts = [], []
+    for each in range(middle_first, middle_last + 1):
+        run = min(end, (each + 1) << 8) - max(sequence, each << 8)
+        middle_parts.append(bytes((each & 0xFF,)) * run)
+        high_parts.append(bytes((each >> 8,)) * run)
+    return b"".join(high_parts), b"".join(middle_parts), low
+
+
+_ALL_BYTES: Final = bytes(range(256))
+
+
+@lru_cache(maxsize=64)
+def _counting(first: int, count: int) -> bytes:
+    """`count` bytes that count up from `first`, modulo 256."""
+    return (_ALL_BYTES * (count // 256 + 2))[first : first + count]
+
+
+def _equal_blocks(data: bytearray, stride: int, count: int) -> Blocks:
+    per_block = max(1, limits.BLOCK_BYTES // stride)
+    blocks: Blocks = []
+    with memoryview(data) as view:
+        for first in range(0, count, per_block):
+            number = min(per_block, count - first)
+            start = first * stride
+            blocks.append((number * stride, number, zlib.crc32(view[start : start + number * stride])))
+    return blocks
+
+
+def _finish(data: bytearray, lengths: Sequence[int]) -> Encoded:
+    """Cut into blocks: as many whole records as fit into `BLOCK_BYTES`, at least one."""
+    ends = list(accumulate(map(HEADER_SIZE.__add__, lengths)))
+    blocks: Blocks = []
+    first = start = 0
+    with memoryview(data) as view:
+        while first < len(ends):
+            last = max(bisect_right(ends, start + limits.BLOCK_BYTES), first + 1)
+            end = ends[last - 1]
+            blocks.append((end - start, last - first, zlib.crc32(view[start:end])))
+            first, start = last, end
+    return Encoded(data, blocks, 0, ends)

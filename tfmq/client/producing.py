@@ -1,0 +1,328 @@
+"""What both producer faces do, once: messages checked, sends as operations, flush and close.
+
+A face adds the waiting (its driver) and the names that users see.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from tfmq.client.batch import Batch, Deliveries, Delivery, Owner
+from tfmq.client.cluster import Cluster
+from tfmq.client.link import Link
+from tfmq.client.operations import all_done
+from tfmq.client.partition_selector import PartitionSelector, find_selector
+from tfmq.client.sender import Options, Sender
+from tfmq.client.servers import parse_servers
+from tfmq.client.waiting import Operation, Wait
+from tfmq.codecs import Codec
+from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, NotSupported, TfmqError, TimedOut
+from tfmq.hooks import Hook
+from tfmq.limits import valid_name
+from tfmq.message import Message, payload_bytes
+from tfmq.protocol.commands import ACKS
+
+LINGER_MS = 5.0
+"""How long a batch waits for company while nobody waits for it."""
+BATCH_BYTES = 256 << 10
+"""Larger ones gain nothing, and a batch is what one refusal costs."""
+BUFFER_BYTES = 32 << 20
+TIMEOUT_SECONDS = 30.0
+CHUNK_COUNT = 500
+"""How many payloads `send_many` takes first, to see how large they are."""
+CHUNK_COUNT_MAX = 50_000
+
+_PLAIN_TYPES = frozenset((bytes, str))
+
+
+class Settings(NamedTuple):
+    """The arguments of a producer, checked."""
+
+    servers: str | Sequence[str] | None
+    group: str | None
+    acks: str | None
+    linger_ms: float
+    batch_bytes: int
+    buffer_bytes: int
+    selector: PartitionSelector | str | None
+    codec: Codec[Any] | None
+    timeout: float
+    hooks: Sequence[Hook]
+
+    def options(self) -> Options:
+        """How the sender is set. Raises `BadRequest` for values that make no sense."""
+        if self.acks is not None and self.acks not in ACKS:
+            raise BadRequest(f"acks is None, {', '.join(map(repr, ACKS))}, not {self.acks!r}.")
+        if self.group is not None and not valid_name(self.group):
+            raise BadRequest(f"{self.group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+        for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or value < 0 or (value == 0 and name != "linger_ms"):
+                raise BadRequest(f"{name} must be a number above 0, not {value!r}.")
+        acks = None if self.acks is None else ACKS[self.acks]
+        batch_bytes = min(int(self.batch_bytes), int(self.buffer_bytes))
+        return Options(acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout))
+
+
+class ProducerCore:
+    """One producer without its waiting. `driver_type(link)` makes the driver."""
+
+    def __init__(self, owner: Owner, driver_type: Callable[[Link], Any], settings: Settings) -> None:
+        self.options = settings.options()
+        self.selector = find_selector(settings.selector)
+        self.codec = settings.codec
+        self.hooks = tuple(settings.hooks)
+        self.group = settings.group
+        self.closed = False
+        self.plain = self.codec is None and not self.hooks and self.selector.per_batch
+        """Whether bytes without key and so on may go the short way into the open batch."""
+        self.link = Link(parse_servers(settings.servers), time.monotonic)
+        self.driver = driver_type(self.link)
+        self._owner = owner
+        self._begin()
+        self.driver.on_fork.append(self._forked)
+
+    def _begin(self) -> None:
+        self.cluster = Cluster(self.link.now)
+        self.sender = Sender(self.link, self.cluster, self.driver, self._owner, self.options, self.selector)
+        self.driver.tickers.append(self.sender)
+
+    def _forked(self) -> None:
+        self.driver.tickers.remove(self.sender)
+        self.sender.orphan()
+        self._begin()
+
+    # Messages
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Closed("The producer is closed; make a new one.")
+
+    def message(
+        self,
+        topic: str,
+        payload: Any,
+        key: Any = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Any = None,
+        deliver_at: Any = None,
+        partition: int | None = None,
+    ) -> Message:
+        """The message as it goes. Raises for what no broker would take."""
+        made = Message(payload, key, tag, properties, partition, delay, deliver_at)
+        return self.checked(topic, made)
+
+    def checked(self, topic: str, message: Message) -> Message:
+        """`message` after the hooks. Raises `NotSupported`, `BadRequest`, `TypeError`."""
+        self.check_open()
+        if not isinstance(topic, str) or not valid_name(topic):
+            raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+        for hook in self.hooks:
+            message = hook.before_send(topic, message)
+        if message.delay is not None or message.deliver_at is not None:
+            raise NotSupported(
+                "Delayed delivery needs a later release; send it without delay and deliver_at."
+            )
+        if message.key is not None and not isinstance(message.key, str | bytes):
+            if not isinstance(message.key, bytearray | memoryview):
+                raise TypeError(f"A key is bytes or text, not {type(message.key).__name__}.")
+            message = message._replace(key=bytes(message.key))
+        return message
+
+    def payload(self, message: Message) -> bytes | None:
+        """The payload's bytes, a copy where the caller could change them. Raises `TypeError` naming the codecs."""
+        value = message.payload
+        if self.codec is not None and value is not None:
+            value = self.codec.encode(value)
+        data = payload_bytes(value)
+        return data if data is None or type(data) is bytes else bytes(data)
+
+    # Sending
+
+    def may_append(self, topic: str, message: Message) -> bool:
+        """Whether `append` needs no waiting: there is room, and the partition can be chosen, now or later."""
+        free = message.partition is None and message.key is None and self.selector.per_batch
+        return self.sender.has_room() and (free or self.sender.knows(topic))
+
+    def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
+        """Take the message into a batch."""
+        delivery = self.sender.append(topic, message, payload)
+        if self.hooks:
+            delivery.add_callback(lambda done: self._told(topic, message, done))
+        return delivery
+
+    def _told(self, topic: str, message: Message, delivery: Delivery) -> None:
+        error = delivery.peek()
+        result = None if error is not None else delivery.result()
+        for hook in self.hooks:
+            hook.after_send(topic, message, result, error)
+
+    def sending(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
+        """Wait for room, and for the topic's partitions where they decide, then append."""
+        if not self.may_append(topic, message):
+            yield from self._making_room()
+            if not (message.key is None and message.partition is None and self.selector.per_batch):
+                yield from self._knowing(topic)
+        self.check_open()
+        return self.append(topic, message, payload)
+
+    def sending_many(self, topic: str, payloads: Iterable[Any]) -> Operation[Deliveries]:
+        """Send them all; ends when the last one is in a batch that is on its way."""
+        self.checked(topic, Message(b"")) if not self.hooks else self.check_open()
+        deliveries = Deliveries(self._owner)
+        iterator, count = iter(payloads), CHUNK_COUNT
+        while chunk := list(islice(iterator, count)):
+            if not deliveries.runs:
+                yield from self._knowing(topic)
+            types = set(map(type, chunk))
+            if self.plain and types <= _PLAIN_TYPES:
+                count = yield from self._sending_plain(topic, chunk, str in types, deliveries)
+            else:
+                yield from self._sending_each(topic, chunk, deliveries)
+        self.sender.hurry(deliveries.batches)
+        return deliveries
+
+    def _sending_plain(
+        self, topic: str, chunk: list[Any], has_text: bool, deliveries: Deliveries
+    ) -> Generator[Wait, None, int]:
+        """Bytes and text without anything beside: whole batches at once. How many to take next."""
+        if has_text:
+            chunk = [each.encode() if type(each) is str else each for each in chunk]
+        sizes = list(map(len, chunk))
+        total = sum(sizes)
+        overhead = self.sender.overhead_bytes
+        start, end = 0, len(chunk)
+        while start < end:
+            stop = end
+            if total + overhead * end > self.options.batch_bytes:
+                stop = _cut(sizes, start, self.options.batch_bytes, overhead)
+            part = chunk if stop - start == len(chunk) else chunk[start:stop]
+            yield from self._making_room()
+            self.check_open()
+            batch = self.sender.append_many(topic, part, sum(sizes[start:stop]))
+            deliveries.add(batch, 0, len(part))
+            start = stop
+            yield Wait((), 0.0)
+            self._stop_early(deliveries)
+        fitting = self.options.batch_bytes // (total // len(chunk) + overhead)
+        return max(1, min(CHUNK_COUNT_MAX, fitting))
+
+    def _sending_each(self, topic: str, chunk: list[Any], deliveries: Deliveries) -> Operation[None]:
+        for item in chunk:
+            message = self.checked(topic, item if isinstance(item, Message) else Message(item))
+            payload = self.payload(message)
+            yield from self._making_room()
+            batch, index = self.append(topic, message, payload)
+            deliveries.add(batch, index, 1)
+        yield Wait((), 0.0)
+        self._stop_early(deliveries)
+
+    def _stop_early(self, deliveries: Deliveries) -> None:
+        """Once a part failed, the rest of a long iterable is not read: the caller is told at once."""
+        if self.sender.failed_messages:
+            for batch, first, count in deliveries.runs:
+                if batch.error is not None:
+                    batch.result_of(first, count)
+
+    def _making_room(self) -> Operation[None]:
+        """Raises `Busy` when there is none within the timeout."""
+        until = self.link.now() + self.options.timeout
+        while not self.sender.has_room():
+            remaining = until - self.link.now()
+            if remaining <= 0:
+                raise Busy(
+                    f"The buffer of {self.options.buffer_bytes} bytes was full for {self.options.timeout:g} s:"
+                    " the broker does not keep up, or cannot be reached."
+                )
+            yield Wait((self.sender.room(),), remaining)
+
+    def _knowing(self, topic: str) -> Operation[None]:
+        """Wait until the topic's partitions are known. Raises what asking for them raised."""
+        until = self.link.now() + self.options.timeout
+        while not self.sender.knows(topic):
+            lane = self.sender.ask(topic)
+            remaining = until - self.link.now()
+            if remaining <= 0:
+                raise TimedOut(
+                    f"The partitions of {topic} could not be learned in {self.options.timeout:g} s."
+                )
+            yield Wait((lane.known,), remaining)
+            if lane.error is not None:
+                raise type(lane.error)(lane.error.sentence, outcome="not done")
+
+    # Waiting
+
+    def waiting(
+        self, batches: Iterable[Batch], timeout: float | None, *, at_once: bool = True
+    ) -> Operation[None]:
+        """Let these go and wait until all are done. Raises `TimedOut`."""
+        waited = list(batches)
+        self.sender.hurry(waited, at_once)
+        done = yield from all_done(waited, timeout, self.link)
+        if not done:
+            raise TimedOut(
+                f"The broker has not answered within {timeout:g} s; the messages are still on their way."
+            )
+
+    def flushing(self, timeout: float | None) -> Operation[None]:
+        """Wait until everything sent so far is settled. Raises `DeliveryFailed`, `TimedOut`."""
+        waited = self.sender.flush()
+        done = yield from all_done(waited, timeout, self.link)
+        failed = self.sender.take_failures()
+        if failed:
+            raise _failure(failed)
+        if not done:
+            raise TimedOut(f"Not everything was delivered within {timeout:g} s; it is still on its way.")
+
+    def closing(self, timeout: float) -> Operation[None]:
+        """Take nothing more, flush, give up what is left. Raises `DeliveryFailed`."""
+        if self.closed:
+            return
+        self.closed = True
+        self.plain = False
+        waited = self.sender.flush()
+        yield from all_done(waited, timeout, self.link)
+        self.sender.abandon(
+            TimedOut(f"The producer was closed, and it was not delivered within {timeout:g} s.")
+        )
+        failed = self.sender.take_failures()
+        if failed:
+            raise _failure(failed)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and how things are."""
+        sender, link = self.sender, self.link
+        return {
+            "messages": sender.sent_messages,
+            "batches": sender.sent_batches,
+            "bytes": sender.sent_bytes,
+            "failed_messages": sender.failed_messages,
+            "lost_messages": sender.lost,
+            "buffered_bytes": sender.used_bytes,
+            "unsettled_batches": len(sender.outstanding),
+            "connections": link.connections,
+            "connected": link.state == "ready",
+            "server": str(link.server),
+        }
+
+
+def _cut(sizes: Sequence[int], start: int, batch_bytes: int, overhead: int) -> int:
+    """Behind the last payload from `start` on that fits into a batch; one always does."""
+    room, stop = batch_bytes, start
+    while stop < len(sizes):
+        room -= sizes[stop] + overhead
+        if room < 0 and stop > start:
+            return stop
+        stop += 1
+    return stop
+
+
+def _failure(failed: list[Delivery]) -> TfmqError:
+    first = failed[0].peek()
+    return DeliveryFailed(
+        f"{len(failed)} messages could not be delivered; the first one: {first}", deliveries=failed
+    )

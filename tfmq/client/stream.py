@@ -1,0 +1,316 @@
+"""A producer's stream to one partition: batches in order, numbered without a gap, stored once.
+
+The stream rule of the broker: sequences of one producer id on one partition follow each other. So a batch that is
+sent again after a lost connection is recognised; a refused one leaves a hole that everything behind it would fall
+into. Then the stream lets its flight land and takes a *successor* id: that closes the old id for good and tells the
+last sequence stored, by which batches of unknown fate are settled, and by which messages are found that had been
+acknowledged as written and were lost in a crash.
+
+    fresh       no id yet
+    leasing     an id is on its way
+    ready       numbers and sends
+    landing     something went wrong; waits until the broker answered everything in flight
+    pausing     the broker was busy; sends the same again soon
+    succeeding  waits for the successor id
+    troubled    the successor could not be had; asks again when there is something to send
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tfmq.client.batch import Batch
+from tfmq.client.call import Call
+from tfmq.client.cluster import Topic
+from tfmq.errors import (
+    UNKNOWN,
+    Busy,
+    Closed,
+    SequenceGap,
+    StaleProducer,
+    TfmqError,
+    TimedOut,
+    UnknownProducer,
+    UnknownTopic,
+)
+from tfmq.ids import sequences_left
+from tfmq.protocol.commands import ACKS_NONE, Produce, SucceedProducer
+
+if TYPE_CHECKING:
+    from tfmq.client.sender import Sender
+
+log = logging.getLogger("tfmq.client")
+
+FLIGHT_BYTES = 8 << 20
+"""More in flight gains nothing (1.6 M messages of 100 bytes a second with 20 batches of 256 KiB)."""
+FLIGHT_BATCHES = 20
+PAUSE_SECONDS = 0.05
+"""How long a busy broker is left alone; doubled each time up to the maximum."""
+PAUSE_SECONDS_MAX = 1.0
+
+
+class Stream:
+    """See the module. All methods run under the driver's lock."""
+
+    def __init__(self, sender: Sender, topic: Topic, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.state = "fresh"
+        self.open: Batch | None = None
+        """The batch that gathers messages for this partition."""
+        self.queue: deque[Batch] = deque()
+        self.flight: deque[Batch] = deque()
+        self.producer_id = 0
+        self.sequence = 0
+        self._sender = sender
+        self._calls = 0
+        self._flight_bytes = 0
+        self._stored_through = -1
+        self._hole = False
+        self._unsure = False
+        self._pause_seconds = PAUSE_SECONDS
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is on its way."""
+        return not self.flight and not self.queue
+
+    def push(self, batch: Batch) -> None:
+        """Take over a closed batch."""
+        batch.partition = self.partition
+        behind_numbered = not self.queue or self.queue[-1].producer_id == self.producer_id
+        if self.state == "ready" and behind_numbered and batch.count <= sequences_left(self.sequence):
+            self._number(batch)  # while the broker works on those before it
+        self.queue.append(batch)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what may go."""
+        if self.state == "fresh" and self.queue:
+            self.state = "leasing"
+            self._sender.identities.take(self._leased)
+        elif self.state == "troubled" and self.queue:
+            self._succeed()
+        while self.state == "ready" and self.queue and self._may_fly():
+            if self.queue[0].producer_id != self.producer_id:
+                if self.queue[0].count > sequences_left(self.sequence):
+                    if not self.flight:
+                        self._succeed()
+                    return
+                self._number(self.queue[0])
+            self._send(self.queue.popleft())
+        if self.open is not None and self.open.urgent and self.idle:
+            self._sender.close_batch(self.open)
+
+    def expire(self, now: float) -> None:
+        """Fail the batches whose time is over before they could be sent."""
+        while self.queue and self.queue[0].deadline <= now:
+            batch = self.queue.popleft()
+            if batch.producer_id == self.producer_id:
+                self._unnumber(batch.sequence)
+            self._sender.fail(batch, self._sender.late(batch))
+
+    def next_time(self) -> float:
+        return self.queue[0].deadline if self.queue else float("inf")
+
+    # Sending
+
+    def _may_fly(self) -> bool:
+        most = min(FLIGHT_BATCHES, self._sender.window)
+        return not self.flight or (len(self.flight) < most and self._flight_bytes < FLIGHT_BYTES)
+
+    def _number(self, batch: Batch) -> None:
+        batch.number(self.producer_id, self.sequence)
+        self.sequence += batch.count
+
+    def _unnumber(self, sequence: int) -> None:
+        """What waits gets its numbers, from `sequence` on, when it goes."""
+        self.sequence = sequence
+        for batch in self.queue:
+            batch.unnumber()
+
+    def _send(self, batch: Batch) -> None:
+        encoded = batch.encoded
+        assert encoded is not None
+        sender, acks = self._sender, self._sender.acks
+        request = Produce(
+            self.topic.name,
+            self.topic.incarnation,
+            self.partition,
+            batch.producer_id,
+            batch.sequence,
+            batch.count,
+            acks,
+            encoded.blocks,  # type: ignore[arg-type]
+        )
+        seconds = max(0.0, batch.deadline - sender.now())
+        try:
+            call = sender.link.call(
+                request, encoded.data, seconds=seconds, unattended=True, wants_reply=acks != ACKS_NONE
+            )
+        except Closed as error:
+            sender.fail(batch, error)
+            return
+        batch.attempts += 1
+        batch.bounced = None
+        self.flight.append(batch)
+        self._flight_bytes += batch.size_bytes
+        self._calls += 1
+        call.when_done(lambda done: self._answered(done, batch))
+
+    def _leased(self, producer_id: int, error: TfmqError | None) -> None:
+        if error is not None:
+            self.state = "fresh"
+            self._fail_all(error)
+            return
+        self._begin(producer_id)
+
+    def _begin(self, producer_id: int) -> None:
+        """Go on under `producer_id`, from sequence 0."""
+        self.producer_id, self._stored_through = producer_id, -1
+        self._hole = self._unsure = False
+        self.state = "ready"
+        self._requeue()
+        self._unnumber(0)
+        self.pump()
+
+    def _requeue(self) -> None:
+        """What is in flight, answered and not settled, waits again, before everything else."""
+        self.queue.extendleft(reversed(self.flight))
+        self.flight.clear()
+        self._flight_bytes = 0
+
+    # Answers
+
+    def _answered(self, call: Call, batch: Batch) -> None:
+        self._calls -= 1
+        error = call.error
+        if error is None:
+            self._stored(call, batch)
+        elif isinstance(error, SequenceGap | StaleProducer | UnknownProducer | Busy):
+            batch.bounced = error
+        else:
+            self._land(batch)
+            self._hole = True
+            self._unsure = self._unsure or error.outcome == UNKNOWN
+            self._sender.fail(batch, error)
+            if isinstance(error, UnknownTopic):
+                self._gone(error)
+                return
+        if self.state == "ready" and (self._hole or batch.bounced is not None):
+            self.state = "landing"
+        if self.state == "landing" and not self._calls:
+            self._resolve()
+        else:
+            self.pump()
+
+    def _stored(self, call: Call, batch: Batch) -> None:
+        self._land(batch)
+        self._pause_seconds = PAUSE_SECONDS
+        self._stored_through = max(self._stored_through, batch.last_sequence)
+        if call.wants_reply:
+            self._sender.stored(batch, call.reply.positions, call.reply.durability)
+        else:
+            self._sender.stored(batch, (), ACKS_NONE)
+
+    def _land(self, batch: Batch) -> None:
+        self._flight_bytes -= batch.size_bytes
+        if self.flight and self.flight[0] is batch:
+            self.flight.popleft()
+        else:
+            self.flight.remove(batch)
+
+    def _resolve(self) -> None:
+        """Everything is answered; go on from the first batch that is not settled."""
+        first = self.flight[0].bounced if self.flight else None
+        if not self._hole and isinstance(first, Busy):
+            self.state = "pausing"
+            self._sender.later(self._pause_seconds, self._resume)
+            self._pause_seconds = min(PAUSE_SECONDS_MAX, 2 * self._pause_seconds)
+        elif self._stored_through < 0 and not self._unsure and not self._was_closed():
+            self._begin(self.producer_id)  # nothing was ever stored under it, so it is as good as new
+        else:
+            self._succeed()
+
+    def _was_closed(self) -> bool:
+        return any(
+            isinstance(each.bounced, StaleProducer | UnknownProducer) or each.attempts > 1
+            for each in self.flight
+        )
+
+    def _resume(self) -> None:
+        if self.state == "pausing":
+            self.state = "ready"
+            self._requeue()
+            self.pump()
+
+    # Succession
+
+    def _succeed(self) -> None:
+        self.state = "succeeding"
+        request = SucceedProducer(self.topic.name, self.topic.incarnation, self.partition, self.producer_id)
+        try:
+            call = self._sender.link.call(request, seconds=self._sender.timeout, unattended=True)
+        except Closed as error:
+            self._fail_all(error)
+            return
+        call.when_done(self._succeeded)
+
+    def _succeeded(self, call: Call) -> None:
+        error = call.error
+        if error is None:
+            self._settle(call.reply.last_sequence, call.reply.durability)
+            self._begin(call.reply.successor_id)
+        elif isinstance(error, UnknownProducer):
+            self._forgotten(error)
+        elif isinstance(error, UnknownTopic):
+            self._gone(error)
+        else:
+            self.state = "troubled"
+            self._fail_all(error)
+
+    def _settle(self, last_sequence: int, durability: int) -> None:
+        """Batches that the broker had stored although its answer was lost; messages that it had and lost."""
+        for batch in list(self.flight):
+            if batch.last_sequence <= last_sequence:
+                self._land(batch)
+                self._sender.stored(batch, (), durability)
+        lost = self._stored_through - max(last_sequence, -1)
+        if lost > 0:
+            self._sender.lost += lost
+            log.error(
+                "%d messages to %s/%d were acknowledged as written and lost in a crash of the broker: ids from %d on.",
+                lost,
+                self.topic.name,
+                self.partition,
+                (self.producer_id << 24) + last_sequence + 1,
+            )
+
+    def _forgotten(self, error: UnknownProducer) -> None:
+        """The broker knows nothing of the id: what was sent once and refused is not there, the rest nobody knows."""
+        for batch in list(self.flight):
+            if batch.attempts > 1 or self._unsure:
+                self._land(batch)
+                self._sender.fail(batch, UnknownProducer(error.sentence))
+        self.state = "leasing"
+        self._sender.identities.take(self._leased)
+
+    # Endings
+
+    def _gone(self, error: TfmqError) -> None:
+        """The topic is not there any more."""
+        self._sender.drop(self)
+        self._fail_all(error)
+
+    def _fail_all(self, error: TfmqError) -> None:
+        """Fail what waits; what is in flight and unanswered settles by itself."""
+        waiting = [each for each in self.flight if each.bounced is not None]
+        for batch in waiting:
+            self._land(batch)
+        waiting += self.queue
+        self.queue.clear()
+        for batch in waiting:
+            batch.unnumber()
+            self._sender.fail(batch, error if not isinstance(error, TimedOut) else self._sender.late(batch))

@@ -1,0 +1,92 @@
+"""Codecs: values of yours to payloads and back.
+
+    tfmq.Producer(codec=tfmq.codecs.json).send("orders", {"number": 42})
+    for message in tfmq.Consumer(topics="orders", codec=tfmq.codecs.json): message.value
+
+`json` and `msgpack` take what their formats know; `pydantic(Model)` validates in both directions and needs the
+package pydantic. Any object with `encode(value) -> bytes` and `decode(data) -> value` is a codec.
+"""
+
+from __future__ import annotations
+
+import json as _json
+from importlib import import_module
+from typing import Any, Generic, Protocol, TypeVar
+
+from tfmq.errors import DecodeFailed
+
+Value = TypeVar("Value")
+
+
+class Codec(Protocol[Value]):
+    """What a codec does. `decode` raises whatever it likes; readers see it as `DecodeFailed`."""
+
+    def encode(self, value: Value) -> bytes: ...
+
+    def decode(self, data: bytes) -> Value: ...
+
+
+class _Json:
+    """JSON in UTF-8, without needless blanks. `encode` raises `TypeError` or `ValueError` for what JSON lacks."""
+
+    def encode(self, value: Any) -> bytes:
+        return _json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+    def decode(self, data: bytes) -> Any:
+        try:
+            return _json.loads(bytes(data))
+        except (ValueError, RecursionError) as error:
+            raise DecodeFailed(f"The payload is not JSON: {error}.") from error
+
+    def __repr__(self) -> str:
+        return "tfmq.codecs.json"
+
+
+class _MessagePack:
+    """msgpack. `encode` raises `TypeError` or `ValueError` for what msgpack lacks."""
+
+    def encode(self, value: Any) -> bytes:
+        packed: bytes = import_module("msgpack").packb(value)
+        return packed
+
+    def decode(self, data: bytes) -> Any:
+        package = import_module("msgpack")
+        try:
+            return package.unpackb(data, strict_map_key=False)
+        except (ValueError, TypeError, package.UnpackException, RecursionError) as error:
+            raise DecodeFailed(f"The payload is not msgpack: {error}.") from error
+
+    def __repr__(self) -> str:
+        return "tfmq.codecs.msgpack"
+
+
+class _Pydantic(Generic[Value]):
+    """One pydantic model (or any type that pydantic validates) as JSON."""
+
+    def __init__(self, model: type[Value]) -> None:
+        self._model = model
+        self._adapter = import_module("pydantic").TypeAdapter(model)
+        self._invalid: type[Exception] = import_module("pydantic").ValidationError
+
+    def encode(self, value: Value) -> bytes:
+        dumped: bytes = self._adapter.dump_json(self._adapter.validate_python(value))
+        return dumped
+
+    def decode(self, data: bytes) -> Value:
+        try:
+            value: Value = self._adapter.validate_json(bytes(data))
+        except self._invalid as error:
+            raise DecodeFailed(f"The payload is not a valid {self._model.__name__}: {error}") from error
+        return value
+
+    def __repr__(self) -> str:
+        return f"tfmq.codecs.pydantic({self._model.__name__})"
+
+
+json = _Json()
+msgpack = _MessagePack()
+
+
+def pydantic(model: type[Value]) -> Codec[Value]:
+    """The codec of one pydantic model. Raises `ImportError` where pydantic is not installed."""
+    return _Pydantic(model)

@@ -1,0 +1,56 @@
+"""Code of yours around every send and every handling: measuring, tracing, checking.
+
+    class Count(tfmq.Hook):
+        def after_send(self, topic, message, result, error):
+            counter.labels(topic).inc()
+
+    tfmq.Producer(hooks=[Count()])
+
+A hook must not wait for the broker. `before_send` and `before_handle` run in the caller's thread, and what they raise
+reaches the caller; `after_send` runs in whichever thread reads, and what it raises is logged.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from tfmq.errors import TfmqError
+from tfmq.message import Message, SendResult
+
+TRACE_PARENT = "traceparent"
+"""The property that carries a W3C trace context."""
+
+
+class Hook:
+    """Does nothing; override what you need."""
+
+    def before_send(self, topic: str, message: Message) -> Message:
+        """The message to send instead: `message` itself, or a changed copy (`message._replace(...)`)."""
+        return message
+
+    def after_send(
+        self, topic: str, message: Message, result: SendResult | None, error: TfmqError | None
+    ) -> None:
+        """The message was acknowledged (`result`), or has failed (`error`)."""
+
+    def before_handle(self, message: Any) -> None:
+        """A received message is about to be handed to its handler."""
+
+    def after_handle(self, message: Any, error: BaseException | None) -> None:
+        """The handler returned, or raised `error`."""
+
+
+class Tracing(Hook):
+    """Puts the active OpenTelemetry span into the property `traceparent`. Needs the package opentelemetry-api; the
+    constructor raises `ImportError` without it.
+    """
+
+    def __init__(self) -> None:
+        self._inject = import_module("opentelemetry.propagate").inject
+
+    def before_send(self, topic: str, message: Message) -> Message:
+        properties = dict(message.properties or {})
+        if TRACE_PARENT not in properties:
+            self._inject(properties)
+        return message._replace(properties=properties) if properties else message
