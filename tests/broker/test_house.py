@@ -1,0 +1,58 @@
+"""How the parts are joined: settings by precedence, one force a turn, a stop that waits for its workers."""
+
+from journal.options import LogOptions
+from tests.broker.helpers import Broker
+from tfmq.protocol.commands import ACKS_WRITTEN, CreateTopic
+
+
+def test_a_topic_s_settings_win_over_the_broker_s() -> None:
+    broker = Broker(flush__messages=5, retention__action="archive")
+    house = broker.engine.house
+    options = house.log_options("orders", 3, {"flush.messages": 9})
+    assert isinstance(options, LogOptions)
+    assert options.flush_messages == 9
+    assert options.archive_folder == "/data/archive/orders-3"
+    assert house.log_options("orders", 3, {}).flush_messages == 5
+
+
+def test_one_force_serves_all_partitions_of_a_turn() -> None:
+    broker = Broker(queued=True)
+    broker.create(partitions=20)
+    producer = broker.lease()
+    for partition in range(20):
+        broker.produce(producer, 0, partition=partition, acks=ACKS_WRITTEN)
+    broker.work()
+    house = broker.engine.house
+    before, joint = house.forcer.forces, house.forcer.joint_forces
+    answers = [broker.produce(producer, 1, partition=partition, turn=False) for partition in range(20)]
+    broker.engine.turn_ended()
+    broker.work()
+    assert all(answer.code == "ok" for answer in answers)
+    assert house.forcer.forces == before + 1 and house.forcer.joint_forces == joint + 1
+
+
+def test_what_comes_while_a_force_runs_shares_the_next() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    broker.work()
+    before = broker.engine.house.forcer.forces
+    first = broker.produce(producer, 1)
+    rest = [broker.produce(producer, n) for n in range(2, 12)]
+    broker.step()
+    assert first.code == "ok" and all(answer.code == "waiting" for answer in rest)
+    broker.step()
+    assert all(answer.code == "ok" for answer in rest)
+    assert broker.engine.house.forcer.forces == before + 2
+
+
+def test_a_stop_waits_for_every_worker() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    creating = broker.ask(CreateTopic("bills", 2, {}))
+    stopped: list[bool] = []
+    broker.engine.stop(lambda: stopped.append(True))
+    assert not stopped
+    broker.work()
+    assert stopped and creating.done
