@@ -130,6 +130,7 @@ class Later:
             raise NotSupported(f"This release of the broker has no {self.what} yet: {name} must be left nil.")
 
 
+_new = tuple.__new__
 Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 
@@ -144,6 +145,11 @@ class Row(Generic[Tuple]):
         self.names: tuple[str, ...] = tuple(hints)
         self.kinds: tuple[Kind, ...] = tuple(hint.__metadata__[0] for hint in hints.values())
         self.defaults: dict[str, Any] = shape._field_defaults  # type: ignore[attr-defined]
+        # Most fields are whole numbers: those are compared in place, (1, 0) sends the others to their kind.
+        self._columns = tuple(
+            (kind.low, kind.high, kind.check, name) if type(kind) is Whole else (1, 0, kind.check, name)
+            for kind, name in zip(self.kinds, self.names, strict=True)
+        )
 
     @property
     def text(self) -> str:
@@ -158,16 +164,18 @@ class Row(Generic[Tuple]):
         """The NamedTuple made of `values[start:]`. Raises `BadRequest` (or `NotSupported`) for a wrong
         field.
         """
-        present = values[start : start + len(self.names)] if start else values
         fields = [
-            value
-            if type(kind) is Whole and type(value) is int and kind.low <= value <= kind.high
-            else kind.check(value, field)
-            for value, kind, field in zip(present, self.kinds, self.names, strict=False)
+            value if type(value) is int and low <= value <= high else check(value, field)
+            for value, (low, high, check, field) in zip(
+                values[start:] if start else values, self._columns, strict=False
+            )
         ]
+        if len(fields) < len(self.names):
+            self._complete(fields, name)
+        return _new(self.shape, fields)
+
+    def _complete(self, fields: list[Any], name: str) -> None:
         for field in self.names[len(fields) :]:
             if field not in self.defaults:
                 raise BadRequest(f"{name} lacks its field {field}.")
             fields.append(self.defaults[field])
-        made: Tuple = self.shape._make(fields)  # type: ignore[attr-defined]
-        return made
