@@ -1,5 +1,6 @@
 """The register is a fold over entries: the same from a snapshot, and damage is named, never guessed away."""
 
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -132,3 +133,17 @@ def test_a_snapshot_that_is_none_is_refused() -> None:
             Register().load(data)
     with pytest.raises(NewerFormat):
         Register().load(pack((99, 0, 0, (), (), ())))
+
+
+def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> None:
+    lines = Path("tests/golden/catalog.hex").read_text().split()
+    made, states = Register(), []
+    for line in lines:
+        entry = unpack(bytes.fromhex(line))
+        assert pack(entry).hex() == line
+        made.enter(entry)
+        states.append(made.topics[16].state if 16 in made.topics else "")
+    assert states == ["", "creating", "open", "growing", "open", "open", "open", "deleting", ""]
+    assert (made.next_id, made.generation, made.groups["billing"].member) == (4112, 1, "m1")
+    page = Path("docs/formats/catalog.md").read_text()
+    assert all(line in page for line in lines)
