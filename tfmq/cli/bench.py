@@ -1,0 +1,97 @@
+"""`tfmq bench`: what this broker does on this machine, in a few seconds."""
+
+import time
+from typing import Any
+
+import click
+
+from tfmq.cli.output import Output, output_options, progress, size_text
+
+CHUNK = 20_000
+SINGLES = 500
+READ_BATCH = 10_000
+
+
+@click.command(epilog="\b\nExample:\n  tfmq bench --messages 1000000 --size 100")
+@click.option("--messages", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many.")
+@click.option(
+    "--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes of each payload."
+)
+@click.option("--topic", default=None, help="Use this topic and keep it [a new one, deleted at the end].")
+@click.option("--acks", type=click.Choice(["synced", "written"]), default="synced", show_default=True)
+@output_options
+def bench(messages: int, size: int, topic: str | None, acks: str, output: Output) -> None:
+    """Measure the running broker: sending in bulk, one at a time, and reading back."""
+    from tfmq.admin import Admin
+
+    name = topic or f"bench-{time.time_ns():x}"
+    try:
+        rows = [
+            row("send in bulk", messages, size, bulk(output, name, messages, size, acks)),
+            row("send one at a time", SINGLES, size, singles(output, name, size, acks)),
+            row("read", messages, size, reading(output, name, messages)),
+        ]
+    finally:
+        if topic is None:
+            with Admin(output.servers) as admin:
+                admin.delete_topic(name)
+    columns = ("what", "messages", "seconds", "messages_per_second", "bytes_per_second", "microseconds_each")
+    if not output.json:
+        rows = [{**r, "bytes_per_second": size_text(r["bytes_per_second"])} for r in rows]
+    output.rows(rows, columns, "")
+
+
+def row(what: str, messages: int, size: int, seconds: float) -> dict[str, Any]:
+    return {
+        "what": what,
+        "messages": messages,
+        "seconds": round(seconds, 3),
+        "messages_per_second": round(messages / seconds),
+        "bytes_per_second": round(messages * size / seconds),
+        "microseconds_each": round(seconds / messages * 1e6, 1),
+    }
+
+
+def bulk(output: Output, topic: str, messages: int, size: int, acks: str) -> float:
+    from tfmq.producer import Producer
+
+    payload = b"x" * size
+    with (
+        Producer(output.servers, acks=acks) as producer,
+        progress(output, "sending in bulk", messages) as advance,
+    ):
+        producer.send(topic, b"first").result()
+        begun = time.perf_counter()
+        for start in range(0, messages, CHUNK):
+            count = min(CHUNK, messages - start)
+            producer.send_many(topic, [payload] * count)
+            advance(count)
+        producer.flush()
+        return time.perf_counter() - begun
+
+
+def singles(output: Output, topic: str, size: int, acks: str) -> float:
+    from tfmq.producer import Producer
+
+    payload = b"x" * size
+    with (
+        Producer(output.servers, acks=acks) as producer,
+        progress(output, "one at a time", SINGLES) as advance,
+    ):
+        producer.send(topic, payload).result()
+        begun = time.perf_counter()
+        for _ in range(SINGLES):
+            producer.send(topic, payload).result()
+            advance(1)
+        return time.perf_counter() - begun
+
+
+def reading(output: Output, topic: str, messages: int) -> float:
+    from tfmq.consumer import Consumer
+
+    with Consumer(output.servers, topics=topic) as consumer, progress(output, "reading", messages) as advance:
+        begun, got = time.perf_counter(), 0
+        while got < messages and (batch := consumer.poll(timeout=5.0, max_messages=READ_BATCH)):
+            got += len(batch)
+            advance(len(batch))
+        return time.perf_counter() - begun

@@ -1,0 +1,178 @@
+"""`tfmq topic`: list, create, show, grow, resume, delete."""
+
+from typing import Any
+
+import click
+
+from tfmq.cli.output import Output, output_options, size_text
+from tfmq.cli.topics import known_topic
+from tfmq.cli.values import Property
+from tfmq.errors import BadRequest
+
+LIST_COLUMNS = ("topic", "partitions", "messages", "size", "state")
+SHOW_COLUMNS = (
+    "partition",
+    "state",
+    "first_offset",
+    "forced_offset",
+    "end_offset",
+    "messages",
+    "size",
+    "segments",
+)
+
+
+@click.group()
+def topic() -> None:
+    """Topics: list, create, show, grow, resume, delete."""
+
+
+def row_of(found: Any) -> dict[str, Any]:
+    """A topic in one line: what all its partitions come to."""
+    parts = found.partitions
+    states = sorted({p.state for p in parts})
+    return {
+        "topic": found.name,
+        "partitions": len(parts),
+        "messages": sum(p.count for p in parts),
+        "size_bytes": sum(p.size_bytes for p in parts),
+        "state": states[0] if len(states) == 1 else states,
+    }
+
+
+def readable(row: dict[str, Any]) -> dict[str, Any]:
+    """The same row for a table: sizes as a person reads them."""
+    return {**row, "size": size_text(row["size_bytes"])} if "size_bytes" in row else row
+
+
+@topic.command("list", epilog="\b\nExample:\n  tfmq topic list --json")
+@output_options
+def list_command(output: Output) -> None:
+    """List the topics."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        rows = [row_of(admin.topic(found.name)) for found in admin.topics()]
+    empty = "no topics yet: tfmq send TOPIC PAYLOAD makes one"
+    output.rows(rows if output.json else [readable(row) for row in rows], LIST_COLUMNS, empty)
+
+
+@topic.command(epilog="\b\nExample:\n  tfmq topic create orders --partitions 4 --set retention.seconds=7d")
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(min=1), help="How many [the server's topics.partitions].")
+@click.option("--set", "settings", type=Property(), multiple=True, help="KEY=VALUE, a setting of this topic.")
+@output_options
+def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], ...], output: Output) -> None:
+    """Create a topic."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        made = admin.create_topic(name, partitions=partitions, settings=dict(settings))
+    count = len(made.partitions)
+    if output.json:
+        output.object({"topic": name, "partitions": count})
+    output.say(f"created {name} with {count} partition{'s' if count > 1 else ''}")
+
+
+@topic.command(epilog="\b\nExample:\n  tfmq topic show orders")
+@click.argument("name")
+@output_options
+def show(name: str, output: Output) -> None:
+    """Show a topic: its partitions, offsets, sizes, states and damage."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known_topic(admin, name)
+    rows = [partition_row(p) for p in found.partitions]
+    if output.json:
+        output.object({**row_of(found), "settings": dict(found.settings), "partitions": rows})
+        return
+    output.object({**readable(row_of(found)), "settings": dict(found.settings)})
+    output.rows([readable(row) for row in rows], SHOW_COLUMNS, "")
+    for row in rows:
+        tell_trouble(output, name, row)
+
+
+def partition_row(found: Any) -> dict[str, Any]:
+    return {
+        "partition": found.partition,
+        "state": found.state,
+        "reason": found.reason,
+        "first_offset": found.first_offset,
+        "forced_offset": found.forced_offset,
+        "end_offset": found.end_offset,
+        "messages": found.count,
+        "size_bytes": found.size_bytes,
+        "segments": found.segments,
+        "damage": [
+            {"first": first, "next": following, "reason": why} for first, following, why in found.damage
+        ],
+    }
+
+
+def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
+    number = row["partition"]
+    if row["state"] == "stopped":
+        output.say(f"partition {number} takes no messages: {row['reason']}")
+        output.say(f"  when the disk is well again: tfmq topic resume {name} --partition {number}")
+    for damage in row["damage"]:
+        output.say(
+            f"partition {number} is damaged from {damage['first']} to {damage['next']}: {damage['reason']}"
+        )
+
+
+@topic.command(epilog="\b\nExample:\n  tfmq topic grow orders 8")
+@click.argument("name")
+@click.argument("partitions", type=click.IntRange(min=1))
+@output_options
+def grow(name: str, partitions: int, output: Output) -> None:
+    """Give a topic more partitions. Keys keep their order inside a partition, but new ones go elsewhere."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        known_topic(admin, name)
+        admin.grow_topic(name, partitions)
+    if output.json:
+        output.object({"topic": name, "partitions": partitions})
+    output.say(f"{name} has {partitions} partitions now")
+
+
+@topic.command(epilog="\b\nExample:\n  tfmq topic resume orders --partition 2")
+@click.argument("name")
+@click.option("--partition", type=click.IntRange(min=0), help="Which one [every one that is stopped].")
+@output_options
+def resume(name: str, partition: int | None, output: Output) -> None:
+    """Let a stopped partition take messages again, once its disk is well."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known_topic(admin, name)
+        stopped = [p.partition for p in found.partitions if p.state == "stopped"]
+        chosen = stopped if partition is None else [partition]
+        states = [{"topic": name, "partition": n, "state": admin.resume_partition(name, n)} for n in chosen]
+    output.rows(states, ("topic", "partition", "state"), f"no partition of {name} is stopped")
+
+
+@topic.command(epilog="\b\nExample:\n  tfmq topic delete orders --yes")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_options
+def delete(name: str, yes: bool, output: Output) -> None:
+    """Delete a topic with all its messages, for ever."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = row_of(known_topic(admin, name))
+        if not yes:
+            confirm(name, found["messages"])
+        admin.delete_topic(name)
+    if output.json:
+        output.object({"topic": name, "deleted": True})
+    output.say(f"deleted {name}")
+
+
+def confirm(name: str, messages: int) -> None:
+    """Ask on a terminal; elsewhere demand --yes, so that a script deletes nothing by accident."""
+    if not click.get_text_stream("stdin").isatty():
+        raise BadRequest(f"To delete {name} with its {messages:,} messages, say --yes.")
+    click.confirm(f"Delete {name} with its {messages:,} messages?", abort=True, err=True)
