@@ -26,17 +26,21 @@ from tfmq.client.positions import PartitionName
 from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.servers import parse_servers
 from tfmq.client.start import Start, seek_question
+from tfmq.client.work import Run
 
 
-def in_thread(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-    """Has `work` done in the loop's pool of threads: an offset storage may wait for a disk or a network."""
-    doing = asyncio.get_running_loop().run_in_executor(None, work)
+def in_threads(driver: AsyncDriver) -> Run:
+    """Has work done in the loop's pool of threads: an offset storage may wait for a disk or a network."""
 
-    def finished(future: "asyncio.Future[Any]") -> None:
-        error = asyncio.CancelledError() if future.cancelled() else future.exception()
-        done(None if error is not None else future.result(), error)
+    def run(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        def finished(future: "asyncio.Future[Any]") -> None:
+            error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            done(None if error is not None else future.result(), error)
+            driver.attend()
 
-    doing.add_done_callback(finished)
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(finished)
+
+    return run
 
 
 class Consumer:
@@ -96,7 +100,7 @@ class Consumer:
         )
         link = Link(parse_servers(servers), time.monotonic)
         self._driver = AsyncDriver(link)
-        self._core = Consuming(options, link, in_thread, self._driver.attend)
+        self._core = Consuming(options, link, in_threads(self._driver), self._driver.attend)
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
         self._loop: AsyncIterator[ReceivedMessage] | None = None

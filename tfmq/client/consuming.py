@@ -26,7 +26,7 @@ from tfmq.client.start import Question
 from tfmq.client.tasks import Task, Tasks
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.client.work import Run, inline
-from tfmq.errors import BadRequest, Closed, TimedOut, UnknownPartition
+from tfmq.errors import BadRequest, Closed, Fenced, TfmqError, TimedOut, UnknownPartition
 from tfmq.protocol.commands import Cancel, Fetch
 from tfmq.protocol.rows import EPOCH_UNKNOWN
 
@@ -79,12 +79,14 @@ class Consuming:
         self._watching: Task | None = None
         self._keeping: Task | None = None
         self._failures: list[Exception] = []
+        self._told: TfmqError | None = None
 
     # Handing out
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
         """Messages for a loop, which sets `positions.current` to each; None once `stop` was called."""
         self.positions.settle()
+        self._raise_failures()
         if not self.positions.loop() and not (yield from self._receive(NEVER)):
             return None
         if self.options.commits == "before":
@@ -96,6 +98,7 @@ class Consuming:
         """Up to `count` messages, as soon as there are any; [] after `seconds` (None: no limit) without one."""
         until = NEVER if seconds is None else self.link.now() + seconds
         self.positions.settle()
+        self._raise_failures()
         if not self.positions.loop() and not (yield from self._receive(until)):
             return []
         if self.options.commits == "before":
@@ -296,7 +299,12 @@ class Consuming:
     def commit(self, message: ReceivedMessage | None = None) -> Operation[None]:
         """Saves all that was handed out, or one partition up to `message` and including it."""
         self._member()
-        yield from self._saving.commit(message, self.link.now() + self.options.timeout)
+        try:
+            yield from self._saving.commit(message, self.link.now() + self.options.timeout)
+        except Fenced as fenced:
+            self._told = fenced
+            self.positions.drop_ready()
+            raise
 
     def _member(self) -> Membership:
         if self.closed:
@@ -330,7 +338,8 @@ class Consuming:
             raise Closed("The consumer is closed; make a new one.")
         if self.membership is not None and self.membership.failure is not None:
             self.positions.drop_ready()
-            raise self.membership.failure
+            self._told = self.membership.failure
+            raise self._told
         if not self._failures and (self._watching is None or self._watching.done):
             self._watching = self.tasks.start(self.assignment.watch(), self._failed)
         if self._failures:
@@ -365,7 +374,7 @@ class Consuming:
                 self.positions.settle()
             membership = self.membership
             if membership is not None and membership.joined and self.link.state != "closed":
-                if self.options.commits != "manual" and membership.failure is None:
+                if self.options.commits != "manual" and (membership.failure is None or self._told is None):
                     yield from self._saving.save(self.positions.unsaved, until)
                 yield from membership.leave(until)
         finally:

@@ -84,8 +84,8 @@ class Saving:
         while membership.failure is None:
             yield Wait((), max(0.0, min(membership.beat_due(), save_at) - link.now()))
             if link.now() >= save_at:
+                yield from self._save_beside(link.now() + self._options.timeout)
                 save_at = link.now() + self._options.save
-                yield from self._save_beside(save_at)
             if link.now() >= membership.beat_due():
                 yield from membership.beat()
 

@@ -1,0 +1,47 @@
+"""A question that is asked again for a passing failure, and never for another."""
+
+from typing import Any
+
+import pytest
+
+from tests.client.scripted import Broker, Script
+from tfmq.client.asking import ask
+from tfmq.errors import BadRequest, Busy, ConnectionFailed
+from tfmq.protocol.commands import Metadata, MetadataReply
+
+
+def asked(broker: Broker, seconds: float = 10.0) -> Any:
+    script = Script(broker)
+    script.link.connections = 0 if broker.down else 1
+    return script.run(ask(script.link, Metadata(None), script.link.now() + seconds))
+
+
+def test_a_passing_failure_is_asked_again() -> None:
+    broker = Broker()
+    broker.fail[Metadata] = [Busy(), ConnectionFailed(), Busy()]
+    assert asked(broker) == MetadataReply([])
+    assert len(broker.requests) == 4
+
+
+def test_any_other_failure_is_told_at_once() -> None:
+    broker = Broker()
+    broker.fail[Metadata] = [BadRequest(), Busy()]
+    with pytest.raises(BadRequest):
+        asked(broker)
+    assert len(broker.requests) == 1
+
+
+def test_a_failure_that_does_not_pass_is_told_when_the_time_is_over() -> None:
+    broker = Broker()
+    broker.fail[Metadata] = [Busy() for _ in range(1000)]
+    with pytest.raises(Busy):
+        asked(broker)
+    assert 5 < len(broker.requests) < 20
+
+
+def test_a_broker_that_was_never_reached_is_told_at_once() -> None:
+    broker = Broker()
+    broker.down = True
+    with pytest.raises(ConnectionFailed):
+        asked(broker)
+    assert len(broker.requests) == 1

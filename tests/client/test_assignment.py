@@ -1,0 +1,104 @@
+"""Where a partition's reading begins, when several answers would do."""
+
+from typing import Any
+
+import pytest
+
+from tests.client.scripted import Broker, Script
+from tfmq.client.assignment import MISSING_SECONDS_MAX
+from tfmq.client.positions import PartitionName
+from tfmq.errors import BadRequest, NotSupported
+from tfmq.message import Ordinal
+from tfmq.protocol import commands as wire
+
+
+def saved(
+    broker: Broker, partition: int, offset: int, index: int = 0, incarnation: int | None = None
+) -> None:
+    inc = incarnation or broker.topics["orders"][0]
+    row = wire.SavedOffset("orders", inc, partition, offset, index, 1, 1)
+    broker.offsets.setdefault("g", {})["orders", partition] = row
+
+
+def two(broker: Broker) -> Any:
+    broker.create("orders", 2)
+    for log in broker.topics["orders"][1]:
+        log.append(b"old")
+        log.append(b"new")
+    return broker.topics["orders"][1]
+
+
+def starts(script: Script) -> dict[int, int]:
+    script.poll(0.0)
+    script.run(script.core._looked(script.link.now() + 10))
+    return {
+        name.partition: script.core.positions.handed_out(name).offset for name in script.core.fetcher.feeds
+    }
+
+
+def test_the_groups_offset_comes_first_and_a_partition_it_never_had_is_a_new_one() -> None:
+    broker = Broker()
+    logs = two(broker)
+    saved(broker, 0, logs[0].pieces[1].offset)
+    assert starts(Script(broker, group="g", start="latest", refresh_every=1000)) == {
+        0: logs[0].pieces[1].offset,
+        1: 0,
+    }
+
+
+def test_a_group_without_any_offset_begins_where_it_was_told() -> None:
+    broker = Broker()
+    logs = two(broker)
+    assert starts(Script(broker, group="g", start="latest")) == {0: logs[0].end, 1: logs[1].end}
+
+
+def test_all_places_are_asked_for_at_once() -> None:
+    broker = Broker()
+    two(broker)
+    script = Script(broker, start=Ordinal(1))
+    operation = script.core.poll(0.0, 1)
+    with pytest.raises(StopIteration):
+        next(operation)
+    script.link.serve()
+    script.core.tasks.tick()
+    assert len(broker.sent(wire.Locate)) == 2
+
+
+def test_an_offset_of_another_incarnation_is_of_another_log() -> None:
+    broker = Broker()
+    two(broker)
+    saved(broker, 0, 5, incarnation=99)
+    assert starts(Script(broker, group="g")) == {0: 0, 1: 0}
+
+
+def test_a_place_inside_a_compressed_batch_is_refused() -> None:
+    broker = Broker()
+    two(broker)
+    saved(broker, 0, 0, index=3)
+    with pytest.raises(NotSupported, match="compressed"):
+        starts(Script(broker, group="g"))
+
+
+def test_a_missing_topic_is_looked_for_once_a_second_at_the_most() -> None:
+    broker = Broker()
+    Script(broker).poll(30)
+    assert 30 <= len(broker.sent(wire.Metadata)) <= 30 / MISSING_SECONDS_MAX + 6
+
+
+def test_a_question_that_the_broker_refuses_is_told() -> None:
+    broker = Broker()
+    two(broker)
+    broker.fail[wire.Locate] = [BadRequest("planted"), BadRequest("planted")]
+    with pytest.raises(BadRequest, match="planted"):
+        Script(broker).poll()
+
+
+def test_a_topic_that_goes_between_two_questions_is_waited_for() -> None:
+    broker = Broker()
+    two(broker)
+    script = Script(broker, partitions=[("orders", 0)])
+    rows = broker.on_metadata(wire.Metadata(None))
+    del broker.topics["orders"]
+    broker.on_metadata = lambda request: rows  # type: ignore[method-assign]
+    assert script.poll(1) == []
+    assert PartitionName("orders", 0) not in script.core.fetcher.feeds

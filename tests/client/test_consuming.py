@@ -1,0 +1,585 @@
+"""A consumer against a scripted broker: the contract sentence by sentence, and everything that can go wrong."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.client.blocks import Bytes
+from tests.client.scripted import Broker, Script
+from tfmq.client.positions import PartitionName
+from tfmq.client.start import LATEST, seek_question
+from tfmq.errors import (
+    BadRequest,
+    Busy,
+    Closed,
+    ConnectionFailed,
+    Damaged,
+    Fenced,
+    NotAllowed,
+    OffsetOutOfRange,
+    TfmqError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tfmq.message import Ordinal
+from tfmq.protocol import commands as wire
+
+NAME = PartitionName("orders", 0)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+def filled(broker: Broker, count: int = 5, topic: str = "orders") -> Bytes:
+    """A topic with `count` messages b"0", b"1" ..., a block each."""
+    log = broker.create(topic)
+    for n in range(count):
+        log.append(b"%d" % n)
+    return log
+
+
+def offset_of(log: Bytes, n: int) -> int:
+    return log.pieces[n].offset if n < len(log.pieces) else log.end
+
+
+# Processed
+
+
+def test_a_message_is_processed_when_the_next_one_is_asked_for(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g")
+    loop = script.loop()
+    next(loop)
+    next(loop)
+    script.pass_time(6)
+    assert broker.saved("g") == offset_of(log, 1)
+
+
+def test_a_message_is_processed_when_with_ends_without_an_exception(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g")
+    next(script.loop())
+    script.close(processed=True)
+    assert broker.saved("g") == offset_of(log, 1)
+
+
+def test_an_exception_or_a_bare_close_leaves_the_message_unprocessed(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g")
+    loop = script.loop()
+    next(loop), next(loop)
+    script.close()
+    assert broker.saved("g") == offset_of(log, 1)
+    again = Script(broker, group="g")
+    assert next(again.loop()).payload == b"1"
+
+
+def test_a_polled_batch_is_processed_by_the_next_poll_only(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g")
+    assert script.poll(count=2) == [b"0", b"1"]
+    script.pass_time(6)
+    assert broker.saved("g") == 0
+    assert script.poll(count=2) == [b"2", b"3"]
+    script.pass_time(6)
+    assert broker.saved("g") == offset_of(log, 2)
+    script.close()
+    assert broker.saved("g") == offset_of(log, 2)
+
+
+def test_commit_saves_all_that_is_out_the_current_message_included(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g")
+    loop = script.loop()
+    next(loop), next(loop)
+    script.commit()
+    assert broker.saved("g") == offset_of(log, 2)
+    script.close()
+    assert broker.saved("g") == offset_of(log, 2)
+
+
+def test_commit_of_a_message_saves_up_to_it(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g", commits="manual")
+    messages = script.messages()
+    script.commit(messages[2])
+    assert broker.saved("g") == offset_of(log, 3)
+
+
+def test_manual_saves_only_when_it_is_told(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g", commits="manual")
+    script.poll(count=2)
+    script.poll(count=2)
+    script.pass_time(20)
+    assert broker.saved("g") is None
+    script.commit()
+    assert broker.saved("g") == offset_of(log, 4)
+    script.poll()
+    script.close(processed=True)
+    assert broker.saved("g") == offset_of(log, 4)
+
+
+def test_before_saves_before_it_hands_out(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g", commits="before")
+    loop = script.loop()
+    assert next(loop).payload == b"0"
+    assert broker.saved("g") == offset_of(log, 1)
+    assert next(loop).payload == b"1"
+    assert broker.saved("g") == offset_of(log, 2)
+    assert script.poll(count=2) == [b"2", b"3"]
+    assert broker.saved("g") == offset_of(log, 4)
+    script.close()
+    assert Script(broker, group="g").poll() == [b"4"]
+
+
+def test_before_hands_out_later_what_it_could_not_save(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g", commits="before")
+    broker.fail[wire.CommitOffsets] = [BadRequest()]
+    with pytest.raises(BadRequest):
+        script.poll()
+    assert script.poll() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_offsets_are_saved_every_five_seconds_and_at_close(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g")
+    script.poll()
+    script.pass_time(4.9)
+    assert broker.sent(wire.CommitOffsets) == []
+    script.pass_time(0.3)
+    assert len(broker.sent(wire.CommitOffsets)) == 1
+    script.pass_time(20)
+    assert len(broker.sent(wire.CommitOffsets)) == 1, "nothing new, nothing saved"
+    script.close(processed=True)
+    assert len(broker.sent(wire.CommitOffsets)) == 2
+
+
+def test_without_a_group_nothing_is_saved(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker)
+    script.poll()
+    script.close(processed=True)
+    assert not script.attended
+    kinds = {type(request) for request in broker.requests}
+    assert kinds == {wire.Metadata, wire.Locate, wire.Fetch}
+    with pytest.raises(BadRequest, match="group"):
+        Script(broker).commit()
+
+
+def test_a_break_and_a_new_loop_lose_and_double_nothing(broker: Broker) -> None:
+    log = broker.create("orders")
+    log.append(*[b"%d" % n for n in range(6)])
+    script = Script(broker)
+    seen = []
+    for size in (2, 1, 3):
+        loop = script.loop()
+        for _ in range(size):
+            seen.append(next(loop).payload)
+    assert seen == [b"%d" % n for n in range(6)]
+
+
+# Where to start
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [("earliest", [b"0", b"1", b"2"]), ("latest", []), (Ordinal(2), [b"2"]), (0, [b"0", b"1", b"2"])],
+)
+def test_start(broker: Broker, start: Any, expected: list[bytes]) -> None:
+    filled(broker, 3)
+    assert Script(broker, start=start).poll() == expected
+
+
+def test_start_applies_only_where_the_group_has_no_offset(broker: Broker) -> None:
+    filled(broker, 3)
+    first = Script(broker, group="g")
+    first.poll(count=1)
+    first.close(processed=True)
+    assert Script(broker, group="g", start="latest").poll() == [b"1", b"2"]
+
+
+def test_an_offset_of_a_topic_that_was_deleted_and_made_anew_does_not_count(broker: Broker) -> None:
+    filled(broker, 3)
+    first = Script(broker, group="g")
+    first.poll()
+    first.close(processed=True)
+    filled(broker, 2)
+    assert Script(broker, group="g").poll() == [b"0", b"1"]
+
+
+def test_it_waits_for_a_topic_that_is_not_there_and_never_makes_it(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script(broker, start="latest")
+    assert script.poll(10) == []
+    assert [each for each in caplog.messages if "orders" in each] == [
+        "orders is not there yet; waiting for it. Reading never makes a topic."
+    ]
+    assert not any(request.create for request in broker.sent(wire.Metadata))
+    filled(broker, 2)
+    assert script.poll(3) == [b"0", b"1"], "what came after we began to wait is news"
+
+
+def test_a_partition_that_appears_later_is_read_from_its_start(broker: Broker) -> None:
+    filled(broker, 2)
+    script = Script(broker, group="g", start="latest")
+    assert script.poll() == []
+    broker.grow("orders").append(b"new")
+    assert script.poll(10) == [b"new"]
+    script.close()
+    broker.grow("orders").append(b"newer")
+    assert Script(broker, group="g", start="latest").poll() == [b"new", b"newer"]
+
+
+def test_a_pattern_finds_topics_that_appear_later(broker: Broker) -> None:
+    filled(broker, 1, "a.1")
+    filled(broker, 1, "b")
+    script = Script(broker, topics=re.compile(r"a\..*"))
+    assert script.poll() == [b"0"]
+    filled(broker, 1, "a.2")
+    assert [m.topic for m in script.messages(10)] == ["a.2"]
+
+
+def test_partitions_may_be_named(broker: Broker) -> None:
+    broker.create("orders", 3)
+    for log in broker.topics["orders"][1]:
+        log.append(b"x")
+    assert [m.partition for m in Script(broker, partitions=[("orders", 1)]).messages()] == [1]
+    assert sorted(m.partition for m in Script(broker, topics="orders", partitions=[0, 2]).messages()) == [
+        0,
+        2,
+    ]
+
+
+# Moving about
+
+
+def test_seek_goes_back_and_forward(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker)
+    script.poll()
+    script.run(script.core.seek(NAME, seek_question(ordinal=3)))
+    assert script.poll() == [b"3", b"4"]
+    script.run(script.core.seek(NAME, seek_question(offset=log.pieces[1].offset + 5)))
+    assert script.poll(count=2) == [b"1", b"2"]
+    script.run(script.core.seek(NAME, LATEST))
+    assert script.poll() == []
+
+
+def test_a_seek_before_the_first_poll_and_in_the_middle_of_a_loop(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker)
+    script.run(script.core.seek(NAME, seek_question(ordinal=2)))
+    seen = []
+    for message in script.loop():
+        seen.append(message.payload)
+        if len(seen) == 2:
+            script.run(script.core.seek(NAME, seek_question(ordinal=0)))
+        if len(seen) == 4:
+            break
+    assert seen == [b"2", b"3", b"0", b"1"]
+
+
+def test_a_seek_back_is_saved_as_it_is(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g")
+    script.poll()
+    script.commit()
+    script.run(script.core.seek(NAME, seek_question(ordinal=0)))
+    script.close(processed=True)
+    assert broker.saved("g") == 0
+
+
+def test_a_seek_tells_the_broker_that_the_parked_fetch_is_void(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker)
+    script.poll(), script.poll(0.1)
+    script.run(script.core.seek(NAME, LATEST))
+    assert len(broker.sent(wire.Cancel)) == 1
+
+
+def test_pause_keeps_back_what_was_ready_and_resume_brings_it(broker: Broker) -> None:
+    log = broker.create("orders")
+    log.append(*[b"%d" % n for n in range(4)])
+    script = Script(broker)
+    loop = script.loop()
+    assert next(loop).payload == b"0"
+    script.run(script.core.pause(NAME))
+    assert script.poll(1) == []
+    script.run(script.core.resume(NAME))
+    assert script.poll() == [b"1", b"2", b"3"]
+
+
+def test_partitions_that_it_does_not_read_are_refused(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker)
+    with pytest.raises(UnknownPartition, match="orders-7"):
+        script.run(script.core.pause(PartitionName("orders", 7)))
+
+
+def test_lag_counts_messages(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g")
+    lag = script.run(script.core.lag())
+    assert (lag, lag.partitions) == (5, {NAME: 5})
+    script.poll(count=2)
+    assert script.run(script.core.lag()) == 3
+    script.close(processed=True)
+    again = Script(broker, group="g")
+    assert again.run(again.core.lag()) == 3, "the ordinal of a saved offset is asked for"
+
+
+def test_position_and_committed(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g")
+    assert script.run(script.core.committed(NAME)) is None
+    script.poll(count=2)
+    assert script.run(script.core.position(NAME)) == offset_of(log, 2)
+    script.commit()
+    assert script.run(script.core.committed(NAME)) == offset_of(log, 2)
+
+
+# Groups
+
+
+def test_a_second_live_member_is_refused_by_name_and_may_come_when_the_first_has_left(broker: Broker) -> None:
+    filled(broker)
+    first, second = Script(broker, group="g"), Script(broker, group="g")
+    first.poll()
+    for _ in range(2):
+        with pytest.raises(NotAllowed, match="member-1"):
+            second.poll()
+    first.close(processed=True)
+    assert second.poll() == []
+    assert broker.groups["g"] == (2, "member-2")
+
+
+def test_heartbeats_go_on_while_nobody_asks_for_messages(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g", session=9)
+    next(script.loop())
+    assert script.attended
+    script.pass_time(30)
+    assert 8 <= len(broker.sent(wire.Heartbeat)) + len(broker.sent(wire.CommitOffsets)) <= 13
+
+
+def test_a_member_that_was_replaced_learns_it_at_the_next_call_and_saves_nothing(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g")
+    loop = script.loop()
+    next(loop)
+    broker.take_over("g")
+    script.pass_time(12)
+    with pytest.raises(Fenced):
+        next(loop)
+    for again in (script.poll, script.commit):
+        with pytest.raises(Fenced):
+            again()
+    script.close(processed=True)
+    assert broker.saved("g") is None
+
+
+def test_who_was_replaced_and_was_not_told_yet_is_told_by_the_end(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g")
+    script.poll()
+    broker.take_over("g")
+    with pytest.raises(Fenced):
+        script.close(processed=True)
+
+
+def test_a_commit_of_a_replaced_member_is_fenced(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g")
+    script.poll()
+    loop = script.loop()
+    broker.take_over("g")
+    with pytest.raises(Fenced):
+        script.commit()
+    with pytest.raises(Fenced):
+        next(loop)
+
+
+def test_a_save_that_fails_in_passing_is_tried_again(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g")
+    script.poll(), script.poll(0.1)
+    broker.fail[wire.CommitOffsets] = [Busy(), ConnectionFailed()]
+    script.pass_time(10)
+    assert broker.saved("g") == log.end
+
+
+# What goes wrong
+
+
+def test_a_deleted_topic_stops_its_partition_and_a_new_one_is_read_after_that_was_told(
+    broker: Broker,
+) -> None:
+    filled(broker)
+    filled(broker, 1, "other")
+    script = Script(broker, topics=["orders", "other"])
+    assert len(script.poll()) == 6
+    del broker.topics["orders"]
+    with pytest.raises(UnknownTopic, match="orders-0"):
+        script.poll(60)
+    broker.topics["other"][1][0].append(b"on")
+    assert script.poll(60) == [b"on"]
+    filled(broker, 1)
+    assert script.poll(60) == [b"0"]
+
+
+def test_lost_offsets_are_raised_behind_what_was_read_and_the_partition_stays_stopped(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker)
+    script.poll(), script.poll(0.1)
+    old = log.end
+    log.first = log.end = log.end + 1000
+    log.pieces.clear()
+    log.append(b"late")
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRange, match=f"offsets {old} to {old + 1000}") as caught:
+            script.poll(60)
+        assert caught.value.first == old + 1000
+    script.run(script.core.seek(NAME, seek_question(offset=caught.value.first)))
+    assert script.poll() == [b"late"]
+
+
+def test_an_automatic_reset_is_opt_in(broker: Broker) -> None:
+    log = filled(broker)
+    log.first, log.pieces = log.pieces[3].offset, log.pieces[3:]
+    assert Script(broker, start=0, on_out_of_range="earliest").poll() == [b"3", b"4"]
+    with pytest.raises(OffsetOutOfRange):
+        Script(broker, start=0).poll()
+
+
+def test_damage_is_raised_or_skipped_and_reported(broker: Broker) -> None:
+    log = filled(broker, 3)
+    bad = log.pieces[1]
+    log.replace(bad, bad.data[:20] + b"!" + bad.data[21:])
+    script = Script(broker)
+    assert script.poll() == [b"0"]
+    with pytest.raises(Damaged) as caught:
+        script.poll()
+    assert (caught.value.first, caught.value.next) == (bad.offset, log.pieces[2].offset)
+    skipping = Script(broker, on_damage="skip")
+    assert skipping.poll() == [b"0", b"2"]
+    assert skipping.core.stats()["skipped_ranges"][0][1:3] == (bad.offset, log.pieces[2].offset)
+
+
+def test_a_failure_while_a_poll_is_topped_up_does_not_lose_what_it_has(broker: Broker) -> None:
+    log = filled(broker, 2)
+    bad = log.pieces[1]
+    log.replace(bad, bad.data[:20] + b"!" + bad.data[21:])
+    script = Script(broker)
+    assert script.poll(count=500) == [b"0"]
+    with pytest.raises(Damaged):
+        script.poll()
+
+
+def test_a_broker_that_was_never_there_is_told_at_once_and_one_that_went_away_is_not(broker: Broker) -> None:
+    filled(broker)
+    broker.down = True
+    script = Script(broker)
+    with pytest.raises(ConnectionFailed):
+        script.poll(60)
+    broker.down = False
+    assert len(script.poll()) == 5
+    broker.down = True
+    assert script.poll(200) == []
+    broker.down = False
+    broker.topics["orders"][1][0].append(b"again")
+    assert script.poll(60) == [b"again"]
+
+
+@pytest.mark.parametrize("error", [Busy(), ConnectionFailed()])
+def test_passing_failures_of_a_fetch_are_not_seen(broker: Broker, error: TfmqError) -> None:
+    filled(broker)
+    broker.fail[wire.Fetch] = [error] * 5
+    assert len(Script(broker).poll(60)) == 5
+
+
+# Filters
+
+
+def test_item_14_a_filter_that_rejects_all_still_advances(broker: Broker) -> None:
+    log = broker.create("orders")
+    for n in range(20):
+        log.append(b"%d" % n, tag="old")
+    script = Script(broker, group="g", tags="new")
+    assert script.poll(1) == []
+    assert script.poll(1) == []
+    script.close(processed=True)
+    assert broker.saved("g") == log.end
+    log.append(b"wanted", tag="new")
+    assert Script(broker, group="g", tags="new").poll() == [b"wanted"]
+
+
+def test_the_hash_goes_to_the_broker_and_the_tag_is_compared_here(broker: Broker) -> None:
+    log = broker.create("orders")
+    log.append_records([log.record(b"a", tag="new"), log.record(b"b", tag="old"), log.record(b"c")])
+    script = Script(broker, tags=["new"])
+    assert script.poll() == [b"a"]
+    assert broker.sent(wire.Fetch)[0].tags is not None
+
+
+# The end
+
+
+def test_stop_ends_the_loop_behind_the_current_message(broker: Broker) -> None:
+    log = broker.create("orders")
+    log.append(*[b"%d" % n for n in range(4)])
+    script = Script(broker, group="g")
+    seen = []
+    for message in script.loop():
+        seen.append(message)
+        if len(seen) == 2:
+            script.core.stop()
+            script.core.stop_asked.settle()
+    script.close(processed=True)
+    assert [m.payload for m in seen] == [b"0", b"1"]
+    assert broker.saved("g") == seen[-1].next_offset
+    assert script.broker.groups["g"][0] == 1
+
+
+def test_what_is_closed_says_so(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g")
+    script.poll()
+    script.close()
+    script.close()
+    for call in (script.poll, script.commit):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_an_operation_that_is_dropped_in_the_middle_leaves_a_consumer_that_works(broker: Broker) -> None:
+    log = filled(broker, 1)
+    script = Script(broker, group="g")
+    for steps in range(6):
+        operation = script.core.poll(5.0, 10)
+        try:
+            for _ in range(steps):
+                next(operation)
+                script.link.serve()
+        except StopIteration:
+            break
+        operation.close()
+    log.append(b"1")
+    seen = script.poll() + script.poll()
+    assert seen[-1] == b"1"
+
+
+def test_a_forked_child_reads_on_by_itself_and_is_no_member(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker)
+    assert script.poll(count=2) == [b"0", b"1"]
+    script.link.open.clear()
+    script.core.renew()
+    log.append(b"5")
+    assert script.poll() == [b"2", b"3", b"4", b"5"]

@@ -1,0 +1,70 @@
+"""What a user names, and what that means with the topics that are there."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tfmq.client.positions import PartitionName
+from tfmq.client.subscription import Subscription
+from tfmq.errors import BadRequest
+from tfmq.protocol.commands import PartitionRow, TopicRow
+
+
+def row(name: str, partitions: int, incarnation: int = 7) -> TopicRow:
+    return TopicRow(name, incarnation, [PartitionRow(n, "open") for n in range(partitions)], {})
+
+
+ROWS = [row("a", 2), row("b", 3, 8)]
+
+
+def wanted(topics: Any = None, partitions: Any = None) -> list[str]:
+    return [str(name) for name in Subscription.of(topics, partitions).wanted(ROWS)]
+
+
+def test_topics_patterns_and_partitions() -> None:
+    assert wanted("a") == ["a-0", "a-1"]
+    assert wanted(["b", "a"]) == ["a-0", "a-1", "b-0", "b-1", "b-2"]
+    assert wanted(re.compile("[b-z]")) == ["b-0", "b-1", "b-2"]
+    assert wanted(["a", "b"], [1]) == ["a-1", "b-1"]
+    assert wanted(None, [("a", 0), ("b", 2)]) == ["a-0", "b-2"]
+
+
+def test_each_partition_comes_with_the_incarnation_of_its_topic() -> None:
+    assert Subscription.of("b", None).wanted(ROWS)[PartitionName("b", 0)] == 8
+
+
+def test_a_pattern_must_match_the_whole_name() -> None:
+    assert Subscription.of(re.compile("a"), None).wanted([row("ab", 1)]) == {}
+
+
+def test_what_is_asked_and_what_is_missing() -> None:
+    subscription = Subscription.of(["x", "a"], None)
+    assert subscription.asked() == ["a", "x"]
+    assert subscription.missing(subscription.wanted(ROWS)) == ["x"]
+    single = Subscription.of(None, [("a", 1), ("a", 9)])
+    assert single.missing(single.wanted(ROWS)) == ["a-9"]
+    assert Subscription.of(re.compile("x"), None).asked() is None
+
+
+@pytest.mark.parametrize(
+    ("topics", "partitions"),
+    [
+        (None, None),
+        ([], None),
+        ("", None),
+        ("a/b", None),
+        ("..", None),
+        (["a", 5], None),
+        ("a", []),
+        ("a", [-1]),
+        ("a", [("a", 1)]),
+        (None, []),
+        (None, [1]),
+        (None, [("a", "1")]),
+        (None, [("a", True)]),
+    ],
+)
+def test_what_names_nothing_is_refused(topics: Any, partitions: Any) -> None:
+    with pytest.raises(BadRequest):
+        Subscription.of(topics, partitions)

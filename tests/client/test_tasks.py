@@ -1,0 +1,72 @@
+"""Operations beside: stepped by what they wait for, by time, and ended without a trace."""
+
+from tfmq.client.tasks import Tasks
+from tfmq.client.waiting import Flag, Operation, Wait
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.steps: list[str] = []
+        self.errors: list[Exception] = []
+        self.tasks = Tasks(lambda: self.now)
+        self.flag = Flag()
+
+    def waits_for_flag(self) -> Operation[None]:
+        self.steps.append("begun")
+        yield Wait((self.flag,))
+        self.steps.append("flag")
+
+    def waits_for_time(self) -> Operation[None]:
+        while True:
+            yield Wait((), 2.0)
+            self.steps.append(f"{self.now:g}")
+
+    def fails(self) -> Operation[None]:
+        yield Wait((), 1.0)
+        raise ValueError("planted")
+
+
+def test_a_task_begins_at_once_and_goes_on_with_its_target() -> None:
+    rig = Rig()
+    task = rig.tasks.start(rig.waits_for_flag(), rig.errors.append)
+    assert rig.steps == ["begun"]
+    rig.flag.settle()
+    assert rig.steps == ["begun", "flag"]
+    assert task.done
+
+
+def test_a_target_that_is_done_already_is_not_waited_for() -> None:
+    rig = Rig()
+    rig.flag.settle()
+    assert rig.tasks.start(rig.waits_for_flag(), rig.errors.append).done
+
+
+def test_time_moves_tasks_on_only_when_it_has_come() -> None:
+    rig = Rig()
+    rig.tasks.start(rig.waits_for_time(), rig.errors.append)
+    for rig.now in (1.0, 2.0, 3.0, 4.5):
+        rig.tasks.tick()
+    assert rig.steps == ["2", "4.5"]
+    assert rig.tasks.next_time() == 6.5
+
+
+def test_an_error_goes_to_its_owner_and_ends_only_its_task() -> None:
+    rig = Rig()
+    rig.tasks.start(rig.fails(), rig.errors.append)
+    rig.tasks.start(rig.waits_for_time(), rig.errors.append)
+    rig.now = 2.0
+    rig.tasks.tick()
+    assert [str(error) for error in rig.errors] == ["planted"]
+    assert rig.steps == ["2"]
+
+
+def test_a_cancelled_task_leaves_nothing_behind() -> None:
+    rig = Rig()
+    task = rig.tasks.start(rig.waits_for_flag(), rig.errors.append)
+    rig.tasks.cancel()
+    assert task.done
+    assert rig.flag.callbacks == []
+    rig.flag.settle()
+    assert rig.steps == ["begun"]
+    assert rig.tasks.next_time() == float("inf")
