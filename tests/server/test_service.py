@@ -162,6 +162,23 @@ def test_connections_above_the_limit_are_refused_and_the_others_go_on(tmp_path: 
         assert Wire(address).ask(commands.Ping())
 
 
+def test_a_flood_of_connections_leaves_files_for_the_logs(tmp_path: Path) -> None:
+    with running(tmp_path / "data", open_files=400) as (process, address):
+        first = Wire(address)
+        flood = [socket.create_connection(address, timeout=PATIENCE_SECONDS) for _ in range(300)]
+        end = time.monotonic() + PATIENCE_SECONDS
+        status = {"connections": 0, "connections_refused": 0}
+        while status["connections"] + status["connections_refused"] < len(flood) + 1:
+            assert time.monotonic() < end
+            status = first.ask(commands.Status())[0]
+        assert status["connections_refused"] > 150
+        incarnation = first.topic("orders")
+        assert first.produce("orders", incarnation, [b"still served"])[1] == 2
+        for each in flood:
+            each.close()
+        assert "the limit of open files leaves room for no more" in process.stop()[2]
+
+
 def test_the_status_tells_version_address_and_settings(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (_, address):
         status = Wire(address).ask(commands.Status())[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -22,12 +23,19 @@ PATIENCE_SECONDS = 30.0
 class Process:
     """`tfmq-server` with arguments, its address, what it logged."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environment: dict[str, str] | None = None, open_files: int | None = None
+    ) -> None:
+        def limit() -> None:
+            if open_files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tfmq.server.main", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=limit,
             env={**os.environ, **(environment or {})},
         )
 
@@ -51,9 +59,11 @@ class Process:
 
 
 @contextmanager
-def running(data: Path, *arguments: str) -> Iterator[tuple[Process, tuple[str, int]]]:
+def running(
+    data: Path, *arguments: str, open_files: int | None = None
+) -> Iterator[tuple[Process, tuple[str, int]]]:
     """A server on `data`, on a free port; killed at the end if it is still there."""
-    process = Process("--data", str(data), "--listen", "127.0.0.1:0", *arguments)
+    process = Process("--data", str(data), "--listen", "127.0.0.1:0", *arguments, open_files=open_files)
     try:
         yield process, process.ready()
     finally:
