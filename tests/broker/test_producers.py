@@ -216,6 +216,7 @@ def test_every_batch_is_answered_alike_before_and_after_a_crash(plan: list[list[
             batches.append((producer, nexts.get(producer, 0), records))
             nexts[producer] = nexts.get(producer, 0) + records
         sent += list(zip(batches, store.send(*batches), strict=True))
+        store.clock.advance(1)
     again = store.reopened(clean=False)
     for (producer, sequence, records), answer in sent:
         repeat = check(again.producers, producer, sequence, records)
@@ -223,6 +224,7 @@ def test_every_batch_is_answered_alike_before_and_after_a_crash(plan: list[list[
         assert (walked or repeat.answer.positions[0][1]) == answer.positions[0][1]
         assert repeat.answer.first_ordinal == answer.first_ordinal
         assert repeat.answer.end >= answer.end_offset
+        assert repeat.answer.append_time == answer.append_time
 
 
 def test_a_snapshot_that_is_none_is_refused() -> None:
