@@ -1,0 +1,100 @@
+"""tfmq: a message broker in Python. `pip install tfmq`, `tfmq-server`, and
+
+    with tfmq.Producer() as producer:
+        producer.send("greetings", "hello").result()
+    for message in tfmq.Consumer(topics="greetings"):
+        print(message.text)
+
+Importing it is light: what a name needs is loaded when the name is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfmq import aio as aio
+    from tfmq import codecs as codecs
+    from tfmq.admin import Admin as Admin
+    from tfmq.client.batch import Deliveries as Deliveries
+    from tfmq.client.batch import Delivery as Delivery
+    from tfmq.client.partition_selector import PartitionSelector as PartitionSelector
+    from tfmq.client.received import ReceivedMessage as ReceivedMessage
+    from tfmq.consumer import Consumer as Consumer
+    from tfmq.errors import Abandoned as Abandoned
+    from tfmq.errors import BadFrame as BadFrame
+    from tfmq.errors import BadRequest as BadRequest
+    from tfmq.errors import Busy as Busy
+    from tfmq.errors import Closed as Closed
+    from tfmq.errors import ConfigError as ConfigError
+    from tfmq.errors import ConnectionFailed as ConnectionFailed
+    from tfmq.errors import Damaged as Damaged
+    from tfmq.errors import DecodeFailed as DecodeFailed
+    from tfmq.errors import DeliveryFailed as DeliveryFailed
+    from tfmq.errors import DiskFull as DiskFull
+    from tfmq.errors import Fenced as Fenced
+    from tfmq.errors import LogTruncated as LogTruncated
+    from tfmq.errors import MessageTooLarge as MessageTooLarge
+    from tfmq.errors import NotAllowed as NotAllowed
+    from tfmq.errors import NotARecord as NotARecord
+    from tfmq.errors import NotSupported as NotSupported
+    from tfmq.errors import OffsetOutOfRange as OffsetOutOfRange
+    from tfmq.errors import SequenceGap as SequenceGap
+    from tfmq.errors import ServerError as ServerError
+    from tfmq.errors import StaleProducer as StaleProducer
+    from tfmq.errors import StorageStopped as StorageStopped
+    from tfmq.errors import TfmqError as TfmqError
+    from tfmq.errors import TimedOut as TimedOut
+    from tfmq.errors import TopicExists as TopicExists
+    from tfmq.errors import TransactionError as TransactionError
+    from tfmq.errors import UnknownCommand as UnknownCommand
+    from tfmq.errors import UnknownPartition as UnknownPartition
+    from tfmq.errors import UnknownProducer as UnknownProducer
+    from tfmq.errors import UnknownTopic as UnknownTopic
+    from tfmq.errors import VersionMismatch as VersionMismatch
+    from tfmq.hooks import Hook as Hook
+    from tfmq.local import local_server as local_server
+    from tfmq.message import Message as Message
+    from tfmq.message import Ordinal as Ordinal
+    from tfmq.message import Partition as Partition
+    from tfmq.message import SendResult as SendResult
+    from tfmq.producer import Producer as Producer
+
+_MODULES = ("aio", "codecs", "errors", "hooks")
+_ERRORS = (
+    "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed DeliveryFailed"
+    " DiskFull Fenced LogTruncated MessageTooLarge NotAllowed NotARecord NotSupported OffsetOutOfRange SequenceGap"
+    " ServerError StaleProducer StorageStopped TfmqError TimedOut TopicExists TransactionError UnknownCommand"
+    " UnknownPartition UnknownProducer UnknownTopic VersionMismatch"
+).split()
+_PLACES: dict[str, str] = {
+    "Admin": "tfmq.admin",
+    "Consumer": "tfmq.consumer",
+    "Deliveries": "tfmq.client.batch",
+    "Delivery": "tfmq.client.batch",
+    "Hook": "tfmq.hooks",
+    "Message": "tfmq.message",
+    "Ordinal": "tfmq.message",
+    "Partition": "tfmq.message",
+    "PartitionSelector": "tfmq.client.partition_selector",
+    "Producer": "tfmq.producer",
+    "ReceivedMessage": "tfmq.client.received",
+    "SendResult": "tfmq.message",
+    "local_server": "tfmq.local",
+    **dict.fromkeys(_ERRORS, "tfmq.errors"),
+}
+
+__version__ = "0.1.0"
+__all__ = ["__version__", *_MODULES, *_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"tfmq.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'tfmq' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

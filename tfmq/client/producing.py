@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from tfmq.client.batch import Batch, Deliveries, Delivery, Owner
 from tfmq.client.cluster import Cluster
@@ -308,6 +308,11 @@ class ProducerCore:
             "connected": link.state == "ready",
             "server": str(link.server),
         }
+
+
+def no_transactions() -> NoReturn:
+    """Raises `NotSupported`."""
+    raise NotSupported("Transactions need a later release; send without one.")
 
 
 def _cut(sizes: Sequence[int], start: int, batch_bytes: int, overhead: int) -> int:

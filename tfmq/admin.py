@@ -1,0 +1,102 @@
+"""The blocking face of what an operator does. The asyncio one is in `tfmq.aio`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tfmq.client.administration import Administration, Place
+from tfmq.client.cluster import Topic
+from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
+from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.link import SECONDS, Link
+from tfmq.client.servers import parse_servers
+
+
+class Admin:
+    """Everything that the command line can do, as methods.
+
+        with tfmq.Admin("127.0.0.1:8367") as admin:
+            admin.create_topic("orders", partitions=4)
+            admin.topic("orders").partitions
+
+    Making one touches no network. `timeout`: seconds that each answer may take. All methods raise the `TfmqError`
+    that the broker answered, `ConnectionFailed` where none is reached, `TimedOut`.
+    """
+
+    def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
+        self._driver = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        self._operations = Administration(self._driver.link, timeout)
+
+    def ping(self) -> int:
+        """The broker's wall clock, in ms since 1970."""
+        return self._driver.run(self._operations.ping())
+
+    def status(self) -> dict[str, Any]:
+        """How the broker is: version, uptime, topics, partitions, connections, memory, settings and more."""
+        return self._driver.run(self._operations.status())
+
+    def topics(self) -> list[Topic]:
+        """All topics, by name: incarnation, partitions with their states, settings."""
+        return self._driver.run(self._operations.topics())
+
+    def topic(self, name: str) -> TopicDescription:
+        """Everything about one topic. Raises `UnknownTopic`."""
+        return self._driver.run(self._operations.topic(name))
+
+    def create_topic(
+        self, name: str, partitions: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> TopicDescription:
+        """Make a topic; `partitions` None: as many as the broker's setting says. Raises `TopicExists`."""
+        return self._driver.run(self._operations.create_topic(name, partitions, settings))
+
+    def grow_topic(self, name: str, partitions: int) -> int:
+        """Raise the number of partitions to `partitions`; keys may move to other ones. Returns the number."""
+        return self._driver.run(self._operations.grow_topic(name, partitions))
+
+    def delete_topic(self, name: str) -> bool:
+        """Delete the topic with all its messages. Raises `UnknownTopic`."""
+        return self._driver.run(self._operations.delete_topic(name))
+
+    def resume(self, topic: str, partition: int) -> str:
+        """Lift the stop of a partition whose disk failed and was mended. Returns its state."""
+        return self._driver.run(self._operations.resume(topic, partition))
+
+    def truncate_before(self, topic: str, partition: int, offset: int) -> int:
+        """Let go of what lies before `offset`, in whole segments. Returns the first offset that is left."""
+        return self._driver.run(self._operations.truncate_before(topic, partition, offset))
+
+    def locate(self, topic: str, partition: int, place: Place) -> Located:
+        """Find an offset: of "earliest", "latest", a datetime (append time), an `Ordinal`; or at or before one."""
+        return self._driver.run(self._operations.locate(topic, partition, place))
+
+    def groups(self) -> list[GroupSummary]:
+        """All groups, by name."""
+        return self._driver.run(self._operations.groups())
+
+    def group(self, name: str) -> GroupDescription:
+        """One group: its member, offsets and lag. A group that nobody used yet is an empty one."""
+        return self._driver.run(self._operations.group(name))
+
+    def reset_group(
+        self, name: str, topic: str, place: Place, partition: int | None = None
+    ) -> dict[int, int]:
+        """Put a group to `place` in one partition or all of a topic. Returns the new offset of each partition.
+
+        Raises `NotAllowed` while the group has a live member.
+        """
+        return self._driver.run(self._operations.reset_group(name, topic, place, partition))
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._driver.close()
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

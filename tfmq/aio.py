@@ -1,0 +1,246 @@
+"""The asyncio faces: the same names, parameters and promises as `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`,
+awaited. One client belongs to the event loop that first uses it; making one needs no loop.
+
+    async with tfmq.aio.Producer() as producer:
+        result = await producer.send("orders", b"...", key="42")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+import tfmq.admin
+import tfmq.producer
+from tfmq.aio_consumer import Consumer as Consumer
+from tfmq.client import exiting
+from tfmq.client.administration import Administration, Place
+from tfmq.client.batch import Batch, Delivery
+from tfmq.client.cluster import Topic
+from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
+from tfmq.client.documented import documented_as
+from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.link import SECONDS, Link
+from tfmq.client.partition_selector import PartitionSelector
+from tfmq.client.producing import (
+    BATCH_BYTES,
+    BUFFER_BYTES,
+    LINGER_MS,
+    TIMEOUT_SECONDS,
+    ProducerCore,
+    Settings,
+    no_transactions,
+)
+from tfmq.client.servers import parse_servers
+from tfmq.codecs import Codec
+from tfmq.errors import Busy, NotAllowed, TfmqError, TimedOut
+from tfmq.hooks import Hook
+from tfmq.message import Message, SendResult
+
+
+@documented_as(tfmq.producer.Producer)
+class Producer:
+    """`tfmq.Producer` for asyncio: `send` and `send_many` give acknowledged results."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        acks: str | None = None,
+        linger_ms: float = LINGER_MS,
+        batch_bytes: int = BATCH_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+        selector: PartitionSelector | str | None = None,
+        codec: Codec[Any] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        settings = Settings(
+            servers, group, acks, linger_ms, batch_bytes, buffer_bytes, selector, codec, timeout, hooks
+        )
+        self._core = ProducerCore(self, AsyncDriver, settings)
+        self._driver: AsyncDriver = self._core.driver
+        exiting.opened(self)
+
+    async def send(
+        self,
+        topic: str,
+        payload: Any,
+        key: bytes | bytearray | memoryview | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Any = None,
+        partition: int | None = None,
+        *,
+        deliver_at: Any = None,
+    ) -> SendResult:
+        """Here it waits for the acknowledgement and gives the `SendResult`; sends of many tasks share batches. A task
+        that is cancelled has sent it all the same.
+        """
+        core = self._core
+        message = self._message(topic, payload, key, tag, properties, delay, partition, deliver_at)
+        delivery = await self._driver.run(core.sending(topic, message, core.payload(message)))
+        return await delivery
+
+    def send_nowait(
+        self,
+        topic: str,
+        payload: Any,
+        key: bytes | bytearray | memoryview | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Any = None,
+        partition: int | None = None,
+        *,
+        deliver_at: Any = None,
+    ) -> Delivery:
+        """Send one message without waiting: an awaitable handle on it. Raises `Busy` when the buffer is full, and what
+        `send` raises of arguments.
+        """
+        core = self._core
+        message = self._message(topic, payload, key, tag, properties, delay, partition, deliver_at)
+        data = core.payload(message)
+        if not core.sender.has_room():
+            raise Busy(f"The buffer of {core.options.buffer_bytes} bytes is full: await something first.")
+        delivery = core.append(topic, message, data)
+        self._driver.attend()
+        return delivery
+
+    async def send_many(self, topic: str, payloads: Iterable[Any]) -> list[SendResult]:
+        """Here it waits for all acknowledgements and gives the list of results."""
+        deliveries = await self._driver.run(self._core.sending_many(topic, payloads))
+        return await deliveries
+
+    async def flush(self, timeout: float | None = None) -> None:
+        await self._driver.run(self._core.flushing(timeout))
+
+    async def close(self, timeout: float | None = None) -> None:
+        seconds = self._core.options.timeout if timeout is None else timeout
+        exiting.closed(self)
+        try:
+            await self._driver.run(self._core.closing(seconds))
+        finally:
+            await self._driver.close()
+
+    def stats(self) -> dict[str, Any]:
+        return self._core.stats()
+
+    def transaction(self) -> NoReturn:
+        no_transactions()
+
+    def begin(self, xid: str | None = None, timeout: float | None = None) -> NoReturn:
+        no_transactions()
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except TfmqError as failure:
+            if error is None:
+                raise
+            error.add_note(f"Besides: {failure}")
+
+    def _message(
+        self,
+        topic: str,
+        payload: Any,
+        key: Any,
+        tag: str | None,
+        properties: Mapping[str, str] | None,
+        delay: Any,
+        partition: int | None,
+        deliver_at: Any,
+    ) -> Message:
+        if isinstance(payload, Message):
+            return self._core.checked(topic, payload)
+        return self._core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+
+    # What deliveries and the end of the interpreter need
+
+    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
+        raise NotAllowed("It is not done yet, and an event loop must not be blocked: await the delivery.")
+
+    def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
+        yield from self._driver.run(self._core.waiting(batches, None, at_once=False)).__await__()
+
+    def call_back(self, callback: Callable[[], object]) -> None:
+        self._driver.callbacks.add(callback)
+        self._driver.attend()
+
+    def finish(self, seconds: float) -> int:
+        """The loop is gone by now: what is not delivered is given up; how many messages that is."""
+        lost = self._core.sender.abandon(TimedOut("The program ended before it was delivered."))
+        with contextlib.suppress(TfmqError):
+            self._driver.close_now()
+        return lost
+
+
+@documented_as(tfmq.admin.Admin)
+class Admin:
+    """`tfmq.Admin` for asyncio."""
+
+    def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
+        self._driver = AsyncDriver(Link(parse_servers(servers), time.monotonic))
+        self._operations = Administration(self._driver.link, timeout)
+
+    async def ping(self) -> int:
+        return await self._driver.run(self._operations.ping())
+
+    async def status(self) -> dict[str, Any]:
+        return await self._driver.run(self._operations.status())
+
+    async def topics(self) -> list[Topic]:
+        return await self._driver.run(self._operations.topics())
+
+    async def topic(self, name: str) -> TopicDescription:
+        return await self._driver.run(self._operations.topic(name))
+
+    async def create_topic(
+        self, name: str, partitions: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> TopicDescription:
+        return await self._driver.run(self._operations.create_topic(name, partitions, settings))
+
+    async def grow_topic(self, name: str, partitions: int) -> int:
+        return await self._driver.run(self._operations.grow_topic(name, partitions))
+
+    async def delete_topic(self, name: str) -> bool:
+        return await self._driver.run(self._operations.delete_topic(name))
+
+    async def resume(self, topic: str, partition: int) -> str:
+        return await self._driver.run(self._operations.resume(topic, partition))
+
+    async def truncate_before(self, topic: str, partition: int, offset: int) -> int:
+        return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
+
+    async def locate(self, topic: str, partition: int, place: Place) -> Located:
+        return await self._driver.run(self._operations.locate(topic, partition, place))
+
+    async def groups(self) -> list[GroupSummary]:
+        return await self._driver.run(self._operations.groups())
+
+    async def group(self, name: str) -> GroupDescription:
+        return await self._driver.run(self._operations.group(name))
+
+    async def reset_group(
+        self, name: str, topic: str, place: Place, partition: int | None = None
+    ) -> dict[int, int]:
+        return await self._driver.run(self._operations.reset_group(name, topic, place, partition))
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

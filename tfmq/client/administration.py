@@ -1,0 +1,146 @@
+"""Everything that an operator can ask of a broker, as operations (see `waiting`) for the faces of `Admin`.
+
+Each raises what the broker answered, `ConnectionFailed` or `TimedOut`. What may be asked twice without harm is asked
+again after a lost connection; what may not fails with outcome "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from tfmq.client.cluster import Cluster, Topic
+from tfmq.client.descriptions import (
+    GroupDescription,
+    GroupSummary,
+    Located,
+    TopicDescription,
+    group_description,
+    group_summary,
+    topic_description,
+)
+from tfmq.client.link import Link
+from tfmq.client.operations import find_topic, find_topics, request
+from tfmq.client.waiting import Operation
+from tfmq.errors import BadRequest
+from tfmq.message import Ordinal
+from tfmq.protocol import commands
+
+Place = str | int | datetime | Ordinal
+"""Where in a partition: "earliest", "latest", an offset (the record there or before), an aware datetime (the first
+block appended then or later), `Ordinal(n)`."""
+
+
+class Administration:
+    """The operations over one link; `seconds` is how long each answer may take."""
+
+    def __init__(self, link: Link, seconds: float) -> None:
+        self._link = link
+        self._seconds = seconds
+        self._cluster = Cluster(link.now)
+
+    def ping(self) -> Operation[int]:
+        reply = yield from self._ask(commands.Ping())
+        return int(reply.time_ms)
+
+    def status(self) -> Operation[dict[str, Any]]:
+        reply = yield from self._ask(commands.Status())
+        found: dict[str, Any] = reply.status
+        return found
+
+    # Topics
+
+    def topics(self) -> Operation[list[Topic]]:
+        found = yield from find_topics(self._link, self._cluster, None, seconds=self._seconds)
+        return sorted(found)
+
+    def topic(self, name: str) -> Operation[TopicDescription]:
+        reply = yield from self._ask(commands.DescribeTopic(name))
+        return topic_description(reply.description)
+
+    def create_topic(
+        self, name: str, partitions: int | None, settings: Mapping[str, Any] | None
+    ) -> Operation[TopicDescription]:
+        yield from self._ask(commands.CreateTopic(name, partitions, dict(settings or {})), repeat=False)
+        return (yield from self.topic(name))
+
+    def grow_topic(self, name: str, partitions: int) -> Operation[int]:
+        reply = yield from self._ask(commands.GrowTopic(name, partitions))
+        self._cluster.forget(name)
+        return int(reply.partitions)
+
+    def delete_topic(self, name: str) -> Operation[bool]:
+        """With the incarnation, so that a repeat cannot hit a topic that was made anew under the name."""
+        topic = yield from self._topic(name)
+        reply = yield from self._ask(commands.DeleteTopic(name, topic.incarnation))
+        self._cluster.forget(name)
+        return bool(reply.deleted)
+
+    def resume(self, topic: str, partition: int) -> Operation[str]:
+        reply = yield from self._ask(commands.ResumePartition(topic, partition))
+        return str(reply.state)
+
+    def truncate_before(self, topic: str, partition: int, offset: int) -> Operation[int]:
+        found = yield from self._topic(topic)
+        message = commands.Truncate(topic, found.incarnation, partition, offset)
+        reply = yield from self._ask(message)
+        return int(reply.first_offset)
+
+    def locate(self, topic: str, partition: int, place: Place) -> Operation[Located]:
+        by, value = question(place)
+        found = yield from self._topic(topic)
+        reply = yield from self._ask(commands.Locate(topic, found.incarnation, partition, by, value))
+        return Located(*reply)
+
+    # Groups
+
+    def groups(self) -> Operation[list[GroupSummary]]:
+        reply = yield from self._ask(commands.ListGroups())
+        return [group_summary(each) for each in reply.groups]
+
+    def group(self, name: str) -> Operation[GroupDescription]:
+        reply = yield from self._ask(commands.DescribeGroup(name))
+        return group_description(reply.description)
+
+    def reset_group(
+        self, name: str, topic: str, place: Place, partition: int | None
+    ) -> Operation[dict[int, int]]:
+        found = yield from self._topic(topic)
+        numbers = [each.number for each in found.partitions] if partition is None else [partition]
+        located = {}
+        for number in numbers:
+            located[number] = yield from self.locate(topic, number, place)
+        offsets = [
+            commands.GroupOffset(topic, found.incarnation, number, each.offset, 0, each.epoch)
+            for number, each in located.items()
+        ]
+        yield from self._ask(commands.ResetGroup(name, offsets))
+        return {number: each.offset for number, each in located.items()}
+
+    # Inside
+
+    def _ask(self, message: Any, repeat: bool = True) -> Operation[Any]:
+        return (yield from request(self._link, message, seconds=self._seconds, repeat=repeat))
+
+    def _topic(self, name: str) -> Operation[Topic]:
+        """As it is now: an incarnation from memory could be that of a deleted topic."""
+        self._cluster.forget(name)
+        return (yield from find_topic(self._link, self._cluster, name, seconds=self._seconds))
+
+
+def question(place: Place) -> tuple[int, int]:
+    """LOCATE's `by` and `value` for a place. Raises `BadRequest`."""
+    if place == "earliest":
+        return commands.BY_EARLIEST, 0
+    if place == "latest":
+        return commands.BY_LATEST, 0
+    if isinstance(place, Ordinal):
+        return commands.BY_ORDINAL, place.number
+    if isinstance(place, datetime):
+        if place.tzinfo is None:
+            raise BadRequest(f"{place} has no time zone: give an aware datetime.")
+        return commands.BY_TIME_MS, int(place.timestamp() * 1000)
+    if type(place) is int:
+        return commands.BY_OFFSET, place
+    raise BadRequest(f'A place is "earliest", "latest", an offset, an Ordinal or a datetime, not {place!r}.')

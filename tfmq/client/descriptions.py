@@ -1,0 +1,126 @@
+"""What the broker tells about topics, partitions and groups, as values with names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class PartitionDescription(NamedTuple):
+    """One partition. Offsets are bytes, ordinals count messages, times are ms since 1970 (-1: none).
+
+    `state` is "open", "stopped" (takes no writes; `reason` says why) or "damaged" (`damage` lists the ranges that
+    cannot be read, each first offset, next offset, reason).
+    """
+
+    partition: int
+    state: str
+    reason: str = ""
+    first_offset: int = 0
+    end_offset: int = 0
+    forced_offset: int = 0
+    first_ordinal: int = 0
+    end_ordinal: int = 0
+    size_bytes: int = 0
+    segments: int = 0
+    epoch: int = 0
+    oldest_ms: int = -1
+    newest_ms: int = -1
+    damage: tuple[tuple[int, int, str], ...] = ()
+
+    @property
+    def messages(self) -> int:
+        """How many messages it holds."""
+        return self.end_ordinal - self.first_ordinal
+
+
+class TopicDescription(NamedTuple):
+    """One topic with all its partitions."""
+
+    name: str
+    incarnation: int
+    partitions: tuple[PartitionDescription, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def messages(self) -> int:
+        """How many messages all partitions hold."""
+        return sum(each.messages for each in self.partitions)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.partitions)
+
+
+class Located(NamedTuple):
+    """A place in a partition; `ordinal` is -1 where it is not known. The rest is how far the partition reaches."""
+
+    offset: int
+    ordinal: int
+    epoch: int
+    first_offset: int
+    end_offset: int
+    forced_offset: int
+    end_ordinal: int
+
+
+class GroupSummary(NamedTuple):
+    """One group in a list: its last member, whether that lives, how many partitions it has offsets in."""
+
+    group: str
+    generation: int
+    member: str
+    live: bool
+    partitions: int
+
+
+class GroupDescription(NamedTuple):
+    """One group. `members`: member, client, live, topics, session_ms, silent_ms. `offsets`: topic, partition, offset,
+    index, epoch, generation, end_offset, lag (in messages; -1: cannot be told).
+    """
+
+    group: str
+    generation: int
+    live: bool
+    members: tuple[Mapping[str, Any], ...]
+    offsets: tuple[Mapping[str, Any], ...]
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not processed yet, in all partitions where that can be told."""
+        return sum(max(0, each.get("lag", 0)) for each in self.offsets)
+
+
+def partition_description(row: Mapping[str, Any]) -> PartitionDescription:
+    """Of what the broker sent; fields that this release does not know are passed over."""
+    known = {name: row[name] for name in PartitionDescription._fields if row.get(name) is not None}
+    known["damage"] = tuple((first, next, reason) for first, next, reason in row.get("damage") or ())
+    return PartitionDescription(**known)
+
+
+def topic_description(row: Mapping[str, Any]) -> TopicDescription:
+    """Of DESCRIBE_TOPIC's map."""
+    partitions = tuple(partition_description(each) for each in row["partitions"])
+    return TopicDescription(row["name"], row["incarnation"], partitions, row.get("settings", {}))
+
+
+def group_summary(row: Mapping[str, Any]) -> GroupSummary:
+    """Of one map of LIST_GROUPS."""
+    return GroupSummary(
+        row["group"],
+        row.get("generation", 0),
+        row.get("member", ""),
+        row.get("live", False),
+        row.get("partitions", 0),
+    )
+
+
+def group_description(row: Mapping[str, Any]) -> GroupDescription:
+    """Of DESCRIBE_GROUP's map."""
+    return GroupDescription(
+        row["group"],
+        row.get("generation", 0),
+        row.get("live", False),
+        tuple(row.get("members", ())),
+        tuple(row.get("offsets", ())),
+    )

@@ -1,0 +1,24 @@
+"""One description for both faces: the asyncio classes take their docs from the blocking ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Face = TypeVar("Face")
+
+
+def documented_as(other: type) -> Callable[[type[Face]], type[Face]]:
+    """A class decorator: methods take the docs of `other`'s of the same name, their own put behind."""
+
+    def describe(face: type[Face]) -> type[Face]:
+        for name, member in vars(face).items():
+            theirs = getattr(other, name, None)
+            if name.startswith("_") or not callable(member) or theirs is None:
+                continue
+            own = f"\n\n{member.__doc__}" if member.__doc__ else ""
+            member.__doc__ = f"{theirs.__doc__}{own}"
+        face.__doc__ = f"{face.__doc__}\n\n{other.__doc__}"
+        return face
+
+    return describe

@@ -1,0 +1,145 @@
+"""A broker as a child process, for scripts, notebooks and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from tfmq.errors import ConnectionFailed
+
+START_SECONDS = 15.0
+"""Between start and `ready`; recovery after a crash may take its time, so it can be given."""
+STOP_SECONDS = 10.0
+"""Between SIGTERM and SIGKILL."""
+_PR_SET_PDEATHSIG = 1
+
+
+@contextlib.contextmanager
+def local_server(
+    path: str | os.PathLike[str] = "tfmq-data",
+    *,
+    listen: str = "127.0.0.1:0",
+    settings: Mapping[str, object] | None = None,
+    start_seconds: float = START_SECONDS,
+) -> Iterator[str]:
+    """Start a broker with its data in `path`, give its "host:port", and stop it at the end of the `with`.
+
+        with tfmq.local_server("./data") as servers:
+            tfmq.Producer(servers)
+
+    `settings`: keys as in the configuration file, for example {"log.segment_bytes": 1 << 20}. The broker also ends
+    when this process dies. Raises `ConnectionFailed`, with the broker's last words, when it does not get ready.
+    """
+    command = [sys.executable, "-m", "tfmq.server.main", "--data", os.fspath(path), "--listen", listen]
+    for key, value in (settings or {}).items():
+        command += ["--set", f"{key}={value}"]
+    child = _Child(command)
+    try:
+        yield _ready(child, time.monotonic() + start_seconds, start_seconds)
+    finally:
+        child.stop()
+
+
+def _ready(child: _Child, deadline: float, seconds: float) -> str:
+    """The address in the line `ready HOST:PORT`."""
+    stream = child.process.stdout
+    assert stream is not None
+    line = b""
+    while b"\n" not in line:
+        remaining = deadline - time.monotonic()
+        found, _, _ = select.select([stream], [], [], max(0.0, remaining))
+        if not found:
+            raise ConnectionFailed(f"tfmq-server was not ready within {seconds:g} s. {child.last_words()}")
+        data = os.read(stream.fileno(), 4096)
+        if not data:
+            code = child.process.wait(STOP_SECONDS)
+            raise ConnectionFailed(
+                f"tfmq-server ended with code {code} before it was ready. {child.last_words()}"
+            )
+        line += data
+    word, _, address = line.decode(errors="replace").splitlines()[0].partition(" ")
+    if word != "ready" or not address:
+        raise ConnectionFailed(f"tfmq-server said {line!r} instead of ready HOST:PORT.")
+    return address
+
+
+class _Child:
+    """The server's process. A thread of its own starts it, because Linux ends the child with the *thread* that did;
+    that thread then reads its standard error, so that it never blocks, and keeps the end of it.
+    """
+
+    KEPT_BYTES = 4096
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._kept = b""
+        self._error: OSError | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tfmq-local-server", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise ConnectionFailed(f"tfmq-server could not be started: {self._error}") from self._error
+
+    def _run(self) -> None:
+        try:
+            self.process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=_die_with_parent(),
+                start_new_session=True,  # Ctrl-C ends the program first, which then stops its broker
+            )
+        except OSError as error:
+            self._error = error
+            return
+        finally:
+            self._started.set()
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._kept = (self._kept + line)[-self.KEPT_BYTES :]
+
+    def last_words(self) -> str:
+        """What it said last."""
+        self._thread.join(0.5)
+        said = self._kept.decode(errors="replace").strip()
+        return f"It said: {said}" if said else "It said nothing."
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that is not enough."""
+        process = self.process
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(STOP_SECONDS)
+        self._thread.join(STOP_SECONDS)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a child runs first, so that it ends when its parent does: Linux does that for whoever asks."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before we could ask
+            os._exit(1)
+
+    return ask

@@ -1,0 +1,199 @@
+"""The blocking face of sending. The asyncio one is in `tfmq.aio`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from tfmq.client import exiting
+from tfmq.client.batch import Batch, Deliveries, Delivery
+from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.partition_selector import PartitionSelector
+from tfmq.client.producing import (
+    BATCH_BYTES,
+    BUFFER_BYTES,
+    LINGER_MS,
+    TIMEOUT_SECONDS,
+    ProducerCore,
+    Settings,
+    no_transactions,
+)
+from tfmq.codecs import Codec
+from tfmq.errors import NotAllowed, TfmqError
+from tfmq.hooks import Hook
+from tfmq.message import Message
+
+_new = tuple.__new__
+
+
+class Producer:
+    """Sends messages: in batches, in order for each partition, stored once however often they are repeated.
+
+        with tfmq.Producer() as producer:
+            producer.send("orders", b"...", key="42").result().offset
+
+    Making one touches no network; any number of threads may use it, and a forked child gets a fresh connection.
+
+    `servers`: "host:port", several with commas or as a list; None: $TFMQ_SERVERS, else 127.0.0.1:8367 · `group`: name
+    of the group of producers that it belongs to · `acks`: "synced" (on the disk), "written" (in the operating
+    system), "none" (no answer), None: what the broker's setting says · `linger_ms`: how long a batch waits for
+    company while nobody waits for it · `batch_bytes`: when it is full · `buffer_bytes`: memory for what is not
+    acknowledged; then `send` waits · `selector`: a `PartitionSelector` or the name of one; None: by the key, and in
+    turn without one · `codec`: makes payloads of other values, see `tfmq.codecs` · `timeout`: seconds that `send`
+    waits for room, and after which an undelivered message fails · `hooks`: see `tfmq.Hook`.
+
+    Raises `BadRequest` for arguments that make no sense.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        acks: str | None = None,
+        linger_ms: float = LINGER_MS,
+        batch_bytes: int = BATCH_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+        selector: PartitionSelector | str | None = None,
+        codec: Codec[Any] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        settings = Settings(
+            servers, group, acks, linger_ms, batch_bytes, buffer_bytes, selector, codec, timeout, hooks
+        )
+        self._core = ProducerCore(self, BlockingDriver, settings)
+        self._driver: BlockingDriver = self._core.driver
+        exiting.opened(self)
+
+    def send(
+        self,
+        topic: str,
+        payload: Any,
+        key: bytes | bytearray | memoryview | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Any = None,
+        partition: int | None = None,
+        *,
+        deliver_at: Any = None,
+    ) -> Delivery:
+        """Send one message; a handle on it comes back at once. `payload` is bytes, text, None (a tombstone), what the
+        codec takes, or a `Message` that has everything in it.
+
+        Waits only for room in the buffer, and for a topic's partitions before its first message with a key, both at
+        most `timeout`. Raises `Busy` when there is no room by then, `MessageTooLarge`, `TypeError` for a payload that
+        needs a codec, `NotSupported` for `delay` and `deliver_at` (a later release), `Closed`.
+        """
+        core = self._core
+        if core.plain and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
+            if type(payload) is str:
+                payload = payload.encode()
+            if type(payload) is bytes:
+                with self._driver.lock:
+                    batch = core.sender.shared.get(topic)
+                    if batch is not None:
+                        room = batch.room - len(payload) - batch.overhead_bytes
+                        if room > 0:
+                            batch.room = room
+                            payloads = batch.payloads
+                            payloads.append(payload)
+                            return _new(Delivery, (batch, len(payloads) - 1))
+        if isinstance(payload, Message):
+            message = core.checked(topic, payload)
+        else:
+            message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        return self._append(topic, message)
+
+    def _append(self, topic: str, message: Message) -> Delivery:
+        core, driver = self._core, self._driver
+        data = core.payload(message)
+        with driver.lock:
+            delivery = core.append(topic, message, data) if core.may_append(topic, message) else None
+            if core.link.has_output or core.link.wants_connection():
+                driver.glance()
+        if delivery is None:
+            delivery = driver.run(core.sending(topic, message, data))
+        driver.attend()
+        driver.callbacks.run()
+        return delivery
+
+    def send_many(self, topic: str, payloads: Iterable[Any]) -> Deliveries:
+        """Send all of `payloads` (bytes, text, `Message`s ...), the fast way; one handle for them all.
+
+        Waits for room as `send` does; returns when the last one is in a batch. `result()` of the handle is a list,
+        one entry a batch. Once a batch failed, the rest is not read, and that failure is raised. Raises as `send`.
+        """
+        deliveries = self._driver.run(self._core.sending_many(topic, payloads))
+        self._driver.attend()
+        return deliveries
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is acknowledged, at most `timeout` seconds.
+
+        Raises `DeliveryFailed` (`.deliveries`) for failures at which nobody had looked, `TimedOut`.
+        """
+        self._driver.run(self._core.flushing(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush for at most `timeout` seconds (None: the producer's), give up what is left, drop the connection.
+
+        Raises `DeliveryFailed` as `flush` does, what was given up included. A second close does nothing.
+        """
+        seconds = self._core.options.timeout if timeout is None else timeout
+        exiting.closed(self)
+        try:
+            self._driver.run(self._core.closing(seconds))
+        finally:
+            self._driver.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since it was made (messages, batches, bytes, failed_messages ...) and how it is connected."""
+        with self._driver.lock:
+            return self._core.stats()
+
+    def transaction(self) -> NoReturn:
+        """A local transaction: a later release. Raises `NotSupported`."""
+        no_transactions()
+
+    def begin(self, xid: str | None = None, timeout: float | None = None) -> NoReturn:
+        """A two-phase transaction: a later release. Raises `NotSupported`."""
+        no_transactions()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except TfmqError as failure:
+            if error is None:
+                raise
+            error.add_note(f"Besides: {failure}")
+
+    # What deliveries and the end of the interpreter need
+
+    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
+        """Wait until all of `batches` are done. Raises `TimedOut`."""
+        self._driver.run(self._core.waiting(batches, timeout))
+
+    def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
+        raise NotAllowed(
+            "Deliveries of the blocking producer are not awaited: use tfmq.aio.Producer, or result()."
+        )
+
+    def call_back(self, callback: Callable[[], object]) -> None:
+        """Run `callback` outside of every lock, soon."""
+        self._driver.callbacks.add(callback)
+        self._driver.attend()
+
+    def finish(self, seconds: float) -> int:
+        """Flush for at most `seconds` and close; how many messages were not delivered."""
+        before = self._core.sender.failed_messages
+        with contextlib.suppress(TfmqError):
+            self.close(seconds)
+        return self._core.sender.failed_messages - before
