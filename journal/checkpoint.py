@@ -3,8 +3,9 @@
     slot        magic 4 bytes | crc u32 | sequence u64 | size u32 | payload | whatever
                 crc: CRC-32 of sequence, size and payload
 
-All numbers are big-endian. Slot n lies at n times the slot size, so that a torn write meets one slot only, and a
-write goes to the slot that holds the older payload: the newer one stays whole until the next is on the disk.
+All numbers are big-endian. Slot n lies at n times the slot size, so that a torn write meets one slot only. A write
+goes to the slot that does not hold the last *forced* payload: that one stays whole until a newer one is on the disk,
+however many unforced ones come between.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ class Slots:
         self._disk = disk
         self._slot_size = slot_size
         self._sequence: int | None = None
+        self._slot = 1
+        """Where the next write goes."""
+        self._is_certain = False
+        """True once this object has forced the file: what an earlier process wrote may be in memory only."""
 
     def read(self) -> tuple[int, bytes] | None:
         """(sequence, payload) of the newest whole slot; None if nothing was ever written.
@@ -46,11 +51,11 @@ class Slots:
             data = file.pread(2 * self._slot_size, 0)
         finally:
             file.close()
-        found = [slot for start in (0, self._slot_size) if (slot := self._decode(data, start)) is not None]
+        found = [(*slot, number) for number in (0, 1) if (slot := self._decode(data, number)) is not None]
         if found:
-            newest = max(found)
-            self._sequence = newest[0]
-            return newest
+            sequence, payload, number = max(found)
+            self._sequence, self._slot = sequence, 1 - number
+            return sequence, payload
         if any(data):
             raise Corrupt(self.path, 0, len(data), "neither of its two slots is whole")
         self._sequence = 0
@@ -69,14 +74,19 @@ class Slots:
         made = not self._disk.exists(self.path)
         file = self._disk.create(self.path) if made else self._disk.open_write(self.path)
         try:
-            write_all(file, [slot], sequence % 2 * self._slot_size)
+            if not made and not self._is_certain:
+                file.force()
+            write_all(file, [slot], self._slot * self._slot_size)
             if force:
                 file.force()
         finally:
             file.close()
         if made and force:
             self._disk.force_folder(self.path.rpartition("/")[0] or ".")
+        self._is_certain = True
         self._sequence = sequence
+        if force:
+            self._slot = 1 - self._slot
         return sequence
 
     def _next_sequence(self) -> int:
@@ -89,7 +99,8 @@ class Slots:
         assert self._sequence is not None
         return self._sequence + 1
 
-    def _decode(self, data: bytes, start: int) -> tuple[int, bytes] | None:
+    def _decode(self, data: bytes, number: int) -> tuple[int, bytes] | None:
+        start = number * self._slot_size
         if start + HEAD.size > len(data):
             return None
         magic, crc, sequence, size = HEAD.unpack_from(data, start)

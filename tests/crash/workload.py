@@ -131,7 +131,7 @@ class Life:
         self.generator = generator
         self.clock = SimulatedClock()
         self.options = options or LogOptions(
-            segment_bytes=generator.choice((1500, 4000)), state_bytes=generator.choice((700, 3000)),
+            segment_bytes=generator.choice((2500, 4000)), state_bytes=generator.choice((700, 3000)),
             retention_bytes=generator.choice((0, 5000)), flush_messages=3,
         )  # fmt: skip
         self.boundaries: list[Boundary] = []
@@ -171,7 +171,7 @@ class Life:
         batches = []
         for _ in range(self.generator.choice((1, 1, 2, 3))):
             count = self.generator.randint(1, 3)
-            batches.append(make_batch(count, self.generator.randint(1, 160), sequence=subject.sequence))
+            batches.append(make_batch(count, self.generator.randint(1, 130), sequence=subject.sequence))
             subject.sequence += count
         source = Source(1, 5, 0, subject.sequence) if self.generator.random() < 0.2 else Source(0, 0, 0, 0)
         try:

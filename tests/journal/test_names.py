@@ -1,0 +1,64 @@
+"""Every name that is built can be taken apart again, and nothing else can."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal import names
+
+OFFSETS = st.integers(0, 2**64 - 1)
+TOPICS = st.from_regex(r"[A-Za-z0-9._-]{1,60}", fullmatch=True).filter(names.valid_name)
+
+
+def test_a_segment_is_named_by_32_digits() -> None:
+    assert names.segment_name(0) == "00000000000000000000000000000000.zxQueue"
+    assert names.segment_name(4096) == "00000000000000000000000000004096.zxQueue"
+
+
+@given(OFFSETS)
+def test_offsets_come_back_from_names(offset: int) -> None:
+    assert names.parse_segment_name(names.segment_name(offset)) == offset
+    assert names.parse_index_name(names.index_name(offset)) == offset
+    assert names.parse_state_name(names.state_name(offset)) == offset
+    assert names.parse_torn_name(names.torn_name(offset)) == offset
+    assert names.parse_index_name(names.segment_name(offset)) is None
+
+
+@given(OFFSETS, OFFSETS)
+def test_names_sort_as_offsets_do(one: int, other: int) -> None:
+    assert (names.segment_name(one) < names.segment_name(other)) == (one < other)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1.zxQueue", "0" * 31 + ".zxQueue", "0" * 33 + ".zxQueue", "0" * 32, "٣" * 32 + ".zxQueue"]
+)
+def test_other_names_are_no_segments(name: str) -> None:
+    assert names.parse_segment_name(name) is None
+
+
+@given(TOPICS, st.integers(0, names.PARTITION_MAX))
+def test_a_partition_comes_back_from_its_folder(topic: str, partition: int) -> None:
+    assert names.parse_partition_folder(names.partition_folder(topic, partition)) == (topic, partition)
+
+
+@pytest.mark.parametrize(
+    "name", ["orders", "orders-", "-1", "orders-01", "orders--", "a/b-1", "..-1x", "..-1"]
+)
+def test_other_folders_are_no_partitions(name: str) -> None:
+    assert names.parse_partition_folder(name) is None
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "..."])
+def test_good_names(name: str) -> None:
+    assert names.valid_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "x" * 250, "a/b", "a\0", "a\n", "ä", "../x", " "])
+def test_names_that_would_leave_the_folder_are_refused(name: str) -> None:
+    assert not names.valid_name(name)
+
+
+def test_a_path_is_joined_with_a_slash() -> None:
+    assert names.join("data/a-1", names.mark_name()) == "data/a-1/log.mark"
