@@ -17,7 +17,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
 @cache
-def tests_of(file: str) -> set[str]:
+def names_in(file: str) -> set[str]:
     tree = ast.parse((ROOT / file).read_text())
     names = {
         n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
@@ -42,7 +42,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
     named = NAMED_TEST.findall(page.read_text())
     assert [
-        f"{file}::{name}" for file, name in named if not (ROOT / file).exists() or name not in tests_of(file)
+        f"{file}::{name}" for file, name in named if not (ROOT / file).exists() or name not in names_in(file)
     ] == []
 
 
