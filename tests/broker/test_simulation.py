@@ -22,12 +22,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.broker.helpers import Answer, Broker, Session
 from tests.scale import scaled
+from tfmq.errors import UnknownTopic
 from tfmq.protocol.commands import (
     ACKS_NONE,
     ACKS_SYNCED,
     ACKS_WRITTEN,
     READ_FORCED,
     READ_WRITTEN,
+    CommitOffsets,
     CreateTopic,
     DeleteTopic,
     GroupOffset,
@@ -218,7 +220,7 @@ class Simulation(RuleBasedStateMachine):
         if answer.code != "ok" or not self.is_there(stream):
             return
         self.streams.remove(stream)
-        stored = self.read(stream, READ_WRITTEN)
+        stored = self.read(stream, READ_WRITTEN) or []
         mine = [payload for batch in stream.batches for payload in batch.payloads]
         found = [payload for payload in stored if payload in set(mine)]
         assert len(found) == answer.last_sequence + 1, "the successor's answer tells the last sequence"
@@ -230,8 +232,13 @@ class Simulation(RuleBasedStateMachine):
 
     # Reading
 
-    def read(self, stream: Stream, read: int) -> list[bytes]:
-        return self.broker.payloads(stream.name, stream.partition, read)
+    def read(self, stream: Stream, read: int) -> list[bytes] | None:
+        """What is there; None if the topic went while it was read."""
+        try:
+            return self.broker.payloads(stream.name, stream.partition, read)
+        except UnknownTopic:
+            assert any(incarnation == stream.incarnation for _, incarnation, _ in self.deleting)
+            return None
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data(), read=st.sampled_from([READ_FORCED, READ_WRITTEN]))
@@ -240,6 +247,8 @@ class Simulation(RuleBasedStateMachine):
         if self.is_there(stream):
             safe = self.safe_counts(stream.place)
             found = self.read(stream, read)
+            if found is None:
+                return
             self.check_partition(stream.place, found, safe)
             if read == READ_FORCED:
                 self.seen[stream.place] = max(self.seen.get(stream.place, []), found, key=len)
@@ -275,8 +284,6 @@ class Simulation(RuleBasedStateMachine):
         self.count += 1
         member = self.members[group]
         offsets = [GroupOffset("orders", self.topics["orders"][0], 0, self.count)]
-        from tfmq.protocol.commands import CommitOffsets
-
         request = CommitOffsets(group, member.member, member.generation, offsets)
         self.commits.setdefault(group, []).append((self.count, self.kept(self.broker.ask(request))))
 
@@ -358,6 +365,7 @@ class Simulation(RuleBasedStateMachine):
                 continue
             safe = self.safe_counts(stream.place)
             found = self.read(stream, READ_FORCED)
+            assert found is not None
             self.check_partition(stream.place, found, safe)
             seen = self.seen.get(stream.place, [])
             assert found[: len(seen)] == seen, "a reader saw what is not there any more"

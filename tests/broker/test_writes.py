@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from journal.control import SOURCE_DELAY
+from journal.record import cut_blocks
 from journal.shapes import Batch, Source
 from tests.broker.helpers import Broker, Session, batch, payloads_of
 from tfmq.effects import Append
-from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce
+from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
 
 
 @pytest.fixture
@@ -195,6 +196,30 @@ def test_a_session_that_sends_more_than_the_disk_takes_is_paused() -> None:
     assert session.paused
     broker.work()
     assert not session.paused
+
+
+def test_a_message_above_the_limit_is_refused_and_smaller_ones_in_a_large_batch_are_not() -> None:
+    broker = Broker(limits__message_bytes=100_000, limits__fetch_bytes=1 << 20)
+    broker.create()
+    producer = broker.lease()
+    large = broker.produce(producer, 0, [bytes(400_000)])
+    assert (
+        large.code == "message_too_large"
+        and large.failure is not None
+        and large.failure.outcome == "not done"
+    )
+    data = batch(producer, 0, [bytes(60_000)] * 8)
+    request = Produce(
+        "orders",
+        broker.incarnation(),
+        0,
+        producer,
+        0,
+        8,
+        ACKS_SYNCED,
+        [Block(*each) for each in cut_blocks(data)],
+    )
+    assert broker.ask(request, data).code == "ok"
 
 
 # Successors

@@ -9,6 +9,7 @@ from journal.clock import Clock
 from journal.disk import Disk, Lock
 from journal.errors import JournalError
 from journal.force import Forcer, Waiter
+from journal.header import HEADER_SIZE
 from journal.log import Log
 from journal.names import join
 from journal.options import LogOptions
@@ -83,6 +84,7 @@ class House:
         self.writes = Writes(
             partition=self.topics.partition,
             quotas=self.quotas,
+            record_bytes_max=self.limits["message_bytes"] + self.limits["attribute_bytes"] + HEADER_SIZE,
             run=self.run,
             now_ms=self.clock.wall_ms,
             lease=partial(self.leases.take, 1),

@@ -19,7 +19,7 @@ from tfmq.broker.places import record_offset
 from tfmq.broker.producers import Answer, Repeat
 from tfmq.broker.quotas import Quotas
 from tfmq.effects import Append
-from tfmq.errors import UNKNOWN, SequenceGap
+from tfmq.errors import UNKNOWN, MessageTooLarge, SequenceGap
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
 
 REQUEST_BYTES: Final = 512
@@ -178,20 +178,29 @@ class Writes:
         *,
         partition: Callable[[str, int, int], Partition],
         quotas: Quotas,
+        record_bytes_max: int,
         run: Any,
         now_ms: Callable[[], int],
         lease: Callable[[Callable[[int, BaseException | None], None]], None],
     ) -> None:
         self.quotas, self.run, self.now_ms = quotas, run, now_ms
+        self._record_bytes_max = record_bytes_max
         self._partition = partition
         self._lease = lease
         self._due: list[Partition] = []
 
     def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """Queues a batch. Raises UnknownTopic, UnknownPartition, StorageStopped, Busy."""
+        """Queues a batch. Raises UnknownTopic, UnknownPartition, StorageStopped, MessageTooLarge, Busy."""
+        self._refuse_large(request, body)
         partition = self._partition(request.topic, request.incarnation, request.partition)
         self.quotas.take(session, len(body) + REQUEST_BYTES)
         self._put(partition, Send(request, body, reply, session, self))
+
+    def _refuse_large(self, request: Produce, body: Body) -> None:
+        """A block larger than blocks are is one record; a batch without blocks is held to the same size."""
+        size = max([block[0] for block in request.blocks], default=len(body))
+        if size > self._record_bytes_max:
+            raise MessageTooLarge(size_bytes=size, max_bytes=self._record_bytes_max)
 
     def succeed(self, request: SucceedProducer, reply: Reply) -> None:
         """Closes an id and answers its successor. Raises UnknownTopic, UnknownPartition, StorageStopped."""
