@@ -100,7 +100,9 @@ class Consumer:
         )
         link = Link(parse_servers(servers), time.monotonic)
         self._driver = AsyncDriver(link)
-        self._core = Consuming(options, link, in_threads(self._driver), self._driver.attend)
+        self._core = Consuming(
+            options, link, in_threads(self._driver), attend=self._driver.attend, flush=self._driver.flush
+        )
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
         self._loop: AsyncIterator[ReceivedMessage] | None = None

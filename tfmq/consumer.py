@@ -98,7 +98,7 @@ class Consumer:
         )
         link = Link(parse_servers(servers), time.monotonic)
         self._driver = BlockingDriver(link)
-        self._core = Consuming(options, link, attend=self._driver.attend)
+        self._core = Consuming(options, link, attend=self._driver.attend, flush=self._driver.flush)
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
         self._loop: Iterator[ReceivedMessage] | None = None

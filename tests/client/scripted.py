@@ -232,11 +232,14 @@ class Script:
         self.link = ScriptedLink(broker)
         self.attended = False
         arguments.setdefault("topics", "orders" if "partitions" not in arguments else None)
-        self.core = Consuming(consumer_options(**arguments), self.link, attend=self.attend)
+        self.core = Consuming(consumer_options(**arguments), self.link, attend=self.attend, flush=self.flush)
         self._loop: Any = None
 
     def attend(self) -> None:
         self.attended = True
+
+    def flush(self) -> None:
+        """Requests are out as soon as they are made here."""
 
     def run(self, operation: Operation[Any]) -> Any:
         """Runs `operation` to its end; time passes only where it waits for it."""

@@ -575,6 +575,24 @@ def test_an_operation_that_is_dropped_in_the_middle_leaves_a_consumer_that_works
     assert seen[-1] == b"1"
 
 
+def test_an_interrupt_in_the_middle_of_decoding_loses_nothing(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(broker)
+    script = Script(broker)
+    assert script.poll(count=2) == [b"0", b"1"]
+    script.run(script.core.seek(NAME, seek_question(ordinal=1)))
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tfmq.client.decoder.crc32", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            script.poll()
+    assert script.poll() == [b"1", b"2", b"3", b"4"]
+
+
 def test_a_forked_child_reads_on_by_itself_and_is_no_member(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker)

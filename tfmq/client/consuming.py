@@ -19,7 +19,7 @@ from tfmq.client.fetcher import Chunk, Feed, Fetcher, FetchPlan
 from tfmq.client.lag import Lag, measure
 from tfmq.client.link import Link
 from tfmq.client.membership import Membership
-from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
+from tfmq.client.positions import PartitionName, Place, Positions
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.saving import Saving
 from tfmq.client.start import Question
@@ -27,8 +27,7 @@ from tfmq.client.tasks import Task, Tasks
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.client.work import Run, inline
 from tfmq.errors import BadRequest, Closed, Fenced, TfmqError, TimedOut, UnknownPartition
-from tfmq.protocol.commands import Cancel, Fetch
-from tfmq.protocol.rows import EPOCH_UNKNOWN
+from tfmq.protocol.commands import Cancel
 
 log = logging.getLogger("tfmq.consumer")
 
@@ -38,17 +37,23 @@ FETCH_GRACE_SECONDS: Final = 30.0
 
 
 class Consuming:
-    """One consumer; give `tasks` to its driver's tickers. `run` does the work of offset storages, `attend` tells the
-    driver that tasks are due although nobody waits."""
+    """One consumer; give `tasks` to its driver's tickers.
+
+    `run` does the work of offset storages; `attend` tells the driver that tasks are due although nobody waits, `flush`
+    that requests should leave now, although nobody waits yet.
+    """
 
     def __init__(
         self,
         options: ConsumerOptions,
         link: Link,
         run: Run = inline,
-        attend: Callable[[], None] = lambda: None,
+        *,
+        attend: Callable[[], None],
+        flush: Callable[[], None],
     ) -> None:
         self._attend = attend
+        self._flush = flush
         self.options = options
         self.link = link
         self.closed = False
@@ -132,10 +137,17 @@ class Consuming:
 
     def _take(self) -> bool:
         """Makes a batch with messages ready of what has arrived, if it has."""
-        while (batch := self.fetcher.take()) is not None:
-            self.positions.begin(batch)
-            if batch.messages:
-                break
+        self._send_fetches()  # the broker works on the next chunk while this one is decoded
+        taken = False
+        try:
+            while (batch := self.fetcher.take()) is not None:
+                self.positions.begin(batch)
+                if batch.messages:
+                    break
+            taken = True
+        finally:
+            if not taken:  # interrupted (Ctrl-C) with a chunk in hand: read again what was not handed out
+                self._rewind()
         self._send_fetches()
         return batch is not None
 
@@ -162,21 +174,14 @@ class Consuming:
     # Fetching
 
     def _send_fetches(self) -> None:
-        for plan in self.fetcher.plans(self.link.now()):
-            request = Fetch(
-                plan.name.topic,
-                plan.incarnation,
-                plan.name.partition,
-                plan.offset,
-                EPOCH_UNKNOWN if plan.epoch == UNKNOWN else plan.epoch,
-                plan.max_bytes,
-                plan.wait_ms,
-                self.options.read,
-                self._hashes if plan.filtered else None,
-            )
+        plans = self.fetcher.plans(self.link.now())
+        for plan in plans:
+            request = plan.request(self.options.read, self._hashes)
             call = self.link.call(request, seconds=plan.wait_ms / 1000 + FETCH_GRACE_SECONDS)
             self._calls[plan.name] = call
             call.when_done(partial(self._fetched, plan))
+        if plans:
+            self._flush()
 
     def _fetched(self, plan: FetchPlan, call: Call) -> None:
         if self._calls.get(plan.name) is call:
@@ -204,6 +209,13 @@ class Consuming:
         self._void_fetch(name)
         self.positions.seek(name, place)
         self.fetcher.seek(name, place)
+
+    def _rewind(self) -> None:
+        """Reading goes on behind what was handed out, whatever had been read ahead."""
+        self.positions.drop_ready()
+        for name, feed in self.fetcher.feeds.items():
+            if feed.failure is None:
+                self.fetcher.seek(name, self.positions.handed_out(name))
 
     # Moving
 
@@ -354,10 +366,8 @@ class Consuming:
         self._watching = self._keeping = None
         self._arrival = Flag()
         self._saving.renew()
-        self.positions.drop_ready()
         self.fetcher.renew()
-        for name in self.fetcher.feeds:
-            self.fetcher.seek(name, self.positions.handed_out(name))
+        self._rewind()
         if self.membership is not None:
             self.membership.renew()
 

@@ -26,6 +26,7 @@ from tfmq.errors import (
     TfmqError,
 )
 from tfmq.limits import KIB, MIB
+from tfmq.protocol.commands import Fetch
 
 log = logging.getLogger("tfmq.consumer")
 
@@ -60,6 +61,12 @@ class FetchPlan(NamedTuple):
     wait_ms: int
     filtered: bool
     turn: int
+
+    def request(self, read: int, tag_hashes: list[int] | None) -> Fetch:
+        """The request to send; `read` is one of the protocol's."""
+        hashes = tag_hashes if self.filtered else None
+        place = (self.offset, self.epoch, self.max_bytes, self.wait_ms)
+        return Fetch(self.name.topic, self.incarnation, self.name.partition, *place, read, hashes)
 
 
 class Chunk(NamedTuple):
