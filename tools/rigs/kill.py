@@ -1,7 +1,8 @@
 """kill -9 of a live server under load, end to end: `python -m tools.rigs.kill --kills 100`.
 
-Several writers, each a producer of its own in its own thread, send numbered messages to the partitions of a topic.
-The server is killed at random moments and started again; the writers notice nothing but a pause. At the end:
+Several writers, each a producer of its own in its own thread, send numbered messages to the partitions of a
+topic. The server is killed at random moments and started again; the writers notice nothing but a pause. At
+the end:
 
   1. nothing acknowledged is lost;
   2. nothing is there twice;
@@ -40,7 +41,7 @@ class Outcome:
     kills: int = 0
     acknowledged: int = 0
     stored: int = 0
-    repeated_sends: int = 0
+    connections: int = 0
     seconds: float = 0.0
     faults: list[str] = field(default_factory=list)
 
@@ -160,7 +161,7 @@ def run(kills: int, writers: int, seed: int, folder: Path) -> Outcome:
         server.stop()
     outcome.acknowledged = sum(len(thread.acknowledged) for thread in threads)
     outcome.stored = len(messages)
-    outcome.repeated_sends = sum(int(thread.stats.get("repeated", 0)) for thread in threads)
+    outcome.connections = sum(int(thread.stats.get("connections", 0)) for thread in threads)
     check(outcome, threads, messages)
     outcome.seconds = time.monotonic() - begun
     return outcome
@@ -180,7 +181,7 @@ def main(kills: int, writers: int, seed: int, as_json: bool) -> None:
     else:
         print(
             f"{outcome.kills} kills, {outcome.acknowledged:,} acknowledged, {outcome.stored:,} stored,"
-            f" {outcome.repeated_sends:,} batches sent again, {outcome.seconds:.0f} s, seed {seed}"
+            f" {outcome.connections:,} connections made, {outcome.seconds:.0f} s, seed {seed}"
         )
         for fault in outcome.faults[:20]:
             print("FAULT", fault)
