@@ -152,7 +152,7 @@ def read_back(broker: Broker, story: Story) -> None:
     with tfmq.Consumer(broker.address, topics=TOPIC, start="earliest") as consumer:
         while messages := consumer.poll(timeout=1.0, max_messages=10_000):
             story.stored.extend(message.payload for message in messages)
-    story.read_seconds = time.monotonic() - begun
+            story.read_seconds = time.monotonic() - begun
 
 
 def verdict(lines: list[bytes], story: Story) -> list[tuple[str, int, bool]]:
@@ -184,7 +184,9 @@ def show(console: Console, rows: list[tuple[str, int, bool]], story: Story) -> N
     console.print(
         f"  sending took {story.send_seconds:.2f} s with {down:.2f} s of it without a broker "
         f"(restart with recovery: {story.restart_seconds:.2f} s); "
-        f"reading all back: {len(story.stored) / max(story.read_seconds, 1e-9):,.0f} lines/s"
+        f"reading all back: {len(story.stored) / max(story.read_seconds, 1e-9):,.0f} lines/s",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
