@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tfmq.admin import Admin as Admin
     from tfmq.client.batch import Deliveries as Deliveries
     from tfmq.client.batch import Delivery as Delivery
+    from tfmq.client.offset_storage import OffsetStorage as OffsetStorage
+    from tfmq.client.offset_storage import StoredOffset as StoredOffset
     from tfmq.client.partition_selector import PartitionSelector as PartitionSelector
     from tfmq.client.received import ReceivedMessage as ReceivedMessage
     from tfmq.consumer import Consumer as Consumer
@@ -73,12 +75,14 @@ _PLACES: dict[str, str] = {
     "Delivery": "tfmq.client.batch",
     "Hook": "tfmq.hooks",
     "Message": "tfmq.message",
+    "OffsetStorage": "tfmq.client.offset_storage",
     "Ordinal": "tfmq.message",
     "Partition": "tfmq.message",
     "PartitionSelector": "tfmq.client.partition_selector",
     "Producer": "tfmq.producer",
     "ReceivedMessage": "tfmq.client.received",
     "SendResult": "tfmq.message",
+    "StoredOffset": "tfmq.client.offset_storage",
     "local_server": "tfmq.local",
     **dict.fromkeys(_ERRORS, "tfmq.errors"),
 }
