@@ -4,7 +4,8 @@
     | sources u32 | state size u64 | CRC-32 u32 of everything else
     | sources x (kind u32, id u64, high u64, low u64) | state
 
-All numbers are big-endian. A snapshot describes every record before `offset`, which is also its name, and is written
+All numbers are big-endian. The checksum stays where it is in every version, so that a flipped bit is not taken for a
+newer format. A snapshot describes every record before `offset`, which is also its name, and is written
 only after the log is forced up to there. It comes under its name by a rename, whole; of a log's snapshots the two
 newest are kept, so that one that rots leaves another. It also carries the highest applied position of every source:
 retention may have removed the control records that said so.
@@ -93,10 +94,10 @@ def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
     magic, version, _, found_id, offset, ordinal, append_time, count, size, crc = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise Corrupt(path, 0, len(data), "not a snapshot")
-    if version > VERSION:
-        raise NewerFormat(path, version, VERSION)
     if crc32(data[HEADER.size :], crc32(data[: HEADER.size - CRC.size])) != crc:
         raise Corrupt(path, 0, len(data), "fails its checksum")
+    if version > VERSION:
+        raise NewerFormat(path, version, VERSION)
     begins = HEADER.size + count * SOURCE.size
     if begins + size != len(data) or found_id != log_id:
         raise Corrupt(path, 0, len(data), "a snapshot of another log, or of another size than it says")
