@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -106,12 +107,18 @@ def run_way(way: Way, cuts: int, generator: random.Random) -> Result:
     began = time.monotonic()
     with LoopImage() as image:
         for number in range(cuts):
-            generation = number // CUTS_PER_GENERATION
+            generation, age = divmod(number, CUTS_PER_GENERATION)
+            if generation and not age:
+                for log_number in range(way.logs):
+                    shutil.rmtree(writers.log_folder(image.mount_point, generation - 1, log_number))
             writer = Writer(partial(way.write, image.mount_point, generation))
             first = writer.wait_for_word()
             time.sleep(generator.uniform(0, DELAY_SECONDS_MAX))
+            cut_at = time.monotonic()
             image.cut()
-            promised = list(words(first + writer.end()))
+            # The file system says "ok" to forces for about a millisecond after its shutdown has begun: nobody would
+            # have heard such a promise if it had been the power, so it does not count.
+            promised = [word for word in words(first + writer.end()) if word.time < cut_at]
             image.mount_again()
             result.cuts += 1
             result.acknowledged += len(promised)
