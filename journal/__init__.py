@@ -1,17 +1,11 @@
 """A storage library: logs of checksummed records in segment files. No network, nothing of the broker.
 
-    from journal import Log, RealDisk, SystemClock
+    from journal import open_log, records
 
-    folder = "orders-0"
-    disk = RealDisk()
-    if not disk.exists(folder):
-        disk.make_folder(folder)
-    log = Log.open(disk, folder, log_id=1 << 24, clock=SystemClock())
-    log.append_payloads([b"first", b"second"])
-    log.force()
-    chunk = log.read(log.first_offset, 1 << 20)
-    payloads = [bytes(block.data) for block in blocks_of(chunk.data, chunk.start, log.log_id)]
-    log.close()
+    with open_log("orders") as log:
+        log.append_payloads([b"first", b"second"])
+        log.force()
+        print([record.payload for record in records(log)])
 
 Names are loaded when they are first used: a client that only encodes records never loads the log.
 """
@@ -38,6 +32,9 @@ if TYPE_CHECKING:
     from journal.shapes import Batch as Batch
     from journal.shapes import Chunk as Chunk
     from journal.shapes import Source as Source
+    from journal.standalone import StoredRecord as StoredRecord
+    from journal.standalone import open_log as open_log
+    from journal.standalone import records as records
     from journal.state import State as State
 
 _HOME = {
@@ -57,7 +54,10 @@ _HOME = {
     "Source": "shapes",
     "State": "state",
     "SystemClock": "clock",
+    "StoredRecord": "standalone",
     "blocks_of": "block",
+    "open_log": "standalone",
+    "records": "standalone",
 }
 
 __all__ = sorted(_HOME)
