@@ -22,6 +22,7 @@ from typing import Final
 SHUTDOWN: Final = 0x8004587D
 NO_LOG_FLUSH: Final = 2
 IMAGE_BYTES: Final = 64 << 20
+PAGE_BYTES: Final = 4096
 BUSY_TRIES: Final = 50
 BUSY_SECONDS: Final = 0.02
 """A killed process may hold the mount for a moment."""
@@ -48,11 +49,16 @@ def require_loop_devices() -> None:
 
 
 class LoopImage:
-    """A mounted file system of its own. `small_tmpfs_bytes`: its image lies on a tmpfs of that size, so that
-    writes behind it fail with a real EIO.
+    """A mounted file system of its own.
+
+    `tmpfs_bytes`: its image lies on a tmpfs of that size; after `break_disk` writing back what is new fails
+    with a real error, until `mend_disk`. `has_journal=False`: then ext4 does not go read-only at such an
+    error.
     """
 
-    def __init__(self, *, size_bytes: int = IMAGE_BYTES, small_tmpfs_bytes: int = 0) -> None:
+    def __init__(
+        self, *, size_bytes: int = IMAGE_BYTES, tmpfs_bytes: int = 0, has_journal: bool = True
+    ) -> None:
         require_loop_devices()
         self._folder = Path(tempfile.mkdtemp(prefix="tfmq-rig-"))
         self._device = ""
@@ -60,7 +66,7 @@ class LoopImage:
         self._has_tmpfs = False
         self.mount_point = str(self._folder / "mount")
         try:
-            self._make(size_bytes, small_tmpfs_bytes)
+            self._make(size_bytes, tmpfs_bytes, has_journal)
         except BaseException:
             self.close()
             raise
@@ -88,31 +94,48 @@ class LoopImage:
         self._unmount()
         self._mount()
 
+    def break_disk(self) -> None:
+        """From now on a write to a place of the image that was never written fails.
+
+        The tmpfs is filled to the last page: at the edge of its space the loop driver calls a short write a
+        success.
+        """
+        with (self._folder / "small" / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+            while ballast.write(bytes(PAGE_BYTES)):
+                pass
+
+    def mend_disk(self) -> None:
+        """Writes succeed again."""
+        (self._folder / "small" / "ballast").unlink()
+
     def close(self) -> None:
         """Gives everything back; twice is harmless."""
-        with suppress(subprocess.CalledProcessError):
-            self._unmount()
+        if self._is_mounted and _run("umount", self.mount_point, check=False).returncode != 0:
+            # Somebody still has a file open. Out of sight now; the kernel gives the rest back with the last
+            # descriptor.
+            _run("umount", "-l", self.mount_point, check=False)
+        self._is_mounted = False
         if self._device:
             _run("losetup", "-d", self._device, check=False)
             self._device = ""
         if self._has_tmpfs:
-            _run("umount", str(self._folder / "small"), check=False)
+            _run("umount", "-l", str(self._folder / "small"), check=False)
             self._has_tmpfs = False
-        if not self._is_mounted:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _make(self, size_bytes: int, small_tmpfs_bytes: int) -> None:
+    def _make(self, size_bytes: int, tmpfs_bytes: int, has_journal: bool) -> None:
         os.mkdir(self.mount_point)
         place = self._folder
-        if small_tmpfs_bytes:
+        if tmpfs_bytes:
             place = self._folder / "small"
             place.mkdir()
-            _run("mount", "-t", "tmpfs", "-o", f"size={small_tmpfs_bytes}", "tmpfs", str(place))
+            _run("mount", "-t", "tmpfs", "-o", f"size={tmpfs_bytes}", "tmpfs", str(place))
             self._has_tmpfs = True
         image = place / "image"
         with image.open("wb") as file:
             file.truncate(size_bytes)
-        _run("mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0,nodiscard", str(image))
+        journal = ("-J", "size=4") if has_journal else ("-O", "^has_journal")
+        _run("mkfs.ext4", "-q", "-F", *journal, "-E", "lazy_itable_init=0,nodiscard", str(image))
         try:
             self._device = _run("losetup", "-f", "--show", str(image)).stdout.strip()
         except subprocess.CalledProcessError as error:
