@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfmq.client.waiting import Waitable
-from tfmq.errors import TfmqError
+from tfmq.errors import UNKNOWN, TfmqError, from_wire
 from tfmq.packing import Buffer
 from tfmq.protocol.commands import BY_REQUEST, Command
 
@@ -31,6 +31,7 @@ class Call(Waitable):
         "reply",
         "reply_body",
         "request",
+        "sends",
         "sent",
         "unattended",
         "wants_reply",
@@ -57,6 +58,8 @@ class Call(Waitable):
         self.unattended = unattended
         self.wants_reply = wants_reply
         self.sent = False
+        self.sends = 0
+        """How many times it went out: above 1, an earlier one may have been done although a later one is refused."""
         self.reply: Any = None
         self.reply_body: memoryview = _EMPTY
         self.error: TfmqError | None = None
@@ -73,3 +76,16 @@ class Call(Waitable):
 
 
 _EMPTY = memoryview(b"")
+
+
+def reply_error(header: list[Any]) -> TfmqError:
+    """The error of an error reply; one that is not well formed is told as it came."""
+    number, fields = -header[0], [*header[2:], None, None, None, None]
+    code, outcome, sentence, details = fields[:4]
+    return from_wire(
+        number,
+        code if isinstance(code, str) else "error",
+        outcome if isinstance(outcome, str) else UNKNOWN,
+        sentence if isinstance(sentence, str) else "",
+        details if isinstance(details, dict) else {},
+    )

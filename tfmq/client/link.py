@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfmq import limits
-from tfmq.client.call import NEVER, Call
+from tfmq.client.call import NEVER, Call, reply_error
 from tfmq.client.servers import Server
 from tfmq.errors import (
     NOT_DONE,
@@ -30,7 +30,6 @@ from tfmq.errors import (
     ConnectionFailed,
     TfmqError,
     TimedOut,
-    from_wire,
 )
 from tfmq.packing import Buffer
 from tfmq.protocol.commands import ACKS_SYNCED, BY_REQUEST, MAGIC, VERSION_MAX, VERSION_MIN, Hello, HelloReply
@@ -284,6 +283,7 @@ class Link:
     def _send(self, call: Call) -> None:
         self._queue(encode([call.command.code, call.correlation, *call.request], *call.body))
         call.sent = True
+        call.sends += 1
         if not call.wants_reply:
             self._marks.append((self._queued_bytes, call))
 
@@ -299,7 +299,7 @@ class Link:
         if call is None:
             return
         if kind < 0:
-            self._fail(call, _error(header))
+            self._fail(call, reply_error(header))
             return
         try:
             call.reply = call.command.reply.read(header, call.command.name, 2)
@@ -313,7 +313,7 @@ class Link:
 
     def _greeted(self, header: list[Any]) -> None:
         if header[0] < 0:
-            raise _error(header)
+            raise reply_error(header)
         try:
             self.hello = HELLO.reply.read(header, "HELLO", 2)
         except BadRequest as error:
@@ -391,16 +391,3 @@ class Link:
 
     def _names(self) -> str:
         return " or ".join(map(str, self.servers))
-
-
-def _error(header: list[Any]) -> TfmqError:
-    """The error of an error reply; one that is not well formed is told as it came."""
-    number, fields = -header[0], [*header[2:], None, None, None, None]
-    code, outcome, sentence, details = fields[:4]
-    return from_wire(
-        number,
-        code if isinstance(code, str) else "error",
-        outcome if isinstance(outcome, str) else UNKNOWN,
-        sentence if isinstance(sentence, str) else "",
-        details if isinstance(details, dict) else {},
-    )

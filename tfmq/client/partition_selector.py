@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
@@ -17,16 +18,16 @@ from tfmq.message import Message, Partition
 ENTRY_POINTS = "tfmq.partition_selectors"
 
 
-class PartitionSelector:
+class PartitionSelector(ABC):
     """Chooses a partition for each message. `get_partition` returns one of `partitions`."""
 
     per_batch = False
     """True: the choice for a message without a key may serve all such messages of one batch, so that small topics'
     many partitions do not cut batches into crumbs."""
 
+    @abstractmethod
     def get_partition(self, topic: str, partitions: Sequence[Partition], message: Message) -> Partition:
         """The partition for `message`; `partitions` is in order of number and never empty."""
-        raise NotImplementedError
 
 
 class RoundRobin(PartitionSelector):

@@ -146,7 +146,7 @@ class ProducerCore:
     def may_append(self, topic: str, message: Message) -> bool:
         """Whether `append` needs no waiting: there is room, and the partition can be chosen, now or later."""
         free = message.partition is None and message.key is None and self.selector.per_batch
-        return self.sender.has_room() and (free or self.sender.knows(topic))
+        return self.sender.has_room() and (free or self.sender.lanes.knows(topic))
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
         """Take the message into a batch."""
@@ -243,8 +243,9 @@ class ProducerCore:
     def _knowing(self, topic: str) -> Operation[None]:
         """Wait until the topic's partitions are known. Raises what asking for them raised."""
         until = self.link.now() + self.options.timeout
-        while not self.sender.knows(topic):
-            lane = self.sender.ask(topic)
+        while not self.sender.lanes.knows(topic):
+            lane = self.sender.lanes.lane(topic)
+            self.sender.lanes.ask(lane)
             remaining = until - self.link.now()
             if remaining <= 0:
                 raise TimedOut(

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from tfmq.client.batch import Batch, Delivery, Owner
-from tfmq.client.call import Call
 from tfmq.client.cluster import Cluster, Topic
 from tfmq.client.encoder import attribute_part
 from tfmq.client.identities import Identities
+from tfmq.client.lanes import KEYLESS, Lane, Lanes
 from tfmq.client.link import Link
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.client.stream import Stream
@@ -31,17 +31,14 @@ from tfmq.errors import (
     TfmqError,
     TimedOut,
     UnknownPartition,
-    UnknownTopic,
 )
 from tfmq.limits import MESSAGE_BYTES
 from tfmq.message import Message, encode_attribute
-from tfmq.protocol.commands import Metadata
 
 FAILURES_REMEMBERED = 1000
 """Failed batches kept for the next flush; older ones are only counted, so that a forgotten flush costs no memory."""
 WINDOW_SPARE = 4
 """The broker remembers so many batches more than may be in flight."""
-KEYLESS = Message(None)
 
 
 class Options(NamedTuple):
@@ -60,18 +57,6 @@ class Times(Protocol):
     def call_later(self, seconds: float, function: Callable[[], None]) -> object: ...
 
     def attend(self) -> None: ...
-
-
-class Lane:
-    """One topic, as far as it is known, and the batches that wait until it is."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.topic: Topic | None = None
-        self.known = Flag()
-        self.error: TfmqError | None = None
-        self.asking = False
-        self.waiting: deque[tuple[Batch, Message]] = deque()
 
 
 class Sender:
@@ -103,7 +88,7 @@ class Sender:
         self._owner = owner
         self._selector = selector
         self._wall_clock = wall_clock
-        self._lanes: dict[str, Lane] = {}
+        self.lanes = Lanes(self)
         self._streams: dict[tuple[str, int], Stream] = {}
         self._lingering: deque[Batch] = deque()
         self._hurried: list[Batch] = []
@@ -158,9 +143,7 @@ class Sender:
         if self._streams.get((name, stream.partition)) is stream:
             del self._streams[name, stream.partition]
         self.cluster.forget(name)
-        lane = self._lanes.get(name)
-        if lane is not None and lane.topic is not None and lane.topic.incarnation == stream.topic.incarnation:
-            lane.topic, lane.known = None, Flag()
+        self.lanes.forget(stream.topic)
         if stream.open is not None:
             self.close_batch(stream.open)
 
@@ -174,7 +157,7 @@ class Sender:
         stream = self._streams.get((batch.topic, batch.partition))
         if stream is not None and stream.open is batch:
             stream.open = None
-        self._enqueue(batch, KEYLESS)
+        self._enqueue(batch)
 
     # What the faces use
 
@@ -187,17 +170,6 @@ class Sender:
             self._room = Flag()
         return self._room
 
-    def knows(self, topic: str) -> bool:
-        """Whether the topic's partitions are known."""
-        return self._lane(topic).topic is not None
-
-    def ask(self, topic: str) -> Lane:
-        """Have the topic asked for (and made, where the broker does that); `known` of the lane is raised then."""
-        lane = self._lane(topic)
-        if not lane.asking and lane.topic is None:
-            self._ask(lane)
-        return lane
-
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
         """Take one message; `payload` is its bytes (None: a tombstone). The caller has seen to room.
 
@@ -205,7 +177,7 @@ class Sender:
         """
         self._check_size(0 if payload is None else len(payload))
         part = self._part(message)
-        lane = self._lane(topic)
+        lane = self.lanes.lane(topic)
         batch = self._target(lane, message)
         size = (0 if payload is None else len(payload)) + batch.overhead_bytes + len(part or b"")
         if size > batch.room and batch.payloads:
@@ -219,7 +191,7 @@ class Sender:
     def append_many(self, topic: str, payloads: list[bytes], size_bytes: int) -> Batch:
         """Take payloads that make one batch: all without a key. The topic is known, or the batch waits for it."""
         self._check_size(max(map(len, payloads)))
-        lane = self._lane(topic)
+        lane = self.lanes.lane(topic)
         before = self.shared.get(topic)
         if before is not None:
             self.close_batch(before)
@@ -233,7 +205,7 @@ class Sender:
         batch.payloads = payloads
         batch.room -= size_bytes + len(payloads) * batch.overhead_bytes
         batch.close(self.options.batch_bytes)
-        self._enqueue(batch, KEYLESS)
+        self._enqueue(batch)
         return batch
 
     def hurry(self, batches: Iterable[Batch], at_once: bool = True) -> None:
@@ -285,7 +257,7 @@ class Sender:
             lingering.popleft()
         due = lingering[0].due if lingering else float("inf")
         if len(self.outstanding) > len(lingering):
-            due = min(due, *(stream.next_time() for stream in self._streams.values()), self._waiting_until())
+            due = min(due, *(stream.next_time() for stream in self._streams.values()), self.lanes.next_time())
         return due
 
     def tick(self) -> None:
@@ -295,6 +267,7 @@ class Sender:
             self._go(batch)
         while self._lingering and (not self._lingering[0].is_open or self._lingering[0].due <= now):
             self.close_batch(self._lingering.popleft())
+        self.lanes.expire(now)
         for stream in list(self._streams.values()):
             if stream.queue:
                 stream.expire(now)
@@ -307,12 +280,6 @@ class Sender:
         stream = self._streams.get((batch.topic, batch.partition))
         if stream is None or stream.idle:
             self.close_batch(batch)
-
-    def _waiting_until(self) -> float:
-        return min(
-            (batch.deadline for lane in self._lanes.values() for batch, _ in list(lane.waiting)[:1]),
-            default=float("inf"),
-        )
 
     def _check_size(self, size_bytes: int) -> None:
         most = (
@@ -331,13 +298,6 @@ class Sender:
         born_ms = int(self._wall_clock() * 1000)
         return attribute_part(encode_attribute(born_ms, message.key, message.tag, message.properties))  # type: ignore[arg-type]
 
-    def _lane(self, topic: str) -> Lane:
-        lane = self._lanes.get(topic)
-        if lane is None:
-            lane = self._lanes[topic] = Lane(topic)
-            lane.topic = self.cluster.topic(topic)
-        return lane
-
     def _target(self, lane: Lane, message: Message) -> Batch:
         """The open batch for `message`."""
         topic = lane.topic
@@ -347,20 +307,20 @@ class Sender:
             if shared is not None and shared.is_open:
                 return shared
         if topic is None:
-            self.ask(lane.name)
+            self.lanes.ask(lane)
             batch = self._make(lane.name, -1)
             if any_partition:
                 self._share(batch)
             else:  # its partition is chosen when the topic is known, so it travels alone
                 batch.due = 0.0
-                lane.waiting.append((batch, message))
+                self.lanes.wait(lane, batch, message)
             return batch
         stream = self._stream(topic, self._select(topic, message))
         if stream.open is None:
             stream.open = self._make(lane.name, stream.partition)
             self._linger(stream.open)
             if self.cluster.stale(lane.name) and not lane.asking:
-                self._ask(lane)
+                self.lanes.ask(lane)
         if any_partition:
             self.shared[lane.name] = stream.open
         return stream.open
@@ -401,18 +361,17 @@ class Sender:
             stream = self._streams[key] = Stream(self, topic, partition)
         return stream
 
-    def _enqueue(self, batch: Batch, message: Message) -> None:
-        """A closed batch takes its place in the order of its partition."""
+    def _enqueue(self, batch: Batch) -> None:
+        """A closed batch takes its place in the order of its partition, or waits until its topic is known."""
         self.used_bytes += batch.size_bytes
-        lane = self._lane(batch.topic)
+        lane = self.lanes.lane(batch.topic)
         if lane.topic is None:
-            if not any(each is batch for each, _ in lane.waiting):
-                lane.waiting.append((batch, message))
-            self.ask(batch.topic)
+            self.lanes.wait(lane, batch)
         else:
-            self._route(lane.topic, batch, message)
+            self.route(lane.topic, batch, KEYLESS)
 
-    def _route(self, topic: Topic, batch: Batch, message: Message) -> None:
+    def route(self, topic: Topic, batch: Batch, message: Message) -> None:
+        """Bring a closed batch to its stream; `message` decides where its partition is still open."""
         try:
             partition = self._select(topic, message) if batch.partition < 0 else batch.partition
             if partition >= len(topic.partitions):
@@ -422,47 +381,14 @@ class Sender:
             return
         self._stream(topic, partition).push(batch)
 
-    def _ask(self, lane: Lane) -> None:
-        lane.asking = True
-        call = self.link.call(Metadata([lane.name], True), seconds=self.timeout, unattended=True)
-        call.when_done(lambda done: self._told(lane, done))
-
-    def _told(self, lane: Lane, call: Call) -> None:
-        lane.asking = False
-        if call.error is None:
-            found = self.cluster.learn(call.reply.topics)
-            lane.topic = found[0] if found else None
-        error = call.error
-        if error is None and lane.topic is None:
-            error = UnknownTopic(f"There is no topic {lane.name}, and the broker makes none by itself.")
-        if lane.topic is not None and (error is None or not lane.waiting):
-            shared = self.shared.get(lane.name)
-            if shared is not None and shared.partition < 0:
-                self.close_batch(shared)
-            while lane.waiting:
-                self._route(lane.topic, *lane.waiting.popleft())
-        elif error is not None:
-            self._fail_lane(lane, error)
-        lane.error = error
-        known, lane.known = lane.known, lane.known if lane.topic is not None else Flag()
-        known.settle()
-
-    def _fail_lane(self, lane: Lane, error: TfmqError) -> None:
-        waiting, lane.waiting = lane.waiting, deque()
-        for batch, _ in waiting:
-            if batch.is_open:
-                self._drop_open(batch)
-            self.fail(batch, error)
-        shared = self.shared.get(lane.name)
-        if shared is not None and shared.partition < 0:
-            self._drop_open(shared)
-            self.fail(shared, error)
-
-    def _drop_open(self, batch: Batch) -> None:
-        batch.close(self.options.batch_bytes)
-        self.used_bytes += batch.size_bytes
-        if self.shared.get(batch.topic) is batch:
-            del self.shared[batch.topic]
+    def refuse(self, batch: Batch, error: TfmqError) -> None:
+        """Fail a batch that is not with a stream yet, open or not."""
+        if batch.is_open:
+            batch.close(self.options.batch_bytes)
+            self.used_bytes += batch.size_bytes
+            if self.shared.get(batch.topic) is batch:
+                del self.shared[batch.topic]
+        self.fail(batch, error)
 
     def _settled(self, batch: Batch) -> None:
         if self.outstanding.pop(batch, self) is None:

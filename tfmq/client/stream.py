@@ -25,6 +25,7 @@ from tfmq.client.batch import Batch
 from tfmq.client.call import Call
 from tfmq.client.cluster import Topic
 from tfmq.errors import (
+    NOT_DONE,
     UNKNOWN,
     Busy,
     Closed,
@@ -46,6 +47,9 @@ log = logging.getLogger("tfmq.client")
 FLIGHT_BYTES = 8 << 20
 """More in flight gains nothing (1.6 M messages of 100 bytes a second with 20 batches of 256 KiB)."""
 FLIGHT_BATCHES = 20
+_PASSING = SequenceGap | StaleProducer | UnknownProducer | Busy
+"""Answers behind which a batch goes out again: nothing was done, and nothing is wrong with the batch."""
+
 PAUSE_SECONDS = 0.05
 """How long a busy broker is left alone; doubled each time up to the maximum."""
 PAUSE_SECONDS_MAX = 1.0
@@ -186,25 +190,36 @@ class Stream:
 
     def _answered(self, call: Call, batch: Batch) -> None:
         self._calls -= 1
+        batch.attempts += max(0, call.sends - 1)
         error = call.error
         if error is None:
             self._stored(call, batch)
-        elif isinstance(error, SequenceGap | StaleProducer | UnknownProducer | Busy):
-            batch.bounced = error
-        else:
+        elif isinstance(error, UnknownTopic):
             self._land(batch)
-            self._hole = True
-            self._unsure = self._unsure or error.outcome == UNKNOWN
             self._sender.fail(batch, error)
-            if isinstance(error, UnknownTopic):
-                self._gone(error)
-                return
+            self._gone(error)
+            return
+        else:
+            self._refused(batch, error)
         if self.state == "ready" and (self._hole or batch.bounced is not None):
             self.state = "landing"
         if self.state == "landing" and not self._calls:
             self._resolve()
         else:
             self.pump()
+
+    def _refused(self, batch: Batch, error: TfmqError) -> None:
+        """Keep what may be sent again, and what an earlier sending may have stored; fail the rest."""
+        batch.bounced = error
+        if isinstance(error, _PASSING):
+            return
+        self._hole = True
+        if batch.attempts > 1 and error.outcome == NOT_DONE:
+            self._unsure = True
+            return
+        self._unsure = self._unsure or error.outcome == UNKNOWN
+        self._land(batch)
+        self._sender.fail(batch, error)
 
     def _stored(self, call: Call, batch: Batch) -> None:
         self._land(batch)
@@ -277,6 +292,9 @@ class Stream:
             if batch.last_sequence <= last_sequence:
                 self._land(batch)
                 self._sender.stored(batch, (), durability)
+            elif batch.bounced is not None and not isinstance(batch.bounced, _PASSING):
+                self._land(batch)
+                self._sender.fail(batch, batch.bounced)
         lost = self._stored_through - max(last_sequence, -1)
         if lost > 0:
             self._sender.lost += lost

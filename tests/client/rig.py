@@ -1,0 +1,160 @@
+"""A link wired to a fake broker by lists of bytes, and a sender on it, under a clock that only moves when told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.client.fake_broker import FakeBroker, Session
+from tfmq.client.batch import Batch, Delivery
+from tfmq.client.cluster import Cluster
+from tfmq.client.drivers.timers import Timers
+from tfmq.client.link import Link
+from tfmq.client.partition_selector import KeyHash, PartitionSelector
+from tfmq.client.sender import Options, Sender
+from tfmq.client.servers import Server
+from tfmq.client.waiting import Operation
+from tfmq.message import Message
+
+STEPS_MAX = 10_000
+
+
+class Rig:
+    """`exchange` moves bytes both ways until nothing moves; `advance` moves the clock."""
+
+    def __init__(
+        self, broker: FakeBroker | None = None, servers: int = 1, patience_seconds: float = 2.0
+    ) -> None:
+        self.broker = broker or FakeBroker()
+        self.time = 1000.0
+        addresses = [Server("broker", 8367 + number) for number in range(servers)]
+        self.link = Link(addresses, lambda: self.time, jitter=lambda: 0.5, patience_seconds=patience_seconds)
+        self.timers = Timers(lambda: self.time)
+        self.session: Session | None = None
+        self.reachable = True
+        self.dialled: list[Server] = []
+        self.tickers: list[Any] = [self.timers]
+
+    def exchange(self) -> None:
+        """Connect if it is wanted, and move bytes until nothing moves."""
+        for _ in range(STEPS_MAX):
+            if not self._step():
+                return
+        raise AssertionError("it never comes to rest")
+
+    def _step(self) -> bool:
+        for ticker in self.tickers:
+            ticker.tick()
+        self.link.tick()
+        if self.link.wants_connection():
+            self.dialled.append(self.link.server)
+            if not self.reachable:
+                self.link.disconnected(ConnectionRefusedError())
+                return True
+            self.session = Session(self.broker)
+            self.link.connected()
+            return True
+        session = self.session
+        if session is None:
+            return False
+        if self.link.has_output:
+            buffers = self.link.pending()
+            data = b"".join(buffers)
+            self.link.wrote(len(data))
+            session.take(data)
+            if session.cut:
+                self.cut()
+            return True
+        if session.output:
+            output, session.output = session.output, []
+            self.link.received(b"".join(output))
+            return True
+        return False
+
+    def cut(self, error: BaseException | None = None) -> None:
+        """The connection breaks."""
+        self.session = None
+        self.link.disconnected(error or ConnectionResetError("cut"))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass in small steps, as a driver would see it."""
+        until = self.time + seconds
+        while self.time < until:
+            self.exchange()
+            self.time = min(until, self.time + 0.01)
+        self.exchange()
+
+    def run(self, operation: Operation[Any]) -> Any:
+        """Run an operation to its end, however long that takes."""
+        try:
+            while True:
+                step = next(operation)
+                targets = tuple(step.targets)
+                until = float("inf") if step.seconds is None else self.time + step.seconds
+                for _ in range(STEPS_MAX):
+                    self.exchange()
+                    if any(target.done for target in targets) or self.time >= until:
+                        break
+                    self.time = min(until, self.time + 0.01)
+                else:
+                    raise AssertionError("what is waited for never comes")
+        except StopIteration as end:
+            return end.value
+
+    # As a driver
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> object:
+        return self.timers.add(seconds, function)
+
+    def attend(self) -> None:
+        """Nothing: a test exchanges by itself."""
+
+
+class SenderRig(Rig):
+    """A sender on the rig; verbs as a producer's."""
+
+    def __init__(
+        self,
+        broker: FakeBroker | None = None,
+        selector: PartitionSelector | None = None,
+        acks: int | None = None,
+        linger_ms: float = 5,
+        batch_bytes: int = 10_000,
+        buffer_bytes: int = 1_000_000,
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(broker)
+        options = Options(acks, linger_ms / 1000, batch_bytes, buffer_bytes, timeout)
+        self.cluster = Cluster(lambda: self.time)
+        self.called_back: list[object] = []
+        self.sender = Sender(
+            self.link, self.cluster, self, self, options, selector or KeyHash(), lambda: self.time
+        )
+        self.tickers.append(self.sender)
+
+    def send(self, payload: bytes | None, topic: str = "orders", **fields: Any) -> Delivery:
+        return self.sender.append(topic, Message(payload, **fields), payload)
+
+    def settle(self, *deliveries: Delivery) -> None:
+        """Wait for these as somebody who wants them now."""
+        self.sender.hurry([delivery[0] for delivery in deliveries])
+        for _ in range(STEPS_MAX):
+            self.exchange()
+            if all(delivery.done() for delivery in deliveries):
+                return
+            self.time += 0.01
+        raise AssertionError(f"never settled: {deliveries}")
+
+    def flush(self) -> None:
+        self.settle(*[Delivery((batch, 0)) for batch in self.sender.flush()])
+
+    # As an owner of batches
+
+    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
+        self.settle(*[Delivery((batch, 0)) for batch in batches])
+
+    def wait_async(self, batches: Iterable[Batch]) -> Any:
+        raise AssertionError("nothing is awaited here")
+
+    def call_back(self, callback: Callable[[], object]) -> None:
+        self.called_back.append(callback())

@@ -1,0 +1,254 @@
+"""The conversation with a broker: calls are done exactly once, in every order of breaking and coming back."""
+
+import pytest
+
+from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW, FakeBroker, Session
+from tests.client.rig import Rig
+from tfmq.errors import (
+    Abandoned,
+    BadFrame,
+    Busy,
+    Closed,
+    ConnectionFailed,
+    TfmqError,
+    TimedOut,
+    VersionMismatch,
+)
+from tfmq.protocol.commands import CreateTopic, Hello, Metadata, Ping
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_nothing_is_dialled_before_somebody_asks(rig: Rig) -> None:
+    rig.exchange()
+    assert rig.dialled == []
+    rig.link.call(Ping())
+    rig.exchange()
+    assert len(rig.dialled) == 1
+
+
+def test_a_call_is_answered(rig: Rig) -> None:
+    call = rig.link.call(Ping())
+    assert not call.done
+    rig.exchange()
+    assert call.done and call.result().time_ms == 1_700_000_000_000
+    assert not rig.link.busy
+
+
+def test_hello_goes_first_and_tells_the_limits() -> None:
+    rig = Rig(FakeBroker(limits={"message_bytes": 17}))
+    rig.link.call(Ping())
+    rig.exchange()
+    assert [type(each) for each in rig.broker.requests] == [Hello, Ping]
+    assert rig.link.limits["message_bytes"] == 17
+    assert rig.link.limits["frame_bytes"] > 0
+
+
+def test_answers_may_come_in_any_order(rig: Rig) -> None:
+    rig.broker.plan(Ping, HOLD)
+    slow, quick = rig.link.call(Ping()), rig.link.call(Ping())
+    rig.exchange()
+    assert quick.done and not slow.done
+    rig.broker.release()
+    rig.exchange()
+    assert slow.done
+
+
+def test_an_error_reply_is_raised(rig: Rig) -> None:
+    rig.broker.plan(Ping, Busy("not now"))
+    call = rig.link.call(Ping())
+    rig.exchange()
+    with pytest.raises(Busy, match="not now"):
+        call.result()
+
+
+def test_a_call_that_may_be_repeated_never_sees_the_connection_break(rig: Rig) -> None:
+    rig.broker.plan(Ping, LOSE, CUT)
+    calls = [rig.link.call(Ping()) for _ in range(3)]
+    rig.advance(1)
+    assert [call.result().time_ms > 0 for call in calls] == [True] * 3
+    assert rig.link.connections == 3
+
+
+def test_what_goes_out_again_keeps_its_order(rig: Rig) -> None:
+    rig.broker.plan(Metadata, HOLD, HOLD, LOSE)
+    for name in ("a", "b", "c", "d"):
+        rig.link.call(Metadata([name], True))
+    rig.advance(1)
+    asked = [each.topics[0] for each in rig.broker.requests if isinstance(each, Metadata)]
+    assert asked == ["a", "b", "c", "a", "b", "c", "d"]
+
+
+def test_a_call_that_must_not_be_repeated_fails_with_an_unknown_outcome(rig: Rig) -> None:
+    rig.broker.plan(Ping, CUT)
+    call = rig.link.call(Ping(), repeat=False)
+    rig.exchange()
+    with pytest.raises(ConnectionFailed) as caught:
+        call.result()
+    assert caught.value.outcome == "unknown"
+
+
+def test_one_that_was_not_sent_waits_for_the_next_connection(rig: Rig) -> None:
+    rig.reachable = False
+    call = rig.link.call(Ping(), repeat=False)
+    rig.exchange()
+    rig.reachable = True
+    rig.advance(1)
+    assert call.done and call.error is None
+
+
+def test_a_broker_that_starts_soon_is_waited_for_and_one_that_is_not_there_is_told(rig: Rig) -> None:
+    rig.reachable = False
+    call = rig.link.call(Ping())
+    rig.advance(1)
+    assert not call.done
+    rig.advance(3)
+    with pytest.raises(ConnectionFailed, match="Nothing listens at broker:8367: start tfmq-server") as caught:
+        call.result()
+    assert caught.value.outcome == "not done"
+    assert len(rig.dialled) < 20
+
+
+def test_every_server_of_the_list_is_tried(rig: Rig) -> None:
+    rig = Rig(servers=3)
+    rig.reachable = False
+    rig.link.call(Ping())
+    rig.exchange()
+    assert [server.port for server in rig.dialled] == [8367, 8368, 8369]
+
+
+def test_once_it_was_there_a_broker_is_waited_for_until_the_call_is_late(rig: Rig) -> None:
+    rig.link.call(Ping())
+    rig.exchange()
+    rig.reachable = False
+    rig.cut()
+    call = rig.link.call(Ping(), seconds=20)
+    rig.advance(19)
+    assert not call.done
+    rig.advance(2)
+    with pytest.raises(ConnectionFailed) as caught:
+        call.result()
+    assert caught.value.outcome == "not done"
+
+
+def test_a_late_answer_is_a_time_out_and_the_connection_stays(rig: Rig) -> None:
+    rig.broker.plan(Ping, HOLD)
+    call = rig.link.call(Ping(), seconds=1)
+    rig.advance(2)
+    with pytest.raises(TimedOut) as caught:
+        call.result()
+    assert caught.value.outcome == "unknown" and isinstance(caught.value, TimeoutError)
+    rig.broker.release()
+    after = rig.link.call(Ping())
+    rig.exchange()
+    assert after.done and rig.link.connections == 1
+
+
+def test_a_call_given_up_leaves_the_connection_usable(rig: Rig) -> None:
+    rig.broker.plan(Ping, HOLD)
+    call = rig.link.call(Ping())
+    rig.exchange()
+    rig.link.abandon(call)
+    assert isinstance(call.error, Abandoned)
+    rig.broker.release()
+    after = rig.link.call(Ping())
+    rig.exchange()
+    assert after.done and after.error is None
+
+
+def test_something_else_behind_the_port_is_named_at_once(rig: Rig) -> None:
+    call = rig.link.call(Ping())
+    assert rig.link.wants_connection()
+    rig.link.connected()
+    with pytest.raises(BadFrame) as caught:
+        rig.link.received(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    rig.link.disconnected(caught.value)
+    with pytest.raises(ConnectionFailed, match="an HTTP server"):
+        call.result()
+
+
+def test_a_version_that_is_not_spoken_is_told_at_once(rig: Rig) -> None:
+    rig.broker.plan(Hello, VersionMismatch("upgrade"))
+    call = rig.link.call(Ping())
+    with pytest.raises(VersionMismatch) as caught:
+        rig.exchange()
+    rig.cut(caught.value)
+    with pytest.raises(VersionMismatch):
+        call.result()
+
+
+def test_a_port_that_takes_connections_and_says_nothing_is_left(rig: Rig) -> None:
+    rig.broker.plan(Hello, SWALLOW)
+    call = rig.link.call(Ping(), seconds=60)
+    rig.exchange()
+    rig.time += 11
+    with pytest.raises(TimedOut, match="did not answer hello") as caught:
+        rig.link.tick()
+    rig.cut(caught.value)
+    rig.advance(1)
+    assert call.done and call.error is None
+
+
+def test_close_fails_what_is_open_and_takes_nothing_more(rig: Rig) -> None:
+    rig.broker.plan(Ping, HOLD)
+    call = rig.link.call(Ping())
+    rig.exchange()
+    rig.link.close()
+    with pytest.raises(Abandoned):
+        call.result()
+    with pytest.raises(Closed):
+        rig.link.call(Ping())
+
+
+def test_without_a_reply_a_call_is_done_once_it_is_written(rig: Rig) -> None:
+    rig.link.call(Ping())
+    rig.exchange()
+    rig.broker.plan(Ping, SWALLOW)
+    call = rig.link.call(Ping(), wants_reply=False)
+    assert not call.done
+    rig.exchange()
+    assert call.done and call.error is None
+
+
+def test_listeners_hear_of_every_new_session(rig: Rig) -> None:
+    heard: list[int] = []
+    rig.link.on_ready.append(lambda link: heard.append(link.connections))
+    rig.link.call(Ping())
+    rig.exchange()
+    rig.cut()
+    rig.link.call(Ping())
+    rig.exchange()
+    assert heard == [1, 2]
+
+
+def test_unattended_calls_are_counted_until_they_are_done(rig: Rig) -> None:
+    call = rig.link.call(Ping(), unattended=True)
+    assert rig.link.unattended == 1
+    rig.exchange()
+    assert call.done and rig.link.unattended == 0
+
+
+def test_a_renewed_link_knows_nothing_of_before(rig: Rig) -> None:
+    rig.broker.plan(Ping, HOLD)
+    call = rig.link.call(Ping())
+    rig.exchange()
+    rig.link.renew()
+    assert not call.done and not rig.link.busy and rig.link.state == "down"
+
+
+def test_an_unreadable_reply_fails_its_call_only(rig: Rig) -> None:
+    call = rig.link.call(CreateTopic("a", 1, {}))
+    assert rig.link.wants_connection()
+    rig.link.connected()
+    rig.broker.plan(CreateTopic, SWALLOW)
+    session = Session(rig.broker)
+    session.take(b"".join(rig.link.pending()))
+    rig.link.received(b"".join(session.output))
+    session.output.clear()
+    session.say([0, call.correlation, "not a number"])
+    rig.link.received(b"".join(session.output))
+    with pytest.raises(TfmqError, match="CREATE_TOPIC"):
+        call.result()

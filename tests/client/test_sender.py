@@ -1,0 +1,212 @@
+"""Batches: when they go, what joins them, how much memory they take."""
+
+import pytest
+
+from tests.client.fake_broker import HOLD, FakeBroker
+from tests.client.rig import SenderRig
+from tfmq.client.partition_selector import PartitionSelector
+from tfmq.errors import Abandoned, ConnectionFailed, MessageTooLarge, TimedOut, UnknownPartition, UnknownTopic
+from tfmq.message import Message, Partition
+from tfmq.protocol.commands import LeaseProducerIds, Metadata, Produce
+
+
+def produced(rig: SenderRig) -> list[Produce]:
+    return [each for each in rig.broker.requests if isinstance(each, Produce)]
+
+
+def test_nothing_goes_before_its_linger_time() -> None:
+    rig = SenderRig(linger_ms=50)
+    rig.settle(rig.send(b"first"))
+    delivery = rig.send(b"second")
+    rig.advance(0.03)
+    assert not delivery.done()
+    rig.advance(0.03)
+    assert delivery.done()
+
+
+def test_what_is_sent_together_travels_together() -> None:
+    rig = SenderRig()
+    for number in range(10):
+        rig.send(b"%d" % number)
+    rig.advance(0.02)
+    assert [each.count for each in produced(rig)] == [10]
+    assert rig.broker.payloads("orders") == [b"%d" % number for number in range(10)]
+
+
+def test_a_full_batch_goes_at_once() -> None:
+    rig = SenderRig(linger_ms=60_000, batch_bytes=1000)
+    rig.settle(rig.send(b"first"))
+    for _ in range(25):
+        rig.send(b"x" * 100)
+    rig.exchange()
+    assert [each.count for each in produced(rig)] == [1, 7, 7, 7]
+
+
+def test_who_waits_is_not_kept_waiting_and_others_ride_along_meanwhile() -> None:
+    rig = SenderRig(linger_ms=60_000)
+    rig.settle(rig.send(b"first"))
+    rig.broker.plan(Produce, HOLD)
+    a = rig.send(b"a")
+    rig.sender.hurry([a[0]])
+    rig.exchange()
+    b, c = rig.send(b"b"), rig.send(b"c")
+    rig.sender.hurry([b[0]])
+    rig.sender.hurry([c[0]])
+    rig.exchange()
+    assert len(produced(rig)) == 2
+    rig.broker.release()
+    rig.exchange()
+    assert [each.count for each in produced(rig)] == [1, 1, 2]
+    assert a.done() and b.done() and c.done()
+
+
+def test_keys_partitions_tags_and_tombstones_arrive_as_they_were_sent() -> None:
+    rig = SenderRig(FakeBroker(3))
+    rig.settle(
+        rig.send(b"plain"),
+        rig.send(b"to 2", partition=2),
+        rig.send(b"keyed", key=b"k"),
+        rig.send(None, key="k"),
+        rig.send(b"tagged", tag="new", properties={"n": "1"}),
+    )
+    stored = [p for number in range(3) for p in rig.broker.payloads("orders", number)]
+    assert sorted(stored) == [b"", b"keyed", b"plain", b"tagged", b"to 2"]
+    assert rig.broker.payloads("orders", 2).count(b"to 2") == 1
+
+
+def test_one_key_keeps_to_one_partition_in_order() -> None:
+    rig = SenderRig(FakeBroker(4), batch_bytes=200)
+    rig.settle(*[rig.send(b"%d" % n, key=b"same") for n in range(40)])
+    filled = [rig.broker.payloads("orders", n) for n in range(4) if rig.broker.payloads("orders", n)]
+    assert filled == [[b"%d" % n for n in range(40)]]
+
+
+def test_a_selector_that_wants_every_message_is_asked_for_every_message() -> None:
+    class Odd(PartitionSelector):
+        def get_partition(self, topic, partitions, message):  # type: ignore[no-untyped-def]
+            assert all(isinstance(each, Partition) for each in partitions)
+            assert isinstance(message, Message)
+            return partitions[int(message.payload) % 2]
+
+    rig = SenderRig(FakeBroker(2), selector=Odd())
+    rig.settle(*[rig.send(b"%d" % n) for n in range(10)])
+    assert rig.broker.payloads("orders", 1) == [b"1", b"3", b"5", b"7", b"9"]
+
+
+def test_batches_without_keys_go_round() -> None:
+    rig = SenderRig(FakeBroker(3))
+    for n in range(6):
+        rig.settle(rig.send(b"%d" % n))
+    assert rig.broker.counts("orders") == [2, 2, 2]
+
+
+def test_a_topic_is_asked_for_once() -> None:
+    rig = SenderRig()
+    rig.settle(*[rig.send(b"x") for _ in range(100)])
+    rig.settle(*[rig.send(b"x") for _ in range(100)])
+    assert len([each for each in rig.broker.requests if isinstance(each, Metadata)]) == 1
+    assert len([each for each in rig.broker.requests if isinstance(each, LeaseProducerIds)]) == 1
+
+
+def test_messages_with_keys_wait_for_a_topic_that_is_not_known_yet() -> None:
+    rig = SenderRig(FakeBroker(3))
+    deliveries = [rig.send(b"%d" % n, key=b"%d" % (n % 2)) for n in range(10)]
+    rig.settle(*deliveries)
+    stored = [p for number in range(3) for p in rig.broker.payloads("orders", number)]
+    assert sorted(stored) == [b"%d" % n for n in range(10)]
+    assert [d.result().count for d in deliveries] == [1] * 10
+
+
+def test_a_topic_that_is_never_made_fails_what_waits_and_is_asked_for_again_later() -> None:
+    rig = SenderRig()
+    rig.broker.auto_create = False
+    plain, keyed = rig.send(b"x"), rig.send(b"y", key=b"k")
+    rig.advance(0.1)
+    assert isinstance(plain.error(), UnknownTopic) and isinstance(keyed.error(), UnknownTopic)
+    rig.broker.auto_create = True
+    rig.settle(rig.send(b"z"))
+    assert rig.broker.payloads("orders") == [b"z"]
+    assert rig.sender.used_bytes == 0
+
+
+def test_no_broker_fails_what_waits_with_a_sentence() -> None:
+    rig = SenderRig()
+    rig.reachable = False
+    delivery = rig.send(b"x")
+    rig.advance(4)
+    assert isinstance(delivery.error(), ConnectionFailed)
+    assert "Nothing listens" in str(delivery.error())
+
+
+def test_a_partition_that_is_not_there_is_refused() -> None:
+    rig = SenderRig(FakeBroker(2))
+    rig.settle(rig.send(b"x"))
+    with pytest.raises(UnknownPartition, match="partitions 0 to 1, not 2"):
+        rig.send(b"y", partition=2)
+
+
+def test_too_large_a_message_is_refused_here() -> None:
+    rig = SenderRig(FakeBroker(limits={"message_bytes": 1000}))
+    rig.settle(rig.send(b"x"))
+    with pytest.raises(MessageTooLarge, match="1001 bytes, the broker takes 1000"):
+        rig.send(b"x" * 1001)
+    rig.settle(rig.send(b"x" * 1000))
+
+
+def test_memory_is_counted_and_given_back() -> None:
+    rig = SenderRig(buffer_bytes=5000, batch_bytes=1000)
+    rig.settle(rig.send(b"x"))
+    rig.broker.plan(Produce, *[HOLD] * 100)
+    while rig.sender.has_room():
+        rig.send(b"x" * 900)
+    room = rig.sender.room()
+    rig.exchange()
+    assert not room.done
+    rig.broker.release()
+    rig.exchange()
+    assert room.done and rig.sender.has_room()
+    rig.broker.plans.clear()
+    rig.flush()
+    assert rig.sender.used_bytes == 0 and not rig.sender.outstanding
+
+
+def test_failures_nobody_looked_at_are_told_once() -> None:
+    rig = SenderRig()
+    rig.broker.auto_create = False
+    seen, unseen = rig.send(b"a"), rig.send(b"b")
+    rig.advance(0.1)
+    assert seen.error() is not None
+    assert rig.sender.take_failures() == [unseen]
+    assert rig.sender.take_failures() == []
+
+
+def test_giving_up_fails_everything_with_the_right_outcome() -> None:
+    rig = SenderRig()
+    rig.settle(rig.send(b"x"))
+    rig.broker.plan(Produce, HOLD)
+    sent = rig.send(b"a")
+    rig.sender.hurry([sent[0]])
+    rig.exchange()
+    waiting = rig.send(b"b")
+    assert rig.sender.abandon(TimedOut("enough")) == 2
+    assert sent[0].error is not None and sent[0].error.outcome == "unknown"
+    assert waiting[0].error is not None and waiting[0].error.outcome == "not done"
+
+
+def test_a_forked_child_knows_that_its_parent_sends() -> None:
+    rig = SenderRig()
+    delivery = rig.send(b"x")
+    rig.sender.orphan()
+    assert isinstance(delivery.error(), Abandoned)
+
+
+def test_a_batch_of_many_goes_as_one() -> None:
+    rig = SenderRig(batch_bytes=100_000)
+    before = rig.send(b"before")
+    batch = rig.sender.append_many("orders", [b"x" * 50] * 500, 25_000)
+    rig.flush()
+    assert before.done()
+    assert rig.broker.payloads("orders") == [b"before"] + [b"x" * 50] * 500
+    results = [batch.result_of(index) for index in range(500)]
+    stride = (results[1].offset or 0) - (results[0].offset or 0)
+    assert [r.offset for r in results] == [(results[0].offset or 0) + stride * n for n in range(500)]
