@@ -3,46 +3,59 @@
 Exit code 0 when every bug was caught, 1 when one was not or no longer fits the code.
 """
 
+from __future__ import annotations
+
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from tools.mutants import page
 from tools.mutants.bugs import BUGS
 from tools.mutants.mutant import Verdict, tried
 
 
-@click.command(epilog="Example: python -m tools.mutants --only force")
-@click.option("--only", default="", help="Only those with this in their name.")
+@click.command(epilog="Example: python -m tools.mutants --only force --jobs 2")
+@click.option("--only", default="", help="Only those with this in their name or their file.")
 @click.option("--list", "listing", is_flag=True, help="Say which there are, and try none.")
+@click.option("--jobs", default=1, show_default=True, help="How many are tried at a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(only: str, listing: bool, as_json: bool) -> None:
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write the table to this page.")
+def main(only: str, listing: bool, jobs: int, as_json: bool, markdown: Path | None) -> None:
     """Try the planted bugs."""
-    chosen = [bug for bug in BUGS if only in bug.name]
+    chosen = [bug for bug in BUGS if only in bug.name or only in bug.file]
     if not chosen:
-        raise click.UsageError(f"no planted bug has {only!r} in its name")
+        raise click.UsageError(f"no planted bug has {only!r} in its name or its file")
     console = Console(stderr=as_json)
     if listing:
         for bug in chosen:
             console.print(f"{bug.name}: {bug.promise} ({bug.file})", highlight=False)
         return
     verdicts = []
-    for number, bug in enumerate(chosen, 1):
-        console.print(f"[dim]{number} of {len(chosen)}: {bug.name}[/]", highlight=False)
-        verdicts.append(tried(bug))
+    with ThreadPoolExecutor(jobs) as workers:
+        for number, verdict in enumerate(workers.map(tried, chosen), 1):
+            said = "caught" if verdict.caught else f"NOT CAUGHT {verdict.trouble}"
+            console.print(f"{number} of {len(chosen)}: {verdict.mutant.name}: {said}", highlight=False)
+            verdicts.append(verdict)
     console.print(table(verdicts))
     if as_json:
         print(json.dumps([row(v) for v in verdicts], indent=1))
+    if markdown is not None:
+        markdown.write_text(page.text(verdicts))
     sys.exit(0 if all(v.caught for v in verdicts) else 1)
 
 
 def row(verdict: Verdict) -> dict[str, object]:
+    """A verdict as JSON has it."""
     bug = verdict.mutant
     return {
         "name": bug.name,
         "promise": bug.promise,
+        "file": bug.file,
         "caught": verdict.caught,
         "caught_by": verdict.caught_by,
         "seconds": round(verdict.seconds, 1),
@@ -51,6 +64,7 @@ def row(verdict: Verdict) -> dict[str, object]:
 
 
 def table(verdicts: list[Verdict]) -> Table:
+    """The verdicts for a terminal."""
     view = Table("planted bug", "promise it breaks", "caught by", "seconds")
     for verdict in verdicts:
         caught = verdict.caught_by[0] if verdict.caught else f"[bold red]NOT CAUGHT[/] {verdict.trouble}"

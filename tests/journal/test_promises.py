@@ -1,0 +1,52 @@
+"""Promises that no other test holds alone: found by planting bugs (tools/mutants) that nothing saw."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from journal.disk import RealDisk
+from journal.keeper import KEPT_OPEN
+from journal.mark import MarkFile
+from tests.journal.logs import FOLDER, LOG_ID, Bench
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="forces by F_FULLFSYNC there")
+def test_a_force_asks_the_system_to_force_this_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[str] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: forced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(os, "fsync", lambda fd: forced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    disk = RealDisk()
+    file = disk.create(f"{tmp_path}/file")
+    file.pwritev([b"x"], 0)
+    file.force()
+    disk.force_folder(str(tmp_path))
+    assert forced == [f"{tmp_path}/file", str(tmp_path)]
+
+
+def test_a_stopped_log_that_is_closed_keeps_its_unforced_file_open() -> None:
+    bench = Bench()
+    log = bench.open()
+    bench.send(3)
+    log.stop("to see")
+    file = log._extent.active.file
+    log.close()
+    assert bench.disk.closed_unforced == []
+    assert file in KEPT_OPEN
+
+
+def test_the_raised_epoch_is_on_the_disk_before_anything_is_served() -> None:
+    bench = Bench()
+    log = bench.open()
+    bench.send(3)
+    log.force()
+    bench.send(3)
+    before = log.epoch
+    log = bench.kill()
+    assert log.epoch == before + 1
+    marks = MarkFile(bench.disk.crash(keep="nothing"), FOLDER, LOG_ID).read()
+    assert marks is not None and marks.epoch == log.epoch
+    assert marks.starts[-1] == (log.epoch, log.end_offset)

@@ -1,0 +1,36 @@
+"""docs/planted-bugs.md: what was planted, which promise it breaks, and the test that saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tools.mutants.mutant import Verdict
+
+HEAD = """# Planted bugs
+
+Tests prove little unless they fail when the code is wrong. So each of these bugs is planted on purpose, one at a
+time, in a copy of the checkout, and the tests named with it must see it. `tests/test_mutants.py` holds every bug to
+the code (a change that moves a promise elsewhere has to move its bug, too) and tries a seeded few of them in each
+run; `python -m tools.mutants` tries all of them and writes this page with `--markdown docs/planted-bugs.md`.
+
+{caught} of {count} were caught in the run that wrote this page.
+"""
+
+
+def text(verdicts: Sequence[Verdict]) -> str:
+    """The page."""
+    caught = sum(verdict.caught for verdict in verdicts)
+    lines = [HEAD.format(caught=caught, count=len(verdicts))]
+    file = ""
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.mutant.file):
+        if verdict.mutant.file != file:
+            file = verdict.mutant.file
+            lines += [f"\n## `{file}`\n", "| planted bug | promise it breaks | caught by |", "|---|---|---|"]
+        by = f"`{plain(verdict.caught_by[0])}`" if verdict.caught else "**nothing**"
+        lines.append(f"| {verdict.mutant.name} | {verdict.mutant.promise} | {by} |")
+    return "\n".join(lines) + "\n"
+
+
+def plain(test: str) -> str:
+    """A test's name without its parameters."""
+    return test.partition("[")[0]
