@@ -2,7 +2,8 @@
 
 `RealDisk` is the machine's; `journal.testing.SimulatedDisk` keeps unforced bytes apart and can lose them.
 Paths are strings joined with "/". Errors are `OSError`, except `Full` (no space or quota, from whatever
-writes bytes or makes an entry) and `Locked`; forces only ever raise `OSError` (see `journal.file`).
+writes bytes or makes an entry; no descriptor left, from whatever opens) and `Locked`; forces only ever raise
+`OSError` (see `journal.file`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import ctypes
 import errno
 import fcntl
 import os
+import threading
 from typing import Any, Final, Protocol
 
-from journal.errors import Locked
-from journal.file import BUFFERS_MAX, Bytes, File, RealFile, refuse, write_all
+from journal.errors import Full, Locked
+from journal.file import BUFFERS_MAX, NO_DESCRIPTOR_ERRORS, Bytes, File, RealFile, refuse, write_all
 
 __all__ = ["BUFFERS_MAX", "Bytes", "Disk", "File", "Lock", "RealDisk", "write_all"]
 
@@ -114,17 +116,23 @@ class Disk(Protocol):
 class RealDisk:
     """The machine's file systems."""
 
+    def __init__(self) -> None:
+        self._spare_lock = threading.Lock()
+        self._spare = _open_spare()
+
+    def __del__(self) -> None:
+        spare, self._spare = getattr(self, "_spare", -1), -1
+        if spare >= 0:
+            os.close(spare)
+
     def open_read(self, path: str) -> RealFile:
-        return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+        return RealFile(_open(path, os.O_RDONLY), path)
 
     def open_write(self, path: str) -> RealFile:
-        return RealFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), path)
+        return RealFile(_open(path, os.O_RDWR), path)
 
     def create(self, path: str) -> RealFile:
-        try:
-            return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), path)
-        except OSError as error:
-            refuse(error, path)
+        return RealFile(_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), path)
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
@@ -154,14 +162,30 @@ class RealDisk:
         os.unlink(path)
 
     def force_folder(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(path, flags)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTOR_ERRORS:
+                raise
+            self._force_folder_with_spare(path, flags)
+            return
+        _force_and_close(descriptor)
+
+    def _force_folder_with_spare(self, path: str, flags: int) -> None:
+        """A force cannot be put off as an open can: one descriptor is kept for the day when there is none
+        left.
+        """
+        with self._spare_lock:
+            if self._spare >= 0:
+                os.close(self._spare)
+            try:
+                _force_and_close(os.open(path, flags))
+            finally:
+                self._spare = _open_spare()
 
     def open_anchor(self, path: str) -> RealFile:
-        return RealFile(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+        return RealFile(_open(path, os.O_RDONLY | os.O_DIRECTORY), path)
 
     def sync_file_system(self, anchor: File) -> None:
         if not isinstance(anchor, RealFile):
@@ -180,10 +204,7 @@ class RealDisk:
         return os.stat(path).st_size
 
     def lock(self, path: str) -> RealLock:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        except OSError as error:
-            refuse(error, path)
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -210,6 +231,31 @@ class RealLock:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _open(path: str, flags: int) -> int:
+    """A descriptor. Raises Full where there is no space for a new file, and where no descriptor is left."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        if error.errno in NO_DESCRIPTOR_ERRORS:
+            raise Full(f"{path}: {os.strerror(error.errno)}") from error
+        refuse(error, path)
+
+
+def _open_spare() -> int:
+    """A descriptor to give back when it is needed; -1 if there is none to be had now."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _force_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _load_syncfs() -> Any:

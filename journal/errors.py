@@ -11,7 +11,7 @@ ours escapes; an `OSError` from the disk comes through as it is, except a full d
      +- NotARecord       the offset lies inside a record
      +- CutAway          the reader's position lies beyond a cut that it does not know of
      +- Stopped          the log takes no writes until an operator acts
-     +- Full             no space; writing goes on when there is some
+     +- Full             no space, no descriptor; writing goes on when there is some
      +- NewerFormat      a later version of this library wrote the file
      +- Locked           another process has the folder open
      +- Closed           used after close
@@ -96,10 +96,12 @@ class Stopped(JournalError):
 
 
 class Full(JournalError):
-    """The disk, or the quota on it, is full; what was attempted left nothing behind."""
+    """No space, quota or file descriptor left; what was attempted left nothing behind, and may be tried
+    again.
+    """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"no space left: {reason}")
+        super().__init__(f"no room left: {reason}")
         self.reason = reason
 
 

@@ -26,6 +26,8 @@ BUFFERS_MAX: Final = 1024
 """IOV_MAX of Linux and macOS: one vectored write takes no more buffers."""
 
 FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_DESCRIPTOR_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""From an open these too mean "later": too many connections must not stop a log."""
 
 NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 """The flag by which a read takes only what is in memory; None where the system has none (macOS)."""

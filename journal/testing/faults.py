@@ -13,14 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from journal.errors import Full
-from journal.file import FULL_ERRORS
+from journal.file import FULL_ERRORS, NO_DESCRIPTOR_ERRORS
 
-FORCES = frozenset({"force", "force_folder", "sync"})
+FORCES = frozenset({"force", "force_folder", "sync", "sync_file"})
+OPENS = frozenset({"open", "create", "lock"})
 
 
 @dataclass
 class Fault:
-    """One rule: calls `first` to `last` (counted from 1, from when the rule was made; None: for ever) fail."""
+    """One rule: calls `first` to `last` (counted from 1, from when the rule was made; None: for ever) fail.
+    """
 
     kind: str
     first: int
@@ -91,6 +93,8 @@ class Faults:
 
 
 def _raise(error: int, kind: str, path: str) -> None:
-    if error in FULL_ERRORS and kind not in FORCES:
+    if kind in FORCES:
+        raise OSError(error, os.strerror(error), path)
+    if error in FULL_ERRORS or (error in NO_DESCRIPTOR_ERRORS and kind in OPENS):
         raise Full(f"{path}: {os.strerror(error)}")
     raise OSError(error, os.strerror(error), path)

@@ -9,6 +9,7 @@ go.
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -215,7 +216,7 @@ class SimulatedDisk:
 
     def _take_descriptor(self, path: str) -> None:
         if self.descriptors_max is not None and len(self.open_files) >= self.descriptors_max:
-            raise failure(errno.EMFILE, path)
+            raise Full(f"{path}: {os.strerror(errno.EMFILE)}")
 
 
 class SimulatedFile:

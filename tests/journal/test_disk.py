@@ -149,6 +149,26 @@ def test_no_room_for_a_name_is_full(
         call(RealDisk(), f"{tmp_path}/x")
 
 
+def test_without_a_descriptor_an_open_says_so_and_a_folder_can_still_be_forced(tmp_path: Path) -> None:
+    script = (
+        "import resource; from journal.disk import RealDisk; from journal.errors import Full\n"
+        "disk = RealDisk(); resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)); kept = []\n"
+        "try:\n"
+        f"  while True: kept.append(disk.create('{tmp_path}/%d' % len(kept)))\n"
+        "except Full as error: print(error)\n"
+        f"for _ in range(3): disk.force_folder('{tmp_path}')\n"
+        "kept.pop().close()\n"
+        f"disk.open_read('{tmp_path}/0'); print('goes on')"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30
+    )
+    first, second = done.stdout.splitlines()
+    assert "Too many open files" in first, done.stderr
+    assert second == "goes on"
+
+
 def test_a_system_without_syncfs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = RealDisk()
     anchor = disk.open_anchor(str(tmp_path))

@@ -115,9 +115,9 @@ def test_space_runs_out_and_comes_back(disk: SimulatedDisk) -> None:
 def test_descriptors_run_out_and_come_back(disk: SimulatedDisk) -> None:
     disk.descriptors_max = 1
     file = disk.create("d/a")
-    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+    with pytest.raises(Full, match=os.strerror(errno.EMFILE)):
         disk.open_read("d/a")
-    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+    with pytest.raises(Full, match=os.strerror(errno.EMFILE)):
         disk.create("d/b")
     assert not disk.exists("d/b")
     file.close()
