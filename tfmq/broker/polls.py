@@ -128,9 +128,10 @@ class Polls:
 
     def _filtered(self, poll: Poll, chunk: Chunk, wanted: frozenset[int]) -> None:
         """Answers the blocks that match. Without any the reader advances: at once where there is more to
-        look at, which keeps one request's work bounded, else when something comes or its time is up."""
+        look at, which keeps one request's work bounded, and at the first look, so that it knows when it
+        stands at the end; else when something comes or its time is up."""
         blocks = tags.blocks_with(chunk.data, wanted)
-        if blocks or chunk.next < poll.limit():
+        if blocks or chunk.next < poll.limit() or poll.timer is None:
             self._ok(poll, chunk, blocks)
         else:
             poll.offset = chunk.next

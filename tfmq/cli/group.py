@@ -1,14 +1,21 @@
 """`tfmq group`: consumer groups, how far they are, and setting them back or forth."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, output_options
+from tfmq.cli.output import Output, did_you_mean, output_options
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
+from tfmq.errors import TfmqError
 
-SHOW_COLUMNS = ("topic", "partition", "offset", "lag")
+if TYPE_CHECKING:
+    from tfmq.admin import Admin
+    from tfmq.client.descriptions import GroupDescription
+
+LIST_COLUMNS = ("group", "generation", "member", "live", "partitions")
+OFFSET_COLUMNS = ("topic", "partition", "offset", "end_offset", "lag")
+MEMBER_COLUMNS = ("member", "client", "live", "topics", "silent_ms")
 
 
 @click.group()
@@ -23,9 +30,8 @@ def list_command(output: Output) -> None:
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
-        rows = [dict(found) for found in admin.groups()]
-    columns = tuple(rows[0]) if rows else ("group",)
-    output.rows(rows, columns, "no groups yet: a consumer with group=NAME makes one")
+        rows = [found._asdict() for found in admin.groups()]
+    output.rows(rows, LIST_COLUMNS, "no groups yet: a consumer with group=NAME makes one")
 
 
 @group.command(epilog="\b\nExample:\n  tfmq group show billing")
@@ -36,13 +42,25 @@ def show(name: str, output: Output) -> None:
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
-        found = dict(admin.group(name))
+        found = known_group(admin, name)
+    summary: dict[str, Any] = {"group": name, "generation": found.generation, "live": found.live}
+    summary["lag"] = found.lag
     if output.json:
-        output.object(found)
+        output.object({**summary, "members": found.members, "offsets": found.offsets})
         return
-    offsets = found.pop("offsets", [])
-    output.object(found)
-    output.rows([dict(row) for row in offsets], SHOW_COLUMNS, f"{name} has saved no offset yet")
+    output.object(summary)
+    output.rows(found.members, MEMBER_COLUMNS, f"{name} has no member at the moment")
+    output.rows(found.offsets, OFFSET_COLUMNS, f"{name} has saved no offset yet")
+
+
+def known_group(admin: "Admin", name: str) -> "GroupDescription":
+    """The group's description. Raises TfmqError that names the nearest group there is."""
+    found = admin.group(name)
+    names = [each.group for each in admin.groups()]
+    if name not in names:
+        hint = did_you_mean(name, names) or (" There are no groups yet." if not names else "")
+        raise TfmqError(f"There is no group {name!r}.{hint}", outcome="not done")
+    return found
 
 
 @group.command(
@@ -58,9 +76,7 @@ def reset(name: str, topic: str, place: Any, partition: int | None, output: Outp
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
-        found = known_topic(admin, topic)
-        numbers = [p.partition for p in found.partitions] if partition is None else [partition]
-        places = {number: admin.locate(topic, number, place).offset for number in numbers}
-        admin.reset_group(name, {(topic, number): offset for number, offset in places.items()})
-    rows = [{"topic": topic, "partition": number, "offset": offset} for number, offset in places.items()]
+        known_topic(admin, topic)
+        offsets = admin.reset_group(name, topic, place, partition)
+    rows = [{"topic": topic, "partition": number, "offset": offset} for number, offset in offsets.items()]
     output.rows(rows, ("topic", "partition", "offset"), "")

@@ -1,6 +1,5 @@
 """`tfmq log`: look into segment files, verify them, mend them; without a server."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,14 +11,14 @@ import click
 
 from journal.block import Block
 from journal.disk import Disk
-from journal.header import FLAG_FILLER, FLAG_TOMBSTONE, records_of, split_body
+from journal.header import FLAG_FILLER, FLAG_TOMBSTONE, HEADER_SIZE, BadRecord, Record, records_of, split_body
 from journal.repair import remove_originals, repair
 from journal.segment import Segment
 from journal.survey import Stretch, find_log_id, survey
 from journal.verify import Report, verify
 from tfmq import ids
-from tfmq.cli.offline import checked, locked, partitions_of, segments_of, suffix_of
-from tfmq.cli.output import Output, dumps, output_options, progress, size_text, text_or_base64
+from tfmq.cli.offline import checked, is_house_name, locked, partitions_of, segments_of, suffix_of
+from tfmq.cli.output import Output, dumps, output_options, payload_fields, progress, size_text
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
@@ -38,16 +37,20 @@ def log() -> None:
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, help="Begin at this offset.")
 @click.option("--control", is_flag=True, help="Show control records too.")
 @output_options
-def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> None:
+def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> int:
     """Print the records of a segment file, a partition or a data folder."""
     from journal.disk import RealDisk
 
-    rows = (row for s in segments_of(checked(path)) for row in rows_of(RealDisk(), s, control))
-    damaged = False
+    segments = segments_of(checked(path))
+    rows = ({"log": s.parent.name, **row} for s in segments for row in rows_of(RealDisk(), s, control))
+    damaged, log_shown = False, segments[0].parent.name if path != segments[0].parent.parent else ""
     for row in islice((row for row in rows if row["offset"] >= first), count):
         damaged |= row["kind"] == "damaged"
+        if row["log"] != log_shown and not output.json:
+            log_shown = row["log"]
+            click.echo(f"{log_shown}:")
         click.echo(dumps(row) if output.json else line_of(row))
-    sys.exit(DAMAGE_FOUND if damaged else 0)
+    return DAMAGE_FOUND if damaged else 0
 
 
 def rows_of(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
@@ -82,7 +85,8 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
             yield {"kind": "filler", "offset": offset, "ordinal": ordinal, "count": record.checksum}
             ordinal += record.checksum
             continue
-        yield {"kind": "record", "offset": offset, "ordinal": ordinal, **content(record)}
+        body = block.data[record.position + HEADER_SIZE : record.position + record.size]
+        yield {"kind": "record", "offset": offset, "ordinal": ordinal, **content(record, body)}
         ordinal += 1
     if control:
         fields = {k: v for k, v in block.control._asdict().items() if k not in ("offset", "version")}
@@ -92,19 +96,22 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
 CONTROL_ROW_BYTES = 100  # a control record, header and body: docs/formats/record.md
 
 
-def content(record: Any) -> dict[str, Any]:
-    attribute, payload = split_body(record.body, record.flag)
+def content(record: Record, body: memoryview) -> dict[str, Any]:
+    """What a record says; where its inside makes no sense, its raw body as the payload and why."""
     row: dict[str, Any] = {"id": ids.print_id(record.id)}
+    try:
+        attribute, payload = split_body(body, record.flag)
+    except BadRecord as error:
+        return row | payload_fields(bytes(body)) | {"reason": error.reason}
     if attribute is not None:
         try:
             found = decode_attribute(attribute)
-        except DecodeFailed:
-            row["attribute"] = bytes(attribute)
+        except DecodeFailed as error:
+            row |= {"attribute": bytes(attribute), "reason": str(error)}
         else:
             row |= {"born_ms": found.born_ms, "key": found.key, "tag": found.tag}
             row["properties"] = dict(found.properties)
-    row["payload"] = None if record.flag & FLAG_TOMBSTONE else text_or_base64(bytes(payload))
-    return row
+    return row | payload_fields(None if record.flag & FLAG_TOMBSTONE else bytes(payload))
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -119,7 +126,8 @@ def line_of(row: dict[str, Any]) -> str:
             f"{row['offset']:>12}  {'':>9}  control: {row['records']} records, {row['bytes']} bytes,"
             f" appended {at:%Y-%m-%d %H:%M:%S}, epoch {row['epoch']}, forced up to {row['forced']}"
         )
-    payload = "(tombstone)" if row["payload"] is None else row["payload"]
+    payload = row["payload"] if "payload" in row else f"base64 {row['payload_base64']}"
+    payload = "(tombstone)" if payload is None else payload
     key = f" [{row['key']}]" if row.get("key") else ""
     cut = payload if len(payload) <= PREVIEW else payload[:PREVIEW] + "…"
     return f"{row['offset']:>12}  {row['ordinal']:>9}  {row['id']}{key}  {cut}"
@@ -129,7 +137,7 @@ def line_of(row: dict[str, Any]) -> str:
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--records", is_flag=True, help="Check each record's own checksum too (slower).")
 @output_options
-def verify_command(path: Path, records: bool, output: Output) -> None:
+def verify_command(path: Path, records: bool, output: Output) -> int:
     """Check every block, index and mark; exit code 4 when something is damaged."""
     total = sum(s.stat().st_size for s in segments_of(checked(path)))
     with locked(path) as disk, progress(output, f"verifying {path}", total) as advance:
@@ -144,7 +152,7 @@ def verify_command(path: Path, records: bool, output: Output) -> None:
         click.echo(dumps({"path": str(path), **sums, "damaged": damaged, "findings": findings}))
     else:
         show(output, reports, findings)
-    sys.exit(DAMAGE_FOUND if damaged else 0)
+    return DAMAGE_FOUND if damaged else 0
 
 
 def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterator[Report]:
@@ -155,7 +163,9 @@ def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterato
         else [path]
     )
     for folder in folders:
-        yield verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
+        report = verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
+        report.findings = [f for f in report.findings if not is_house_name(Path(f.file))]
+        yield report
 
 
 class Moved:

@@ -3,10 +3,12 @@
 Exit codes: 0 done, 1 not done (the sentence says why), 2 wrong usage, 3 no broker reached, 4 damage found.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -31,8 +33,21 @@ Examples:
 """
 
 
+INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
+
+
+class ReaderGone(Exception):
+    """Whoever read our output went away; click would call a plain BrokenPipeError a failure."""
+
+
 class LazyGroup(click.Group):
     """A click group whose commands are imported when they are asked for."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -65,6 +80,7 @@ def commands() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code. Every expected error is one sentence on standard error."""
+    say_warnings()
     sys.exit(run(arguments))
 
 
@@ -75,18 +91,30 @@ def run(arguments: Sequence[str] | None = None) -> int:
             args=list(sys.argv[1:] if arguments is None else arguments), standalone_mode=False
         )
         return code if isinstance(code, int) else 0
-    except click.exceptions.Abort:
+    except click.exceptions.Abort as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return INTERRUPTED
         click.echo("stopped", err=True)
         return 1
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except BrokenPipeError:
+    except ReaderGone:
         return quiet_pipe()
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:
         return explained(error)
+
+
+def say_warnings() -> None:
+    """What the client has to say besides its results (a lost connection, a damaged range), as sentences of ours."""
+    logger = logging.getLogger("tfmq")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("tfmq: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
 
 
 def quiet_pipe() -> int:
@@ -97,12 +125,40 @@ def quiet_pipe() -> int:
 
 def explained(error: Exception) -> int:
     """Say an expected error in its own sentence; anything else is a bug of ours and keeps its traceback."""
-    from journal.errors import Corrupt, JournalError
-    from tfmq.errors import ConnectionFailed, Damaged, TfmqError
+    from journal.errors import JournalError
+    from tfmq.errors import TfmqError
 
+    if isinstance(error, UnicodeEncodeError):
+        click.echo(f"tfmq: {error.object!r} is not UTF-8: only payloads may be any bytes.", err=True)
+        return WRONG_USAGE
     if not isinstance(error, TfmqError | JournalError | OSError):
         raise error
-    click.echo(f"tfmq: {error}", err=True)
+    click.echo(f"tfmq: {reason_of(error)}", err=True)
+    return exit_code(error)
+
+
+NOT_DONE, WRONG_USAGE, NOT_REACHED, DAMAGE_FOUND = 1, 2, 3, 4
+
+
+def reason_of(error: Exception) -> Exception:
+    """What a single lost delivery was lost by says more than that it was lost."""
+    from tfmq.errors import DeliveryFailed
+
+    if isinstance(error, DeliveryFailed) and len(error.deliveries) == 1:
+        return error.deliveries[0].peek() or error
+    return error
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code for an expected error; that of several lost deliveries is the first one's."""
+    from journal.errors import Corrupt
+    from tfmq.errors import BadRequest, ConfigError, ConnectionFailed, Damaged, DeliveryFailed
+
+    if isinstance(error, DeliveryFailed) and error.deliveries:
+        reason = error.deliveries[0].peek()
+        return NOT_DONE if reason is None else exit_code(reason)
     if isinstance(error, Damaged | Corrupt):
-        return 4
-    return 3 if isinstance(error, ConnectionFailed) else 1
+        return DAMAGE_FOUND
+    if isinstance(error, ConnectionFailed):
+        return NOT_REACHED
+    return WRONG_USAGE if type(error) in (BadRequest, ConfigError) else NOT_DONE

@@ -11,7 +11,7 @@ from journal.disk import Disk, RealDisk
 from journal.errors import Locked
 
 LOCK = "lock"
-CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
+CATALOG_FOLDER, CATALOG_SUFFIX, CATALOG_VERSION = "meta", ".catalog", "version"
 
 
 def is_segment(path: Path) -> bool:
@@ -22,6 +22,11 @@ def suffix_of(path: Path) -> str:
     """The ending of the segments at `path`: the catalog has its own."""
     folder = path if path.is_dir() else path.parent
     return CATALOG_SUFFIX if folder.name == CATALOG_FOLDER else names.SEGMENT_SUFFIX
+
+
+def is_house_name(path: Path) -> bool:
+    """Whether the broker, and not the journal, puts a file of this name there."""
+    return path.parent.name == CATALOG_FOLDER and path.name == CATALOG_VERSION
 
 
 def segments_of(path: Path) -> list[Path]:

@@ -83,6 +83,16 @@ def text_or_base64(data: bytes) -> str:
         return base64.b64encode(data).decode()
 
 
+def payload_fields(payload: bytes | None) -> dict[str, str | None]:
+    """A payload as JSON has it: text where it is UTF-8, else base64 under a name of its own; None for a tombstone."""
+    if payload is None:
+        return {"payload": None}
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
 def words(key: str) -> str:
     return key.replace("_", " ")
 

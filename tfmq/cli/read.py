@@ -1,4 +1,7 @@
-"""`tfmq read`: messages of a topic to standard output, up to its present end or on and on."""
+"""`tfmq read`: messages of a topic to standard output, up to its present end or on and on.
+
+What cannot be read because it is damaged is named on standard error, the rest is printed, and the exit code is 4.
+"""
 
 import base64
 import sys
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, dumps, output_options, progress
+from tfmq.cli.output import Output, dumps, output_options, payload_fields, progress
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
 from tfmq.ids import print_id
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from tfmq.client.received import ReceivedMessage
     from tfmq.consumer import Consumer
 
+DAMAGE_FOUND = 4
 POLL_SECONDS = 1.0
 BATCH = 5_000
 
@@ -44,7 +48,6 @@ Examples:
 @click.option("-g", "--group", help="Read as this consumer group, and save how far it got.")
 @click.option("-t", "--tag", help="Only messages of this tag.")
 @click.option("--format", "template", help="A line a message, as in '%k %o %s'.")
-@click.option("--skip-damage", is_flag=True, help="Go on behind a damaged place; the exit code still says 4.")
 @output_options
 def read(
     topic: str,
@@ -55,14 +58,15 @@ def read(
     group: str | None,
     tag: str | None,
     template: str | None,
-    skip_damage: bool,
     output: Output,
-) -> None:
+) -> int:
     """Print the messages of TOPIC, one payload a line, from the earliest to the present end."""
     from tfmq.consumer import Consumer
 
     line = formatter(output, template)
     ends = present_ends(output, topic, partition)
+    if isinstance(start, int):
+        check_offset(topic, start, ends)
     consumer = Consumer(
         output.servers,
         topics=None if partition is not None else topic,
@@ -70,26 +74,26 @@ def read(
         group=group,
         start=start,
         tags=tag,
-        on_damage="skip" if skip_damage else "stop",
+        on_damage="skip",
     )
     out = sys.stdout.buffer
     with consumer, progress(output, f"reading {topic}", None) as advance:
-        for message in wanted(consumer, topic, None if follow else ends, count):
-            out.write(line(message))
-            if follow:
-                out.flush()
-            advance(1)
-    out.flush()
+        for messages in wanted(consumer, None if follow else Ends(output, topic, ends), count):
+            out.writelines(map(line, messages))
+            out.flush()  # before the next poll says that these are processed
+            advance(len(messages))
+        return DAMAGE_FOUND if consumer.stats()["skipped"] else 0
 
 
 def present_ends(output: Output, topic: str, partition: int | None) -> dict[int, int]:
-    """The forced end of each partition as it is now. Raises UnknownTopic with the nearest name."""
+    """How far each partition can be read as it is now. Raises UnknownTopic with the nearest name."""
     from tfmq.admin import Admin
     from tfmq.errors import UnknownPartition
 
     with Admin(output.servers) as admin:
         found = known_topic(admin, topic)
-    ends = {p.partition: p.forced_offset for p in found.partitions}
+    # A broker asked for what is written and not forced yet forces it, unless the partition is stopped.
+    ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in found.partitions}
     if partition is None:
         return ends
     if partition not in ends:
@@ -97,24 +101,52 @@ def present_ends(output: Output, topic: str, partition: int | None) -> dict[int,
     return {partition: ends[partition]}
 
 
-def wanted(
-    consumer: "Consumer", topic: str, ends: dict[int, int] | None, count: int | None
-) -> Iterator["ReceivedMessage"]:
-    """Messages up to the ends (None: without end), at most `count`."""
+def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:
+    """Raises UsageError where the offset could be of several partitions, OffsetOutOfRange behind the end."""
+    from tfmq.errors import OffsetOutOfRange
+
+    if len(ends) > 1:
+        raise click.UsageError(
+            f"{topic} has {len(ends)} partitions: say with --partition whose offset that is"
+        )
+    ((partition, end),) = ends.items()
+    if offset > end:
+        raise OffsetOutOfRange(
+            f"Partition {partition} of {topic} ends at offset {end}; {offset} is not there."
+        )
+
+
+class Ends:
+    """The end of each partition when the command began; it comes closer where a partition stops meanwhile."""
+
+    def __init__(self, output: Output, topic: str, ends: dict[int, int]) -> None:
+        self.output, self.topic, self.offsets = output, topic, ends
+
+    def look_again(self) -> None:
+        """After a poll that brought nothing: what was promised may have been cut off. Raises UnknownTopic."""
+        now = present_ends(self.output, self.topic, None)
+        self.offsets = {number: min(end, now[number]) for number, end in self.offsets.items()}
+
+    def reached(self, consumer: "Consumer") -> bool:
+        """Whether every partition was handed out up to its end."""
+        return all(consumer.position(self.topic, number) >= end for number, end in self.offsets.items())
+
+
+def wanted(consumer: "Consumer", ends: Ends | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
+    """Messages up to the ends (None: without end), at most `count`.
+
+    What a poll brings beyond an end is handed out too: a group would never see it again.
+    """
     left = count
     while left is None or left > 0:
-        if ends is not None and not unread(consumer, topic, ends):
+        if ends is not None and ends.reached(consumer):
             return
         messages = consumer.poll(timeout=POLL_SECONDS, max_messages=min(left or BATCH, BATCH))
-        for message in messages:
-            if ends is None or message.offset < ends[message.partition]:
-                yield message
+        if messages:
+            yield messages
+        elif ends is not None:
+            ends.look_again()
         left = None if left is None else left - len(messages)
-
-
-def unread(consumer: "Consumer", topic: str, ends: dict[int, int]) -> bool:
-    """Whether a partition was not handed out up to its end."""
-    return any(consumer.position(topic, partition) < end for partition, end in ends.items())
 
 
 def formatter(output: Output, template: str | None) -> Callable[["ReceivedMessage"], bytes]:
@@ -142,12 +174,7 @@ def as_row(message: "ReceivedMessage") -> dict[str, Any]:
     if isinstance(message.key, bytes):
         row["key_base64"] = base64.b64encode(message.key).decode()
         row["key"] = None
-    if message.payload is None:
-        return {**row, "payload": None}
-    try:
-        return {**row, "payload": bytes(message.payload).decode()}
-    except UnicodeDecodeError:
-        return {**row, "payload_base64": base64.b64encode(message.payload).decode()}
+    return {**row, **payload_fields(message.payload)}
 
 
 FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {

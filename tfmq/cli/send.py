@@ -11,6 +11,7 @@ import click
 
 from tfmq.cli.output import Output, dumps, output_options, progress
 from tfmq.cli.values import Duration, Property
+from tfmq.ids import print_id
 from tfmq.message import Message
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def report(output: Output, topic: str, count: int, last: "SendResult | None") ->
         durability = last.durability if last else None
         row = {"topic": topic, "count": count, "durability": durability}
         if count == 1 and last:
-            row |= {"partition": last.partition, "offset": last.offset, "id": last.message_id}
+            row |= {"partition": last.partition, "offset": last.offset, "id": print_id(last.message_id)}
         click.echo(dumps(row))
     elif count == 1 and last:
         output.say(f"sent to {topic}, partition {last.partition}, offset {last.offset} ({last.durability})")
@@ -188,11 +189,18 @@ def message_of(row: dict[str, object], shared: Shared) -> Message:
         payload = row["payload"]
     if not isinstance(payload, str | bytes | None):
         raise TypeError(f"payload should be text, not {type(payload).__name__}")
-    key = base64.b64decode(str(row["key_base64"])) if "key_base64" in row else row.get("key")
+    key = base64.b64decode(str(row["key_base64"]), validate=True) if "key_base64" in row else row.get("key")
+    if not isinstance(key, str | bytes | None):
+        raise TypeError(f"key should be text, not {type(key).__name__}")
+    tag, properties = row.get("tag"), row.get("properties") or {}
+    if not isinstance(tag, str | None) or not isinstance(properties, dict):
+        raise TypeError("tag should be text, and properties an object")
+    if not all(isinstance(value, str) for value in properties.values()):
+        raise TypeError("the values of properties should be text")
     return Message(
-        payload,
-        key=shared.key or key,  # type: ignore[arg-type]
-        tag=shared.tag or row.get("tag"),  # type: ignore[arg-type]
-        properties={**(row.get("properties") or {}), **shared.properties},  # type: ignore[dict-item]
+        payload.encode() if isinstance(payload, str) else payload,
+        key=key if shared.key is None else shared.key,
+        tag=tag if shared.tag is None else shared.tag,
+        properties={**properties, **shared.properties},
         partition=shared.partition,
     )

@@ -1,13 +1,16 @@
 """`tfmq topic`: list, create, show, grow, resume, delete."""
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tfmq.cli.output import Output, output_options, size_text
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Property
-from tfmq.errors import BadRequest
+
+if TYPE_CHECKING:
+    from tfmq.client.descriptions import PartitionDescription, TopicDescription
 
 LIST_COLUMNS = ("topic", "partitions", "messages", "size", "state")
 SHOW_COLUMNS = (
@@ -27,22 +30,23 @@ def topic() -> None:
     """Topics: list, create, show, grow, resume, delete."""
 
 
-def row_of(found: Any) -> dict[str, Any]:
+def row_of(found: "TopicDescription") -> dict[str, Any]:
     """A topic in one line: what all its partitions come to."""
     parts = found.partitions
     states = sorted({p.state for p in parts})
     return {
         "topic": found.name,
         "partitions": len(parts),
-        "messages": sum(p.count for p in parts),
-        "size_bytes": sum(p.size_bytes for p in parts),
+        "messages": found.messages,
+        "size_bytes": found.size_bytes,
         "state": states[0] if len(states) == 1 else states,
     }
 
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
-    """The same row for a table: sizes as a person reads them."""
-    return {**row, "size": size_text(row["size_bytes"])} if "size_bytes" in row else row
+    """The same row for a table: the size as a person reads it."""
+    shown = {key: value for key, value in row.items() if key != "size_bytes"}
+    return {**shown, "size": size_text(row["size_bytes"])}
 
 
 @topic.command("list", epilog="\b\nExample:\n  tfmq topic list --json")
@@ -93,7 +97,7 @@ def show(name: str, output: Output) -> None:
         tell_trouble(output, name, row)
 
 
-def partition_row(found: Any) -> dict[str, Any]:
+def partition_row(found: "PartitionDescription") -> dict[str, Any]:
     return {
         "partition": found.partition,
         "state": found.state,
@@ -101,7 +105,7 @@ def partition_row(found: Any) -> dict[str, Any]:
         "first_offset": found.first_offset,
         "forced_offset": found.forced_offset,
         "end_offset": found.end_offset,
-        "messages": found.count,
+        "messages": found.messages,
         "size_bytes": found.size_bytes,
         "segments": found.segments,
         "damage": [
@@ -131,10 +135,10 @@ def grow(name: str, partitions: int, output: Output) -> None:
 
     with Admin(output.servers) as admin:
         known_topic(admin, name)
-        admin.grow_topic(name, partitions)
+        count = admin.grow_topic(name, partitions)
     if output.json:
-        output.object({"topic": name, "partitions": partitions})
-    output.say(f"{name} has {partitions} partitions now")
+        output.object({"topic": name, "partitions": count})
+    output.say(f"{name} has {count} partitions now")
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic resume orders --partition 2")
@@ -149,7 +153,7 @@ def resume(name: str, partition: int | None, output: Output) -> None:
         found = known_topic(admin, name)
         stopped = [p.partition for p in found.partitions if p.state == "stopped"]
         chosen = stopped if partition is None else [partition]
-        states = [{"topic": name, "partition": n, "state": admin.resume_partition(name, n)} for n in chosen]
+        states = [{"topic": name, "partition": n, "state": admin.resume(name, n)} for n in chosen]
     output.rows(states, ("topic", "partition", "state"), f"no partition of {name} is stopped")
 
 
@@ -173,6 +177,6 @@ def delete(name: str, yes: bool, output: Output) -> None:
 
 def confirm(name: str, messages: int) -> None:
     """Ask on a terminal; elsewhere demand --yes, so that a script deletes nothing by accident."""
-    if not click.get_text_stream("stdin").isatty():
-        raise BadRequest(f"To delete {name} with its {messages:,} messages, say --yes.")
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"To delete {name} with its {messages:,} messages, say --yes.")
     click.confirm(f"Delete {name} with its {messages:,} messages?", abort=True, err=True)

@@ -1,0 +1,69 @@
+"""A live broker for the tests of the commands, and the command line as a function in this process."""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tfmq.cli.main import run
+from tools.rigs.live_server import LiveServer
+
+
+class Ran(NamedTuple):
+    """What a command line did."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.decode().splitlines()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def objects(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Cli = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    server = LiveServer(tmp_path_factory.mktemp("cli") / "data")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+@pytest.fixture
+def offline(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line without a broker."""
+    monkeypatch.setenv("TFMQ_SERVERS", "127.0.0.1:1")
+
+    def call(*arguments: str, given: bytes = b"") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        code = run(arguments)
+        shown = capsysbinary.readouterr()
+        return Ran(code, shown.out, shown.err.decode())
+
+    return call
+
+
+@pytest.fixture
+def cli(broker: LiveServer, offline: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line with the broker as its default."""
+    monkeypatch.setenv("TFMQ_SERVERS", broker.address)
+    return offline

@@ -1,0 +1,46 @@
+"""`tfmq group` on a live broker."""
+
+from tests.cli.conftest import Cli
+from tfmq.consumer import Consumer
+from tools.rigs.live_server import LiveServer
+
+
+def test_a_group_is_listed_shown_and_set_back(cli: Cli, topic: str) -> None:
+    cli("send", topic, "a", "b", "c")
+    assert cli("read", topic, "-g", topic, "-n", "2").out == b"a\nb\n"
+    row = next(row for row in cli("group", "list", "--json").json if row["group"] == topic)
+    assert (row["live"], row["partitions"]) == (False, 1)
+    shown = cli("group", "show", topic, "--json").json
+    assert (shown["lag"], shown["members"]) == (1, [])
+    assert [(o["topic"], o["partition"], o["lag"]) for o in shown["offsets"]] == [(topic, 0, 1)]
+    assert "end offset" in cli("group", "show", topic).out.decode()
+    back = cli("group", "reset", topic, topic, "--to", "earliest", "--json")
+    assert back.json == [{"topic": topic, "partition": 0, "offset": 0}]
+    assert cli("read", topic, "-g", topic).out == b"a\nb\nc\n"
+    assert cli("read", topic, "-g", topic).out == b""
+    cli("group", "reset", topic, topic, "--to", "-1h", "--partition", "0")
+    assert cli("read", topic, "-g", topic).out == b"a\nb\nc\n"
+
+
+def test_a_group_that_is_not_there_is_said_so(cli: Cli, topic: str) -> None:
+    cli("send", topic, "a")
+    cli("read", topic, "-g", "warehouse")
+    ran = cli("group", "show", "warehose")
+    assert ran.code == 1
+    assert "Did you mean 'warehouse'?" in ran.err
+
+
+def test_a_group_with_a_live_member_is_not_moved_under_it(cli: Cli, topic: str, broker: LiveServer) -> None:
+    cli("send", topic, "a")
+    with Consumer(broker.address, topics=topic, group=topic) as consumer:
+        consumer.poll(5)
+        ran = cli("group", "reset", topic, topic, "--to", "earliest")
+        assert ran.code == 1
+        assert "live member" in ran.err
+        shown = cli("group", "show", topic, "--json").json
+        assert [m["live"] for m in shown["members"]] == [True]
+
+
+def test_a_reset_of_a_topic_that_is_not_there_changes_nothing(cli: Cli) -> None:
+    assert cli("group", "reset", "g", "no-such-topic", "--to", "latest").code == 1
+    assert cli("group", "reset", "g", "no-such-topic", "--to", "someday").code == 2

@@ -1,0 +1,91 @@
+"""`tfmq log`: a partition on the disk is dumped, verified, mended."""
+
+from pathlib import Path
+
+import pytest
+
+from journal import Log, RealDisk, SystemClock
+from journal.header import make_log_id
+from tests.cli.conftest import Cli
+
+PAYLOADS = [b"message %03d" % n for n in range(9)]
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Path:
+    folder = tmp_path / "orders-0"
+    folder.mkdir()
+    log = Log.open(RealDisk(), str(folder), log_id=make_log_id(1, 0), clock=SystemClock())
+    for start in range(0, 9, 3):
+        log.append_payloads(PAYLOADS[start : start + 3])
+    log.force()
+    log.close()
+    return folder
+
+
+def damage(partition: Path) -> None:
+    """Flip a bit of the second block's payload."""
+    (segment,) = partition.glob("*.zxQueue")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"message 004")] ^= 1
+    segment.write_bytes(data)
+
+
+def test_a_dump_shows_every_record(offline: Cli, partition: Path) -> None:
+    ran = offline("log", "dump", str(partition), "--json")
+    assert ran.code == 0
+    assert [row["payload"].encode() for row in ran.objects] == PAYLOADS
+    assert [row["ordinal"] for row in ran.objects] == list(range(9))
+    assert len(offline("log", "dump", str(partition), "-n", "2").lines) == 2
+    second = ran.objects[1]["offset"]
+    assert offline("log", "dump", str(partition), "--from", str(second), "--json").objects == ran.objects[1:]
+    kinds = [row["kind"] for row in offline("log", "dump", str(partition), "--control", "--json").objects]
+    assert kinds.count("control") == 3
+
+
+def test_a_dump_of_a_data_folder_names_each_log(offline: Cli, partition: Path) -> None:
+    assert offline("log", "dump", str(partition.parent)).lines[0] == "orders-0:"
+    assert offline("log", "dump", str(partition)).lines[0].endswith("message 000")
+
+
+def test_what_is_whole_has_no_damage(offline: Cli, partition: Path) -> None:
+    ran = offline("log", "verify", str(partition), "--records")
+    assert ran.code == 0
+    assert "no damage" in ran.err
+    told = offline("log", "verify", str(partition.parent), "--json").json
+    assert (told["damaged"], told["records"], told["findings"]) == (False, 9, [])
+
+
+def test_damage_is_found_named_and_mended(offline: Cli, partition: Path) -> None:
+    damage(partition)
+    told = offline("log", "verify", str(partition), "--json")
+    assert told.code == 4
+    assert told.json["damaged"]
+    dumped = offline("log", "dump", str(partition), "--json")
+    assert dumped.code == 4
+    assert [row["kind"] for row in dumped.objects].count("damaged") == 1
+    assert "DAMAGED up to" in offline("log", "dump", str(partition)).out.decode()
+    before = offline("log", "repair", str(partition), "--dry-run")
+    assert before.code == 0
+    assert "would be kept" in before.err
+    assert offline("log", "verify", str(partition)).code == 4
+    mended = offline("log", "repair", str(partition), "--json")
+    assert [(row["kept"], row["lost"]) for row in mended.json] == [(2, 1)]
+    assert offline("log", "verify", str(partition), "--records").code == 0
+    after = offline("log", "dump", str(partition), "--json")
+    assert after.code == 0
+    assert [row["ordinal"] for row in after.objects] == list(range(9))
+    assert [row.get("payload") for row in after.objects if row["kind"] == "record"] == [
+        payload.decode() for payload in PAYLOADS if payload != b"message 004"
+    ]
+    assert "removed 1 kept originals" in offline("log", "repair", str(partition), "--remove-originals").err
+    assert offline("log", "repair", str(partition)).err == "nothing to repair\n"
+
+
+def test_what_cannot_be_looked_at_is_a_sentence(offline: Cli, tmp_path: Path, partition: Path) -> None:
+    for command in ("dump", "verify", "repair"):
+        ran = offline("log", command, str(tmp_path / "none"))
+        assert ran.code == 1
+        assert "is not there" in ran.err
+    (segment,) = partition.glob("*.zxQueue")
+    assert offline("log", "repair", str(segment)).code == 2

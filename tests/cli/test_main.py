@@ -1,0 +1,91 @@
+"""The one place where an error becomes a sentence and an exit code."""
+
+import click
+import pytest
+
+import tfmq
+from journal.errors import Corrupt
+from tests.cli.conftest import Cli
+from tfmq import errors
+from tfmq.cli import main
+from tfmq.client.batch import Batch, Delivery
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    @click.command("status")
+    def status() -> None:
+        raise error
+
+    monkeypatch.setattr("tfmq.cli.status.status", status)
+
+
+def lost(*reasons: tfmq.TfmqError) -> errors.DeliveryFailed:
+    deliveries = []
+    for reason in reasons:
+        batch = Batch(None, "orders", 0, 100, 0, 0.0)  # type: ignore[arg-type]
+        batch.failed(reason)
+        deliveries.append(Delivery((batch, 0)))
+    return errors.DeliveryFailed(f"{len(reasons)} lost", deliveries=deliveries)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (errors.DiskFull(), 1, "no space left"),
+        (errors.BadRequest("'a/b' is no name"), 2, "'a/b' is no name"),
+        (errors.NotARecord(), 1, "No record starts"),
+        (errors.ConfigError("wrong"), 2, "wrong"),
+        (errors.ConnectionFailed("nobody there"), 3, "nobody there"),
+        (errors.Damaged("a hole"), 4, "a hole"),
+        (Corrupt("/data/x", 1, 2, "a flipped bit"), 4, "a flipped bit"),
+        (lost(errors.ConnectionFailed("nobody there")), 3, "tfmq: nobody there"),
+        (lost(errors.DiskFull(), errors.DiskFull()), 1, "2 lost"),
+        (PermissionError(13, "Permission denied", "/etc/shadow"), 1, "/etc/shadow"),
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), 2, "not UTF-8"),
+        (click.UsageError("give a topic"), 2, "give a topic"),
+        (click.ClickException("not today"), 1, "not today"),
+        (click.Abort(), 1, "stopped"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_every_expected_error_is_a_sentence_and_a_code(
+    offline: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, words: str
+) -> None:
+    failing(monkeypatch, error)
+    ran = offline("status")
+    assert (ran.code, ran.out) == (code, b"")
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError):
+        offline("status")
+
+
+def test_a_misspelt_command_gets_a_hint(offline: Cli) -> None:
+    ran = offline("sned", "orders", "x")
+    assert ran.code == 2
+    assert "there is no command 'sned'. Did you mean 'send'?" in ran.err
+
+
+@pytest.mark.parametrize("command", [*main.COMMANDS, "topic create", "group reset", "log verify"])
+def test_every_command_has_help_with_an_example(offline: Cli, command: str) -> None:
+    ran = offline(*command.split(), "--help")
+    assert ran.code == 0
+    assert "Usage: " in ran.out.decode()
+    if command not in ("topic", "group", "log"):
+        assert "Example" in ran.out.decode()
+
+
+def test_the_version_is_printed(offline: Cli) -> None:
+    assert offline("--version").out.decode().startswith("tfmq ")
+
+
+def test_no_broker_is_code_3_for_every_command_that_needs_one(offline: Cli) -> None:
+    for command in (["status"], ["read", "orders"]):
+        ran = offline(*command, "--servers", "127.0.0.1:1")
+        assert ran.code == 3, command
+        assert "127.0.0.1:1" in ran.err
+        assert len(ran.err.splitlines()) == 1

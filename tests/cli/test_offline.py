@@ -1,0 +1,53 @@
+"""What `tfmq log` works on, found by path; the lock of a running server is respected."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from journal.disk import RealDisk
+from tfmq.cli.offline import checked, is_house_name, locked, partitions_of, segments_of, suffix_of
+
+NAME = "0" * 32
+
+
+def data_folder(path: Path) -> Path:
+    for folder, suffix in (("orders-0", ".zxQueue"), ("orders-1", ".zxQueue"), ("meta", ".catalog")):
+        (path / folder).mkdir(parents=True)
+        (path / folder / f"{NAME}{suffix}").touch()
+    (path / "meta" / "version").touch()
+    (path / "empty").mkdir()
+    return path
+
+
+def test_a_file_a_partition_and_a_data_folder(tmp_path: Path) -> None:
+    data = data_folder(tmp_path / "data")
+    segment = data / "orders-0" / f"{NAME}.zxQueue"
+    assert segments_of(segment) == segments_of(segment.parent) == [segment]
+    assert [folder.name for folder in partitions_of(data)] == ["meta", "orders-0", "orders-1"]
+    assert len(segments_of(data)) == 3
+    assert suffix_of(data / "meta") == ".catalog"
+    assert is_house_name(data / "meta" / "version")
+    assert not is_house_name(data / "orders-0" / "version")
+
+
+def test_what_is_not_there_or_no_log_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(click.ClickException, match="is not there"):
+        checked(tmp_path / "none")
+    (tmp_path / "letter.txt").touch()
+    for path in (tmp_path, tmp_path / "letter.txt"):
+        with pytest.raises(click.ClickException, match="nothing to look at"):
+            checked(path)
+
+
+def test_the_lock_of_a_server_is_respected(tmp_path: Path) -> None:
+    data = data_folder(tmp_path / "data")
+    with locked(data):
+        pass
+    held = RealDisk().lock(str(data / "lock"))
+    for path in (data, data / "orders-0", data / "orders-0" / f"{NAME}.zxQueue"):
+        with pytest.raises(click.ClickException, match="a server is running"), locked(path):
+            pass
+    held.release()
+    with locked(data / "orders-0"):
+        pass

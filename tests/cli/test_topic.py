@@ -1,0 +1,67 @@
+"""`tfmq topic` on a live broker."""
+
+from tests.cli.conftest import Cli
+from tfmq.cli.output import Output
+from tfmq.cli.topic import tell_trouble
+
+
+def test_a_topic_is_made_shown_grown_and_deleted(cli: Cli, topic: str) -> None:
+    made = cli("topic", "create", topic, "--partitions", "2", "--set", "retention.seconds=7d")
+    assert (made.code, made.out) == (0, b"")
+    assert made.err == f"created {topic} with 2 partitions\n"
+    assert cli("topic", "create", topic).code == 1
+    cli("send", topic, "a", "b", "--partition", "1")
+    shown = cli("topic", "show", topic, "--json").json
+    assert (shown["topic"], shown["messages"], shown["state"]) == (topic, 2, "open")
+    assert shown["settings"] == {"retention.seconds": 604_800}
+    assert [p["messages"] for p in shown["partitions"]] == [0, 2]
+    assert cli("topic", "grow", topic, "3", "--json").json == {"topic": topic, "partitions": 3}
+    assert cli("topic", "grow", topic, "1").code == 1
+    row = next(row for row in cli("topic", "list", "--json").json if row["topic"] == topic)
+    assert row == {"topic": topic, "partitions": 3, "messages": 2, "size_bytes": 172, "state": "open"}
+    assert cli("topic", "delete", topic, "--yes", "--json").json == {"topic": topic, "deleted": True}
+    assert cli("topic", "show", topic).code == 1
+
+
+def test_tables_are_for_people(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic)
+    listed = cli("topic", "list").out.decode()
+    assert "partitions" in listed
+    assert topic in listed
+    shown = cli("topic", "show", topic).out.decode()
+    assert "forced offset" in shown
+
+
+def test_nothing_is_deleted_without_a_yes(cli: Cli, topic: str) -> None:
+    cli("send", topic, "precious")
+    refused = cli("topic", "delete", topic)
+    assert refused.code == 2
+    assert "say --yes" in refused.err
+    assert cli("read", topic).out == b"precious\n"
+
+
+def test_a_wrong_setting_is_refused_with_the_likely_one(cli: Cli, topic: str) -> None:
+    ran = cli("topic", "create", topic, "--set", "flush.mesages=5")
+    assert ran.code == 2
+    assert "flush.messages" in ran.err
+    assert cli("topic", "show", topic).code == 1
+
+
+def test_resume_where_nothing_is_stopped(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic)
+    assert cli("topic", "resume", topic).err == f"no partition of {topic} is stopped\n"
+    assert cli("topic", "resume", topic, "--partition", "0", "--json").json[0]["state"] == "open"
+    assert cli("topic", "resume", topic, "--partition", "7").code == 1
+
+
+def test_trouble_is_told_with_what_to_type(capsys: object) -> None:
+    row = {
+        "partition": 3,
+        "state": "stopped",
+        "reason": "a force failed",
+        "damage": [{"first": 10, "next": 20, "reason": "a flipped bit"}],
+    }
+    tell_trouble(Output(None, json=False, quiet=False), "orders", row)
+    said = capsys.readouterr().err  # type: ignore[attr-defined]
+    assert "tfmq topic resume orders --partition 3" in said
+    assert "damaged from 10 to 20: a flipped bit" in said

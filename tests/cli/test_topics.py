@@ -1,0 +1,19 @@
+"""A topic by the name that a person typed."""
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tfmq.admin import Admin
+from tfmq.cli.topics import known_topic
+from tfmq.errors import UnknownTopic
+from tools.rigs.live_server import LiveServer
+
+
+def test_the_nearest_name_is_offered(cli: Cli, broker: LiveServer) -> None:
+    cli("topic", "create", "invoices")
+    with Admin(broker.address) as admin:
+        assert known_topic(admin, "invoices").name == "invoices"
+        with pytest.raises(UnknownTopic, match=r"no topic 'invoice'\. Did you mean 'invoices'\?"):
+            known_topic(admin, "invoice")
+        with pytest.raises(UnknownTopic, match=r"no topic 'zzzzzzzzz'\.$"):
+            known_topic(admin, "zzzzzzzzz")
