@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tools.mutants.bugs_broker import BROKER
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.mutant import Mutant
 
-AREAS: Final[dict[str, tuple[Mutant, ...]]] = {"journal": JOURNAL}
-BUGS: Final = tuple(bug for bugs in AREAS.values() for bug in bugs)
+BUGS: Final[tuple[Mutant, ...]] = JOURNAL + BROKER

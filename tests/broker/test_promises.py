@@ -1,0 +1,39 @@
+"""Promises that no other test holds alone: found by planting bugs (tools/mutants) that nothing saw."""
+
+from __future__ import annotations
+
+import errno
+
+from tests.broker.helpers import DATA, Broker
+from tfmq.errors import UNKNOWN
+
+
+def test_a_write_that_fails_in_the_middle_may_have_happened() -> None:
+    broker = Broker()
+    broker.create()
+    producer_id = broker.lease()
+    broker.produce(producer_id, 0)
+    broker.disk.faults.fail("write", error=errno.EIO, path=".zxQueue")
+    failure = broker.produce(producer_id, 1).failure
+    assert failure is not None and (failure.code, failure.outcome) == ("storage_stopped", UNKNOWN)
+
+
+def test_a_deleted_topic_leaves_its_place_free_whatever_a_power_cut_takes() -> None:
+    broker = Broker()
+    broker.create()
+    broker.produce(broker.lease(), 0)
+    assert broker.delete().deleted
+    after = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert "orders-0" not in after.disk.list(DATA)
+    assert after.create().code == "ok"
+    assert after.payloads() == []
+
+
+def test_a_member_is_told_its_generation_once_that_is_forced() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    joined = broker.join()
+    assert not joined.done
+    broker.work()
+    assert joined.generation == 1
+    assert broker.crashed(broker.disk.crash(keep="nothing")).engine.house.catalog.register.generation == 1
