@@ -124,12 +124,20 @@ class Segment:
         try:
             written = write_all(self.file, buffers, self.size)
         except Full:
-            self.file.truncate(self.size)
+            self._take_back(buffers)
             raise
         for control in controls:
             index.add(control)
         self.size += written
         self.write_index(all=False)
+
+    def _take_back(self, buffers: Sequence[Bytes]) -> None:
+        """Cuts off what a refused append left. Forced, if only zeros were missing: else a power cut, behind a
+        later append that lets the file grow again, could complete what was refused."""
+        written = self.file.size() - self.size
+        self.file.truncate(self.size)
+        if written and not any(b"".join(buffers)[written:]):
+            self.file.force()
 
     def write_index(self, *, all: bool = True) -> None:
         """Brings the index file up to date. It is derived, so an error is kept in `index_error`, and the file

@@ -62,8 +62,7 @@ class Examination:
 def interrupt(
     state: SimulatedDisk, folder: str, log_ids: tuple[int, ...], options: LogOptions, generator: random.Random
 ) -> int:
-    """The power goes again at every boundary of the recovery: what comes out is the same. Answers the states.
-    """
+    """The power goes again at every boundary of the recovery: what comes out is the same. Answers the states."""
     moments: list[Moment] = []
     untouched = state.crash(keep="everything")
     expected = recover(state, folder, log_ids, options, thorough=False)

@@ -16,9 +16,9 @@ from tests.crash.invariants import Broken
 from tests.crash.workload import Life
 from tests.scale import SEED, scaled, seeded
 
-LIVES = 240
-"""About 560 states each."""
-STATES_PER_LIFE_LEAST = 450
+LIVES = 400
+"""About 370 states each."""
+STATES_PER_LIFE_LEAST = 260
 
 JOINT_LIVES = 30
 INTERRUPTED_LIVES = 60

@@ -18,8 +18,9 @@ from journal.errors import Corrupt, Full, JournalError, Stopped
 from journal.force import Forcer
 from journal.log import Log, LogOptions
 from journal.names import index_name, mark_name, segment_name, torn_name
-from journal.testing import SimulatedClock, SimulatedDisk
+from journal.testing import SimulatedClock, SimulatedDisk, crash_states
 from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, make_disk, payloads_of
+from tests.scale import seeded
 
 SEGMENT_BYTES = 1200
 ROUNDS = 12
@@ -173,6 +174,24 @@ def test_after_a_full_disk_the_log_goes_on_where_it_was() -> None:
     bench.send()
     log.force()
     assert bench.read_all("forced") == bench.expected(0, 2)
+
+
+def test_an_append_that_was_refused_never_comes_back_by_a_power_cut() -> None:
+    refused = make_batch(1, size=30, sequence=50)
+    for missing in range(1, 12):
+        bench = Bench()
+        log = bench.open()
+        bench.send()
+        log.force()
+        bench.disk.space_bytes = bench.disk.used_bytes() + len(refused.data) + CONTROL_SIZE - missing
+        with pytest.raises(Full):
+            log.append([refused])
+        bench.disk.space_bytes = None
+        bench.send(2)
+        for state in crash_states(bench.disk, 500, seeded("refused", missing)):
+            other = Bench(state)
+            other.open()
+            assert other.read_all("forced") in (bench.expected(0, 1), bench.expected(0, 3))
 
 
 def test_short_writes_of_every_size_are_gone_on_with() -> None:

@@ -1,5 +1,4 @@
-"""Real errors of a real kernel: an ext4 image on a tmpfs that is too small gives EIO when it is written back.
-"""
+"""Real errors of a real kernel: an ext4 image on a tmpfs that is too small gives EIO when it is written back."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def image() -> Iterator[LoopImage]:
 
 
 def force_until_it_fails(image: LoopImage, log: Log) -> int:
-    """Appends and forces, while the disk is well and when it is not; answers up to where the log was forced.
-    """
+    """Appends and forces, while the disk is well and when it is not; answers up to where the log was forced."""
     for _ in range(3):
         log.append([batch_at(log.end_ordinal, BATCH_RECORDS)])
         log.force()
