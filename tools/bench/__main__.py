@@ -42,7 +42,7 @@ def main(rows: str, runs: int, peers: bool, as_json: bool, save: Path | None) ->
     names = [name.strip() for name in rows.split(",") if name.strip()]
     if unknown := [name for name in names if name not in ROWS]:
         raise click.UsageError(f"there is no row {unknown[0]!r}; there are {', '.join(ROWS)}")
-    console, figures = Console(stderr=as_json), []
+    console, figures = Console(stderr=as_json, width=None if sys.stdout.isatty() else 150), []
     for name in names:
         console.print(f"[dim]{name} …[/]")
         found: list[Figure] = import_module(ROWS[name]).measure(runs, peers)

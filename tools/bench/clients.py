@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from tools.bench.broker import broker
 from tools.bench.figures import Figure, alternately, median, spread
 from tools.bench.load import Client, messages_per_second
-from tools.bench.peers.kafka import PeerMissing, kafka, rate
+from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
 
 CLIENTS = 64
 SECONDS = 4.0

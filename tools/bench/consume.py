@@ -9,7 +9,7 @@ from typing import Any
 import tfmq
 from tools.bench.broker import Broker, broker
 from tools.bench.figures import Figure, alternately, median, spread
-from tools.bench.peers.kafka import PeerMissing, kafka, rate
+from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
 
 COUNT = 1_000_000
 LARGE_COUNT = 200_000

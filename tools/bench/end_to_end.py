@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tfmq
 from tools.bench.broker import broker
 from tools.bench.figures import Figure, median, percentile
-from tools.bench.peers.kafka import PeerMissing, client, kafka
+from tools.bench.peers.kafka_broker import PeerMissing, client, kafka
 
 COUNT = 2_000
 PAYLOAD = b"x" * 100

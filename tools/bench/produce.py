@@ -8,7 +8,7 @@ import tfmq
 from tools.bench import disk
 from tools.bench.broker import Broker, broker
 from tools.bench.figures import Figure, alternately, median, spread
-from tools.bench.peers.kafka import PeerMissing, kafka, rate
+from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
 
 COUNT = 1_000_000
 SEND_COUNT = 300_000

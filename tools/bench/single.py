@@ -11,7 +11,7 @@ import tfmq
 from tools.bench import disk
 from tools.bench.broker import broker
 from tools.bench.figures import Figure, median, spread
-from tools.bench.peers.kafka import PeerMissing, kafka, rate
+from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
 
 COUNT = 2_000
 PAYLOAD = b"x" * 100
