@@ -5,6 +5,7 @@ write, and where it asks for it the force, that the answer promises. While file 
 queue waits.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,9 @@ from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.producers import Producers
 from tfmq.broker.timers import Timers
-from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped, TfmqError, UnknownTopic
+from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
+
+logger = logging.getLogger("tfmq.broker")
 
 GONE = "The topic {name} was deleted."
 
@@ -98,6 +101,8 @@ class Partition:
         self._asked = 0
         self._flush_armed = False
         self._idle: list[Callable[[], None]] = []
+        self._told: str | None = None
+        """The trouble that stands in the server's log already."""
 
     @property
     def state(self) -> str:
@@ -197,6 +202,9 @@ class Partition:
         return [self.log.append_control(source)]
 
     def _appended(self, staged: Staged, answers: list[Appended]) -> None:
+        if self._told is not None:
+            self._told = None
+            logger.info("%s-%d takes messages again", self.name, self.number)
         at = 0
         for work, batches in staged.items:
             count = len(batches) or 1
@@ -208,6 +216,7 @@ class Partition:
             self.ask_force()
 
     def _refuse(self, staged: Staged, error: TfmqError) -> None:
+        self._tell_trouble(error)
         for work, _ in staged.items:
             work.refused(error)
 
@@ -236,6 +245,7 @@ class Partition:
             self._asked = 0
             if self.gone:
                 error = UnknownTopic(GONE.format(name=self.name))
+            self._tell_trouble(error)
         for waiter in self._waiting.pop(offset):
             waiter(error)
         self.wake()
@@ -290,6 +300,19 @@ class Partition:
             self._tell_idle()
 
         self.when_idle(begin)
+
+    def _tell_trouble(self, error: BaseException) -> None:
+        """Puts a stop or a full disk into the server's log, once until it is over."""
+        reason = self.log.stopped
+        if reason is None and isinstance(error, DiskFull):
+            reason = "no space is left on its disk"
+        if reason is None or reason == self._told:
+            return
+        self._told = reason
+        advice = "it goes on as soon as there is some"
+        if self.log.stopped is not None:
+            advice = f"mend the disk, then: tfmq topic resume {self.name} --partition {self.number}"
+        logger.error("%s-%d takes no messages: %s; %s", self.name, self.number, reason, advice)
 
     def _tell_idle(self) -> None:
         while self._idle and not self.working:

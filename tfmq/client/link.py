@@ -194,15 +194,17 @@ class Link:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Let calls fail whose time is over. Raises `TimedOut` when hello was not answered: disconnect with it."""
+        """Let calls fail whose time is over. Raises `ConnectionFailed` when hello was not answered: disconnect with it."""
         now = self._clock()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]
             if not call.done:
                 self._fail(call, self._late(call))
         if self.state == "greeting" and now >= self._hello_deadline:
-            raise TimedOut(
-                f"{self.server} took the connection but did not answer hello in {HELLO_SECONDS:g} s."
+            raise ConnectionFailed(
+                f"{self.server} took the connection but did not answer hello in {HELLO_SECONDS:g} s: check that a"
+                " tfmq broker is there.",
+                outcome=NOT_DONE,
             )
 
     def connected(self) -> None:
