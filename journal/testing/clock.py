@@ -4,8 +4,7 @@ from __future__ import annotations
 
 
 class SimulatedClock:
-    """Both times of `journal.clock.Clock`; they move together, except where a test makes the wall clock jump.
-    """
+    """Both times of `journal.clock.Clock`; they go together, except where the wall clock jumps."""
 
     def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic: float = 1000.0) -> None:
         self._wall_ms = float(wall_ms)

@@ -26,8 +26,7 @@ CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 class Choice(NamedTuple):
-    """One state: the operations that reached the platter, and for each file (size, version of each sector).
-    """
+    """One state: the operations that took place, and for each file (size, version of each sector)."""
 
     operations: tuple[bool, ...]
     files: tuple[tuple[int, ...], ...]

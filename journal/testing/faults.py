@@ -21,8 +21,7 @@ OPENS = frozenset({"open", "create", "lock"})
 
 @dataclass
 class Fault:
-    """One rule: calls `first` to `last` (counted from 1, from when the rule was made; None: for ever) fail.
-    """
+    """One rule: calls `first` to `last` (from 1, from when the rule was made; None: for ever) fail."""
 
     kind: str
     first: int
