@@ -1,0 +1,81 @@
+"""Selectors: where messages go, the same in every process and release."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tfmq.client.partition_selector import KeyHash, PartitionSelector, Random, RoundRobin, find_selector
+from tfmq.errors import BadRequest, StorageStopped
+from tfmq.message import Message, Partition
+
+FIVE = tuple(Partition("orders", number) for number in range(5))
+# Golden: a key must never move, or its order is lost on the day of an upgrade.
+GOLDEN = {b"": 0, b"a": 2, b"42": 3, b"order-1": 4, "Zürich": 3, b"\x00\xff": 4, "customer/7": 3}
+
+
+def test_key_hash_is_what_it_always_was() -> None:
+    found = {key: KeyHash().get_partition("orders", FIVE, Message(b"", key=key)).number for key in GOLDEN}
+    assert found == GOLDEN
+
+
+def test_key_hash_is_the_same_in_another_process() -> None:
+    program = (
+        "from tfmq.client.partition_selector import *; from tfmq.message import *\n"
+        "five = [Partition('orders', n) for n in range(5)]\n"
+        "print([KeyHash().get_partition('o', five, Message(b'', key=f'k{n}')).number for n in range(50)])"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+    )
+    here = [KeyHash().get_partition("o", FIVE, Message(b"", key=f"k{n}")).number for n in range(50)]
+    assert printed.stdout.strip() == str(here)
+
+
+def test_text_and_its_bytes_are_the_same_key() -> None:
+    for key in ("a", "Zürich"):
+        texts = KeyHash().get_partition("o", FIVE, Message(b"", key=key))
+        assert texts == KeyHash().get_partition("o", FIVE, Message(b"", key=key.encode()))
+
+
+def test_keys_spread() -> None:
+    counts = [0] * 5
+    for number in range(1000):
+        counts[KeyHash().get_partition("o", FIVE, Message(b"", key=f"key-{number}")).number] += 1
+    assert min(counts) > 120
+
+
+def test_round_robin_passes_over_what_takes_no_writes() -> None:
+    some = (FIVE[0], FIVE[1]._replace(state="stopped"), FIVE[2])
+    selector = RoundRobin()
+    assert [selector.get_partition("o", some, Message(b"")).number for _ in range(4)] == [0, 2, 0, 2]
+    with pytest.raises(StorageStopped, match="No partition of o takes writes"):
+        selector.get_partition("o", some[1:2], Message(b""))
+
+
+def test_round_robin_counts_each_topic_for_itself_and_minds_growth() -> None:
+    selector = RoundRobin()
+    assert selector.get_partition("a", FIVE[:1], Message(b"")).number == 0
+    assert selector.get_partition("a", FIVE, Message(b"")).number == 0
+    assert selector.get_partition("b", FIVE, Message(b"")).number == 0
+    assert selector.get_partition("a", FIVE, Message(b"")).number == 1
+
+
+def test_random_chooses_among_those_that_take_writes() -> None:
+    some = (FIVE[0]._replace(state="stopped"), FIVE[1])
+    assert Random().get_partition("o", some, Message(b"")).number == 1
+    with pytest.raises(StorageStopped):
+        Random().get_partition("o", some[:1], Message(b""))
+
+
+def test_selectors_are_found_by_name_and_taken_as_they_are() -> None:
+    assert isinstance(find_selector(None), KeyHash)
+    assert isinstance(find_selector("round_robin"), RoundRobin)
+    mine = Random()
+    assert find_selector(mine) is mine
+    with pytest.raises(BadRequest, match="key_hash, random, round_robin"):
+        find_selector("nobody")
+    with pytest.raises(BadRequest, match="get_partition"):
+        find_selector(object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        PartitionSelector()  # type: ignore[abstract]
