@@ -6,6 +6,7 @@ import errno
 
 from tests.broker.helpers import DATA, Broker
 from tfmq.errors import UNKNOWN
+from tfmq.protocol.commands import ACKS_WRITTEN
 
 
 def test_a_write_that_fails_in_the_middle_may_have_happened() -> None:
@@ -37,3 +38,14 @@ def test_a_member_is_told_its_generation_once_that_is_forced() -> None:
     broker.work()
     assert joined.generation == 1
     assert broker.crashed(broker.disk.crash(keep="nothing")).engine.house.catalog.register.generation == 1
+
+
+def test_a_clean_stop_puts_on_the_disk_what_was_only_written() -> None:
+    broker = Broker()
+    broker.create()
+    broker.produce(broker.lease(), 0, acks=ACKS_WRITTEN)
+    assert broker.log().forced_offset == 0
+    broker.stop()
+    after = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert after.log().recovery.labels == ["clean"]
+    assert after.payloads() == [b"hello"]

@@ -39,7 +39,8 @@ ANSWERS: Final = (
         "repeat-answered-before-the-force",
         "a repeat waits for the durability that it asks for",
         "tfmq/broker/writes.py",
-        "        if repeat.walk is None:\n            self._settle(partition, answer.end, answer.positions, True, answer)\n",
+        "        if repeat.walk is None:\n"
+        "            self._settle(partition, answer.end, answer.positions, True, answer)\n",
         "        if repeat.walk is None:\n            self._settle(partition, 0, answer.positions, True, answer)\n",
         [WRITES],
     ),
@@ -140,7 +141,8 @@ STREAMS: Final = (
         "repeat-appended-again",
         "a batch that is sent again is stored once",
         "tfmq/broker/writes.py",
-        "            if repeat is not None:\n                self._repeat(partition, repeat)\n                return None\n",
+        "            if repeat is not None:\n"
+        "                self._repeat(partition, repeat)\n                return None\n",
         "",
         [WRITES],
     ),

@@ -1,0 +1,208 @@
+"""Bugs to plant in the wire and the server: what is taken in, what is bounded, who is cut off."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+FRAMES: Final = "tests/protocol/test_frames.py"
+SESSION: Final = "tests/server/test_session.py"
+TRANSPORT: Final = "tests/server/test_transport.py"
+SERVICE: Final = "tests/server/test_service.py"
+PACKING: Final = "tests/test_packing.py"
+
+SERVER: Final = (
+    Mutant(
+        "oversize-frame-accepted",
+        "a frame above the limit is refused at its first word",
+        "tfmq/protocol/frames.py",
+        "    if size > frame_bytes or size < 4:\n        start",
+        "    if size < 4:\n        start",
+        [FRAMES],
+    ),
+    Mutant(
+        "undersize-frame-accepted",
+        "a frame without room for its header size is refused",
+        "tfmq/protocol/frames.py",
+        "    if size > frame_bytes or size < 4:\n        start",
+        "    if size > frame_bytes:\n        start",
+        [FRAMES],
+    ),
+    Mutant(
+        "header-size-unchecked",
+        "a header that does not fit its frame is refused",
+        "tfmq/protocol/frames.py",
+        "    if header_size > size - 4:\n",
+        "    if header_size < 0:\n",
+        [FRAMES],
+    ),
+    Mutant(
+        "header-size-unchecked-by-the-server",
+        "a header that does not fit its frame ends the connection, and reads nothing beside it",
+        "tfmq/server/session.py",
+        "            if header_size > len(frame) - 8 or header_size > limits.HEADER_BYTES:\n",
+        "            if header_size > limits.HEADER_BYTES:\n",
+        ["tests/server/test_promises.py"],
+    ),
+    Mutant(
+        "header-nesting-unbounded",
+        "no header is nested so deep that a stack runs out",
+        "tfmq/packing.py",
+        "    if depth > limits.HEADER_DEPTH:\n",
+        "    if depth < 0:\n",
+        [PACKING],
+    ),
+    Mutant(
+        "header-items-unbounded",
+        "no header costs more objects than its bytes are worth",
+        "tfmq/packing.py",
+        "    if items + count > limits.HEADER_ITEMS:\n",
+        "    if items + count < 0:\n",
+        [PACKING],
+    ),
+    Mutant(
+        "large-frames-before-hello",
+        "before hello frames are small",
+        "tfmq/server/session.py",
+        '        self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]\n',
+        '        self.frame_bytes: int = welcome.limits["frame_bytes"]\n',
+        [SESSION],
+    ),
+    Mutant(
+        "commands-before-hello",
+        "before hello nothing else is taken",
+        "tfmq/server/session.py",
+        "        if self._hello_alarm is not None or entry is None:\n",
+        "        if entry is None:\n",
+        [SESSION],
+    ),
+    Mutant(
+        "hello-has-no-time-limit",
+        "who does not say hello in time is cut off",
+        "tfmq/server/session.py",
+        '        self.transport.cut_off("it did not say hello in time")\n',
+        "        return\n",
+        [SESSION],
+    ),
+    Mutant(
+        "unknown-command-ends-the-connection",
+        "an unknown command is answered and the connection goes on",
+        "tfmq/server/session.py",
+        "                raise unknown(header[0])\n",
+        '                raise BadFrame("unknown")\n',
+        [SESSION],
+    ),
+    Mutant(
+        "requests-in-flight-unbounded",
+        "a client has a bounded number of requests in flight",
+        "tfmq/server/session.py",
+        "        if self._in_flight >= self._in_flight_max:\n",
+        "        if self._in_flight < 0:\n",
+        [SESSION],
+    ),
+    Mutant(
+        "acks-none-answered",
+        "a send without acknowledgement is not answered",
+        "tfmq/server/session.py",
+        "            reply.silent = request.acks == commands.ACKS_NONE\n",
+        "            reply.silent = False\n",
+        [SESSION],
+    ),
+    Mutant(
+        "body-reused-while-it-waits",
+        "a message's bytes stay untouched until they are written",
+        "tfmq/server/session.py",
+        "        held = hold.retain() if len(body) else None\n",
+        "        held = None\n",
+        [SESSION],
+    ),
+    Mutant(
+        "connections-unbounded",
+        "connections above the limit are refused, and the others go on",
+        "tfmq/server/service.py",
+        "        if len(self._sessions) >= self._sessions_max:\n",
+        "        if len(self._sessions) < 0:\n",
+        [f"{SERVICE}::test_connections_above_the_limit_are_refused_and_the_others_go_on"],
+    ),
+    Mutant(
+        "slow-reader-never-cut",
+        "a peer that reads nothing is cut off after its time",
+        "tfmq/server/traffic.py",
+        "                if now - since >= self._unsent_seconds:\n",
+        "                if now < since:\n",
+        [TRANSPORT],
+    ),
+    Mutant(
+        "unsent-bytes-unbounded",
+        "a peer with too much unsent is cut off",
+        "tfmq/server/transport.py",
+        "        if self.unsent_bytes > self._traffic.unsent_bytes_max:\n",
+        "        if self.unsent_bytes < 0:\n",
+        [TRANSPORT],
+    ),
+    Mutant(
+        "half-frame-waited-for-for-ever",
+        "half a frame is not waited for for ever",
+        "tfmq/server/traffic.py",
+        "            elif now - since >= HALF_FRAME_SECONDS:\n",
+        "            elif now < since:\n",
+        [TRANSPORT],
+    ),
+    Mutant(
+        "announced-size-allocated",
+        "an announced size alone costs no memory",
+        "tfmq/server/receiving.py",
+        "    return min(needed, max(TAIL_BYTES_MIN, TAIL_GROWTH * arrived))\n",
+        "    return needed\n",
+        ["tests/server/test_receiving.py"],
+    ),
+    Mutant(
+        "arena-reused-while-held",
+        "memory that somebody holds is not received into again",
+        "tfmq/server/receiving.py",
+        "        if self._position and self.buffer.holds == 1:\n",
+        "        if self._position:\n",
+        ["tests/server/test_receiving.py"],
+    ),
+    Mutant(
+        "split-frame-lost",
+        "frames in any pieces arrive whole",
+        "tfmq/server/transport.py",
+        "        self._start = bytes(view[position:])\n",
+        '        self._start = b""\n',
+        [TRANSPORT],
+    ),
+    Mutant(
+        "buffer-not-given-back",
+        "all memory of a connection comes back",
+        "tfmq/server/transport.py",
+        "            self._traffic.received(self, tail.buffer.size)\n            tail.release()\n",
+        "            self._traffic.received(self, tail.buffer.size)\n",
+        [TRANSPORT],
+    ),
+    Mutant(
+        "buddies-overlap",
+        "no two buffers overlap",
+        "journal/buffers/chunk.py",
+        "            best = level if whole else min(left, right)\n",
+        "            best = level if whole else min(left, right) - 1\n",
+        ["tests/journal/buffers/test_chunk.py"],
+    ),
+    Mutant(
+        "double-release-accepted",
+        "memory that was given back is not given back again",
+        "journal/buffers/page.py",
+        "        if rest or number < 0 or not bit & self._all or bit & self._free:\n",
+        "        if rest or number < 0 or not bit & self._all:\n",
+        ["tests/journal/buffers/test_page.py"],
+    ),
+    Mutant(
+        "stop-does-not-force",
+        "a clean stop forces what was taken",
+        "tfmq/broker/house.py",
+        '            close(partition.log, f"{partition.name}-{partition.number}")\n',
+        '            partition.log.abandon("stopped")\n',
+        ["tests/broker/test_promises.py"],
+    ),
+)
