@@ -14,7 +14,7 @@ from tests.client.test_consuming import Script, filled
 from tests.client.test_fetcher import NAME, Reader
 from tfmq.client.offset_storage import FileOffsets, StoredOffset
 from tfmq.client.positions import PartitionName, Place
-from tfmq.client.producing import Produce, Settings
+from tfmq.client.producing import ProducerCore, Settings
 from tfmq.consumer import Consumer
 from tfmq.errors import UNKNOWN, Abandoned, SequenceGap
 from tfmq.message import Message

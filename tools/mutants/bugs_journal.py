@@ -1,4 +1,4 @@
-"""Bugs to plant in the journal: what is forced and when, what is checked, what a recovery keeps and names."""
+"""Bugs to plant in the journal: what is checked, what a recovery keeps and names, what a reader gets."""
 
 from __future__ import annotations
 
@@ -7,261 +7,13 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 LOG: Final = "tests/journal/test_log.py"
-KEEPER: Final = "tests/journal/test_keeper.py"
 OPENING: Final = "tests/journal/test_opening.py"
 RECOVERY: Final = "tests/journal/test_recovery.py"
-FORCE: Final = "tests/journal/test_force.py"
 STATE: Final = "tests/journal/test_state.py"
 CONFORMANCE: Final = "tests/journal/test_conformance_storage.py"
 ENUMERATION: Final = (
     "tests/crash/test_enumeration.py"
     "::test_whatever_a_power_cut_leaves_of_a_log_opens_with_everything_that_was_promised"
-)
-PROMISES: Final = "tests/journal/test_promises.py"
-FAULTS: Final = "tests/crash/test_faults.py"
-
-FORCES: Final = (
-    Mutant(
-        "force-does-nothing",
-        "what is acknowledged as synced survives a power cut",
-        "journal/segment.py",
-        "        self.file.force()\n",
-        "        self.file.size()\n",
-        [ENUMERATION],
-    ),
-    Mutant(
-        "real-force-does-nothing",
-        "a force reaches the real disk",
-        "journal/file.py",
-        "            os.fdatasync(self._descriptor)\n",
-        "            os.fstat(self._descriptor)\n",
-        ["tests/journal/test_file.py", PROMISES],
-    ),
-    Mutant(
-        "roll-skips-the-force-of-the-old-file",
-        "only the last file of a log can be torn",
-        "journal/segment.py",
-        "        index = self.index\n        self.force()\n        self.sealed = True\n",
-        "        index = self.index\n        self.sealed = True\n",
-        [KEEPER, ENUMERATION],
-    ),
-    Mutant(
-        "roll-skips-the-force-of-the-folder",
-        "a new segment's name survives a power cut before anything in it is acknowledged",
-        "journal/keeper.py",
-        "            self._disk.force_folder(self._folder)\n        except OSError as error:\n"
-        '            raise self.fail(f"a new segment could not be made: {error}") from error\n',
-        "        except OSError as error:\n"
-        '            raise self.fail(f"a new segment could not be made: {error}") from error\n',
-        [KEEPER, ENUMERATION],
-    ),
-    Mutant(
-        "creation-skips-the-force-of-the-folder",
-        "the first segment's name survives a power cut",
-        "journal/opening.py",
-        "        self._disk.force_folder(self._folder)\n        return segment\n",
-        "        return segment\n",
-        [ENUMERATION, OPENING],
-    ),
-    Mutant(
-        "marks-are-written-without-a-force",
-        "a stop, an epoch, `clean` and the log's beginning are on the disk before they take effect",
-        "journal/mark.py",
-        "        self._slots.write(payload, force=True)\n        self._slots.write(payload, force=True)\n",
-        "        self._slots.write(payload, force=False)\n        self._slots.write(payload, force=False)\n",
-        ["tests/journal/test_mark.py", KEEPER],
-    ),
-    Mutant(
-        "marks-are-settled-in-one-slot",
-        "either slot of log.mark may rot without a stop being forgotten",
-        "journal/mark.py",
-        "        self._slots.write(payload, force=True)\n        self._slots.write(payload, force=True)\n",
-        "        self._slots.write(payload, force=True)\n",
-        ["tests/journal/test_mark.py"],
-    ),
-    Mutant(
-        "a-stop-is-not-written",
-        "a log that stopped stays stopped over a restart",
-        "journal/keeper.py",
-        "        try:\n            self.settle()\n        except (OSError, Full) as error:\n"
-        '            extent.stopped = f"{reason}; log.mark',
-        "        try:\n            self.note_due\n        except (OSError, Full) as error:\n"
-        '            extent.stopped = f"{reason}; log.mark',
-        [OPENING, KEEPER, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
-    ),
-    Mutant(
-        "clean-is-not-taken-back-before-the-first-write",
-        "a crash behind a clean start is recovered, not believed clean",
-        "journal/keeper.py",
-        "                extent.clean = False\n                self.settle()\n",
-        "                extent.clean = False\n",
-        [KEEPER, f"{LOG}::test_a_clean_log_is_marked_dirty_before_its_first_append", RECOVERY],
-    ),
-    Mutant(
-        "epoch-not-raised",
-        "a reader from before a cut is told",
-        "journal/opening.py",
-        "            epoch = extent.epoch + 1\n",
-        "            epoch = extent.epoch\n",
-        [LOG],
-    ),
-    Mutant(
-        "epoch-raised-only-in-memory",
-        "the raised epoch is on the disk before anything is served",
-        "journal/opening.py",
-        "            self.mark.settle(extent.marks()._replace(epoch=epoch, starts=starts))\n",
-        "            self.mark.note(extent.marks()._replace(epoch=epoch, starts=starts))\n",
-        [PROMISES],
-    ),
-    Mutant(
-        "tail-not-forced-again",
-        "what recovery accepts behind the forced mark is on the disk before it is served",
-        "journal/opening.py",
-        "            position += write_all(segment.file, [piece], position)\n        segment.force()\n",
-        "            position += write_all(segment.file, [piece], position)\n",
-        [OPENING],
-    ),
-    Mutant(
-        "tail-not-written-again",
-        "after a crash the page cache proves nothing, so the accepted tail is written anew",
-        "journal/opening.py",
-        "            position += write_all(segment.file, [piece], position)\n",
-        "            position += len(piece)\n",
-        [OPENING],
-    ),
-    Mutant(
-        "forced-mark-is-the-end-at-completion",
-        "the forced mark covers only what was written before the force began",
-        "journal/log.py",
-        "        extent.forced_to(plan.end, plan.end_ordinal)\n",
-        "        extent.forced_to(extent.end, extent.end_ordinal)\n",
-        [FORCE],
-    ),
-    Mutant(
-        "forced-mark-moves-when-the-force-begins",
-        "the forced mark moves after the force succeeded",
-        "journal/log.py",
-        "        return ForcePlan(self, self._keeper, extent.active, *place, now, snapshot)\n",
-        "        extent.forced_to(extent.end, extent.end_ordinal)\n"
-        "        return ForcePlan(self, self._keeper, extent.active, *place, now, snapshot)\n",
-        [FORCE],
-    ),
-    Mutant(
-        "forced-mark-moves-after-a-failed-force",
-        "a failed force acknowledges nothing",
-        "journal/log.py",
-        '        if error is not None:\n            reason = f"a force failed: {error}"\n',
-        "        if error is not None:\n            extent.forced_to(plan.end, plan.end_ordinal)\n"
-        '            reason = f"a force failed: {error}"\n',
-        [FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
-    ),
-    Mutant(
-        "failed-force-swallowed",
-        "whoever waited for a force that failed gets the error",
-        "journal/force.py",
-        "        except (OSError, JournalError) as error:\n            return error\n",
-        "        except (OSError, JournalError):\n            return None\n",
-        [FORCE, CONFORMANCE],
-    ),
-    Mutant(
-        "failed-force-retried",
-        "a force that failed is never tried again",
-        "journal/keeper.py",
-        "            if self._force_error is not None:\n                raise self._force_error\n",
-        "            if self._force_error is not None:\n                self._force_error = None\n",
-        [FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again", KEEPER],
-    ),
-    Mutant(
-        "failed-force-does-not-stop-the-log",
-        "after a failed force a log takes no writes",
-        "journal/log.py",
-        "                extent.stopped = extent.stopped or reason\n            return lambda: self._fail(reason)\n",
-        "                extent.stopped = extent.stopped\n            return None\n",
-        [FORCE, CONFORMANCE],
-    ),
-    Mutant(
-        "failed-syncfs-believed",
-        "after a failed syncfs each file's own force says whose bytes are gone",
-        "journal/force.py",
-        "            self._failures += 1\n",
-        "            self._failures += 0\n",
-        [FORCE],
-    ),
-    Mutant(
-        "failed-syncfs-forgotten-for-absent-logs",
-        "a failed syncfs casts doubt on logs that were not part of it",
-        "journal/force.py",
-        "            None if self._proven.get(plan.log, 0) == self._failures else self._own(plan) for plan in plans\n",
-        "            None if self._proven.get(plan.log, self._failures) == self._failures else self._own(plan)"
-        " for plan in plans\n",
-        [FORCE],
-    ),
-    Mutant(
-        "unforced-file-closed",
-        "a file with bytes that are not known to be forced is never closed",
-        "journal/keeper.py",
-        "        extent.replace((), tuple(s for s in extent.segments if s not in unforced))\n",
-        "        extent.replace((), extent.segments)\n",
-        [PROMISES],
-    ),
-    Mutant(
-        "slot-over-the-last-forced-one",
-        "an unforced rewrite of the mark takes nothing forced with it",
-        "journal/checkpoint.py",
-        "        if force:\n            self._slot = 1 - self._slot\n",
-        "        self._slot = 1 - self._slot\n",
-        ["tests/journal/test_checkpoint.py", "tests/journal/test_mark.py"],
-    ),
-    Mutant(
-        "snapshot-written-before-its-force",
-        "a snapshot never describes more than is forced",
-        "journal/keeper.py",
-        "            self.force(old, old.seal)\n            extent.forced_to(extent.end, extent.end_ordinal)\n"
-        "            self.keep_snapshot(snapshot)\n",
-        "            self.keep_snapshot(snapshot)\n            self.force(old, old.seal)\n"
-        "            extent.forced_to(extent.end, extent.end_ordinal)\n",
-        [KEEPER, ENUMERATION],
-    ),
-    Mutant(
-        "snapshot-not-forced",
-        "a snapshot comes under its name whole",
-        "journal/state.py",
-        "        write_all(file, [data], 0)\n        file.force()\n        file.close()\n",
-        "        write_all(file, [data], 0)\n        file.close()\n",
-        [STATE],
-    ),
-    Mutant(
-        "snapshot-renamed-without-a-force-of-the-folder",
-        "older snapshots go only when the newest has its name for good",
-        "journal/state.py",
-        "        self._disk.force_folder(self._folder)\n        self._kept = sorted([*self._kept, snapshot.offset])\n",
-        "        self._kept = sorted([*self._kept, snapshot.offset])\n",
-        [STATE],
-    ),
-    Mutant(
-        "segments-go-before-the-marks-say-so",
-        "retention never leaves a log that misses what its marks promise",
-        "journal/keeper.py",
-        "                extent.first, extent.first_ordinal = offset, ordinal\n            self.settle()\n",
-        "                extent.first, extent.first_ordinal = offset, ordinal\n",
-        [KEEPER],
-    ),
-    Mutant(
-        "segment-goes-that-no-snapshot-knows",
-        "retention does not delete the only place that knows a producer's sequences",
-        "journal/keeper.py",
-        "            needed = min(offset, self.snapshot_offset)\n",
-        "            needed = offset\n",
-        [KEEPER],
-    ),
-    Mutant(
-        "archive-copy-not-forced",
-        "an archived segment is whole in its new place before the old one goes",
-        "journal/retention.py",
-        "    new.force()\n    new.close()\n",
-        "    new.close()\n",
-        ["tests/journal/test_retention.py"],
-    ),
 )
 
 CHECKS: Final = (
@@ -449,7 +201,7 @@ APPENDS_AND_READS: Final = (
         "no-space-not-cut-back",
         "a full disk leaves nothing of an append behind",
         "journal/segment.py",
-        "        except Full:\n            self.file.truncate(self.size)\n            raise\n",
+        "        except Full:\n            self._take_back(buffers)\n            raise\n",
         "        except Full:\n            raise\n",
         [LOG, "tests/journal/test_segment.py"],
     ),
@@ -551,4 +303,4 @@ APPENDS_AND_READS: Final = (
     ),
 )
 
-JOURNAL: Final = FORCES + CHECKS + APPENDS_AND_READS
+JOURNAL: Final = CHECKS + APPENDS_AND_READS

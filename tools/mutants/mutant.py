@@ -47,21 +47,26 @@ class Verdict:
         return bool(self.caught_by)
 
 
-def planted(mutant: Mutant, folder: Path) -> str:
-    """Plant the bug in the copy; a sentence when it does not fit the code any more."""
+class DoesNotFit(ValueError):
+    """The code is not as it was when the bug was thought of: look where the promise is kept now."""
+
+
+def with_bug(mutant: Mutant, folder: Path = ROOT) -> str:
+    """The file's text with the bug in it. Raises `DoesNotFit`."""
     path = folder / mutant.file
     if not path.exists():
-        return f"{mutant.file} is not there any more"
+        raise DoesNotFit(f"{mutant.file} is not there any more")
     text = path.read_text()
     if text.count(mutant.old) != 1:
-        return f"{mutant.file} has what it replaces {text.count(mutant.old)} times, not once"
+        raise DoesNotFit(f"{mutant.file} has what it replaces {text.count(mutant.old)} times, not once")
     changed = text.replace(mutant.old, mutant.new)
+    if changed == text:
+        raise DoesNotFit("it changes nothing")
     try:
         ast.parse(changed)
     except SyntaxError as error:
-        return f"{mutant.file} is no Python any more: {error}"
-    path.write_text(changed)
-    return ""
+        raise DoesNotFit(f"{mutant.file} is no Python any more: {error}") from None
+    return changed
 
 
 def missing_tests(mutant: Mutant) -> list[str]:
@@ -86,8 +91,11 @@ def tried(mutant: Mutant) -> Verdict:
                 shutil.copytree(source, folder / item, ignore=shutil.ignore_patterns("__pycache__"))
             elif source.exists():
                 shutil.copy2(source, folder / item)
-        verdict.trouble = planted(mutant, folder)
-        if not verdict.trouble:
+        try:
+            (folder / mutant.file).write_text(with_bug(mutant, folder))
+        except DoesNotFit as error:
+            verdict.trouble = str(error)
+        else:
             code, output = tested(folder, mutant)
             verdict.caught_by = FAILED.findall(output) + ERRORED.findall(output)
             if code and not verdict.caught_by:

@@ -1,0 +1,31 @@
+"""The tests see what they claim: planted bugs are caught. See docs/planted-bugs.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scale import SCALE, seeded
+from tools.mutants.bugs import BUGS
+from tools.mutants.mutant import Mutant, missing_tests, tried, with_bug
+
+TRIED_COUNT_MIN = 2
+
+
+def test_there_are_enough_and_each_has_a_name_of_its_own() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 45
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_every_planted_bug_still_fits_the_code_and_its_tests_are_there(bug: Mutant) -> None:
+    with_bug(bug)
+    assert bug.tests and missing_tests(bug) == []
+
+
+@pytest.mark.timeout(3600)
+def test_planted_bugs_are_caught() -> None:
+    """A seeded few of them; all of them at full scale."""
+    count = max(TRIED_COUNT_MIN, int(len(BUGS) * SCALE))
+    chosen = seeded("planted bugs").sample(BUGS, min(count, len(BUGS)))
+    verdicts = [tried(bug) for bug in chosen]
+    print(*(f"{verdict.mutant.name}: {verdict.caught_by[:1]}" for verdict in verdicts), sep="\n")
+    assert [f"{verdict.mutant.name} {verdict.trouble}" for verdict in verdicts if not verdict.caught] == []

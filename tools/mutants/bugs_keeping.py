@@ -1,0 +1,234 @@
+"""Bugs to plant in the broker: topics, what readers are given, groups and their offsets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+POLLS: Final = "tests/broker/test_polls.py"
+GROUPS: Final = "tests/broker/test_groups.py"
+OFFSETS: Final = "tests/broker/test_offsets.py"
+CHANGES: Final = "tests/broker/test_topic_changes.py"
+STARTUP: Final = "tests/broker/test_startup.py"
+FOLDERS: Final = "tests/broker/test_folders.py"
+
+TOPICS: Final = (
+    Mutant(
+        "topic-answered-before-its-folders-are-forced",
+        "a topic that was answered is there after a power cut",
+        "tfmq/broker/folders.py",
+        "                opened.append(self.open(topic, number))\n            self._disk.force_folder(self._data)\n",
+        "                opened.append(self.open(topic, number))\n",
+        [CHANGES],
+    ),
+    Mutant(
+        "deleted-without-a-force-of-the-folder",
+        "a deleted topic stays deleted over a power cut",
+        "tfmq/broker/folders.py",
+        "            paths.append(aside)\n        self._disk.force_folder(self._data)\n",
+        "            paths.append(aside)\n",
+        [CHANGES, FOLDERS, "tests/broker/test_promises.py"],
+    ),
+    Mutant(
+        "deleted-without-a-rename",
+        "a topic made again finds its place free",
+        "tfmq/broker/folders.py",
+        "            if self._disk.exists(path):\n                self._disk.rename(path, aside)\n",
+        "",
+        [CHANGES, FOLDERS],
+    ),
+    Mutant(
+        "files-of-a-deleted-topic-stay",
+        "the files of a deleted topic are removed",
+        "tfmq/broker/topic_changes.py",
+        "            end(None)\n            self._run(partial(self._folders.unlink, paths), _loud)\n",
+        "            end(None)\n",
+        [CHANGES],
+    ),
+    Mutant(
+        "failed-creation-left-behind",
+        "a creation that fails is taken back",
+        "tfmq/broker/topic_changes.py",
+        "                self._undo(topic, undo, error, end)\n                return\n",
+        "                end(faults.client_error(error or RuntimeError(), UNKNOWN))\n                return\n",
+        [CHANGES],
+    ),
+    Mutant(
+        "decided-deletion-forgotten-at-a-start",
+        "a deletion that was decided is finished by the next start",
+        "tfmq/broker/startup.py",
+        "    for topic in _in_state(house, DELETING):\n",
+        "    for topic in ():\n",
+        [CHANGES],
+    ),
+    Mutant(
+        "missing-folder-made-in-silence",
+        "a partition whose folder is gone takes no writes until somebody looked",
+        "tfmq/broker/folders.py",
+        "            if missing:\n                opened.log.stop(\n",
+        "            if not path:\n                opened.log.stop(\n",
+        [STARTUP],
+    ),
+    Mutant(
+        "second-broker-on-the-folder",
+        "one broker a data folder",
+        "tfmq/broker/startup.py",
+        "    house.lock = house.disk.lock(join(house.data, LOCK_NAME))\n",
+        "    house.lock = house.disk.lock(join(house.data, str(id(house))))\n",
+        [STARTUP],
+    ),
+    Mutant(
+        "newer-data-folder-opened",
+        "a data folder of a later release is refused",
+        "tfmq/broker/catalog.py",
+        "    if found > FORMAT:\n        raise NewerFormat(path, found, FORMAT)\n",
+        "",
+        [STARTUP],
+    ),
+    Mutant(
+        "damaged-catalog-served",
+        "the broker does not start on a damaged catalog",
+        "tfmq/broker/catalog.py",
+        "        if log.damage:\n",
+        "        if log.damage and log.closed:\n",
+        [STARTUP],
+    ),
+    Mutant(
+        "auto-create-cannot-be-switched-off",
+        "topics are made on first use only where that is allowed",
+        "tfmq/broker/topic_changes.py",
+        "        if not self._auto_create:\n            raise UnknownTopic(\n",
+        "        if not self._topics:\n            raise UnknownTopic(\n",
+        [CHANGES],
+    ),
+)
+
+READERS_AND_GROUPS: Final = (
+    Mutant(
+        "fetch-not-woken",
+        "a waiting fetch is answered as soon as there is something to read",
+        "tfmq/broker/partition.py",
+        "        for waiter in self._waiting.pop(offset):\n            waiter(error)\n        self.wake()\n",
+        "        for waiter in self._waiting.pop(offset):\n            waiter(error)\n",
+        [POLLS],
+    ),
+    Mutant(
+        "fetch-does-not-ask-for-a-force",
+        "a fetch that waits at the forced mark asks for a force",
+        "tfmq/broker/polls.py",
+        '        if poll.upto == "forced":\n            partition.ask_force()\n',
+        "",
+        [POLLS],
+    ),
+    Mutant(
+        "fetch-answered-before-its-time",
+        "a waiting fetch ends empty when its time is up, not before",
+        "tfmq/broker/polls.py",
+        "        if not poll.until or self._timers.now() >= poll.until:\n",
+        "        if not poll.until or self._timers.now() >= poll.until - 1:\n",
+        [POLLS],
+    ),
+    Mutant(
+        "fetch-reads-what-is-only-written",
+        "a reader gets forced messages unless it asks for more",
+        "tfmq/broker/polls.py",
+        '"written" if request.read == READ_WRITTEN else "forced"\n',
+        '"written"\n',
+        [POLLS],
+    ),
+    Mutant(
+        "filter-does-not-advance",
+        "a tag filter that rejects everything still advances",
+        "tfmq/broker/polls.py",
+        "            poll.offset = chunk.next\n            self._park(poll)\n",
+        "            self._park(poll)\n",
+        [POLLS],
+    ),
+    Mutant(
+        "filter-drops-what-matches",
+        "blocks with a wanted tag are never left out",
+        "tfmq/broker/tags.py",
+        "            elif flag >> FLAG_TAG_SHIFT in wanted:\n                matches = True\n",
+        "            elif flag >> FLAG_TAG_SHIFT in wanted:\n                matches = position < size // 2\n",
+        ["tests/broker/test_tags.py"],
+    ),
+    Mutant(
+        "parked-fetches-unbounded",
+        "too many waiting fetches are refused",
+        "tfmq/broker/polls.py",
+        "            if count >= self._limits[limit]:\n",
+        "            if count < 0:\n",
+        [POLLS],
+    ),
+    Mutant(
+        "pending-bytes-unbounded",
+        "what waits for the disk is bounded",
+        "tfmq/broker/quotas.py",
+        "        if self.requests >= self.requests_max or (self.bytes and self.bytes + size_bytes > self.bytes_max):\n",
+        "        if self.requests >= self.requests_max:\n",
+        ["tests/broker/test_quotas.py"],
+    ),
+    Mutant(
+        "offsets-answered-before-the-force",
+        "a commit is answered once it is forced",
+        "tfmq/broker/offsets.py",
+        "            self._catalog.submit((OFFSETS, group, generation, places), forced)\n",
+        "            self._catalog.submit((OFFSETS, group, generation, places), lambda error: None)\n"
+        "            forced(None)\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "offsets-read-before-they-are-forced",
+        "an offset that was read never goes back",
+        "tfmq/broker/offsets.py",
+        "        self._catalog.when_forced(forced)\n",
+        "        forced(None)\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "offsets-of-another-incarnation-saved",
+        "offsets of a deleted topic do not reach a new one of the same name",
+        "tfmq/broker/offsets.py",
+        "        if each.incarnation != topic.incarnation and not (\n",
+        "        if each.incarnation < 0 and not (\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "old-generation-accepted",
+        "a member that was replaced saves nothing any more",
+        "tfmq/broker/groups.py",
+        "        if not member_id or current != (generation, member_id):\n",
+        "        if not member_id:\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "second-live-member-accepted",
+        "a group has one live member",
+        "tfmq/broker/groups.py",
+        "        if live is not None and live.id != member_id:\n",
+        '        if live is not None and live.id == "":\n',
+        [GROUPS],
+    ),
+    Mutant(
+        "generation-answered-before-the-force",
+        "no generation is given twice, also over a crash",
+        "tfmq/broker/groups.py",
+        "        self._catalog.submit((GENERATION, request.group, generation, member_id), forced)\n",
+        "        self._catalog.submit((GENERATION, request.group, generation, member_id), lambda error: None)\n"
+        "        forced(None)\n",
+        [GROUPS, "tests/broker/test_promises.py"],
+    ),
+    Mutant(
+        "reset-does-not-fence",
+        "a reset fences the member that was there before",
+        "tfmq/broker/groups.py",
+        '        self._joining[request.group] = (generation, "")\n        self._catalog.submit(\n'
+        '            (GENERATION, request.group, generation, ""), partial(self._joined, request.group, generation)\n'
+        "        )\n",
+        "",
+        [GROUPS],
+    ),
+)
+
+KEEPING: Final = TOPICS + READERS_AND_GROUPS
