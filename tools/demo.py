@@ -106,7 +106,7 @@ def follow(address: str, story: Story, total: int, tick: "Tick") -> None:
     with tfmq.Consumer(address, topics=TOPIC, group="demo") as consumer:
         while len(story.followed) < total and time.monotonic() < until:
             messages = consumer.poll(timeout=1.0, max_messages=2_000)
-            story.followed.extend(message.payload for message in messages)
+            story.followed.extend(message.payload or b"" for message in messages)
             tick(len(messages))
 
 
@@ -151,7 +151,7 @@ def read_back(broker: Broker, story: Story) -> None:
     begun = time.monotonic()
     with tfmq.Consumer(broker.address, topics=TOPIC, start="earliest") as consumer:
         while messages := consumer.poll(timeout=1.0, max_messages=10_000):
-            story.stored.extend(message.payload for message in messages)
+            story.stored.extend(message.payload or b"" for message in messages)
             story.read_seconds = time.monotonic() - begun
 
 

@@ -1,4 +1,4 @@
-"""Verbs for tests of logs: a simulated disk, a clock that stands still, and a log that can be opened again and again."""
+"""Verbs for tests of logs: a simulated disk, a clock that stands still, a log that can be opened again and again."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def measure(runs: int, peers: bool) -> list[Figure]:
                 values["kafka"].append(times)
     targets = {("forced", 50): 550.0, ("forced", 99): 3000.0, ("written", 50): 250.0}
     rows = []
-    for who, times in values.items():
-        for percent in (50, 99) if times else ():
-            value = median([percentile(run, percent) * 1e6 for run in times])
+    for who, series in values.items():
+        for percent in (50, 99) if series else ():
+            value = median([percentile(run, percent) * 1e6 for run in series])
             target = targets.get((who, percent))
             rows.append(Figure(f"end to end, p{percent}", named(who), value, "us", target, least=False))
     if note:

@@ -14,12 +14,16 @@ PAYLOAD = b"x" * 1000
 BATCH = 1_000
 
 
+def same(partition: int, count: int) -> list[tfmq.Message]:
+    return [tfmq.Message(PAYLOAD, partition=partition)] * count
+
+
 def fill(address: str) -> None:
     with tfmq.Admin(address) as admin:
         admin.create_topic("many", partitions=PARTITIONS)
     with tfmq.Producer(address, acks="written") as producer:
         for number in range(TOTAL_BYTES // (BATCH * len(PAYLOAD))):
-            producer.send_many("many", [PAYLOAD] * BATCH, partition=number % PARTITIONS)
+            producer.send_many("many", same(number % PARTITIONS, BATCH))
         producer.flush()
 
 
@@ -37,7 +41,7 @@ def measure(runs: int, peers: bool) -> list[Figure]:
             times.append(server.start_seconds)
             with tfmq.Producer(server.address) as producer:
                 for partition in range(PARTITIONS):
-                    producer.send_many("many", [PAYLOAD] * 10, partition=partition)
+                    producer.send_many("many", same(partition, 10))
                 producer.flush()
             time.sleep(1.5)
             server.process.kill()

@@ -56,7 +56,7 @@ def echo_seconds(port: int) -> float:
 
 
 def send_seconds(address: str, acks: str) -> float:
-    with tfmq.Producer(address, acks=acks) as producer:  # type: ignore[arg-type]
+    with tfmq.Producer(address, acks=acks) as producer:
         producer.send(f"single-{acks}", PAYLOAD).result()
         times = []
         for _ in range(COUNT):
