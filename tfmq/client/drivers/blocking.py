@@ -231,7 +231,7 @@ class BlockingDriver:
         self._leader = threading.get_ident()
         try:
             while True:
-                self._turn(deadline)
+                self._turn(done, deadline)
                 if done() or self.closed:
                     return True
                 if once or self.clock() >= deadline:
@@ -239,22 +239,28 @@ class BlockingDriver:
         finally:
             self._leader = None
 
-    def _turn(self, deadline: float) -> None:
-        """Everything that is due, one `poll`, and what it found."""
+    def _turn(self, done: Callable[[], bool], deadline: float) -> None:
+        """Everything that is due, one `poll`, and what it found. It does not sleep once it is `done()`: a call whose
+        time was over, or a connection that cannot be made, may have settled that already.
+        """
         for ticker in self.tickers:
             ticker.tick()
         self.channel.tick()
         self._connect()
         self.channel.flush()
-        due = min(deadline, self.next_time())
+        self._wake_done()
+        due = self.clock() if done() else min(deadline, self.next_time())
         events = self._poll(max(0.0, min(due - self.clock(), FOREVER_SECONDS)))
         if events & select.POLLOUT or (events and self.channel.connecting):
             self.channel.writable()
+        self._wake_done()
+        if self.callbacks:
+            self._run_callbacks()
+
+    def _wake_done(self) -> None:
         for waiter in self._waiters:
             if waiter.done:
                 waiter.wake()
-        if self.callbacks:
-            self._run_callbacks()
 
     def next_time(self) -> float:
         """When the next thing is due, in the clock's seconds. Under the lock."""
