@@ -7,9 +7,8 @@ awaited. One client belongs to the event loop that first uses it; making one nee
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -18,12 +17,13 @@ import tfmq.producer
 from tfmq.aio_consumer import Consumer as Consumer
 from tfmq.client import exiting
 from tfmq.client.administration import Administration, Place
-from tfmq.client.batch import Batch, Delivery
+from tfmq.client.batch import Delivery
 from tfmq.client.cluster import Topic
 from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.link import SECONDS, Link
+from tfmq.client.owners import AsyncOwner
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.client.producing import (
     BATCH_BYTES,
@@ -36,7 +36,7 @@ from tfmq.client.producing import (
 )
 from tfmq.client.servers import parse_servers
 from tfmq.codecs import Codec
-from tfmq.errors import Busy, NotAllowed, TfmqError, TimedOut
+from tfmq.errors import Busy, TfmqError
 from tfmq.hooks import Hook
 from tfmq.message import Message, SendResult
 
@@ -62,9 +62,9 @@ class Producer:
         settings = Settings(
             servers, group, acks, linger_ms, batch_bytes, buffer_bytes, selector, codec, timeout, hooks
         )
-        self._core = ProducerCore(self, AsyncDriver, settings)
+        self._core = ProducerCore(AsyncOwner, AsyncDriver, settings)
         self._driver: AsyncDriver = self._core.driver
-        exiting.opened(self)
+        exiting.opened(self._core.owner)
 
     async def send(
         self,
@@ -120,7 +120,7 @@ class Producer:
 
     async def close(self, timeout: float | None = None) -> None:
         seconds = self._core.options.timeout if timeout is None else timeout
-        exiting.closed(self)
+        exiting.closed(self._core.owner)
         try:
             await self._driver.run(self._core.closing(seconds))
         finally:
@@ -162,25 +162,6 @@ class Producer:
         if isinstance(payload, Message):
             return self._core.checked(topic, payload)
         return self._core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-
-    # What deliveries and the end of the interpreter need
-
-    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        raise NotAllowed("It is not done yet, and an event loop must not be blocked: await the delivery.")
-
-    def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
-        yield from self._driver.run(self._core.waiting(batches, None, at_once=False)).__await__()
-
-    def call_back(self, callback: Callable[[], object]) -> None:
-        self._driver.callbacks.add(callback)
-        self._driver.attend()
-
-    def finish(self, seconds: float) -> int:
-        """The loop is gone by now: what is not delivered is given up; how many messages that is."""
-        lost = self._core.sender.abandon(TimedOut("The program ended before it was delivered."))
-        with contextlib.suppress(TfmqError):
-            self._driver.close_now()
-        return lost
 
 
 @documented_as(tfmq.admin.Admin)

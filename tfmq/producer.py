@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 from tfmq.client import exiting
-from tfmq.client.batch import Batch, Deliveries, Delivery
+from tfmq.client.batch import Deliveries, Delivery
 from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.owners import BlockingOwner
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.client.producing import (
     BATCH_BYTES,
@@ -21,7 +21,7 @@ from tfmq.client.producing import (
     no_transactions,
 )
 from tfmq.codecs import Codec
-from tfmq.errors import NotAllowed, TfmqError
+from tfmq.errors import TfmqError
 from tfmq.hooks import Hook
 from tfmq.message import Message
 
@@ -64,9 +64,9 @@ class Producer:
         settings = Settings(
             servers, group, acks, linger_ms, batch_bytes, buffer_bytes, selector, codec, timeout, hooks
         )
-        self._core = ProducerCore(self, BlockingDriver, settings)
+        self._core = ProducerCore(BlockingOwner, BlockingDriver, settings)
         self._driver: BlockingDriver = self._core.driver
-        exiting.opened(self)
+        exiting.opened(self._core.owner)
 
     def send(
         self,
@@ -143,11 +143,8 @@ class Producer:
         Raises `DeliveryFailed` as `flush` does, what was given up included. A second close does nothing.
         """
         seconds = self._core.options.timeout if timeout is None else timeout
-        exiting.closed(self)
-        try:
-            self._driver.run(self._core.closing(seconds))
-        finally:
-            self._driver.close()
+        exiting.closed(self._core.owner)
+        self._core.owner.close(seconds)
 
     def stats(self) -> dict[str, Any]:
         """Counters since it was made (messages, batches, bytes, failed_messages ...) and how it is connected."""
@@ -174,26 +171,3 @@ class Producer:
             if error is None:
                 raise
             error.add_note(f"Besides: {failure}")
-
-    # What deliveries and the end of the interpreter need
-
-    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Wait until all of `batches` are done. Raises `TimedOut`."""
-        self._driver.run(self._core.waiting(batches, timeout))
-
-    def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
-        raise NotAllowed(
-            "Deliveries of the blocking producer are not awaited: use tfmq.aio.Producer, or result()."
-        )
-
-    def call_back(self, callback: Callable[[], object]) -> None:
-        """Run `callback` outside of every lock, soon."""
-        self._driver.callbacks.add(callback)
-        self._driver.attend()
-
-    def finish(self, seconds: float) -> int:
-        """Flush for at most `seconds` and close; how many messages were not delivered."""
-        before = self._core.sender.failed_messages
-        with contextlib.suppress(TfmqError):
-            self.close(seconds)
-        return self._core.sender.failed_messages - before

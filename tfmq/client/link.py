@@ -40,6 +40,8 @@ Clock = Callable[[], float]
 BACK_OFF_SECONDS = 0.05
 """The pause after the first failed attempt; doubled after each further one."""
 BACK_OFF_SECONDS_MAX = 2.0
+BACK_OFF_SECONDS_FIRST = 0.25
+"""The longest pause before the first connection ever: somebody waits to be told."""
 PATIENCE_SECONDS = 2.0
 """How long a link that never reached a broker tries before its calls fail: a broker started together with its
 clients is waited for, a wrong address is told soon."""
@@ -210,7 +212,9 @@ class Link:
     def connected(self) -> None:
         """The driver has a connection: greet."""
         self.state = "greeting"
-        self._hello_deadline = self._clock() + HELLO_SECONDS
+        now = self._clock()
+        self._hello_deadline = now + HELLO_SECONDS
+        self._trying_since = now if self._trying_since is None else self._trying_since
         self._decoder = Decoder(limits.FRAME_BYTES)
         self._output.clear()
         self._queued_bytes = self._written_bytes = 0
@@ -356,7 +360,8 @@ class Link:
             self._retry_at = now
             return
         rounds = self._attempts // len(self.servers)
-        pause = min(BACK_OFF_SECONDS_MAX, BACK_OFF_SECONDS * 2 ** min(rounds - 1, 10))
+        most = BACK_OFF_SECONDS_MAX if self.connections else BACK_OFF_SECONDS_FIRST
+        pause = min(most, BACK_OFF_SECONDS * 2 ** min(rounds - 1, 10))
         self._retry_at = now + pause * (0.75 + 0.5 * self._jitter())
 
     def _hopeless(self, error: BaseException | None, now: float) -> bool:

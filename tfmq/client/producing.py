@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-from tfmq.client.batch import Batch, Deliveries, Delivery, Owner
+from tfmq.client.batch import Batch, Deliveries, Delivery
 from tfmq.client.cluster import Cluster
 from tfmq.client.link import Link
 from tfmq.client.operations import all_done
@@ -68,9 +68,16 @@ class Settings(NamedTuple):
 
 
 class ProducerCore:
-    """One producer without its waiting. `driver_type(link)` makes the driver."""
+    """One producer without its waiting. `driver_type(link)` makes the driver, `owner_type(core)` what deliveries
+    wait with.
+    """
 
-    def __init__(self, owner: Owner, driver_type: Callable[[Link], Any], settings: Settings) -> None:
+    def __init__(
+        self,
+        owner_type: Callable[[ProducerCore], Any],
+        driver_type: Callable[[Link], Any],
+        settings: Settings,
+    ) -> None:
         self.options = settings.options()
         self.selector = find_selector(settings.selector)
         self.codec = settings.codec
@@ -81,13 +88,13 @@ class ProducerCore:
         """Whether bytes without key and so on may go the short way into the open batch."""
         self.link = Link(parse_servers(settings.servers), time.monotonic)
         self.driver = driver_type(self.link)
-        self._owner = owner
+        self.owner = owner_type(self)
         self._begin()
         self.driver.on_fork.append(self._forked)
 
     def _begin(self) -> None:
         self.cluster = Cluster(self.link.now)
-        self.sender = Sender(self.link, self.cluster, self.driver, self._owner, self.options, self.selector)
+        self.sender = Sender(self.link, self.cluster, self.driver, self.owner, self.options, self.selector)
         self.driver.tickers.append(self.sender)
 
     def _forked(self) -> None:
@@ -173,7 +180,7 @@ class ProducerCore:
     def sending_many(self, topic: str, payloads: Iterable[Any]) -> Operation[Deliveries]:
         """Send them all; ends when the last one is in a batch that is on its way."""
         self.checked(topic, Message(b"")) if not self.hooks else self.check_open()
-        deliveries = Deliveries(self._owner)
+        deliveries = Deliveries(self.owner)
         iterator, count = iter(payloads), CHUNK_COUNT
         while chunk := list(islice(iterator, count)):
             if not deliveries.runs:

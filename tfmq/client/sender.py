@@ -125,6 +125,9 @@ class Sender:
         )
 
     def stored(self, batch: Batch, positions: Sequence[tuple[int, int]], durability: int) -> None:
+        """The broker has it. Nothing, if it was given up before."""
+        if batch.done:
+            return
         self.sent_messages += batch.count
         self.sent_batches += 1
         self.sent_bytes += batch.size_bytes
@@ -132,6 +135,9 @@ class Sender:
         batch.stored(positions, durability)
 
     def fail(self, batch: Batch, error: TfmqError) -> None:
+        """It cannot be delivered. Nothing, if it is settled already."""
+        if batch.done:
+            return
         self.failed_messages += batch.count
         self._settled(batch)
         self.failures.append(batch)
@@ -310,7 +316,8 @@ class Sender:
             self.lanes.ask(lane)
             batch = self._make(lane.name, -1)
             if any_partition:
-                self._share(batch)
+                self.shared[lane.name] = batch
+                self._lingering.append(batch)
             else:  # its partition is chosen when the topic is known, so it travels alone
                 batch.due = 0.0
                 self.lanes.wait(lane, batch, message)
@@ -318,7 +325,7 @@ class Sender:
         stream = self._stream(topic, self._select(topic, message))
         if stream.open is None:
             stream.open = self._make(lane.name, stream.partition)
-            self._linger(stream.open)
+            self._lingering.append(stream.open)
             if self.cluster.stale(lane.name) and not lane.asking:
                 self.lanes.ask(lane)
         if any_partition:
@@ -334,13 +341,6 @@ class Sender:
         if remember:
             self.outstanding[batch] = None
         return batch
-
-    def _share(self, batch: Batch) -> None:
-        self.shared[batch.topic] = batch
-        self._linger(batch)
-
-    def _linger(self, batch: Batch) -> None:
-        self._lingering.append(batch)
 
     def _select(self, topic: Topic, message: Message) -> int:
         partitions = topic.partitions

@@ -7,7 +7,6 @@ nobody waits for; a thread that waits for something itself takes over.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ IDLE_SECONDS = 1.0
 """So long it goes on looking by itself before it sleeps until it is called: waking it costs more than a look."""
 LOOK_SECONDS = 0.005
 """The pause between two looks: the default linger, so that a batch opened in between waits at most twice that."""
+LOOK_SECONDS_MIN = 0.0005
 LEAD_SECONDS = 60.0
 
 
@@ -25,8 +25,8 @@ class Keeper:
     """One driver's keeper. It holds its driver weakly: a client that nobody holds ends it."""
 
     def __init__(self, driver: BlockingDriver) -> None:
-        self._driver = weakref.ref(driver)
-        self._gate = threading.Event()
+        gate = self._gate = threading.Event()
+        self._driver = weakref.ref(driver, lambda _: gate.set())
         self._thread: threading.Thread | None = None
         self._parked = True
         self._stopping = False
@@ -55,6 +55,7 @@ class Keeper:
         while not self._stopping:
             self._gate.wait(pause)
             self._gate.clear()
+            self._parked = False
             driver = self._driver()
             if driver is None or driver.keeper is not self:
                 return
@@ -72,14 +73,14 @@ class Keeper:
                 driver._hand_over()
             now = driver.clock()
             due = driver.next_time()
-            if link.unattended or due < now + IDLE_SECONDS:
+            if link.unattended or due < now + LOOK_SECONDS:
                 self._used_at = now
-            if now - self._used_at >= IDLE_SECONDS and due == float("inf"):
-                self._parked = True
-                return None
+            self._parked = now - self._used_at >= IDLE_SECONDS
         if driver.callbacks:
             driver.callbacks.run()
-        return max(LOOK_SECONDS, min(due - time.monotonic(), IDLE_SECONDS))
+        if self._parked:
+            return None if due == float("inf") else max(LOOK_SECONDS, due - now)
+        return min(LOOK_SECONDS, max(LOOK_SECONDS_MIN, due - now))
 
     def _lead(self, driver: BlockingDriver) -> None:
         """Read until nothing unattended is open, or a thread waits for itself."""

@@ -1,0 +1,98 @@
+"""The socket under a link: what it tells of connecting, reading and breaking."""
+
+import select
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.client.fake_broker import CUT, FakeBroker, listening
+from tfmq.client.drivers.channel import RECEIVE_BYTES_MIN, Channel, choose
+from tfmq.client.link import Link
+from tfmq.client.servers import parse_servers
+from tfmq.protocol.commands import Metadata, Ping
+
+SECONDS = 10.0
+
+
+def wired(servers: str) -> Channel:
+    return Channel(Link(parse_servers(servers), time.monotonic))
+
+
+def address(channel: Channel) -> tuple[int, object]:
+    server = channel.link.server
+    return choose(socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM))
+
+
+def turn(channel: Channel) -> None:
+    """One wait for the socket, and what it found."""
+    if channel.socket is None:
+        channel.open(address(channel))
+    poll = select.poll()
+    poll.register(channel, select.POLLIN | (select.POLLOUT if channel.wants_write else 0))
+    for _, event in poll.poll(SECONDS * 1000):
+        if event & select.POLLOUT or channel.connecting:
+            channel.writable()
+        if event & select.POLLIN:
+            channel.take(channel.receive())
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    return FakeBroker()
+
+
+@pytest.fixture
+def channel(broker: FakeBroker) -> Iterator[Channel]:
+    with listening(broker) as servers:
+        made = wired(servers)
+        yield made
+        made.close()
+
+
+def test_it_connects_greets_and_carries(channel: Channel) -> None:
+    call = channel.link.call(Ping())
+    while not call.done:
+        turn(channel)
+    assert call.error is None and not channel.wants_write
+
+
+def test_large_answers_come_in_growing_reads(channel: Channel) -> None:
+    names = [f"t{number:0200d}" for number in range(1000)]
+    call = channel.link.call(Metadata(names, True))
+    while not call.done:
+        turn(channel)
+    assert len(call.result().topics) == 1000
+    assert channel._receive_bytes >= RECEIVE_BYTES_MIN
+
+
+def test_the_end_of_the_stream_is_told_to_the_link(channel: Channel, broker: FakeBroker) -> None:
+    broker.plan(Ping, CUT)
+    channel.link.call(Ping())
+    while channel.link.last_error is None:
+        turn(channel)
+    assert channel.socket is None and channel.link.state == "down"
+
+
+def test_a_refused_connection_is_told_to_the_link() -> None:
+    channel = wired("127.0.0.1:1")
+    channel.link.call(Ping())
+    while channel.link.last_error is None:
+        turn(channel)
+    assert "Nothing listens at 127.0.0.1:1" in channel.link.last_error.sentence
+    assert channel.fileno() == -1
+
+
+def test_nothing_is_read_where_nothing_is(channel: Channel) -> None:
+    assert channel.receive() is None
+    channel.flush()
+    channel.writable()
+    channel.take(None)
+
+
+def test_the_older_address_family_comes_first() -> None:
+    four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
+    six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))
+    assert choose([six, four]) == (socket.AF_INET, ("127.0.0.1", 1))
+    assert choose([six]) == (socket.AF_INET6, ("::1", 1, 0, 0))

@@ -1,0 +1,32 @@
+"""Calls, and the errors of error replies."""
+
+import pytest
+
+from tfmq.client.call import Call, reply_error
+from tfmq.errors import Damaged, TfmqError, to_wire
+from tfmq.protocol.commands import Ping
+
+
+def test_a_call_says_what_it_is() -> None:
+    call = Call(Ping(), (), correlation=7)
+    assert repr(call) == "<Call PING 7 open>" and not call.done
+    call.settle()
+    assert "answered" in repr(call)
+    call.error = TfmqError("no")
+    with pytest.raises(TfmqError, match="no"):
+        call.result()
+
+
+def test_an_error_reply_becomes_its_error() -> None:
+    sent = Damaged("a range is gone", first=10, next=20)
+    got = reply_error([-sent.number, 7, *to_wire(sent)[1:]])
+    assert isinstance(got, Damaged) and (got.first, got.next) == (10, 20)
+    assert got.sentence == "a range is gone" and got.outcome == "not done"
+
+
+@pytest.mark.parametrize(
+    "header", [[-999, 1], [-4, 1, 5, 5, 5, 5], [-999, 1, "new_code", "odd", "words", {}]]
+)
+def test_one_that_is_not_well_formed_is_told_as_it_came(header: list[object]) -> None:
+    error = reply_error(header)
+    assert error.outcome == "unknown" and error.number == -header[0]  # type: ignore[operator]

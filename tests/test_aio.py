@@ -1,0 +1,199 @@
+"""The asyncio faces: the blocking ones' names and promises, awaited."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import tfmq
+from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
+from tfmq import admin, aio, consumer, producer
+from tfmq.errors import Busy, Closed, ConnectionFailed, DeliveryFailed, DiskFull, NotAllowed, NotSupported
+from tfmq.message import Message
+from tfmq.protocol.commands import Produce
+
+SECONDS = 20.0
+# What only one face has: waiting without waiting, and what each needs to be a context manager.
+ONLY_ASYNC = {"send_nowait"}
+
+
+def play(story: Callable[[aio.Producer, FakeBroker], Awaitable[Any]], **arguments: Any) -> FakeBroker:
+    broker = FakeBroker(arguments.pop("partitions", 1))
+    with listening(broker) as servers:
+
+        async def bounded() -> None:
+            async with aio.Producer(servers, **arguments) as made:
+                await asyncio.wait_for(story(made, broker), SECONDS)
+
+        asyncio.run(bounded())
+    return broker
+
+
+def public(face: type) -> dict[str, Any]:
+    return {
+        name: member for name, member in vars(face).items() if not name.startswith("_") and callable(member)
+    }
+
+
+@pytest.mark.parametrize(
+    ("blocking", "asynchronous"),
+    [(producer.Producer, aio.Producer), (admin.Admin, aio.Admin), (consumer.Consumer, aio.Consumer)],
+)
+def test_both_faces_have_the_same_names_parameters_and_docs(blocking: type, asynchronous: type) -> None:
+    ours, theirs = public(blocking), public(asynchronous)
+    assert set(theirs) - set(ours) <= ONLY_ASYNC
+    assert set(ours) <= set(theirs)
+    for name, member in ours.items():
+        mine, other = inspect.signature(member), inspect.signature(theirs[name])
+        assert list(mine.parameters.values()) == list(other.parameters.values()), name
+        assert member.__doc__, name
+        assert theirs[name].__doc__, name
+    made, others = inspect.signature(blocking), inspect.signature(asynchronous)
+    assert list(made.parameters.values()) == list(others.parameters.values())
+
+
+def test_the_docs_of_one_face_are_those_of_the_other() -> None:
+    for name in ("send", "send_many", "flush", "close", "stats"):
+        assert (getattr(aio.Producer, name).__doc__ or "").startswith(
+            getattr(producer.Producer, name).__doc__
+        )
+    assert aio.Admin.create_topic.__doc__ == admin.Admin.create_topic.__doc__
+
+
+def test_a_send_is_acknowledged() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        result = await made.send("orders", b"hello", key="42")
+        assert (result.offset, result.durability) == (0, "synced")
+
+    assert play(story).payloads("orders") == [b"hello"]
+
+
+def test_sends_of_many_tasks_share_batches() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        await made.send("orders", b"first")
+        results = await asyncio.gather(*[made.send("orders", b"%d" % n) for n in range(1000)])
+        assert len({each.offset for each in results}) == 1000
+        assert len(broker.logs["orders", 0]) < 20
+
+    broker = play(story, linger_ms=60_000)
+    assert broker.payloads("orders")[1:] == [b"%d" % n for n in range(1000)]
+
+
+def test_send_nowait_gives_an_awaitable_handle() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        delivery = made.send_nowait("orders", b"a", key="k")
+        with pytest.raises(NotAllowed, match="await"):
+            delivery.result()
+        assert (await delivery).offset == 0
+        assert delivery.result() == await delivery
+        heard = asyncio.get_running_loop().create_future()
+        made.send_nowait("orders", Message(b"b")).add_callback(heard.set_result)
+        assert (await heard).done()
+
+    assert play(story, partitions=1).payloads("orders") == [b"a", b"b"]
+
+
+def test_a_full_buffer_is_busy_at_once_or_waited_for() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        await made.send("orders", b"x")
+        broker.plan(Produce, *[HOLD] * 20)
+        with pytest.raises(Busy, match="await something first"):
+            for _ in range(1000):
+                made.send_nowait("orders", b"x" * 900)
+                await asyncio.sleep(0)
+        waiting = asyncio.create_task(made.send("orders", b"last"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        broker.plans.clear()
+        broker.release()
+        await waiting
+
+    assert play(story, buffer_bytes=50_000, batch_bytes=10_000).payloads("orders")[-1] == b"last"
+
+
+def test_many_at_once() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        results = await made.send_many("orders", (b"%d" % n for n in range(10_000)))
+        assert sum(each.count for each in results) == 10_000
+
+    assert play(story).payloads("orders") == [b"%d" % n for n in range(10_000)]
+
+
+def test_a_cancelled_send_leaves_the_producer_usable_and_is_stored_once() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        await made.send("orders", b"a")
+        broker.plan(Produce, HOLD)
+        task = asyncio.create_task(made.send("orders", b"b"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        broker.release()
+        await made.send("orders", b"c")
+
+    assert play(story).payloads("orders") == [b"a", b"b", b"c"]
+
+
+def test_a_lost_answer_doubles_nothing() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        broker.plan(Produce, LOSE, None, LOSE)
+        for number in range(5):
+            await made.send("orders", b"%d" % number)
+
+    assert play(story).payloads("orders") == [b"%d" % n for n in range(5)]
+
+
+def test_flush_and_close_tell_what_nobody_saw() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        await made.send("orders", b"a")
+        broker.plan(Produce, DiskFull(), DiskFull())
+        unseen = made.send_nowait("orders", b"b")
+        with pytest.raises(DeliveryFailed) as caught:
+            await made.flush()
+        assert caught.value.deliveries == [unseen]
+        made.send_nowait("orders", b"c")
+        with pytest.raises(DeliveryFailed):
+            await made.close()
+        with pytest.raises(Closed):
+            await made.send("orders", b"d")
+
+    play(story)
+
+
+def test_what_a_later_release_does() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        with pytest.raises(NotSupported):
+            await made.send("orders", b"x", delay=1)
+        for use in (made.transaction, made.begin):
+            with pytest.raises(NotSupported):
+                use()
+        assert made.stats()["messages"] == 0
+
+    play(story)
+
+
+def test_no_broker_is_told() -> None:
+    async def story() -> None:
+        made = tfmq.aio.Producer("127.0.0.1:1")
+        with pytest.raises(ConnectionFailed, match="start tfmq-server"):
+            await made.send("orders", b"x")
+        await made.close()
+
+    asyncio.run(asyncio.wait_for(story(), SECONDS))
+
+
+def test_making_one_needs_no_loop() -> None:
+    assert aio.Producer().stats()["connected"] is False
+    assert aio.Admin() is not None
+
+
+def test_admin_asks() -> None:
+    async def story(servers: str) -> None:
+        async with aio.Admin(servers) as made:
+            assert await made.ping() > 0
+            assert await made.topics() == []
+
+    with listening(FakeBroker()) as servers:
+        asyncio.run(asyncio.wait_for(story(servers), SECONDS))

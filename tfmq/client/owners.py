@@ -1,0 +1,67 @@
+"""What stands between deliveries and the two ways of waiting: one object for each face's producer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from tfmq.errors import NotAllowed, TfmqError, TimedOut
+
+if TYPE_CHECKING:
+    from tfmq.client.batch import Batch
+    from tfmq.client.producing import ProducerCore
+
+
+class BlockingOwner:
+    """Waits in the calling thread."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        self._core = core
+
+    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
+        """Wait until all of `batches` are done. Raises `TimedOut`."""
+        self._core.driver.run(self._core.waiting(batches, timeout))
+
+    def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
+        """Raises `NotAllowed`."""
+        raise NotAllowed(
+            "Deliveries of the blocking producer are not awaited: use tfmq.aio.Producer, or result()."
+        )
+
+    def call_back(self, callback: Callable[[], object]) -> None:
+        """Run `callback` outside of every lock, soon."""
+        self._core.driver.callbacks.add(callback)
+        self._core.driver.attend()
+
+    def close(self, seconds: float) -> None:
+        """Flush for at most `seconds`, then drop the connection. Raises `DeliveryFailed`."""
+        try:
+            self._core.driver.run(self._core.closing(seconds))
+        finally:
+            self._core.driver.close()
+
+    def finish(self, seconds: float) -> int:
+        """As `close` at the end of the interpreter; how many messages were not delivered."""
+        before = self._core.sender.failed_messages
+        with contextlib.suppress(TfmqError):
+            self.close(seconds)
+        return self._core.sender.failed_messages - before
+
+
+class AsyncOwner(BlockingOwner):
+    """Awaits in the event loop."""
+
+    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
+        """Raises `NotAllowed`."""
+        raise NotAllowed("It is not done yet, and an event loop must not be blocked: await the delivery.")
+
+    def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
+        """Wait until all of `batches` are done."""
+        yield from self._core.driver.run(self._core.waiting(batches, None, at_once=False)).__await__()
+
+    def finish(self, seconds: float) -> int:
+        """The loop is gone by now: what is not delivered is given up; how many messages that is."""
+        lost = self._core.sender.abandon(TimedOut("The program ended before it was delivered."))
+        self._core.driver.close_now()
+        return lost
