@@ -188,6 +188,9 @@ def test_a_port_that_takes_connections_and_says_nothing_is_left(rig: Rig) -> Non
     with pytest.raises(ConnectionFailed, match="did not answer hello") as caught:
         rig.link.tick()
     rig.cut(caught.value)
+    assert call.done
+    assert isinstance(call.error, ConnectionFailed), "its patience was over by then"
+    call = rig.link.call(Ping(), seconds=60)
     rig.advance(1)
     assert call.done and call.error is None
 

@@ -1,0 +1,26 @@
+"""Everything that a topic holds, read by a consumer of its own."""
+
+from typing import Any
+
+import tfmq
+
+LOOK_SECONDS = 5.0
+
+
+def stored(address: str, topic: str, **options: Any) -> list[Any]:
+    """All messages up to the end of each partition as it is now; a partition that is stopped, up to its forced end."""
+    with tfmq.Admin(address) as admin:
+        partitions = admin.topic(topic).partitions
+    ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in partitions}
+    messages: list[Any] = []
+    with tfmq.Consumer(address, topics=topic, **options) as consumer:
+        while any(consumer.position(topic, number) < end for number, end in ends.items()):
+            batch = consumer.poll(timeout=LOOK_SECONDS, max_messages=50_000)
+            assert batch, f"nothing came for {LOOK_SECONDS:g} s: {consumer.stats()}"
+            messages += batch
+    return messages
+
+
+def payloads(address: str, topic: str, **options: Any) -> list[bytes | None]:
+    """Their payloads."""
+    return [message.payload for message in stored(address, topic, **options)]
