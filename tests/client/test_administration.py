@@ -1,0 +1,108 @@
+"""What operators ask, as operations."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.client.fake_broker import CUT, FakeBroker
+from tests.client.rig import Rig
+from tfmq.client.administration import Administration, question
+from tfmq.errors import BadRequest, ConnectionFailed, UnknownTopic
+from tfmq.message import Ordinal
+from tfmq.protocol import commands
+
+
+class Operated(FakeBroker):
+    """The fake broker with what operators ask for."""
+
+    def describe_topic(self, request: commands.DescribeTopic) -> object:
+        row = {"name": request.topic, "incarnation": 1, "partitions": [], "settings": {}}
+        return commands.DescribeTopicReply(row)
+
+    def create_topic(self, request: commands.CreateTopic) -> object:
+        self.incarnations[request.topic] = 9
+        return commands.CreateTopicReply(9, request.partitions or 1)
+
+    def delete_topic(self, request: commands.DeleteTopic) -> object:
+        return commands.DeleteTopicReply(self.incarnations.pop(request.topic) == request.incarnation)
+
+    def grow_topic(self, request: commands.GrowTopic) -> object:
+        return commands.GrowTopicReply(request.partitions)
+
+    def resume_partition(self, request: commands.ResumePartition) -> object:
+        return commands.ResumePartitionReply("open")
+
+    def truncate(self, request: commands.Truncate) -> object:
+        return commands.TruncateReply(request.before_offset)
+
+    def locate(self, request: commands.Locate) -> object:
+        return commands.LocateReply(request.value + request.by, 1, 2, 3, 4, 5, 6)
+
+    def status(self, request: commands.Status) -> object:
+        return commands.StatusReply({"version": "1"})
+
+    def list_groups(self, request: commands.ListGroups) -> object:
+        return commands.ListGroupsReply([{"group": "g"}])
+
+    def describe_group(self, request: commands.DescribeGroup) -> object:
+        return commands.DescribeGroupReply({"group": request.group})
+
+    def reset_group(self, request: commands.ResetGroup) -> object:
+        self.reset = request
+        return commands.ResetGroupReply(len(request.offsets))
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(Operated(partitions=2))
+
+
+@pytest.fixture
+def admin(rig: Rig) -> Administration:
+    return Administration(rig.link, 5.0)
+
+
+def test_topics_are_made_described_grown_and_deleted(rig: Rig, admin: Administration) -> None:
+    assert rig.run(admin.create_topic("orders", 2, {"flush.messages": 1})).name == "orders"
+    assert [each.name for each in rig.run(admin.topics())] == ["orders"]
+    assert rig.run(admin.topic("orders")).incarnation == 1
+    assert rig.run(admin.grow_topic("orders", 3)) == 3
+    assert rig.run(admin.resume("orders", 0)) == "open"
+    assert rig.run(admin.truncate_before("orders", 0, 77)) == 77
+    assert rig.run(admin.delete_topic("orders")) is True
+    with pytest.raises(UnknownTopic):
+        rig.run(admin.delete_topic("orders"))
+
+
+def test_creating_is_not_repeated_by_itself(rig: Rig, admin: Administration) -> None:
+    rig.broker.plan(commands.CreateTopic, CUT)
+    with pytest.raises(ConnectionFailed) as caught:
+        rig.run(admin.create_topic("orders", 2, None))
+    assert caught.value.outcome == "unknown"
+
+
+def test_a_group_is_put_to_one_place_in_all_partitions_or_one(rig: Rig, admin: Administration) -> None:
+    rig.run(admin.create_topic("orders", 2, None))
+    assert rig.run(admin.reset_group("g", "orders", 100, None)) == {0: 104, 1: 104}
+    assert rig.run(admin.reset_group("g", "orders", "earliest", 1)) == {1: 0}
+    (offset,) = rig.broker.reset.offsets  # type: ignore[attr-defined]
+    assert offset == ("orders", 9, 1, 0, 0, 2)
+
+
+def test_the_rest(rig: Rig, admin: Administration) -> None:
+    assert rig.run(admin.ping()) > 0
+    assert rig.run(admin.status()) == {"version": "1"}
+    assert [each.group for each in rig.run(admin.groups())] == ["g"]
+    assert rig.run(admin.group("g")).lag == 0
+
+
+def test_places() -> None:
+    assert question("earliest") == (commands.BY_EARLIEST, 0)
+    assert question("latest") == (commands.BY_LATEST, 0)
+    assert question(5) == (commands.BY_OFFSET, 5)
+    assert question(Ordinal(7)) == (commands.BY_ORDINAL, 7)
+    assert question(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == (commands.BY_TIME_MS, 1000)
+    with pytest.raises(BadRequest, match="time zone"):
+        question(datetime(2026, 1, 1))
+    with pytest.raises(BadRequest, match="A place is"):
+        question("tomorrow")

@@ -1,0 +1,109 @@
+"""What both faces do, where waiting is the test's own."""
+
+import pytest
+
+from tests.client.fake_broker import HOLD, FakeBroker
+from tests.client.rig import Rig
+from tfmq.client.owners import BlockingOwner
+from tfmq.client.partition_selector import RoundRobin
+from tfmq.client.producing import ProducerCore, Settings
+from tfmq.codecs import json
+from tfmq.errors import Busy, Closed, DeliveryFailed, NotSupported, TimedOut
+from tfmq.message import Message
+from tfmq.protocol.commands import Produce
+
+DEFAULTS = Settings("broker:1", None, None, 5.0, 10_000, 40_000, None, None, 2.0, ())
+
+
+class CoreRig(Rig):
+    """A core whose driver is the rig."""
+
+    def __init__(self, settings: Settings = DEFAULTS, broker: FakeBroker | None = None) -> None:
+        super().__init__(broker)
+        self.on_fork: list[object] = []
+        self.callbacks: list[object] = []
+        self.core = ProducerCore(BlockingOwner, self._wire, settings)
+
+    def _wire(self, link):  # type: ignore[no-untyped-def]
+        link._clock = lambda: self.time
+        self.link = link
+        return self
+
+
+def test_a_topic_is_learned_before_a_key_chooses() -> None:
+    rig = CoreRig(broker=FakeBroker(4))
+    message = rig.core.message("orders", b"x", key="k")
+    assert not rig.core.may_append("orders", message)
+    delivery = rig.run(rig.core.sending("orders", message, rig.core.payload(message)))
+    assert delivery[0].partition >= 0
+    assert rig.core.may_append("orders", message)
+
+
+def test_many_stop_at_the_first_failure() -> None:
+    rig = CoreRig()
+    taken = 0
+
+    def endless():  # type: ignore[no-untyped-def]
+        nonlocal taken
+        while True:
+            taken += 1
+            yield b"x" * 1000
+
+    rig.broker.plan(Produce, NotSupported("refused"))
+    with pytest.raises(NotSupported, match="refused"):
+        rig.run(rig.core.sending_many("orders", endless()))
+    assert taken < 5000
+
+
+def test_many_wait_for_room() -> None:
+    rig = CoreRig()
+    rig.broker.plan(Produce, *[HOLD] * 100)
+    with pytest.raises(Busy, match="was full for 2 s"):
+        rig.run(rig.core.sending_many("orders", [b"x" * 1000] * 1000))
+
+
+def test_batches_of_many_keep_to_their_size() -> None:
+    rig = CoreRig(DEFAULTS._replace(buffer_bytes=10_000_000))
+    payloads = [b"x" * (number % 300) for number in range(3000)]
+    deliveries = rig.run(rig.core.sending_many("orders", payloads))
+    rig.run(rig.core.waiting(deliveries.batches, None))
+    assert rig.broker.payloads("orders") == payloads
+    assert max(len(batch.body) for batch in rig.broker.logs["orders", 0]) <= 10_000
+
+
+def test_flush_and_close_are_bounded() -> None:
+    rig = CoreRig(DEFAULTS._replace(timeout=60.0))
+    message = rig.core.message("orders", b"x")
+    delivery = rig.run(rig.core.sending("orders", message, b"x"))
+    rig.run(rig.core.waiting([delivery[0]], None))
+    rig.broker.plan(Produce, HOLD)
+    rig.run(rig.core.sending("orders", message, b"y"))
+    with pytest.raises(TimedOut):
+        rig.run(rig.core.flushing(1.0))
+    with pytest.raises(DeliveryFailed):
+        rig.run(rig.core.closing(1.0))
+    with pytest.raises(Closed):
+        rig.core.message("orders", b"z")
+    rig.run(rig.core.closing(1.0))
+
+
+def test_a_codec_makes_payloads_but_not_tombstones() -> None:
+    core = CoreRig(DEFAULTS._replace(codec=json)).core
+    assert core.payload(Message({"a": 1})) == b'{"a":1}'
+    assert core.payload(Message(None)) is None
+    assert not core.plain
+
+
+def test_a_selector_of_ones_own_is_asked_and_named_ones_are_found() -> None:
+    assert isinstance(CoreRig(DEFAULTS._replace(selector="round_robin")).core.selector, RoundRobin)
+
+
+def test_after_a_fork_everything_is_fresh() -> None:
+    rig = CoreRig()
+    message = rig.core.message("orders", b"x")
+    delivery = rig.run(rig.core.sending("orders", message, b"x"))
+    sender = rig.core.sender
+    for forget in rig.on_fork:
+        forget()  # type: ignore[operator]
+    assert delivery.error() is not None
+    assert rig.core.sender is not sender and rig.core.sender in rig.tickers and sender not in rig.tickers

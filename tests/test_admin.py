@@ -1,0 +1,70 @@
+"""The blocking admin face against a real broker."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import tfmq
+from tfmq.errors import ConnectionFailed, NotAllowed, TopicExists, UnknownTopic
+from tfmq.message import Ordinal
+
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with tfmq.local_server(tmp_path_factory.mktemp("data")) as address:
+        yield address
+
+
+@pytest.fixture
+def admin(servers: str) -> Iterator[tfmq.Admin]:
+    with tfmq.Admin(servers) as made:
+        yield made
+
+
+def test_a_topic_from_its_making_to_its_end(admin: tfmq.Admin) -> None:
+    made = admin.create_topic("orders", partitions=2)
+    assert [each.partition for each in made.partitions] == [0, 1]
+    with pytest.raises(TopicExists):
+        admin.create_topic("orders")
+    assert "orders" in [topic.name for topic in admin.topics()]
+    assert admin.grow_topic("orders", 3) == 3
+    assert len(admin.topic("orders").partitions) == 3
+    assert admin.delete_topic("orders") is True
+    with pytest.raises(UnknownTopic):
+        admin.topic("orders")
+
+
+def test_places_and_groups(admin: tfmq.Admin, servers: str) -> None:
+    with tfmq.Producer(servers) as producer:
+        results = [producer.send("places", b"%d" % n).result(SECONDS) for n in range(5)]
+    offsets = [each.offset for each in results]
+    assert admin.locate("places", 0, "earliest").offset == 0
+    assert admin.locate("places", 0, Ordinal(3)).offset == offsets[3]
+    assert admin.locate("places", 0, offsets[2]).offset == offsets[2]  # type: ignore[arg-type]
+    latest = admin.locate("places", 0, "latest")
+    assert latest.offset == latest.forced_offset and latest.end_ordinal == 5
+    assert admin.reset_group("billing", "places", Ordinal(2)) == {0: offsets[2]}
+    assert admin.group("billing").lag == 3
+    assert [each.group for each in admin.groups()] == ["billing"]
+    assert admin.truncate_before("places", 0, 0) == 0
+
+
+def test_what_is_refused_is_refused(admin: tfmq.Admin) -> None:
+    admin.create_topic("fine")
+    with pytest.raises((NotAllowed, tfmq.BadRequest)):
+        admin.grow_topic("fine", 1000_000)
+    with pytest.raises(UnknownTopic):
+        admin.locate("nothing", 0, "earliest")
+    assert admin.resume("fine", 0) == "open"
+
+
+def test_how_the_broker_is(admin: tfmq.Admin) -> None:
+    assert admin.ping() > 1_600_000_000_000
+    assert admin.status()["partitions"] >= 0
+
+
+def test_nobody_there_is_told() -> None:
+    with tfmq.Admin("127.0.0.1:1") as admin, pytest.raises(ConnectionFailed, match="start tfmq-server"):
+        admin.ping()

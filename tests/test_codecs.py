@@ -1,0 +1,44 @@
+"""Codecs: there and back, and clear words for what is not theirs."""
+
+import importlib.util
+
+import pytest
+
+from tfmq import codecs
+from tfmq.errors import DecodeFailed
+
+
+@pytest.mark.parametrize("codec", [codecs.json, codecs.msgpack])
+@pytest.mark.parametrize("value", [{"n": 1, "text": "Zürich"}, [1, None, True], "x", 5])
+def test_values_come_back(codec: codecs.Codec[object], value: object) -> None:
+    assert codec.decode(codec.encode(value)) == value
+
+
+@pytest.mark.parametrize("codec", [codecs.json, codecs.msgpack])
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01", b"\xff\xff"])
+def test_what_cannot_be_decoded_says_so(codec: codecs.Codec[object], data: bytes) -> None:
+    with pytest.raises(DecodeFailed, match="The payload is not"):
+        codec.decode(data)
+
+
+def test_json_is_compact_and_strict() -> None:
+    assert codecs.json.encode({"a": [1, 2], "b": "ü"}) == '{"a":[1,2],"b":"ü"}'.encode()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        codecs.json.encode(float("nan"))
+    with pytest.raises(TypeError):
+        codecs.json.encode(object())
+
+
+def test_codecs_say_their_names() -> None:
+    assert [repr(codecs.json), repr(codecs.msgpack)] == ["tfmq.codecs.json", "tfmq.codecs.msgpack"]
+
+
+def test_pydantic_validates_both_ways_where_it_is_installed() -> None:
+    if importlib.util.find_spec("pydantic") is None:
+        with pytest.raises(ImportError):
+            codecs.pydantic(int)
+        return
+    codec = codecs.pydantic(int)
+    assert codec.decode(codec.encode(5)) == 5
+    with pytest.raises(DecodeFailed, match="not a valid int"):
+        codec.decode(b'"x"')
