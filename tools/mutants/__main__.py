@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tools.mutants import page
 from tools.mutants.bugs import BUGS
-from tools.mutants.mutant import Verdict, tried
+from tools.mutants.mutant import Verdict, failing_without, tried
 
 
 @click.command(epilog="Example: python -m tools.mutants --only force --jobs 2")
@@ -35,6 +35,9 @@ def main(only: str, listing: bool, jobs: int, as_json: bool, markdown: Path | No
         for bug in chosen:
             console.print(f"{bug.name}: {bug.promise} ({bug.file})", highlight=False)
         return
+    failing = failing_without(chosen)
+    if failing:
+        raise click.ClickException(f"without any bug these fail already: {', '.join(failing)}")
     verdicts = []
     with ThreadPoolExecutor(jobs) as workers:
         for number, verdict in enumerate(workers.map(tried, chosen), 1):

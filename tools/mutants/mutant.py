@@ -80,23 +80,37 @@ def missing_tests(mutant: Mutant) -> list[str]:
     return found
 
 
+def copied(folder: Path) -> None:
+    """A copy of what the tests need."""
+    for item in COPIED:
+        source = ROOT / item
+        if source.is_dir():
+            shutil.copytree(source, folder / item, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, folder / item)
+
+
+def failing_without(mutants: Sequence[Mutant]) -> list[str]:
+    """Which of the tests fail as the code is: they would prove nothing."""
+    tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+    with tempfile.TemporaryDirectory(prefix="tfmq-mutant-") as name:
+        copied(Path(name))
+        code, output = tested(Path(name), tests, mutants[0].scale, seconds=TRY_SECONDS * 10)
+    return FAILED.findall(output) + ERRORED.findall(output) or [output.strip()[-300:]] * bool(code)
+
+
 def tried(mutant: Mutant) -> Verdict:
     """Plant it in a new copy and run its tests."""
     verdict, begun = Verdict(mutant), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tfmq-mutant-") as name:
         folder = Path(name)
-        for item in COPIED:
-            source = ROOT / item
-            if source.is_dir():
-                shutil.copytree(source, folder / item, ignore=shutil.ignore_patterns("__pycache__"))
-            elif source.exists():
-                shutil.copy2(source, folder / item)
+        copied(folder)
         try:
             (folder / mutant.file).write_text(with_bug(mutant, folder))
         except DoesNotFit as error:
             verdict.trouble = str(error)
         else:
-            code, output = tested(folder, mutant)
+            code, output = tested(folder, mutant.tests, mutant.scale, "-x")
             verdict.caught_by = FAILED.findall(output) + ERRORED.findall(output)
             if code and not verdict.caught_by:
                 verdict.trouble = f"its tests did not run: {output.strip()[-300:]}"
@@ -104,16 +118,18 @@ def tried(mutant: Mutant) -> Verdict:
     return verdict
 
 
-def tested(folder: Path, mutant: Mutant) -> tuple[int, str]:
+def tested(
+    folder: Path, tests: Sequence[str], scale: float, *options: str, seconds: float = TRY_SECONDS
+) -> tuple[int, str]:
     """Pytest's exit code and what it said; a run that hangs counts as caught, by the clock."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--timeout", str(TEST_SECONDS)]
-    command += ["-p", "no:cacheprovider", *mutant.tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--timeout", str(TEST_SECONDS)]
+    command += ["-p", "no:cacheprovider", *options, *tests]
     environment = {"PYTHONPATH": str(folder), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)}
-    environment |= {"TFMQ_TEST_SCALE": str(mutant.scale), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"TFMQ_TEST_SCALE": str(scale), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         run = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TRY_SECONDS
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return 1, f"FAILED {mutant.tests[0]} hung"
+        return 1, f"FAILED {tests[0]} hung"
     return run.returncode, run.stdout + run.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tools.mutants.mutant import Verdict
 
@@ -21,13 +22,15 @@ def text(verdicts: Sequence[Verdict]) -> str:
     """The page."""
     caught = sum(verdict.caught for verdict in verdicts)
     lines = [HEAD.format(caught=caught, count=len(verdicts))]
-    file = ""
-    for verdict in sorted(verdicts, key=lambda verdict: verdict.mutant.file):
-        if verdict.mutant.file != file:
-            file = verdict.mutant.file
-            lines += [f"\n## `{file}`\n", "| planted bug | promise it breaks | caught by |", "|---|---|---|"]
+    folder = ""
+    for verdict in sorted(verdicts, key=lambda verdict: str(Path(verdict.mutant.file).parent)):
+        path = Path(verdict.mutant.file)
+        if str(path.parent) != folder:
+            folder = str(path.parent)
+            lines += [f"\n## {folder}\n", "| planted bug | in | promise it breaks | caught by |"]
+            lines.append("|---|---|---|---|")
         by = f"`{plain(verdict.caught_by[0])}`" if verdict.caught else "**nothing**"
-        lines.append(f"| {verdict.mutant.name} | {verdict.mutant.promise} | {by} |")
+        lines.append(f"| {verdict.mutant.name} | {path.name} | {verdict.mutant.promise} | {by} |")
     return "\n".join(lines) + "\n"
 
 
