@@ -13,6 +13,7 @@ from tests.client.scripted import Broker
 from tests.client.test_consuming import Script, filled
 from tests.client.test_fetcher import NAME, Reader
 from tfmq.client.offset_storage import FileOffsets, StoredOffset
+from tfmq.client.owners import BlockingOwner
 from tfmq.client.positions import PartitionName, Place
 from tfmq.client.producing import ProducerCore, Settings
 from tfmq.consumer import Consumer
@@ -57,7 +58,7 @@ class Driver:
 
 def test_a_forked_child_sends_nothing_that_its_parent_took() -> None:
     settings = Settings(None, None, None, 5, 1000, 10_000, None, None, 1.0, ())
-    core = ProducerCore(SenderRig(), Driver, settings)
+    core = ProducerCore(BlockingOwner, Driver, settings)
     before = core.sender
     delivery = core.append("orders", Message(b"x"), b"x")
     (forked,) = core.driver.on_fork

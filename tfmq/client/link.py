@@ -33,6 +33,7 @@ from tfmq.errors import (
 )
 from tfmq.packing import Buffer
 from tfmq.protocol.commands import ACKS_SYNCED, BY_REQUEST, MAGIC, VERSION_MAX, VERSION_MIN, Hello, HelloReply
+from tfmq.protocol.foreign import EMPTY_LINE
 from tfmq.protocol.frames import Decoder, Frame, encode
 
 Clock = Callable[[], float]
@@ -79,6 +80,8 @@ class Link:
     def _reset(self) -> None:
         self.state = "down"
         self.hello: HelloReply | None = None
+        self.limits = limits.sent({})
+        """The broker's limits by name; the defaults before it said."""
         self.connections = 0
         """How many times hello was answered; a change tells that the session on the server is a new one."""
         self.unattended = 0
@@ -105,13 +108,8 @@ class Link:
         return self.servers[self._turn % len(self.servers)]
 
     def now(self) -> float:
-        """Seconds by the clock that deadlines count in."""
+        """Seconds by the clock of deadlines."""
         return self._clock()
-
-    @property
-    def limits(self) -> dict[str, int]:
-        """The broker's limits by name; the defaults before it said."""
-        return {**limits.sent({}), **(self.hello.limits if self.hello else {})}
 
     @property
     def acks(self) -> int:
@@ -196,7 +194,7 @@ class Link:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Let calls fail whose time is over. Raises `ConnectionFailed` when hello was not answered: disconnect with it."""
+        """Let calls fail whose time is over. Raises `ConnectionFailed` if hello was not answered: then disconnect."""
         now = self._clock()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]
@@ -218,7 +216,7 @@ class Link:
         self._decoder = Decoder(limits.FRAME_BYTES)
         self._output.clear()
         self._queued_bytes = self._written_bytes = 0
-        details = {"process": os.getpid()}
+        details = {"process": os.getpid(), "line": EMPTY_LINE}
         hello = Hello(MAGIC, VERSION_MIN, VERSION_MAX, self.client, details)
         self._queue(encode([HELLO.code, 0, *hello]))
 
@@ -295,7 +293,7 @@ class Link:
 
     def _take(self, frame: Frame) -> None:
         header = frame.header
-        kind, correlation = header[0], header[1]
+        kind, correlation = header[:2]
         if kind > 0:
             raise BadFrame(f"{self.server} sent a request where only replies are expected.")
         if self.state == "greeting":
@@ -325,6 +323,7 @@ class Link:
         except BadRequest as error:
             raise BadFrame(f"{self.server} answered hello with something else: {error}") from None
         self.state = "ready"
+        self.limits = {**limits.sent({}), **self.hello.limits}
         self.connections += 1
         self._hello_deadline = NEVER
         self._attempts, self._trying_since = 0, None
@@ -369,8 +368,7 @@ class Link:
             return False
         if isinstance(error, TfmqError) and not error.retriable:
             return True
-        since = self._trying_since if self._trying_since is not None else now
-        return not self.connections and now - since >= self.patience_seconds
+        return not self.connections and now - (self._trying_since or now) >= self.patience_seconds
 
     def _give_up(self, error: TfmqError) -> None:
         self._trying_since = None

@@ -2,6 +2,9 @@
 
 LOOK_BYTES = 8
 
+EMPTY_LINE = "\r\n\r\n"
+"""Ends a client's hello, so that a program that waits for lines of text, as an HTTP server does, complains at once."""
+
 _HTTP = "an HTTP client or browser"
 # The first bytes, and who sends them.
 _SPEAKERS: tuple[tuple[bytes, str], ...] = (
@@ -11,6 +14,9 @@ _SPEAKERS: tuple[tuple[bytes, str], ...] = (
     ),
     (b"PRI ", "an HTTP/2 client"),
     (b"HTTP", "an HTTP server"),
+    (b"<!DO", "an HTTP server"),
+    (b"<htm", "an HTTP server"),
+    (b"<HTM", "an HTTP server"),
     (b"SSH-", "an SSH program"),
     (b"-ERR", "a Redis server"),
     (b"+PON", "a Redis server"),
