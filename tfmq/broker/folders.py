@@ -15,7 +15,8 @@ from journal.disk import Disk
 from journal.errors import JournalError
 from journal.header import make_log_id
 from journal.log import Log
-from journal.names import join, parse_partition_folder, partition_folder
+from journal.mark import WrongLog
+from journal.names import join, mark_name, parse_partition_folder, partition_folder
 from journal.options import LogOptions
 from tfmq.broker.partition import Partition
 from tfmq.broker.producers import Producers
@@ -61,12 +62,13 @@ class Folders:
 
     # Making
 
-    def make(self, topic: TopicRow) -> list[Opened]:
+    def make(self, topic: TopicRow, made: list[str] | None = None) -> list[Opened]:
         """Makes the folders that the topic lacks, and opens their logs; all of them or, failing, none is
         left open.
 
-        What an interrupted attempt left behind is taken up. Raises OSError, Full, Corrupt (another topic's
-        folder).
+        The paths of folders that were not there go into `made`, so that only those are removed again: one that
+        was there may hold what nobody else has. What an interrupted attempt left behind is taken up. Raises
+        OSError, Full, Corrupt (WrongLog: another topic's folder).
         """
         opened: list[Opened] = []
         try:
@@ -74,13 +76,25 @@ class Folders:
                 path = self.path(topic.name, number)
                 if not self._disk.exists(path):
                     self._disk.make_folder(path)
-                opened.append(self.open(topic, number))
+                    if made is not None:
+                        made.append(path)
+                opened.append(self._open_own(topic, number, self._disk.list(path)))
             self._disk.force_folder(self._data)
         except BaseException:
-            for each in opened:
-                each.log.abandon("its topic could not be made")
+            self.abandon(opened)
             raise
         return opened
+
+    def abandon(self, opened: list[Opened]) -> None:
+        """Lets go of logs that no topic will have."""
+        for each in opened:
+            each.log.abandon("its topic could not be made")
+
+    def _open_own(self, topic: TopicRow, number: int, names: list[str]) -> Opened:
+        """Opens what is new, or was begun before: that has its marks before anything else."""
+        if names and mark_name() not in names:
+            raise WrongLog(self.path(topic.name, number), 0, 0, "the folder has files and no marks")
+        return self.open(topic, number)
 
     def open(self, topic: TopicRow, number: int) -> Opened:
         """Opens one log, after recovery. Raises what `Log.open` does."""
@@ -147,10 +161,9 @@ class Folders:
 
     # Removing
 
-    def remove_new(self, topic: TopicRow) -> None:
-        """Removes the folders of partitions that were about to be made; their logs are not open."""
-        for number in range(topic.partitions, topic.target):
-            path = self.path(topic.name, number)
+    def remove(self, made: list[str]) -> None:
+        """Removes folders that `make` has made; their logs are not open."""
+        for path in made:
             if self._disk.exists(path):
                 self._remove(path)
         self._disk.force_folder(self._data)

@@ -89,6 +89,12 @@ class Producers:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def highest(self) -> int:
+        """The highest id that this log says was given out; 0 if it knows none."""
+        known = (max(producer_id, stream.successor) for producer_id, stream in self._streams.items())
+        return max(known, default=self.floor)
+
     # What may be appended
 
     def check(

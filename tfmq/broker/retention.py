@@ -10,11 +10,14 @@ from functools import partial
 from typing import Final
 
 from journal.clock import Clock
+from journal.errors import Stopped
+from tfmq.broker import faults
 from tfmq.broker.caller import Reply
 from tfmq.broker.partition import Partition
 from tfmq.broker.polls import read_error
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
+from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
 from tfmq.protocol.commands import Truncate
 
 log = logging.getLogger("tfmq.broker")
@@ -63,9 +66,14 @@ class Retention:
     def truncate(self, request: Truncate, reply: Reply) -> None:
         """Lets go of what lies before an offset. Raises UnknownTopic, UnknownPartition, StorageStopped."""
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
+        if partition.log.stopped is not None:
+            raise StorageStopped(reason=partition.log.stopped, outcome=NOT_DONE)
 
         def truncated(first: int | None, error: BaseException | None) -> None:
-            if error is not None:
+            if isinstance(error, Stopped | OSError) and not partition.gone:
+                # The new start may be durable already, and only what lies before it is still there.
+                reply.error(faults.client_error(error, UNKNOWN))
+            elif error is not None:
                 reply.error(read_error(error, partition))
             else:
                 reply.ok(first)

@@ -9,12 +9,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from journal.errors import JournalError
+from journal.errors import Corrupt, JournalError
 from journal.force import Forcer
-from journal.names import LOCK_NAME, join
+from journal.names import LOCK_NAME, join, parse_partition_folder
 from tfmq.broker.catalog import VERSION_NAME, Catalog, read_node
+from tfmq.broker.folders import HOUSE_NAMES
 from tfmq.broker.house import House
-from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, OPEN, READY, TopicRow
+from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, LEASE, OPEN, READY, TopicRow
 from tfmq.broker.topics import Topic
 
 log = logging.getLogger("tfmq.broker")
@@ -50,7 +51,18 @@ def lock(house: House) -> None:
 
 
 def meta(house: House) -> None:
-    """The data folder's format and the node's id."""
+    """The data folder's format and the node's id.
+
+    Partitions without them are half a copy: a new catalog would give their producers' ids to others, whose
+    first batches then look like repeats, and are answered without being stored.
+    """
+    if not house.disk.exists(join(house.meta, VERSION_NAME)):
+        for name in house.disk.list(house.data):
+            if parse_partition_folder(name) is not None and name not in HOUSE_NAMES:
+                path = join(house.meta, VERSION_NAME)
+                raise Corrupt(
+                    path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to"
+                )
     house.node = read_node(house.disk, house.meta, house.randomness)
 
 
@@ -104,6 +116,14 @@ def logs(house: House) -> None:
         log.warning("%s is no partition of a known topic and is left alone", name)
 
 
+def ids(house: House) -> None:
+    """No id is given out that a partition knows: a catalog from an older backup than the partitions would."""
+    known = max((each.producers.highest for each in house.topics.partitions()), default=0)
+    if known >= house.catalog.register.next_id:
+        log.error("the catalog is older than the partitions: ids up to %d were given out before", known)
+        house.catalog.enter((LEASE, known + 1, house.clock.wall_ms()))
+
+
 def housekeeping(house: House) -> None:
     """Retention by the clock."""
     house.retention.start()
@@ -119,6 +139,7 @@ STEPS: Final[tuple[Callable[[House], None], ...]] = (
     finish_deletions,
     finish_creations,
     logs,
+    ids,
     housekeeping,
 )
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from journal.mark import WrongLog
 from tfmq.broker import faults
 from tfmq.broker.caller import Reply, Run
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.folders import Folders, Opened
 from tfmq.broker.leases import Leases
 from tfmq.broker.partition import Partition
-from tfmq.broker.register import CREATE, DELETE, GONE, GROW, READY, TopicRow
+from tfmq.broker.register import CREATE, DELETE, GONE, GROW, READY
 from tfmq.broker.topics import Topic, Topics, row, state_of
 from tfmq.config import check_topic_settings
 from tfmq.errors import (
@@ -166,16 +167,24 @@ class TopicChanges:
     def _fill(self, incarnation: int, undo: tuple[Any, ...], end: Then) -> None:
         """Makes the folders that the topic lacks, then says so in the catalog; failing, takes it back."""
         topic = self._catalog.register.topics[incarnation]
+        new: list[str] = []
 
         def made(opened: list[Opened] | None, error: BaseException | None) -> None:
             if error is not None or opened is None:
-                self._undo(topic, undo, error, end)
+                self._undo(new, undo, error, end)
                 return
-            self._catalog.submit(
-                (READY, incarnation), _next(end, partial(self._filled, incarnation, opened, end))
-            )
 
-        self._run(partial(self._folders.make, topic), made)
+            def ready(error: BaseException | None) -> None:
+                if error is None:
+                    self._filled(incarnation, opened, end)
+                    return
+                # The entry before says that it shall be: the next start finishes it.
+                self._folders.abandon(opened)
+                end(faults.client_error(error, UNKNOWN))
+
+            self._catalog.submit((READY, incarnation), ready)
+
+        self._run(partial(self._folders.make, topic, new), made)
 
     def _filled(self, incarnation: int, opened: list[Opened], end: Then) -> None:
         topic = self._catalog.register.topics[incarnation]
@@ -184,10 +193,8 @@ class TopicChanges:
         self._topics.put(there)
         end(None)
 
-    def _undo(self, topic: TopicRow, undo: tuple[Any, ...], error: BaseException | None, end: Then) -> None:
-        """Removes what was made of the new folders and says so; the error says "unknown" where even that
-        fails.
-        """
+    def _undo(self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: Then) -> None:
+        """Removes the folders that were made and says so; the error says "unknown" where even that fails."""
 
         def removed(result: Any, failure: BaseException | None) -> None:
             if failure is not None:
@@ -197,9 +204,14 @@ class TopicChanges:
 
         def undone(failure: BaseException | None) -> None:
             cause = error or RuntimeError("making folders ended without a result")
+            if isinstance(cause, WrongLog):
+                cause = NotAllowed(
+                    "A folder of that name in the broker's data belongs to no topic it knows. Move it away, or choose"
+                    " another name."
+                )
             end(faults.client_error(cause, NOT_DONE if failure is None else UNKNOWN))
 
-        self._run(partial(self._folders.remove_new, topic), removed)
+        self._run(partial(self._folders.remove, new), removed)
 
     # GROW_TOPIC
 
@@ -296,7 +308,8 @@ class TopicChanges:
             for partition in topic.partitions:
                 if isinstance(partition, Partition):
                     partition.log.abandon("its topic was deleted")
-            self._catalog.submit((GONE, topic.incarnation), _next(end, partial(gone, paths)))
+            unsure = _unsure(end)
+            self._catalog.submit((GONE, topic.incarnation), _next(unsure, partial(gone, paths)))
 
         def gone(paths: list[str]) -> None:
             end(None)
@@ -349,6 +362,11 @@ class TopicChanges:
 def _next(end: Then, go_on: Callable[[], None]) -> Then:
     """A waiter that goes on, or ends with the error."""
     return lambda error: end(error) if error is not None else go_on()
+
+
+def _unsure(end: Then) -> Then:
+    """An end that says "unknown": what was begun is decided, and the next start finishes it."""
+    return lambda error: end(None if error is None else faults.client_error(error, UNKNOWN))
 
 
 def _loud(result: Any, error: BaseException | None) -> None:
