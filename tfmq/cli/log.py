@@ -32,7 +32,7 @@ def log() -> None:
 
 
 @log.command(epilog="\b\nExample:\n  tfmq log dump tfmq-data/orders-0 -n 5")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("-n", "count", type=click.IntRange(min=1), help="Stop after so many rows.")
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, help="Begin at this offset.")
 @click.option("--control", is_flag=True, help="Show control records too.")
@@ -134,7 +134,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 @log.command("verify", epilog="\b\nExample:\n  tfmq log verify tfmq-data --records")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("--records", is_flag=True, help="Check each record's own checksum too (slower).")
 @output_options
 def verify_command(path: Path, records: bool, output: Output) -> int:
@@ -193,7 +193,7 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
 
 
 @log.command("repair", epilog="\b\nExample:\n  tfmq log repair tfmq-data/orders-0 --dry-run")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("--dry-run", is_flag=True, help="Say what would be kept and lost; change nothing.")
 @click.option("--remove-originals", "remove", is_flag=True, help="Remove what earlier repairs kept aside.")
 @output_options
