@@ -49,3 +49,27 @@ def test_a_clean_stop_puts_on_the_disk_what_was_only_written() -> None:
     after = broker.crashed(broker.disk.crash(keep="nothing"))
     assert after.log().recovery.labels == ["clean"]
     assert after.payloads() == [b"hello"]
+
+
+def test_with_acks_written_a_power_cut_takes_fewer_than_n_messages() -> None:
+    broker = Broker(flush__messages=10, flush__seconds=3600)
+    broker.create()
+    producer_id = broker.lease()
+    for sequence in range(45):
+        broker.produce(producer_id, sequence, [b"%d" % sequence], acks=ACKS_WRITTEN)
+        left = broker.crashed(broker.disk.crash(keep="nothing")).payloads()
+        assert left == [b"%d" % n for n in range(len(left))]
+        assert sequence + 1 - len(left) < 10
+
+
+def test_with_acks_written_a_power_cut_takes_nothing_older_than_t_seconds() -> None:
+    broker = Broker(flush__messages=1000, flush__seconds=5)
+    broker.create()
+    producer_id = broker.lease()
+    for sequence in range(30):
+        broker.produce(producer_id, sequence, [b"%d" % sequence], acks=ACKS_WRITTEN)
+        broker.advance(1)
+        left = broker.crashed(broker.disk.crash(keep="nothing")).payloads()
+        assert sequence + 1 - len(left) <= 5
+    broker.advance(5)
+    assert len(broker.crashed(broker.disk.crash(keep="nothing")).payloads()) == 30
