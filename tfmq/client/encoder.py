@@ -175,7 +175,7 @@ def _equal_blocks(data: bytearray, stride: int, count: int) -> Blocks:
 
 def _finish(data: bytearray, lengths: Sequence[int]) -> Encoded:
     """Cut into blocks: as many whole records as fit into `BLOCK_BYTES`, at least one."""
-    ends = list(accumulate(map(HEADER_SIZE.__add__, lengths)))
+    ends = list(accumulate([HEADER_SIZE + length for length in lengths]))
     blocks: Blocks = []
     first = start = 0
     with memoryview(data) as view:

@@ -6,8 +6,9 @@ A face adds the waiting (its driver) and the names that users see.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, NoReturn
 
 from tfmq.client.batch import Batch, Deliveries, Delivery
@@ -34,6 +35,8 @@ TIMEOUT_SECONDS = 30.0
 CHUNK_COUNT = 500
 """How many payloads `send_many` takes first, to see how large they are."""
 CHUNK_COUNT_MAX = 50_000
+FILLING = 0.95
+"""Then it takes as many as fill a batch to so much, by the average of the last ones; what is too much is cut off."""
 
 _PLAIN_TYPES = frozenset((bytes, str))
 
@@ -200,13 +203,9 @@ class ProducerCore:
         if has_text:
             chunk = [each.encode() if type(each) is str else each for each in chunk]
         sizes = list(map(len, chunk))
-        total = sum(sizes)
         overhead = self.sender.overhead_bytes
-        start, end = 0, len(chunk)
-        while start < end:
-            stop = end
-            if total + overhead * end > self.options.batch_bytes:
-                stop = _cut(sizes, start, self.options.batch_bytes, overhead)
+        start = 0
+        for stop in _cut(sizes, self.options.batch_bytes, overhead):
             part = chunk if stop - start == len(chunk) else chunk[start:stop]
             yield from self._making_room()
             self.check_open()
@@ -215,8 +214,8 @@ class ProducerCore:
             start = stop
             yield Wait((), 0.0)
             self._stop_early(deliveries)
-        fitting = self.options.batch_bytes // (total // len(chunk) + overhead)
-        return max(1, min(CHUNK_COUNT_MAX, fitting))
+        fitting = FILLING * self.options.batch_bytes / (sum(sizes) / len(chunk) + overhead)
+        return max(1, min(CHUNK_COUNT_MAX, int(fitting)))
 
     def _sending_each(self, topic: str, chunk: list[Any], deliveries: Deliveries) -> Operation[None]:
         for item in chunk:
@@ -323,15 +322,17 @@ def no_transactions() -> NoReturn:
     raise NotSupported("Transactions need a later release; send without one.")
 
 
-def _cut(sizes: Sequence[int], start: int, batch_bytes: int, overhead: int) -> int:
-    """Behind the last payload from `start` on that fits into a batch; one always does."""
-    room, stop = batch_bytes, start
-    while stop < len(sizes):
-        room -= sizes[stop] + overhead
-        if room < 0 and stop > start:
-            return stop
-        stop += 1
-    return stop
+def _cut(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
+    """Where batches end: behind the last payload that fits, and each has one."""
+    ends = list(accumulate([size + overhead for size in sizes]))
+    if ends[-1] <= batch_bytes:
+        return [len(sizes)]
+    cuts, first, start = [], 0, 0
+    while first < len(sizes):
+        first = max(bisect_right(ends, start + batch_bytes), first + 1)
+        start = ends[first - 1]
+        cuts.append(first)
+    return cuts
 
 
 def _failure(failed: list[Delivery]) -> TfmqError:
