@@ -31,6 +31,11 @@ SOURCE_SUCCESSION: Final = 4
 last sequence + 1 (0: it never sent)."""
 
 _BODY_SIZE: Final = CONTROL_BODY.size
+_LENGTH: Final = _BODY_SIZE.to_bytes(4, "big")
+_LAST: Final = FLAG_CONTROL.to_bytes(1, "big")
+_LAST_POSITION: Final = CONTROL_MARK.size - 1
+_RARE_SHIFT: Final = 10
+"""Rare is less than once in 1024 bytes: then one call for each costs less than the slow search."""
 _WHOLE: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
 
 
@@ -86,6 +91,27 @@ class Control(NamedTuple):
 def control_mark(log_id: int) -> bytes:
     """The 12 bytes that every control record of this log has at CONTROL_MARK_POSITION."""
     return CONTROL_MARK.pack(log_id, FLAG_CONTROL)
+
+
+def holds_control_header(data: bytes | bytearray, log_id: int) -> bool:
+    """True if a control record of this log may begin in `data`, at whatever place: its header stands there.
+
+    The mark is mostly zeros, over which a search for it is slow: so its last byte is looked for as long as that is
+    rare, as it is in zeros and in text.
+    """
+    mark = control_mark(log_id)
+    start, patience = CONTROL_MARK_POSITION, len(data) >> _RARE_SHIFT
+    while True:
+        if patience >= 0:
+            place = data.find(_LAST, start + _LAST_POSITION) - _LAST_POSITION
+            patience -= 1
+        else:
+            place = data.find(mark, start)
+        if place < 0:
+            return False
+        if data.startswith(mark, place) and data.startswith(_LENGTH, place - CONTROL_MARK_POSITION):
+            return True
+        start = place + 1
 
 
 def encode_control(log_id: int, control: Control) -> bytes:

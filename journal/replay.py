@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from journal.block import Block
-from journal.control import CONTROL_VERSION, SOURCE_PLAIN, SOURCE_SUCCESSION, BadControl
+from journal.control import CONTROL_VERSION, SOURCE_PLAIN, SOURCE_SUCCESSION, BadControl, Control
 from journal.errors import NewerFormat
 from journal.header import BadRecord
 from journal.recovery import Damage, Recovery, Tail, TailFound, decide_tail
@@ -104,15 +104,19 @@ class Replay:
             self.ordinal = control.next_ordinal
             self.append_time = max(self.append_time, control.append_time)
             self.epoch = max(self.epoch, control.epoch)
-            self._claim(control.forced)
+            self._claim(control)
         self._pending = []
         self.end = max(self.end, end)
         if self.end > self.forced:
             self._unforced.append((self.end, self.ordinal))
 
-    def _claim(self, forced: int) -> None:
-        """A control record says that everything before `forced`, an append's end, is on the disk."""
-        if forced <= self.forced:
+    def _claim(self, control: Control) -> None:
+        """A control record says that everything before `forced`, an append's end, is on the disk.
+
+        It can know that only of what came before itself: one that says more was not written by a log.
+        """
+        forced = control.forced
+        if not self.forced < forced <= control.offset:
             return
         self.forced = forced
         while self._unforced and self._unforced[0][0] <= forced:
@@ -126,7 +130,7 @@ class Replay:
         if good is None or segment.base + good.position > end:
             return None
         for block in segment.sound_blocks(good.position, verify=True):
-            self._claim(block.control.forced)
+            self._claim(block.control)
         return good
 
     def _stop(self, decision: Tail, place: int, forced: int, reason: str) -> None:
