@@ -21,6 +21,6 @@ def stored(address: str, topic: str, **options: Any) -> list[Any]:
     return messages
 
 
-def payloads(address: str, topic: str, **options: Any) -> list[bytes | None]:
-    """Their payloads."""
-    return [message.payload for message in stored(address, topic, **options)]
+def payloads(address: str, topic: str, **options: Any) -> list[bytes]:
+    """Their payloads; a tombstone's is b"" here."""
+    return [message.payload or b"" for message in stored(address, topic, **options)]

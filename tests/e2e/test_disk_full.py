@@ -1,0 +1,156 @@
+"""A real disk that runs full under a live server: senders are told, reads go on, space brings it back."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import tfmq as client
+from tests.e2e.commands import tfmq, tfmq_server
+from tests.e2e.reading import payloads
+from tests.e2e.small_disk import BALLAST_BYTES, empty, fill, small_disk
+from tools.rigs.live_server import LiveServer
+
+PAYLOAD = 3_000
+SENDERS = 3
+SECONDS = 60.0
+SETTINGS = ("log.segment_bytes=2097152",)
+
+
+@pytest.fixture(params=["ext4", "tmpfs"])
+def disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+    with small_disk(request.param) as place:
+        yield place
+
+
+@pytest.fixture
+def server(disk: Path, tmp_path: Path) -> Iterator[LiveServer]:
+    (tmp_path / "data").symlink_to(disk / "data")
+    (disk / "data").mkdir()
+    made = LiveServer(tmp_path / "data", *SETTINGS)
+    made.start()
+    yield made
+    with suppress(OSError):
+        empty(disk)
+    if made.process is not None and made.process.poll() is None:
+        made.stop()
+    assert "Traceback" not in made.log.read_text()
+
+
+class FullSender(threading.Thread):
+    """Sends numbered messages, each acknowledged before the next, until the disk is full."""
+
+    def __init__(self, address: str, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.address = address
+        self.acknowledged: list[bytes] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        with client.Producer(self.address, timeout=2.0) as producer:
+            for number in range(1_000_000):
+                payload = f"{self.name}:{number}:".encode().ljust(PAYLOAD, b".")
+                try:
+                    producer.send("orders", payload, partition=0).result(SECONDS)
+                except BaseException as error:  # the test looks at it
+                    self.error = error
+                    return
+                self.acknowledged.append(payload)
+
+
+def send_until_full(address: str) -> list[bytes]:
+    """What several senders got acknowledged before each was told that the disk is full."""
+    senders = [FullSender(address, f"s{number}") for number in range(SENDERS)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join(2 * SECONDS)
+        assert isinstance(sender.error, client.DiskFull), sender.error
+        assert sender.error.outcome == "not done"
+        assert sender.error.retriable
+    return [payload for sender in senders for payload in sender.acknowledged]
+
+
+def send_one(address: str, payload: bytes, topic: str = "orders") -> None:
+    with client.Producer(address, timeout=SECONDS) as producer:
+        producer.send(topic, payload).result(SECONDS)
+
+
+def assert_stored(address: str, acknowledged: list[bytes]) -> None:
+    """All that was acknowledged is there, once, in each sender's order, and nothing else."""
+    found = payloads(address, "orders")
+    assert sorted(found) == sorted(acknowledged)
+    for name in {payload.split(b":")[0] for payload in acknowledged}:
+        mine = [payload for payload in found if payload.startswith(name + b":")]
+        assert mine == [payload for payload in acknowledged if payload.startswith(name + b":")]
+
+
+def test_senders_are_told_reads_go_on_and_space_brings_it_back(disk: Path, server: LiveServer) -> None:
+    fill(disk, leave_bytes=BALLAST_BYTES)
+    acknowledged = send_until_full(server.address)
+    assert acknowledged
+    assert_stored(server.address, acknowledged)
+    told = tfmq("send", "orders", "x" * PAYLOAD, servers=server.address)
+    assert told.code == 1
+    assert "no space left" in told.sentence
+    with client.Admin(server.address) as admin:
+        assert admin.topic("orders").partitions[0].state == "open"
+        assert admin.ping() > 0
+    assert "no space is left" in server.log.read_text()
+    empty(disk)
+    send_one(server.address, b"after")
+    assert_stored(server.address, [*acknowledged, b"after"])
+    server.kill()
+    server.start()
+    assert_stored(server.address, [*acknowledged, b"after"])
+    assert "takes messages again" in server.log.read_text()
+
+
+def test_a_deleted_topic_makes_room(disk: Path, server: LiveServer) -> None:
+    with client.Producer(server.address) as producer:
+        for _ in range(5):
+            producer.send("waste", bytes(1 << 20)).result(SECONDS)
+    fill(disk, leave_bytes=2 << 20)
+    acknowledged = send_until_full(server.address)
+    with client.Admin(server.address) as admin:
+        admin.delete_topic("waste")
+    send_one(server.address, b"after")
+    assert_stored(server.address, [*acknowledged, b"after"])
+
+
+def test_kill_9_and_starts_on_a_full_disk_lose_nothing(disk: Path, server: LiveServer) -> None:
+    fill(disk, leave_bytes=BALLAST_BYTES)
+    acknowledged = send_until_full(server.address)
+    fill(disk)
+    for _ in range(3):
+        server.kill()
+        server.start()
+        assert_stored(server.address, acknowledged)
+        with client.Producer(server.address, timeout=1.0) as producer:
+            delivery = producer.send("orders", bytes(PAYLOAD))
+            with pytest.raises(client.DiskFull) as full:
+                delivery.result(SECONDS)
+            assert full.value.outcome == "not done"
+    empty(disk)
+    send_one(server.address, b"after")
+    assert_stored(server.address, [*acknowledged, b"after"])
+    with client.Admin(server.address) as admin:
+        assert admin.topic("orders").partitions[0].state == "open"
+    assert server.stop() == 0
+    server.start()
+    assert_stored(server.address, [*acknowledged, b"after"])
+
+
+def test_a_first_start_on_a_full_disk_is_refused_in_words(disk: Path) -> None:
+    fill(disk)
+    ended = tfmq_server("--data", str(disk / "fresh"), "--listen", "127.0.0.1:0")
+    assert ended.code == 1
+    assert "no space left" in ended.sentence
+    empty(disk)
+    server = LiveServer(disk / "fresh")
+    server.start()
+    send_one(server.address, b"first")
+    assert payloads(server.address, "orders") == [b"first"]
+    assert server.stop() == 0
