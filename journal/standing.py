@@ -67,6 +67,11 @@ class Standing:
         return self._extent.stopped
 
     @property
+    def waits_for_space(self) -> bool:
+        """Recovery found more behind the end, which a full disk kept it from making durable; see `before_append`."""
+        return self._extent.unfinished is not None
+
+    @property
     def damage(self) -> list[Damage]:
         """(first, next, reason) of each range that is known not to be readable."""
         return list(self._extent.damage)

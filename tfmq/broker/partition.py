@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+from journal.errors import Full
 from journal.header import HEADER_SIZE
 from journal.log import Log
 from journal.shapes import Appended, Batch, Source
@@ -230,6 +231,10 @@ class Partition:
 
     def when_forced(self, offset: int, waiter: Waiter) -> None:
         """`waiter(None)` once the log is on the disk up to `offset`, or `waiter(error)`; at once if it is."""
+        if self.log.waits_for_space and offset >= self.log.end_offset:
+            # The producers know what lies behind the end, and it is not on the disk for sure.
+            waiter(Full("the end of the log waits for space to be made durable"))
+            return
         if offset <= self.log.forced_offset:
             waiter(None)
             return
