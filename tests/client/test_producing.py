@@ -1,5 +1,8 @@
 """What both faces do, where waiting is the test's own."""
 
+from collections.abc import Iterable
+from contextlib import nullcontext
+
 import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker
@@ -7,6 +10,7 @@ from tests.client.rig import Rig
 from tfmq.client.owners import BlockingOwner
 from tfmq.client.partition_selector import RoundRobin
 from tfmq.client.producing import ProducerCore, Settings
+from tfmq.client.waiting import Operation, Wait, Waitable
 from tfmq.codecs import json
 from tfmq.errors import Busy, Closed, DeliveryFailed, NotSupported, TimedOut
 from tfmq.message import Message
@@ -22,7 +26,21 @@ class CoreRig(Rig):
         super().__init__(broker)
         self.on_fork: list[object] = []
         self.callbacks: list[object] = []
+        self.lock = nullcontext()
+        self.closed = False
         self.core = ProducerCore(BlockingOwner, self._wire, settings)
+
+    def clock(self) -> float:
+        return self.time
+
+    def wait(self, targets: Iterable[Waitable], seconds: float | None) -> bool:
+        waited = tuple(targets)
+
+        def once() -> Operation[None]:
+            yield Wait(waited, seconds)
+
+        self.run(once())
+        return any(target.done for target in waited)
 
     def _wire(self, link):  # type: ignore[no-untyped-def]
         link._clock = lambda: self.time

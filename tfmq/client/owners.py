@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
+from tfmq.client.drivers.callbacks import refuse_in_callback
 from tfmq.errors import NotAllowed, TfmqError, TimedOut
 
 if TYPE_CHECKING:
@@ -21,7 +22,17 @@ class BlockingOwner:
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
         """Wait until all of `batches` are done. Raises `TimedOut`."""
-        self._core.driver.run(self._core.waiting(batches, timeout))
+        core, driver = self._core, self._core.driver
+        waited = tuple(batches)
+        refuse_in_callback()
+        with driver.lock:
+            core.sender.hurry(waited)
+        until = None if timeout is None else driver.clock() + timeout
+        for batch in waited:
+            if not batch.done and not driver.wait(
+                (batch,), None if until is None else until - driver.clock()
+            ):
+                raise core.too_late(timeout)
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Raises `NotAllowed`."""

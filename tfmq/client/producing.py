@@ -271,9 +271,15 @@ class ProducerCore:
         self.sender.hurry(waited, at_once)
         done = yield from all_done(waited, timeout, self.link)
         if not done:
-            raise TimedOut(
-                f"The broker has not answered within {timeout:g} s; the messages are still on their way."
-            )
+            raise self.too_late(timeout)
+
+    def too_late(self, timeout: float | None) -> TimedOut:
+        """Why a wait for deliveries ended before they were done."""
+        if self.driver.closed:
+            return TimedOut("The producer was closed while this was waited for.")
+        return TimedOut(
+            f"The broker has not answered within {timeout:g} s; the messages are still on their way."
+        )
 
     def flushing(self, timeout: float | None) -> Operation[None]:
         """Wait until everything sent so far is settled. Raises `DeliveryFailed`, `TimedOut`."""

@@ -80,6 +80,9 @@ class Channel:
                 self.link.received(data)
             except Exception as error:
                 self.broke(error)
+            except BaseException:
+                self.broke(ConnectionResetError("reading was interrupted"))
+                raise
 
     def writable(self) -> None:
         """The socket takes bytes, or the attempt to connect ended."""
