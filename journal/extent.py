@@ -80,16 +80,24 @@ class Extent:
     @contextmanager
     def reading(self) -> Iterator[tuple[Segment, ...]]:
         """The segments, none of which is closed before the end of the block."""
-        with self.lock:
-            self._reads += 1
-            segments = self.segments
+        segments = self.hold()
         try:
             yield segments
         finally:
-            with self.lock:
-                self._reads -= 1
-            if self._retired:
-                self._close_retired()
+            self.let_go()
+
+    def hold(self) -> tuple[Segment, ...]:
+        """The segments, none of which is closed before `let_go`."""
+        with self.lock:
+            self._reads += 1
+            return self.segments
+
+    def let_go(self) -> None:
+        """The end of what one `hold` began."""
+        with self.lock:
+            self._reads -= 1
+        if self._retired:
+            self._close_retired()
 
     def _close_retired(self) -> None:
         with self.lock:

@@ -4,9 +4,10 @@ The owner's thread calls `want`, `dirty`, `flush_all`; the forces themselves run
 it calls `fn()` anywhere and then `done(result, error)` in the owner's thread. While one force is in flight the next
 gathers; it starts before the waiters of the last are called.
 
-One dirty file is forced by itself, several by one `syncfs`. A failed syncfs names no file and tells the error only
-once, so behind one every file with bytes not yet proven gets a force of its own, which does name it; those whose own
-force fails are stopped, the others go on. Nothing is ever retried.
+One dirty file is forced by itself, without a worker where the system can (`journal.aio`), several by one `syncfs`.
+A failed syncfs names no file and tells the error only once, so behind one every file with bytes not yet proven gets a
+force of its own, which does name it; those whose own force fails are stopped, the others go on. Nothing is ever
+retried.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, Protocol
 from weakref import WeakKeyDictionary
 
+from journal.aio import Landed
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.errors import BeyondEnd, Closed, JournalError, Stopped
+from journal.keeper import Begin
 
 Method = Literal["auto", "fdatasync", "syncfs"]
 Waiter = Callable[[Exception | None], None]
@@ -63,6 +66,10 @@ class Plan(Protocol):
         """Forces the log's own files; in a worker. Raises OSError."""
         ...
 
+    def begin(self, begin: Begin, landed: Landed) -> bool:
+        """Starts the same without a worker; `landed(error)` when it has ended. False: nothing was begun."""
+        ...
+
 
 class _Speed:
     """`auto`: whether one syncfs for several files pays, or forces what strangers write to the same disk."""
@@ -87,12 +94,23 @@ class _Speed:
 
 
 class Forcer:
-    """See the module. `anchor_path`: a folder on the file system of all logs that this one forces."""
+    """See the module. `anchor_path`: a folder on the file system of all logs that this one forces.
+
+    `begin` (`ForceQueue.begin`), where the system has it, forces a single file without a worker.
+    """
 
     def __init__(
-        self, disk: Disk, run: Run, *, anchor_path: str, method: Method = "auto", clock: Clock
+        self,
+        disk: Disk,
+        run: Run,
+        *,
+        anchor_path: str,
+        method: Method = "auto",
+        clock: Clock,
+        begin: Begin | None = None,
     ) -> None:
         self._disk = disk
+        self._begin = begin
         self._run = run
         self._clock = clock
         self._method = "fdatasync" if method == "auto" and sys.platform != "linux" else method
@@ -174,7 +192,19 @@ class Forcer:
     def _fly(self, plans: list[Plan]) -> None:
         self._flying = plans
         self.forces += 1
-        self._run(lambda: self._force(plans), lambda results, error: self._done(plans, results, error))
+        if self._begin is None or len(plans) > 1 or not self._fly_alone(plans[0], self._begin):
+            self._run(lambda: self._force(plans), lambda results, error: self._done(plans, results, error))
+
+    def _fly_alone(self, plan: Plan, begin: Begin) -> bool:
+        """One file, without a worker; False where that cannot be."""
+        began = self._clock.monotonic()
+
+        def landed(error: Exception | None) -> None:
+            if error is None:
+                self._note_own(plan, began)
+            self._done([plan], [error], None)
+
+        return plan.begin(begin, landed)
 
     def _done(
         self, plans: list[Plan], results: list[Exception | None] | None, error: BaseException | None
@@ -250,9 +280,13 @@ class Forcer:
             plan.force()
         except (OSError, JournalError) as error:
             return error
+        self._note_own(plan, began)
+        return None
+
+    def _note_own(self, plan: Plan, began: float) -> None:
+        """A force of the log's own file that began at `began` was good."""
         self._proven[plan.log] = self._failures
         self._speed.single(self._clock.monotonic() - began)
-        return None
 
 
 def _raise(_: Any, error: BaseException | None) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
+from journal.aio import Flight, Landed
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.errors import Full, Stopped
@@ -20,6 +22,9 @@ from journal.options import LogOptions
 from journal.retention import dispose
 from journal.segment import Segment
 from journal.state import Snapshot, Snapshots
+
+Begin = Callable[[File, Landed], Flight | None]
+"""`ForceQueue.begin`."""
 
 KEPT_OPEN: list[File] = []
 """Files with bytes whose force failed: closing one could swallow the error, so they stay open until the process
@@ -40,6 +45,7 @@ class Keeper:
         self._mark_lock = threading.Lock()
         self._force_lock = threading.Lock()
         self._force_error: Exception | None = None
+        self._flight: Flight | None = None
         self._noted = clock.monotonic()
         self._dropped = False
         self.warnings = opening.report.warnings
@@ -61,6 +67,9 @@ class Keeper:
         Raises OSError.
         """
         with self._extent.reading(), self._force_lock:
+            flight = self._flight
+            if flight is not None:
+                self._force_error = self._force_error or flight.wait()
             if self._force_error is not None:
                 raise self._force_error
             if segment.sealed or self._dropped:
@@ -70,6 +79,32 @@ class Keeper:
             except OSError as error:
                 self._force_error = error
                 raise
+
+    def begin_force(self, segment: Segment, begin: Begin, landed: Landed) -> bool:
+        """Starts a force of a segment's file that needs no thread; `landed(error)` when it has ended.
+
+        False: nothing was begun, `force` does it, or says why not.
+        """
+        if self._flight is not None or not self._force_lock.acquire(blocking=False):
+            return False
+        try:
+            if self._force_error is not None or segment.sealed or self._dropped:
+                return False
+            self._extent.hold()
+            try:
+                self._flight = begin(segment.file, partial(self._landed, landed))
+            finally:
+                if self._flight is None:
+                    self._extent.let_go()
+            return self._flight is not None
+        finally:
+            self._force_lock.release()
+
+    def _landed(self, landed: Landed, error: OSError | None) -> None:
+        self._flight = None
+        self._force_error = self._force_error or error
+        self._extent.let_go()
+        landed(error)
 
     def force_end(self) -> None:
         """Forces everything written so far. Raises Stopped."""

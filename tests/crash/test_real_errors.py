@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from journal.aio import ForceQueue
 from journal.disk import RealDisk
 from journal.errors import Stopped
 from journal.force import Forcer
@@ -77,6 +78,36 @@ def test_a_log_whose_disk_gives_a_real_error_stops_and_stays_stopped(image: Loop
         again.append([batch_at(again.end_ordinal, 1)])
     for each in (log, again):
         each.abandon("the test is over")
+
+
+def test_a_failed_force_that_the_kernel_carried_out_by_itself_stops_the_log_alike(image: LoopImage) -> None:
+    queue = ForceQueue.open()
+    if queue is None:
+        pytest.skip("this system has no AIO")
+    log = open_log(image.mount_point, 0, 0, segment_bytes=SEGMENT_BYTES)
+    forcer = Forcer(
+        RealDisk(), lambda fn, done: done(fn(), None), anchor_path=image.mount_point, clock=SimulatedClock(),
+        begin=queue.begin,
+    )  # fmt: skip
+    answers: list[Exception | None] = []
+
+    def force() -> None:
+        forcer.want(log, log.end_offset, answers.append)
+        while not forcer.idle:
+            for flight in queue.ended():
+                flight.landed(flight.error)
+
+    log.append([batch_at(0, BATCH_RECORDS)])
+    force()
+    forced = log.forced_offset
+    assert answers == [None] and forced == log.end_offset
+    fill(image, log)
+    force()
+    assert [type(answer) for answer in answers[1:]] == [Stopped]
+    assert log.stopped is not None and log.forced_offset == forced
+    log.abandon("the test is over")
+    forcer.close()
+    queue.close()
 
 
 def test_when_the_disk_is_mended_an_operator_resumes_and_nothing_acknowledged_is_lost(

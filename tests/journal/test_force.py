@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from journal.aio import Flight, Landed
 from journal.errors import BeyondEnd, Closed, Stopped
+from journal.file import File
 from journal.force import SLOW_ROUNDS, SLOW_SECONDS, Forcer, Method
 from journal.header import make_log_id
 from journal.log import Log
@@ -39,10 +41,43 @@ class Worker:
             self.go()
 
 
+class Kernel:
+    """A force that needs no worker: `begin` for a forcer; it ends when the test says so, or when somebody waits."""
+
+    def __init__(self) -> None:
+        self.flights: list[tuple[Flight, File]] = []
+        self.refuses = False
+
+    def begin(self, file: File, landed: Landed) -> Flight | None:
+        if self.refuses:
+            return None
+        flight = Flight(self, file.path, landed)  # type: ignore[arg-type]
+        self.flights.append((flight, file))
+        return flight
+
+    def collect(self, seconds: float) -> None:
+        """The first one ends; nobody is told."""
+        flight, file = next(each for each in self.flights if not each[0].done)
+        try:
+            file.force()
+        except OSError as error:
+            flight.error = error
+        flight.done = True
+
+    def go(self) -> None:
+        """The first one ends, if it has not, and is told."""
+        flight = self.flights[0][0]
+        flight.wait()
+        self.flights.pop(0)
+        flight.landed(flight.error)
+
+
 class Logs:
     """Several logs on one disk, and their forcer."""
 
-    def __init__(self, count: int = 1, *, held: bool = False, method: Method = "auto") -> None:
+    def __init__(
+        self, count: int = 1, *, held: bool = False, method: Method = "auto", kernel: Kernel | None = None
+    ) -> None:
         self.disk = SimulatedDisk()
         self.clock = SimulatedClock()
         self.logs = []
@@ -51,7 +86,10 @@ class Logs:
             self.disk.make_folder(f"/data/t-{n}")
             self.logs.append(Log.open(self.disk, f"/data/t-{n}", log_id=make_log_id(5, n), clock=self.clock))
         self.worker = Worker(held=held)
-        self.forcer = Forcer(self.disk, self.worker, anchor_path="/data", method=method, clock=self.clock)
+        begin = kernel.begin if kernel else None
+        self.forcer = Forcer(
+            self.disk, self.worker, anchor_path="/data", method=method, clock=self.clock, begin=begin
+        )
         self.answers: list[tuple[int, Exception | None]] = []
         self.sequences = [0] * count
 
@@ -292,3 +330,97 @@ def test_the_forced_mark_is_rewritten_at_most_once_a_second() -> None:
     assert after != before
     logs.send()
     assert logs.disk.read_file(mark) == after
+
+
+def test_one_file_is_forced_without_a_worker_where_the_system_can() -> None:
+    kernel = Kernel()
+    logs = Logs(kernel=kernel)
+    logs.send()
+    assert logs.answers == [] and not logs.durable(0), "nobody is told before the force has ended"
+    kernel.go()
+    assert logs.answers == [(0, None)] and logs.durable(0) and logs.worker.jobs == []
+
+
+def test_those_who_come_during_a_force_without_a_worker_share_the_next_which_starts_before_the_answers() -> (
+    None
+):
+    kernel = Kernel()
+    logs = Logs(kernel=kernel)
+    flying: list[int] = []
+    end = logs.append()
+    logs.forcer.want(logs.logs[0], end, lambda error: flying.append(len(kernel.flights)))
+    for _ in range(20):
+        logs.send()
+    kernel.go()
+    assert flying == [1] and logs.answers == []
+    kernel.go()
+    assert len(logs.answers) == 20 and logs.forcer.forces == 2
+
+
+def test_a_failed_force_without_a_worker_stops_the_log_and_is_never_tried_again() -> None:
+    kernel = Kernel()
+    logs = Logs(kernel=kernel)
+    logs.disk.faults.fail("force", path=".zxQueue")
+    logs.send()
+    end = logs.append()
+    logs.forcer.want(logs.logs[0], end, logs.waiter(1))
+    kernel.go()
+    assert logs.logs[0].stopped is not None and logs.logs[0].forced_offset == 0
+    assert [type(error) for _, error in logs.answers] == [Stopped, Stopped]
+    assert kernel.flights == [] and logs.forcer.idle
+    with pytest.raises(Stopped):
+        logs.append()
+
+
+def test_several_files_go_to_the_worker() -> None:
+    kernel = Kernel()
+    logs = Logs(count=3, kernel=kernel)
+    for number in range(3):
+        logs.send(number, start=False)
+    logs.forcer.start()
+    assert kernel.flights == [] and len(logs.answers) == 3 and logs.forcer.joint_forces == 1
+
+
+def test_what_the_system_does_not_take_goes_to_the_worker() -> None:
+    kernel = Kernel()
+    kernel.refuses = True
+    logs = Logs(kernel=kernel)
+    logs.send()
+    assert logs.answers == [(0, None)] and logs.durable(0)
+    logs.logs[0].close()
+
+
+def test_a_close_waits_for_the_force_under_way_and_hears_of_its_failure() -> None:
+    kernel = Kernel()
+    logs = Logs(kernel=kernel)
+    logs.disk.faults.fail("force", path=".zxQueue")
+    logs.send()
+    with pytest.raises(Stopped):
+        logs.logs[0].close()
+    assert logs.disk.faults.counts["force"] and logs.logs[0].stopped is not None
+    kernel.go()
+    assert [type(error) for _, error in logs.answers] == [Stopped]
+
+
+def test_a_roll_during_a_force_waits_for_it() -> None:
+    kernel = Kernel()
+    logs = Logs(kernel=kernel)
+    logs.send()
+    logs.logs[0].force()
+    assert kernel.flights[0][0].done, "somebody waited for it"
+    assert logs.answers == []
+    kernel.go()
+    assert logs.answers == [(0, None)]
+
+
+def test_a_file_under_way_is_not_closed() -> None:
+    kernel = Kernel()
+    logs = Logs(kernel=kernel)
+    logs.send()
+    file = kernel.flights[0][1]
+    logs.logs[0].abandon("the topic is gone")
+    file.size()
+    kernel.go()
+    assert [type(error) for _, error in logs.answers] == [Stopped]
+    with pytest.raises(OSError):
+        file.size()

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from journal.clock import Clock
 from journal.disk import Disk
+from journal.keeper import Begin
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Randomness, Reply, Run, Session
 from tfmq.broker.house import House
@@ -41,10 +42,21 @@ def answered(method: Method) -> Method:
 
 
 class Engine:
-    """The whole broker on one data folder. `start()` first, `stop(done)` last."""
+    """The whole broker on one data folder. `start()` first, `stop(done)` last.
 
-    def __init__(self, config: Config, disk: Disk, clock: Clock, run: Run, randomness: Randomness) -> None:
-        self.house = House(config, disk, clock, run, randomness)
+    `begin_force` (`journal.aio.ForceQueue.begin`) forces single files without a worker, where the system can.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        clock: Clock,
+        run: Run,
+        randomness: Randomness,
+        begin_force: Begin | None = None,
+    ) -> None:
+        self.house = House(config, disk, clock, run, randomness, begin_force)
 
     def start(self) -> None:
         """Everything before the listener: lock, catalog, logs. Raises what forbids a start, with a clear

@@ -10,6 +10,7 @@ from journal.disk import Disk, Lock
 from journal.errors import JournalError
 from journal.force import Forcer, Waiter
 from journal.header import HEADER_SIZE
+from journal.keeper import Begin
 from journal.log import Log
 from journal.names import join
 from journal.options import LogOptions
@@ -45,7 +46,15 @@ class House:
     forcer: Forcer
     catalog: Catalog
 
-    def __init__(self, config: Config, disk: Disk, clock: Clock, run: Run, randomness: Randomness) -> None:
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        clock: Clock,
+        run: Run,
+        randomness: Randomness,
+        begin_force: Begin | None = None,
+    ) -> None:
         self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
         self.data = config.server.data
         self.meta = join(self.data, "meta")
@@ -56,6 +65,7 @@ class House:
         self.started = clock.monotonic()
         self.open = False
         self.strangers: list[str] = []
+        self.begin_force = begin_force
         self._run = run
         self._stopped: Callable[[], None] | None = None
 

@@ -71,7 +71,12 @@ def forcer(house: House) -> None:
     error.
     """
     house.forcer = Forcer(
-        house.disk, house.run, anchor_path=house.data, method=house.config.flush.method, clock=house.clock
+        house.disk,
+        house.run,
+        anchor_path=house.data,
+        method=house.config.flush.method,
+        clock=house.clock,
+        begin=house.begin_force,
     )
 
 

@@ -25,6 +25,7 @@ from tfmq.protocol.commands import ACKS
 from tfmq.server import listening
 from tfmq.server.alarm import Alarm
 from tfmq.server.commands import HANDLERS
+from tfmq.server.forces import Forces
 from tfmq.server.reactor import Turn
 from tfmq.server.session import Session, Welcome, everybody
 from tfmq.server.traffic import Traffic
@@ -56,7 +57,8 @@ class Service:
         self._clock = clock
         self._turn = Turn(reactor)
         self._workers = Workers(reactor, delivered=self._turn.want)
-        self._engine = Engine(config, disk, clock, self._workers.run, randomness)
+        self._forces = Forces(reactor, self._turn.want)
+        self._engine = Engine(config, disk, clock, self._workers.run, randomness, self._forces.begin)
         self._pool = Pool()
         self._sessions: set[Session] = set()
         self._sessions_max = config.limits["connections"]
@@ -77,6 +79,7 @@ class Service:
         except BaseException:
             bound.close()
             self._workers.stop()
+            self._forces.stop()
             raise
         self._turn.at_end(self._engine.turn_ended)
         self._traffic = Traffic(
@@ -198,6 +201,7 @@ class Service:
 
     def _close(self, done: Callable[[], None]) -> None:
         self._workers.stop()
+        self._forces.stop()
         self._traffic.close()
         live = self._pool.stats().live_count
         if live:

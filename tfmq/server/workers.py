@@ -25,11 +25,13 @@ Done: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
 class Wakeup:
-    """A descriptor for the reactor to watch; `wake` may be called from any thread."""
+    """An eventfd for the reactor to watch, its own unless it is given one; `wake` may be called from any thread."""
 
-    def __init__(self, woken: Callable[[], None]) -> None:
+    def __init__(self, woken: Callable[[], None], descriptor: int | None = None) -> None:
         self._woken = woken
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if descriptor is None:
+            descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._descriptor = descriptor
 
     def wake(self) -> None:
         """The reactor calls `woken` soon."""

@@ -1,0 +1,97 @@
+"""Forces that the kernel carries out by itself, on real files."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from journal.aio import FLIGHTS_MAX, Flight, ForceQueue
+from journal.disk import RealDisk
+from journal.file import RealFile
+from journal.testing import SimulatedDisk
+
+PATIENCE_MS = 20_000
+
+
+@pytest.fixture
+def queue() -> Iterator[ForceQueue]:
+    found = ForceQueue.open()
+    if found is None:
+        pytest.skip("this system has no AIO")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[RealFile]:
+    made = RealDisk().create(str(tmp_path / "file"))
+    made.pwritev([b"bytes"], 0)
+    yield made
+    made.close()
+
+
+def ended(queue: ForceQueue) -> list[Flight]:
+    """Waits for the eventfd, as a reactor does."""
+    poll = select.poll()
+    poll.register(queue.fileno(), select.POLLIN)
+    assert poll.poll(PATIENCE_MS), "no force ended"
+    os.eventfd_read(queue.fileno())
+    return list(queue.ended())
+
+
+def nobody(error: OSError | None) -> None:
+    """Who calls `landed` is the owner's business."""
+
+
+def test_a_force_ends_and_the_eventfd_tells(queue: ForceQueue, file: RealFile) -> None:
+    flight = queue.begin(file, nobody)
+    assert flight is not None
+    assert ended(queue) == [flight]
+    assert flight.done and flight.error is None and flight.landed is nobody
+    assert list(queue.ended()) == []
+
+
+def test_forces_are_told_once_each(queue: ForceQueue, file: RealFile) -> None:
+    flights = {queue.begin(file, nobody) for _ in range(5)}
+    found: list[Flight] = []
+    while len(found) < 5:
+        found += ended(queue)
+    assert set(found) == flights and len(found) == 5
+
+
+def test_another_thread_may_wait_and_the_owner_is_told_all_the_same(
+    queue: ForceQueue, file: RealFile
+) -> None:
+    flight = queue.begin(file, nobody)
+    assert flight is not None
+    thread = threading.Thread(target=flight.wait)
+    thread.start()
+    thread.join(PATIENCE_MS / 1000)
+    assert not thread.is_alive() and flight.done
+    assert ended(queue) == [flight]
+
+
+def test_what_it_cannot_force_is_refused_and_not_begun(queue: ForceQueue, file: RealFile) -> None:
+    disk = SimulatedDisk()
+    disk.make_folder("/data")
+    assert queue.begin(disk.create("/data/file"), nobody) is None
+    reader, writer = os.pipe()
+    assert queue.begin(RealFile(writer, "a pipe"), nobody) is None
+    os.close(reader)
+    os.close(writer)
+    file.close()
+    assert queue.begin(file, nobody) is None
+    assert list(queue.ended()) == []
+
+
+def test_it_takes_so_many_and_no_more(queue: ForceQueue, file: RealFile) -> None:
+    flights = [queue.begin(file, nobody) for _ in range(FLIGHTS_MAX + 1)]
+    assert None not in flights[:-1] and flights[-1] is None
+    for flight in flights[:-1]:
+        assert flight is not None and flight.wait() is None
+    assert len(list(queue.ended())) == FLIGHTS_MAX

@@ -1,0 +1,54 @@
+"""Forces of the kernel come back in the reactor's thread."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from journal.aio import ForceQueue
+from journal.disk import RealDisk
+from tfmq.server.forces import Forces
+from tfmq.server.reactor import TurnReactor
+
+PATIENCE_SECONDS = 20
+
+
+@pytest.fixture
+def reactor() -> Any:
+    made = TurnReactor()
+    yield made
+    made._poller.close()
+
+
+def poll_until(reactor: Any, condition: Any) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        reactor.doPoll(0.1)
+
+
+def test_an_end_is_told_also_behind_one_whose_consequences_failed(reactor: Any, tmp_path: Path) -> None:
+    delivered: list[str] = []
+    forces = Forces(reactor, lambda: delivered.append("turn"))
+    if forces.begin is None:
+        pytest.skip("this system has no AIO")
+    file = RealDisk().create(str(tmp_path / "file"))
+    told: list[OSError | None] = []
+
+    def fails(error: OSError | None) -> None:
+        raise RuntimeError("a mistake")
+
+    for landed in (fails, told.append):
+        assert forces.begin(file, landed) is not None
+    poll_until(reactor, lambda: told)
+    assert told == [None] and delivered
+    forces.stop()
+    file.close()
+
+
+def test_a_system_without_it_has_no_begin(reactor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForceQueue, "open", lambda: None)
+    forces = Forces(reactor, lambda: None)
+    assert forces.begin is None
+    forces.stop()
