@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from journal.record import tag_hash
-from tests.broker.helpers import Broker, Session, payloads_of
-from tfmq.protocol.commands import ACKS_WRITTEN, READ_FORCED, READ_WRITTEN, Cancel, Fetch
+from tests.broker.helpers import Answer, Broker, Session, payloads_of
+from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, READ_FORCED, READ_WRITTEN, Cancel, Fetch
 
 
 @pytest.fixture
@@ -223,3 +223,23 @@ def test_item_14_a_parked_fetch_whose_filter_rejects_what_comes_waits_on_and_adv
     assert fetch.code == "waiting"
     broker.advance(2)
     assert fetch.body == b"" and fetch.next == broker.log().end_offset
+
+
+@pytest.mark.parametrize("read", [READ_WRITTEN, READ_FORCED])
+def test_who_waits_for_a_message_is_answered_before_its_sender(
+    read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = queued()
+    producer = broker.lease()
+    order: list[Answer] = []
+    ok = Answer.ok
+
+    def noted(self: Answer, *fields: Any, body: Any = b"") -> None:
+        order.append(self)
+        ok(self, *fields, body=body)
+
+    monkeypatch.setattr(Answer, "ok", noted)
+    fetch = broker.fetch(0, wait_ms=5000, read=read)
+    sent = broker.produce(producer, 0, [b"a"], acks=ACKS_WRITTEN if read == READ_WRITTEN else ACKS_SYNCED)
+    broker.work()
+    assert [each is fetch for each in order if each in (fetch, sent)] == [True, False]

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
-from journal.errors import Full
-from journal.header import HEADER_SIZE
 from journal.log import Log
 from journal.shapes import Appended, Batch, Source
 from tfmq.broker import faults
@@ -66,15 +64,12 @@ class Staged:
         self.items: list[tuple[Work, list[Batch]]] = []
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
-        self.tail = b""
-        """The last bytes, which the next batch follows at once."""
 
     def add(self, work: Work, batches: list[Batch]) -> None:
         self.items.append((work, batches))
         self.size_bytes += work.size_bytes
         for batch in batches:
             self.next_sequences[batch.producer_id] = batch.sequence + batch.count
-            self.tail = tail_of(batch)
 
 
 class Partition:
@@ -185,10 +180,8 @@ class Partition:
             return None
         if self.log.stopped is not None:
             raise StorageStopped(reason=self.log.stopped, outcome=NOT_DONE)
-        before = staged.tail
         for batch in batches:
-            self.log.check(batch, before)
-            before = tail_of(batch)
+            self.log.check(batch)
         return batches
 
     def _append(self, staged: Staged) -> None:
@@ -212,13 +205,13 @@ class Partition:
         if self._told is not None:
             self._told = None
             logger.info("%s-%d takes messages again", self.name, self.number)
+        self.wake()  # whoever reads what is only written comes first: it waits longest
         at = 0
         for work, batches in staged.items:
             count = len(batches) or 1
             work.appended(self, answers[at : at + count])
             at += count
         self._flush()
-        self.wake()
         if self.parked and self.log.forced_offset < self.log.end_offset:
             self.ask_force()
 
@@ -231,10 +224,6 @@ class Partition:
 
     def when_forced(self, offset: int, waiter: Waiter) -> None:
         """`waiter(None)` once the log is on the disk up to `offset`, or `waiter(error)`; at once if it is."""
-        if self.log.waits_for_space and offset >= self.log.end_offset:
-            # The producers know what lies behind the end, and it is not on the disk for sure.
-            waiter(Full("the end of the log waits for space to be made durable"))
-            return
         if offset <= self.log.forced_offset:
             waiter(None)
             return
@@ -257,9 +246,9 @@ class Partition:
             if self.gone:
                 error = UnknownTopic(GONE.format(name=self.name))
             self._tell_trouble(error)
+        self.wake()
         for waiter in self._waiting.pop(offset):
             waiter(error)
-        self.wake()
 
     def _flush(self) -> None:
         """Forces after N messages, or arms the alarm for T seconds."""
@@ -328,11 +317,6 @@ class Partition:
     def _tell_idle(self) -> None:
         while self._idle and not self.working:
             self._idle.pop(0)()
-
-
-def tail_of(batch: Batch) -> bytes:
-    """The end of a checked batch, as long as a header."""
-    return bytes(batch.data[-HEADER_SIZE:])
 
 
 def _append_error(error: BaseException) -> TfmqError:
