@@ -116,7 +116,7 @@ class Producer:
                 driver.glance()
         if delivery is None:
             delivery = driver.run(core.sending(topic, message, data))
-        driver.attend()
+        driver.attend(at_once=delivery[0].is_open and not core.options.linger_seconds)
         driver.callbacks.run()
         return delivery
 

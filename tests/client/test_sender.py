@@ -33,6 +33,20 @@ def test_what_is_sent_together_travels_together() -> None:
     assert rig.broker.payloads("orders") == [b"%d" % number for number in range(10)]
 
 
+def test_without_linger_a_message_goes_at_once_and_what_comes_while_it_is_under_way_goes_together() -> None:
+    rig = SenderRig(linger_ms=0)
+    rig.settle(rig.send(b"first"))
+    rig.broker.plan(Produce, HOLD)
+    a = rig.send(b"a")
+    assert not a[0].is_open, "no tick was needed"
+    b, c = rig.send(b"b"), rig.send(b"c")
+    assert b[0] is c[0] and b[0].is_open
+    rig.exchange()
+    rig.broker.release()
+    rig.settle(a, b, c)
+    assert [each.count for each in produced(rig)] == [1, 1, 2]
+
+
 def test_a_full_batch_goes_at_once() -> None:
     rig = SenderRig(linger_ms=60_000, batch_bytes=1000)
     rig.settle(rig.send(b"first"))

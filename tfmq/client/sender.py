@@ -190,8 +190,10 @@ class Sender:
             self.close_batch(batch)
             batch = self._target(lane, message)
         index = batch.add(payload, part, message.tag)
-        if batch.room <= 0 or batch.due <= 0:
-            self.close_batch(batch) if batch.is_open else None
+        if batch.is_open and (batch.room <= 0 or batch.due <= 0):
+            self.close_batch(batch)
+        elif batch.is_open and not self.options.linger_seconds:
+            self._go(batch)
         return Delivery((batch, index))
 
     def append_many(self, topic: str, payloads: list[bytes], size_bytes: int) -> Batch:

@@ -33,6 +33,7 @@ Result = TypeVar("Result")
 FOREVER_SECONDS = 3600.0
 """The longest single `poll`; then the leader looks around once and polls again."""
 CLOSE_SECONDS = 5.0
+READ_WRITE = select.POLLIN | select.POLLOUT
 
 
 class Ticker(Protocol):
@@ -46,24 +47,25 @@ class Ticker(Protocol):
 class Waiter:
     """A thread that waits for any of `targets` while another one leads."""
 
-    __slots__ = ("gate", "others", "targets")
+    __slots__ = ("gate", "targets")
 
-    def __init__(self, targets: tuple[Waitable, ...], others: dict[Waiter, None]) -> None:
+    def __init__(self, targets: tuple[Waitable, ...]) -> None:
         self.targets = targets
-        self.others = others
         self.gate = threading.Lock()
         self.gate.acquire()
 
     @property
     def done(self) -> bool:
-        return any(target.done for target in self.targets)
+        for target in self.targets:  # noqa: SIM110 - a generator would cost more than all the rest
+            if target.done:
+                return True
+        return False
 
     def wake(self, _: object = None) -> None:
-        """Under the lock: let it go on. One whose wait is over is none of the followers any more."""
-        if _ is not None:
-            self.others.pop(self, None)
-        with contextlib.suppress(RuntimeError):  # woken twice is woken
+        try:  # noqa: SIM105 - suppress() costs a microsecond, and every call that is done comes here
             self.gate.release()
+        except RuntimeError:
+            pass  # woken twice is woken
 
 
 class BlockingDriver:
@@ -85,9 +87,11 @@ class BlockingDriver:
         self.channel = Channel(self.link)
         self.closed = False
         self._leader: int | None = None
-        self._waiters: dict[Waiter, None] = {}
+        self._waiters: list[Waiter] = []
         self._polling = False
         self._wake_read = self._wake_write = -1
+        self._poller = select.poll()
+        self._polled = (-1, 0)
         self.keeper = Keeper(self)
 
     # For the faces
@@ -109,45 +113,23 @@ class BlockingDriver:
     def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
         """Whether any of `targets` was done within `seconds` (None: wait for ever)."""
         refuse_in_callback()
-        waiter = Waiter(tuple(targets), self._waiters)
+        waiter = Waiter(tuple(targets))
         if waiter.done:
             return True
         deadline = self.clock() + (FOREVER_SECONDS * 10_000 if seconds is None else seconds)
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise NotAllowed("Selectors, codecs and hooks must not wait for the broker.")
-        if not self._join(waiter, deadline):
-            with self.lock:
-                self._waiters.pop(waiter, None)
-                try:
-                    self._wait(waiter, deadline)
-                finally:
-                    self._leave(waiter)
-        if self.callbacks:
-            self.callbacks.run()
-        return waiter.done
-
-    def _join(self, waiter: Waiter, deadline: float) -> bool:
-        """Register `waiter`; where another thread leads, sleep the first time. True when that was all: the target was
-        settled, which has forgotten the waiter, so that 64 woken threads need not queue for the lock.
-        """
-        try:
-            with self.lock:
+        with self.lock:
+            try:
                 for target in waiter.targets:
                     target.when_done(waiter.wake)
-                if self._leader is None or waiter.done or self.closed:
-                    return False
-                self._line_up(waiter)
-            remaining = deadline - self.clock()
-            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, FOREVER_SECONDS))
-        except BaseException:
-            with self.lock:
-                self._leave(waiter)
-            raise
-        forgotten = len(waiter.targets) == 1 and waiter.targets[0].done
-        orphaned = self._leader is None and bool(
-            self._waiters
-        )  # it was the heir, perhaps: somebody has to lead
-        return woken and forgotten and not orphaned
+                self._wait(waiter, deadline)
+            finally:
+                for target in waiter.targets:
+                    target.forget(waiter.wake)
+                self._hand_over()
+        self.callbacks.run()
+        return waiter.done
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
         """Run `function` once, under the lock, in whichever thread leads or keeps. `timer.cancel()` takes it back."""
@@ -167,9 +149,9 @@ class BlockingDriver:
             flag.done = True  # the leader, woken, looks at what its followers wait for
         self._interrupt()
 
-    def attend(self) -> None:
-        """Something is due later although nobody may be waiting then."""
-        self.keeper.attend()
+    def attend(self, at_once: bool = False) -> None:
+        """Something is due later, or `at_once`, although nobody may be waiting then."""
+        self.keeper.attend(at_once)
 
     def flush(self) -> None:
         """Under the lock: write what the link has to say, as far as that needs no waiting."""
@@ -182,7 +164,6 @@ class BlockingDriver:
         """Under the lock: write and read what is possible at once, if no other thread reads."""
         if self._leader is None:
             self._lead(lambda: False, self.clock(), once=True)
-            self._hand_over()
         else:
             self.flush()
 
@@ -230,28 +211,18 @@ class BlockingDriver:
 
     def _follow(self, waiter: Waiter, deadline: float) -> bool:
         """Sleep until woken: by a target, or as the heir. False when the time is over."""
-        self._line_up(waiter)
+        self._waiters.append(waiter)
+        if self.keeper.leads:
+            self._interrupt()  # it makes room for a thread that waits for itself
         remaining = deadline - self.clock()
+        self.flush()
         self.lock.release()
         try:
             woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, FOREVER_SECONDS))
         finally:
             self.lock.acquire()
-            self._waiters.pop(waiter, None)
+            self._waiters.remove(waiter)
         return woken or self.clock() < deadline
-
-    def _line_up(self, waiter: Waiter) -> None:
-        self._waiters[waiter] = None
-        if self.keeper.leads:
-            self._interrupt()  # it makes room for a thread that waits for itself
-        self.flush()
-
-    def _leave(self, waiter: Waiter) -> None:
-        """However a wait ended: forget it, and see to it that somebody leads."""
-        self._waiters.pop(waiter, None)
-        for target in waiter.targets:
-            target.forget(waiter.wake)
-        self._hand_over()
 
     def _hand_over(self) -> None:
         """Exactly one heir, if nobody leads and somebody waits."""
@@ -295,8 +266,9 @@ class BlockingDriver:
             self._run_callbacks()
 
     def _wake_done(self) -> None:
-        for waiter in [each for each in self._waiters if each.done]:
-            waiter.wake()
+        for waiter in self._waiters:
+            if waiter.done:
+                waiter.wake()
 
     def next_time(self) -> float:
         """When the next thing is due, in the clock's seconds. Under the lock."""
@@ -305,13 +277,12 @@ class BlockingDriver:
     def _poll(self, seconds: float) -> int:
         """Wait without the lock for the socket or a wake-up, and read; what `poll` said of the socket."""
         channel = self.channel
-        poll = select.poll()
-        if channel.socket is not None:
-            poll.register(channel.socket, select.POLLIN | (select.POLLOUT if channel.wants_write else 0))
-        poll.register(self._wake_end(), select.POLLIN)
+        polled = (channel.fileno(), READ_WRITE if channel.wants_write else select.POLLIN)
+        if polled != self._polled:
+            self._poller, self._polled = self._new_poller(*polled), polled
+        poll = self._poller
         self._polling = True
         events, data = 0, None
-        reading = False
         self.lock.release()
         try:
             for descriptor, event in poll.poll(-(-seconds * 1000 // 1)):
@@ -320,19 +291,23 @@ class BlockingDriver:
                 else:
                     events = event
                     if event & ~select.POLLOUT:
-                        reading = True
                         data = channel.receive()
-                        reading = False
         finally:
             self.lock.acquire()
             self._polling = False
-            if self.closed:
-                channel.close()
-            elif reading:  # Ctrl-C in between: what was read is lost, so the stream has no sense any more
-                channel.broke(ConnectionResetError("reading was interrupted"))
-            else:
-                channel.take(data)
+        if self.closed:
+            channel.close()
+        else:
+            channel.take(data)
         return events
+
+    def _new_poller(self, descriptor: int, events: int) -> select.poll:
+        """Waits for `events` of the socket, if there is one, and for a wake-up. Kept while both stay the same."""
+        poller = select.poll()
+        if descriptor >= 0:
+            poller.register(descriptor, events)
+        poller.register(self._wake_end(), select.POLLIN)
+        return poller
 
     def _run_callbacks(self) -> None:
         self.lock.release()
@@ -378,6 +353,7 @@ class BlockingDriver:
             if descriptor >= 0:
                 os.close(descriptor)
         self._wake_read = self._wake_write = -1
+        self._polled = (-1, 0)
 
 
 def _drain(descriptor: int) -> None:

@@ -33,9 +33,9 @@ class Keeper:
         self._used_at = 0.0
         self.leads = False
 
-    def attend(self) -> None:
-        """There is, or will be, something to do."""
-        if not self._parked or self._stopping:
+    def attend(self, at_once: bool = False) -> None:
+        """There is, or will be, something to do; `at_once`: not only at the next look."""
+        if self._stopping or not (self._parked or at_once):
             return
         self._parked = False
         if self._thread is None:
@@ -66,6 +66,7 @@ class Keeper:
         """Do what is due; how long to sleep then (None: until called)."""
         with driver.lock:
             link = driver.link
+            busy = bool(link.unattended)
             if driver._leader is None and not driver.closed:
                 driver.glance()
                 if link.unattended and not driver._waiters:
@@ -73,7 +74,7 @@ class Keeper:
                 driver._hand_over()
             now = driver.clock()
             due = driver.next_time()
-            if link.unattended or due < now + LOOK_SECONDS:
+            if busy or link.unattended or due < now + LOOK_SECONDS:
                 self._used_at = now
             self._parked = now - self._used_at >= IDLE_SECONDS
         if driver.callbacks:
