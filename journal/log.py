@@ -16,11 +16,11 @@ from journal.aio import Landed
 from journal.appender import size_bound
 from journal.batch import verify_batch
 from journal.clock import Clock
-from journal.control import CONTROL_SIZE
+from journal.control import CONTROL_SIZE, holds_control_header
 from journal.disk import Disk
 from journal.errors import BadBatch, Closed, Stopped
 from journal.extent import Extent
-from journal.header import SEQUENCE_COUNT, SEQUENCE_MASK, make_record, split_id
+from journal.header import HEADER_SIZE, SEQUENCE_COUNT, SEQUENCE_MASK, make_record, split_id
 from journal.keeper import Begin, Keeper
 from journal.opening import Opening
 from journal.options import LogOptions
@@ -158,9 +158,17 @@ class Log(Standing):
         self._writable()
         return self._writer.before(size_bound(size_bytes))
 
-    def check(self, batch: Batch) -> None:
-        """Every bound, flag, id and block checksum of `batch`. Raises BadBatch. Any thread."""
-        verify_batch(*batch, verify=self.options.verify)
+    def check(self, batch: Batch, before: bytes = b"") -> None:
+        """Every bound, flag, id and block checksum of `batch`. Raises BadBatch. Any thread.
+
+        It must not hold a control record of this log either, nor end one that `before` begins (up to HEADER_SIZE
+        bytes that come before it in the same append): behind a torn end, recovery could not tell it from a true one.
+        """
+        data = batch.data if isinstance(batch.data, bytes | bytearray) else bytes(batch.data)
+        verify_batch(data, *batch[1:], verify=self.options.verify)
+        seam = before + data[:HEADER_SIZE] if before else b""
+        if holds_control_header(data, self.log_id) or holds_control_header(seam, self.log_id):
+            raise BadBatch("it holds a control record of the partition that it is for")
 
     def append(
         self, batches: Sequence[Batch], source: Source = PLAIN, checked: bool = False

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+from journal.errors import Full
+from journal.header import HEADER_SIZE
 from journal.log import Log
 from journal.shapes import Appended, Batch, Source
 from tfmq.broker import faults
@@ -64,12 +66,15 @@ class Staged:
         self.items: list[tuple[Work, list[Batch]]] = []
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
+        self.tail = b""
+        """The last bytes, which the next batch follows at once."""
 
     def add(self, work: Work, batches: list[Batch]) -> None:
         self.items.append((work, batches))
         self.size_bytes += work.size_bytes
         for batch in batches:
             self.next_sequences[batch.producer_id] = batch.sequence + batch.count
+            self.tail = tail_of(batch)
 
 
 class Partition:
@@ -180,8 +185,10 @@ class Partition:
             return None
         if self.log.stopped is not None:
             raise StorageStopped(reason=self.log.stopped, outcome=NOT_DONE)
+        before = staged.tail
         for batch in batches:
-            self.log.check(batch)
+            self.log.check(batch, before)
+            before = tail_of(batch)
         return batches
 
     def _append(self, staged: Staged) -> None:
@@ -224,6 +231,10 @@ class Partition:
 
     def when_forced(self, offset: int, waiter: Waiter) -> None:
         """`waiter(None)` once the log is on the disk up to `offset`, or `waiter(error)`; at once if it is."""
+        if self.log.waits_for_space and offset >= self.log.end_offset:
+            # The producers know what lies behind the end, and it is not on the disk for sure.
+            waiter(Full("the end of the log waits for space to be made durable"))
+            return
         if offset <= self.log.forced_offset:
             waiter(None)
             return
@@ -317,6 +328,11 @@ class Partition:
     def _tell_idle(self) -> None:
         while self._idle and not self.working:
             self._idle.pop(0)()
+
+
+def tail_of(batch: Batch) -> bytes:
+    """The end of a checked batch, as long as a header."""
+    return bytes(batch.data[-HEADER_SIZE:])
 
 
 def _append_error(error: BaseException) -> TfmqError:

@@ -47,10 +47,11 @@ class Ticker(Protocol):
 class Waiter:
     """A thread that waits for any of `targets` while another one leads."""
 
-    __slots__ = ("gate", "targets")
+    __slots__ = ("gate", "others", "targets")
 
-    def __init__(self, targets: tuple[Waitable, ...]) -> None:
+    def __init__(self, targets: tuple[Waitable, ...], others: dict[Waiter, None]) -> None:
         self.targets = targets
+        self.others = others
         self.gate = threading.Lock()
         self.gate.acquire()
 
@@ -62,6 +63,9 @@ class Waiter:
         return False
 
     def wake(self, _: object = None) -> None:
+        """Under the lock: let it go on. One whose wait is over is none of the followers any more."""
+        if _ is not None:
+            self.others.pop(self, None)
         try:  # noqa: SIM105 - suppress() costs a microsecond, and every call that is done comes here
             self.gate.release()
         except RuntimeError:
@@ -87,7 +91,7 @@ class BlockingDriver:
         self.channel = Channel(self.link)
         self.closed = False
         self._leader: int | None = None
-        self._waiters: list[Waiter] = []
+        self._waiters: dict[Waiter, None] = {}
         self._polling = False
         self._wake_read = self._wake_write = -1
         self._poller = select.poll()
@@ -113,23 +117,45 @@ class BlockingDriver:
     def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
         """Whether any of `targets` was done within `seconds` (None: wait for ever)."""
         refuse_in_callback()
-        waiter = Waiter(tuple(targets))
+        waiter = Waiter(tuple(targets), self._waiters)
         if waiter.done:
             return True
         deadline = self.clock() + (FOREVER_SECONDS * 10_000 if seconds is None else seconds)
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise NotAllowed("Selectors, codecs and hooks must not wait for the broker.")
-        with self.lock:
-            try:
+        if not self._join(waiter, deadline):
+            with self.lock:
+                self._waiters.pop(waiter, None)
+                try:
+                    self._wait(waiter, deadline)
+                finally:
+                    self._leave(waiter)
+        if self.callbacks:
+            self.callbacks.run()
+        return waiter.done
+
+    def _join(self, waiter: Waiter, deadline: float) -> bool:
+        """Register `waiter`; where another thread leads, sleep the first time. True when that was all: the target was
+        settled, which has forgotten the waiter, so that 64 woken threads need not queue for the lock.
+        """
+        try:
+            with self.lock:
                 for target in waiter.targets:
                     target.when_done(waiter.wake)
-                self._wait(waiter, deadline)
-            finally:
-                for target in waiter.targets:
-                    target.forget(waiter.wake)
-                self._hand_over()
-        self.callbacks.run()
-        return waiter.done
+                if self._leader is None or waiter.done or self.closed:
+                    return False
+                self._line_up(waiter)
+            remaining = deadline - self.clock()
+            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, FOREVER_SECONDS))
+        except BaseException:
+            with self.lock:
+                self._leave(waiter)
+            raise
+        forgotten = len(waiter.targets) == 1 and waiter.targets[0].done
+        orphaned = self._leader is None and bool(
+            self._waiters
+        )  # it was the heir, perhaps: somebody has to lead
+        return woken and forgotten and not orphaned
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
         """Run `function` once, under the lock, in whichever thread leads or keeps. `timer.cancel()` takes it back."""
@@ -164,6 +190,7 @@ class BlockingDriver:
         """Under the lock: write and read what is possible at once, if no other thread reads."""
         if self._leader is None:
             self._lead(lambda: False, self.clock(), once=True)
+            self._hand_over()
         else:
             self.flush()
 
@@ -211,18 +238,28 @@ class BlockingDriver:
 
     def _follow(self, waiter: Waiter, deadline: float) -> bool:
         """Sleep until woken: by a target, or as the heir. False when the time is over."""
-        self._waiters.append(waiter)
-        if self.keeper.leads:
-            self._interrupt()  # it makes room for a thread that waits for itself
+        self._line_up(waiter)
         remaining = deadline - self.clock()
-        self.flush()
         self.lock.release()
         try:
             woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, FOREVER_SECONDS))
         finally:
             self.lock.acquire()
-            self._waiters.remove(waiter)
+            self._waiters.pop(waiter, None)
         return woken or self.clock() < deadline
+
+    def _line_up(self, waiter: Waiter) -> None:
+        self._waiters[waiter] = None
+        if self.keeper.leads:
+            self._interrupt()  # it makes room for a thread that waits for itself
+        self.flush()
+
+    def _leave(self, waiter: Waiter) -> None:
+        """However a wait ended: forget it, and see to it that somebody leads."""
+        self._waiters.pop(waiter, None)
+        for target in waiter.targets:
+            target.forget(waiter.wake)
+        self._hand_over()
 
     def _hand_over(self) -> None:
         """Exactly one heir, if nobody leads and somebody waits."""
@@ -266,9 +303,8 @@ class BlockingDriver:
             self._run_callbacks()
 
     def _wake_done(self) -> None:
-        for waiter in self._waiters:
-            if waiter.done:
-                waiter.wake()
+        for waiter in [each for each in self._waiters if each.done]:
+            waiter.wake()
 
     def next_time(self) -> float:
         """When the next thing is due, in the clock's seconds. Under the lock."""
@@ -283,6 +319,7 @@ class BlockingDriver:
         poll = self._poller
         self._polling = True
         events, data = 0, None
+        reading = False
         self.lock.release()
         try:
             for descriptor, event in poll.poll(-(-seconds * 1000 // 1)):
@@ -291,14 +328,18 @@ class BlockingDriver:
                 else:
                     events = event
                     if event & ~select.POLLOUT:
+                        reading = True
                         data = channel.receive()
+                        reading = False
         finally:
             self.lock.acquire()
             self._polling = False
-        if self.closed:
-            channel.close()
-        else:
-            channel.take(data)
+            if self.closed:
+                channel.close()
+            elif reading:  # Ctrl-C in between: what was read is lost, so the stream has no sense any more
+                channel.broke(ConnectionResetError("reading was interrupted"))
+            else:
+                channel.take(data)
         return events
 
     def _new_poller(self, descriptor: int, events: int) -> select.poll:
