@@ -1,4 +1,4 @@
-"""A start on a full disk: what lies behind the forced mark is known and not safe, and a resend must not be told otherwise."""
+"""A start on a full disk: what lies behind the forced mark is known and not safe; a resend is not told otherwise."""
 
 import errno
 

@@ -7,9 +7,10 @@ names the format of the whole data folder and the node's id; a newer format is r
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.disk import Disk, write_all
@@ -42,7 +43,20 @@ SEGMENTS_KEPT: Final = 3
 """Behind the newest two snapshots, with one to spare."""
 
 ENTRIES_MAX: Final = 100_000
-"""Entries that may wait for one write, so that a dead disk cannot fill the memory."""
+BYTES_MAX: Final = 32 << 20
+"""What may wait for the disk, in entries and in their bytes, so that a dead one cannot fill the memory."""
+
+APPEND_BYTES: Final = 1 << 20
+"""One append takes no more, unless one change alone is larger: so none is too large for a segment because of others."""
+
+
+class Change(NamedTuple):
+    """Entries that are written together or not at all, as they are and packed, and who waits for them."""
+
+    entries: Sequence[Sequence[Any]]
+    packed: list[bytes]
+    size_bytes: int
+    done: Waiter
 
 
 class Catalog:
@@ -55,7 +69,8 @@ class Catalog:
         self.register = register
         self._force = force
         self._run = run
-        self._queue: list[tuple[Sequence[Any], Waiter]] = []
+        self._queue: deque[Change] = deque()
+        self._queued_bytes = 0
         self._sequence = 0
         self._working = False
 
@@ -76,22 +91,27 @@ class Catalog:
             _resume(log)
         return cls(log, register, force, run)
 
-    def submit(self, entry: Sequence[Any], done: Waiter) -> None:
+    def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any]) -> None:
         """Writes `entry` at the end of the turn; `done(None)` once it is forced, `done(error)` if it is not.
 
-        An error's outcome is "not done" where nothing was written, else "unknown".
+        `more` entries are written with it, all or none. An error's outcome is "not done" where nothing was written,
+        else "unknown".
         """
-        if len(self._queue) >= ENTRIES_MAX:
+        entries = (entry, *more)
+        packed = [pack(each) for each in entries]
+        size = sum(map(len, packed))
+        if len(self._queue) >= ENTRIES_MAX or (self._queue and self._queued_bytes + size > BYTES_MAX):
             done(Busy("The broker's catalog waits for its disk. Wait a little and try again."))
         elif self.log.stopped is not None:
             done(StorageStopped(f"The broker's catalog takes no writes: {self.log.stopped}. "
                                 "Mend the disk and start the broker again.", outcome="not done"))  # fmt: skip
         else:
-            self._queue.append((entry, done))
+            self._queue.append(Change(entries, packed, size, done))
+            self._queued_bytes += size
 
     def enter(self, entry: Sequence[Any]) -> None:
         """Writes and forces one entry at once; for the start. Raises what `Log.append` and `Log.force` do."""
-        self.log.append([self._batch([entry])])
+        self.log.append([self._batch([pack(entry)])])
         self.register.enter(entry)
         self.log.force()
 
@@ -105,11 +125,11 @@ class Catalog:
         self._wait(self.log.end_offset, [done])
 
     def write(self) -> bool:
-        """Writes what was submitted, in one append; whether there was anything to do."""
+        """Writes what was submitted, as much as one append takes; whether there was anything to do."""
         if not self.due:
             return False
-        queue, self._queue = self._queue, []
-        batch = self._batch([entry for entry, _ in queue])
+        queue = self._gather()
+        batch = self._batch([record for change in queue for record in change.packed])
         try:
             work = self.log.before_append(len(batch.data))
         except Exception as error:
@@ -123,6 +143,16 @@ class Catalog:
             self._run(partial(self._file_work, work), done)
         return True
 
+    def _gather(self) -> list[Change]:
+        """The first changes of the queue that fit one append; at least one."""
+        gathered: list[Change] = []
+        size = 0
+        while self._queue and (not gathered or size + self._queue[0].size_bytes <= APPEND_BYTES):
+            gathered.append(self._queue.popleft())
+            size += gathered[-1].size_bytes
+        self._queued_bytes -= size
+        return gathered
+
     def _file_work(self, work: Callable[[], None]) -> None:
         """In a worker: what must precede an append; after a roll, segments go that no snapshot needs."""
         work()
@@ -130,34 +160,34 @@ class Catalog:
         if before > self.log.first_offset:
             self.log.truncate_before(before)
 
-    def _worked(self, queue: list[Any], batch: Batch, result: Any, error: BaseException | None) -> None:
+    def _worked(self, queue: list[Change], batch: Batch, result: Any, error: BaseException | None) -> None:
         self._working = False
         if error is not None:
             _tell(queue, faults.not_done(error))
         else:
             self._append(queue, batch)
 
-    def _append(self, queue: list[tuple[Sequence[Any], Waiter]], batch: Batch) -> None:
+    def _append(self, queue: list[Change], batch: Batch) -> None:
         try:
             (answer,) = self.log.append([batch])
         except Exception as error:
             known = faults.client_error(error)
             _tell(queue, known)
             return
-        for entry, _ in queue:
-            self.register.enter(entry)
-        self._wait(answer.end_offset, [done for _, done in queue])
+        for change in queue:
+            for entry in change.entries:
+                self.register.enter(entry)
+        self._wait(answer.end_offset, [change.done for change in queue])
 
-    def _batch(self, entries: Sequence[Sequence[Any]]) -> Batch:
-        if self._sequence + len(entries) > SEQUENCE_COUNT:
+    def _batch(self, packed: list[bytes]) -> Batch:
+        if self._sequence + len(packed) > SEQUENCE_COUNT:
             self._sequence = 0
         first = self._sequence
-        self._sequence += len(entries)
+        self._sequence += len(packed)
         records = [
-            make_record(pack(entry), make_id(PRODUCER_ID, first + index))
-            for index, entry in enumerate(entries)
+            make_record(entry, make_id(PRODUCER_ID, first + index)) for index, entry in enumerate(packed)
         ]
-        return Batch(b"".join(records), (), PRODUCER_ID, first, len(entries))
+        return Batch(b"".join(records), (), PRODUCER_ID, first, len(packed))
 
     def _wait(self, offset: int, waiters: Sequence[Waiter]) -> None:
         def forced(error: BaseException | None) -> None:
@@ -183,9 +213,9 @@ def _resume(log: Log) -> None:
         logger.error("the catalog stays stopped: %s", error)
 
 
-def _tell(queue: list[tuple[Sequence[Any], Waiter]], error: TfmqError) -> None:
-    for _, done in queue:
-        done(error)
+def _tell(queue: list[Change], error: TfmqError) -> None:
+    for change in queue:
+        change.done(error)
 
 
 def read_node(disk: Disk, folder: str, randomness: Randomness) -> str:

@@ -181,12 +181,16 @@ class Groups:
             raise BadRequest("A reset without offsets changes nothing: name at least one partition.")
         generation = self._next_generation()
         self._members.pop(request.group, None)
-        # Both entries are of one turn, so of one append: whole or not there.
         self._joining[request.group] = (generation, "")
-        self._catalog.submit(
-            (GENERATION, request.group, generation, ""), partial(self._joined, request.group, generation)
+        self._offsets.save(
+            request.group,
+            generation,
+            request.offsets,
+            reply,
+            any_incarnation=True,
+            before=[(GENERATION, request.group, generation, "")],
+            done=partial(self._joined, request.group, generation),
         )
-        self._offsets.save(request.group, generation, request.offsets, reply, any_incarnation=True)
 
     # Descriptions
 

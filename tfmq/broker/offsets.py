@@ -12,7 +12,7 @@ from journal.errors import JournalError
 from tfmq.broker import faults
 from tfmq.broker.caller import Reply, Run
 from tfmq.broker.catalog import Catalog
-from tfmq.broker.partition import Partition
+from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.places import ordinal_of
 from tfmq.broker.register import OFFSETS, GroupRow, Key, Place
 from tfmq.broker.topics import Topics
@@ -35,18 +35,24 @@ class Offsets:
         reply: Reply,
         *,
         any_incarnation: bool,
+        before: Sequence[Sequence[Any]] = (),
+        done: Waiter | None = None,
     ) -> None:
-        """Answers how many were saved once they are forced."""
+        """Answers how many were saved once they are forced, with the entries `before`, and tells `done` first."""
         places = [place for each in offsets if (place := self._place(each, any_incarnation)) is not None]
+        count = len(places)
 
         def forced(error: BaseException | None) -> None:
+            if done is not None:
+                done(error)
             if error is not None:
                 reply.error(faults.client_error(error))
             else:
-                reply.ok(len(places))
+                reply.ok(count)
 
-        if places:
-            self._catalog.submit((OFFSETS, group, generation, places), forced)
+        entries = [*before, (OFFSETS, group, generation, places)] if places else before
+        if entries:
+            self._catalog.submit(entries[0], forced, *entries[1:])
         else:
             forced(None)
 
