@@ -8,7 +8,7 @@ took over, also over a restart of the broker.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from tfmq.broker import faults
 from tfmq.broker.caller import Randomness, Reply, Session
@@ -25,6 +25,9 @@ from tfmq.protocol.commands import (
     LeaveGroup,
     ResetGroup,
 )
+
+TOPICS_KEPT: Final = 256
+"""Of the topics that a member names, for people: a stranger may name any number."""
 
 
 class Member:
@@ -56,6 +59,7 @@ class Groups:
         self._catalog, self._offsets, self._timers = catalog, offsets, timers
         self._randomness, self._limits = randomness, limits
         self._members: dict[str, Member] = {}
+        self._held: dict[Session, set[str]] = {}
         self._joining: dict[str, tuple[int, str]] = {}
         self._generation = 0
 
@@ -68,8 +72,8 @@ class Groups:
         member_id = request.member or self._randomness(12).hex()
         session_ms = min(request.session_ms, self._limits["session_ms"])
         before = self._members.get(request.group)
-        member = Member(member_id, session, session_ms, request.topics, self._timers.now())
-        self._hold(request.group, member, session)
+        member = Member(member_id, session, session_ms, request.topics[:TOPICS_KEPT], self._timers.now())
+        self._hold(request.group, member)
         generation = self._next_generation()
         self._joining[request.group] = (generation, member_id)
 
@@ -95,19 +99,30 @@ class Groups:
         self._generation = max(self._generation, self._catalog.register.generation) + 1
         return self._generation
 
-    def _hold(self, group: str, member: Member, session: Session) -> None:
+    def _hold(self, group: str, member: Member) -> None:
+        """The member has the group, as long as its session lives: one call back a session, however many joins."""
         self._members[group] = member
-        session.on_close(partial(self._left, member, session))
+        session = member.session
+        if session is None:
+            return
+        groups = self._held.get(session)
+        if groups is not None:
+            groups.add(group)
+        else:
+            self._held[session] = {group}
+            session.on_close(partial(self._left, session))
 
-    def _left(self, member: Member, session: Session) -> None:
-        if member.session is session:
-            member.session = None
+    def _left(self, session: Session) -> None:
+        for group in self._held.pop(session, ()):
+            member = self._members.get(group)
+            if member is not None and member.session is session:
+                member.session = None
 
     def _put_back(self, group: str, before: Member | None) -> None:
         if before is None:
             del self._members[group]
         else:
-            self._members[group] = before
+            self._hold(group, before)
 
     def _refuse_live(self, group: str, member_id: str) -> None:
         live = self._live(group)
@@ -145,10 +160,10 @@ class Groups:
         member = self._members.get(group)
         if member is None or member.id != member_id:
             member = Member(member_id, session, self._limits["session_ms"], [], self._timers.now())
-            self._hold(group, member, session)
+            self._hold(group, member)
         elif member.session is not session:
             member.session = session
-            session.on_close(partial(self._left, member, session))
+            self._hold(group, member)
         member.seen = self._timers.now()
 
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
