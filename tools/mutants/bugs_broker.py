@@ -78,8 +78,8 @@ ANSWERS: Final = (
         "broker-skips-the-check-of-batches",
         "a damaged batch is refused before the first byte is written",
         "tfmq/broker/partition.py",
-        "        for batch in batches:\n            self.log.check(batch)\n        return batches\n",
-        "        return batches\n",
+        "            self.log.check(batch, before)\n",
+        "            len(batch.data)\n",
         [WRITES],
     ),
     Mutant(
@@ -187,8 +187,8 @@ STREAMS: Final = (
         "forgotten-id-taken-for-new",
         "an id that was forgotten is never taken for a new one",
         "tfmq/broker/producers.py",
-        "            self.floor = max(self.floor, producer_id)\n",
-        "",
+        "        self.floor = max(self.floor, producer_id)\n",
+        "        self.floor = min(self.floor, producer_id)\n",
         [PRODUCERS],
     ),
     Mutant(

@@ -18,8 +18,8 @@ TOPICS: Final = (
         "topic-answered-before-its-folders-are-forced",
         "a topic that was answered is there after a power cut",
         "tfmq/broker/folders.py",
-        "                opened.append(self.open(topic, number))\n            self._disk.force_folder(self._data)\n",
-        "                opened.append(self.open(topic, number))\n",
+        "            self._disk.force_folder(self._data)\n        except BaseException:",
+        "        except BaseException:",
         [CHANGES],
     ),
     Mutant(
@@ -50,8 +50,8 @@ TOPICS: Final = (
         "failed-creation-left-behind",
         "a creation that fails is taken back",
         "tfmq/broker/topic_changes.py",
-        "                self._undo(topic, undo, error, end)\n                return\n",
-        "                end(faults.client_error(error or RuntimeError(), UNKNOWN))\n                return\n",
+        "                self._undo(new, undo, error, end)\n",
+        "                end(faults.client_error(error or RuntimeError(), UNKNOWN))\n",
         [CHANGES],
     ),
     Mutant(
@@ -109,8 +109,8 @@ READERS_AND_GROUPS: Final = (
         "fetch-not-woken",
         "a waiting fetch is answered as soon as there is something to read",
         "tfmq/broker/partition.py",
-        "        for waiter in self._waiting.pop(offset):\n            waiter(error)\n        self.wake()\n",
-        "        for waiter in self._waiting.pop(offset):\n            waiter(error)\n",
+        "        self.wake()\n        for waiter in self._waiting.pop(offset):\n",
+        "        for waiter in self._waiting.pop(offset):\n",
         [POLLS],
     ),
     Mutant(
@@ -173,9 +173,8 @@ READERS_AND_GROUPS: Final = (
         "offsets-answered-before-the-force",
         "a commit is answered once it is forced",
         "tfmq/broker/offsets.py",
-        "            self._catalog.submit((OFFSETS, group, generation, places), forced)\n",
-        "            self._catalog.submit((OFFSETS, group, generation, places), lambda error: None)\n"
-        "            forced(None)\n",
+        "            self._catalog.submit(entries[0], forced, *entries[1:])\n",
+        "            self._catalog.submit(entries[0], lambda error: None, *entries[1:])\n            forced(None)\n",
         [OFFSETS],
     ),
     Mutant(
@@ -223,10 +222,8 @@ READERS_AND_GROUPS: Final = (
         "reset-does-not-fence",
         "a reset fences the member that was there before",
         "tfmq/broker/groups.py",
-        '        self._joining[request.group] = (generation, "")\n        self._catalog.submit(\n'
-        '            (GENERATION, request.group, generation, ""), partial(self._joined, request.group, generation)\n'
-        "        )\n",
-        "",
+        '            before=[(GENERATION, request.group, generation, "")],\n',
+        "            before=[],\n",
         [GROUPS],
     ),
 )
