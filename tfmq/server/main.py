@@ -82,7 +82,7 @@ def main(
 
 def run(config: Config) -> int:
     """Serve until a signal; the exit code."""
-    from tfmq.server import logs
+    from tfmq.server import logs, memory
     from tfmq.server.reactor import installed
 
     logs.set_up(config.server.log_level, config.server.log_json)
@@ -90,6 +90,7 @@ def run(config: Config) -> int:
     logs.take_twisted()
     service = _started(config, reactor)
     _calm_collector()
+    memory.keep_freed()
     reactor.callWhenRunning(_announce, service.address)
     _stop_on_signals(reactor, service)
     reactor.run(installSignalHandlers=False)

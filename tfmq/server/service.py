@@ -22,7 +22,7 @@ from tfmq import limits
 from tfmq.broker.engine import Engine
 from tfmq.config import Config, split_address
 from tfmq.protocol.commands import ACKS
-from tfmq.server import listening
+from tfmq.server import listening, memory
 from tfmq.server.alarm import Alarm
 from tfmq.server.commands import HANDLERS
 from tfmq.server.forces import Forces
@@ -122,8 +122,11 @@ class Service:
         self._alarm.set(self._engine.next_due())
 
     def _tick(self) -> None:
-        self._engine.tick(self._clock.monotonic())
-        self._turn.want()
+        try:
+            self._engine.tick(self._clock.monotonic())
+        finally:
+            # Also behind a call that failed: the alarm for the others is set at the end of the turn.
+            self._turn.want()
 
     def _trim_when_quiet(self) -> None:
         """Once when a rush is over, and not again before the next."""
@@ -131,6 +134,7 @@ class Service:
         quiet = allocated - self._allocated < QUIET_ALLOCATIONS
         if quiet and not self._trimmed:
             self._pool.trim()
+            memory.give_back()
         self._trimmed = quiet
         self._allocated = allocated
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
