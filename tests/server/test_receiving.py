@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.buffers import Pool
-from tfmq.server.receiving import TAIL_BYTES_MIN, TAIL_GROWTH, ReceiveArena, Tail, tail_size
+from tfmq.server.receiving import (
+    RECEIVING_BYTES_PLENTY,
+    TAIL_BYTES_AT_ONCE,
+    TAIL_BYTES_MIN,
+    TAIL_GROWTH,
+    ReceiveArena,
+    Tail,
+    affords,
+    tail_size,
+)
 
 
 def arena(pool: Pool) -> ReceiveArena:
@@ -75,3 +84,21 @@ def test_a_tail_gathers_its_frame_and_never_costs_much_more_than_arrived(data: s
 )
 def test_an_announced_size_alone_costs_nothing(arrived: int, needed: int, size: int) -> None:
     assert tail_size(arrived, needed) == size
+
+
+def test_a_tail_that_gets_all_at_once_is_received_in_one_piece() -> None:
+    pool = Pool()
+    tail = Tail(pool, memoryview(b"\0\3\xff\xff"), 262_147, at_once=True)
+    assert tail.last_room and len(tail.room()) == 262_143
+    tail.used(262_143)
+    assert tail.complete
+    tail.release()
+
+
+def test_many_announced_frames_use_up_what_is_plenty_and_then_cost_what_arrived() -> None:
+    receiving = count = 0
+    while affords(receiving, 256 << 10):
+        receiving += 256 << 10
+        count += 1
+    assert count == RECEIVING_BYTES_PLENTY // (256 << 10)
+    assert not affords(0, TAIL_BYTES_AT_ONCE + 1), "a large frame never gets it at once"

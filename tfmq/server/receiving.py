@@ -18,6 +18,12 @@ TAIL_BYTES_MIN = 4096
 """The least a tail's buffer has, so that a frame dripping in does not move at every read."""
 TAIL_GROWTH = 4
 """A tail's buffer is at most this times what has really arrived, whatever its first word announces."""
+TAIL_BYTES_AT_ONCE = 1 << 20
+"""A frame up to this size gets its whole buffer at once while memory for receiving is plenty: a batch arrives
+in one or two reads then, and not in one for each growth.
+"""
+RECEIVING_BYTES_PLENTY = 16 << 20
+"""Memory for frames that are not whole, of all connections: up to this it counts as plenty."""
 
 
 class ReceiveArena:
@@ -61,16 +67,18 @@ class ReceiveArena:
 class Tail:
     """The part of one frame, first word included, that has arrived: `filled` bytes of `needed`.
 
-    Its buffer grows with what really arrived, so an announced size costs nothing by itself.
+    Its buffer grows with what really arrived, so an announced size costs nothing by itself, unless its owner
+    has memory enough to give it all `at_once`.
     """
 
     __slots__ = ("_pool", "buffer", "filled", "needed")
 
-    def __init__(self, pool: Pool, part: memoryview, needed: int) -> None:
+    def __init__(self, pool: Pool, part: memoryview, needed: int, *, at_once: bool = False) -> None:
+        """`at_once`: the buffer has room for all that is announced."""
         self._pool = pool
         self.needed = needed
         self.filled = len(part)
-        self.buffer = pool.allocate(tail_size(self.filled, needed))
+        self.buffer = pool.allocate(needed if at_once else tail_size(self.filled, needed))
         self.buffer.view[: self.filled] = part
 
     @property
@@ -99,6 +107,11 @@ class Tail:
     def release(self) -> None:
         """Give its memory back."""
         self.buffer.release()
+
+
+def affords(receiving_bytes: int, needed: int) -> bool:
+    """Whether a frame of `needed` bytes may have its buffer at once where others take `receiving_bytes`."""
+    return needed <= TAIL_BYTES_AT_ONCE and receiving_bytes + needed <= RECEIVING_BYTES_PLENTY
 
 
 def tail_size(arrived: int, needed: int) -> int:
