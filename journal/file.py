@@ -53,7 +53,7 @@ class File(Protocol):
         """
         ...
 
-    def pread_cached(self, size: int, position: int) -> bytes | None:
+    def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
         """As `pread`, but None where it would wait for the disk, or where the system cannot tell."""
         ...
 
@@ -116,7 +116,7 @@ class RealFile:
             done += count
         return done
 
-    def pread_cached(self, size: int, position: int) -> bytes | None:
+    def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
         if NOWAIT is None:
             return None
         buffer = bytearray(size)
@@ -130,7 +130,8 @@ class RealFile:
             raise
         if count < size and position + count < self.size():
             return None
-        return bytes(memoryview(buffer)[:count])
+        del buffer[count:]
+        return buffer
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
         try:

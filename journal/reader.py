@@ -25,7 +25,7 @@ KNOWN_MAX: Final = 256
 """Ends of chunks that are remembered for each log: more readers than this at different places are rare, and the
 others only walk a run."""
 
-Pread = Callable[[Segment, int, int], bytes]
+Pread = Callable[[Segment, int, int], bytes | bytearray]
 
 
 class WouldBlock(Exception):
@@ -256,7 +256,7 @@ def _pread(segment: Segment, size: int, offset: int) -> bytes:
     return segment.pread(size, offset - segment.base)
 
 
-def _pread_cached(segment: Segment, size: int, offset: int) -> bytes:
+def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray:
     data = segment.pread_cached(size, offset - segment.base)
     if data is None:
         raise WouldBlock

@@ -9,6 +9,7 @@ Threads: one owner changes it; `pread` and `pread_cached` may run in others.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -135,7 +136,11 @@ class Segment:
         """Cuts off what a refused append left. Forced, if only zeros were missing: else a power cut, behind a
         later append that lets the file grow again, could complete what was refused."""
         written = self.file.size() - self.size
-        self.file.truncate(self.size)
+        try:
+            self.file.truncate(self.size)
+        except Full as error:
+            # What is left could complete a shorter append that comes to lie before it: nothing to go on with.
+            raise OSError(errno.EIO, f"a failed write cannot be cut off: {error}", self.path) from error
         if written and not any(b"".join(buffers)[written:]):
             self.file.force()
 
@@ -153,7 +158,7 @@ class Segment:
         """Up to `size` bytes of the log from `position`. Raises OSError, Closed."""
         return self.file.pread(min(size, self.size - position), position)
 
-    def pread_cached(self, size: int, position: int) -> bytes | None:
+    def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
         """As `pread`, but None where it would wait for the disk."""
         return self.file.pread_cached(min(size, self.size - position), position)
 

@@ -71,4 +71,4 @@ class Chunk(NamedTuple):
     start: int
     skip_to: int
     next: int
-    data: bytes
+    data: bytes | bytearray

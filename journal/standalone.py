@@ -105,7 +105,7 @@ def _start(log: Log, offset: int | None, ordinal: int | None, time_ms: int | Non
     return log.first_offset if time_ms is None else log.offset_of_time(time_ms)
 
 
-def _records(data: bytes | memoryview, start: int, log_id: int) -> Iterator[StoredRecord]:
+def _records(data: bytes | bytearray | memoryview, start: int, log_id: int) -> Iterator[StoredRecord]:
     for block in blocks_of(data, start, log_id):
         ordinal = block.control.first_ordinal
         for record in records_of(block.data):

@@ -17,7 +17,7 @@ from tfmq.broker import faults, tags
 from tfmq.broker.caller import Reply, Run, Session
 from tfmq.broker.partition import GONE, Partition
 from tfmq.broker.timers import Timer, Timers
-from tfmq.errors import Abandoned, Busy, OffsetOutOfRange, UnknownTopic
+from tfmq.errors import Abandoned, BadRequest, Busy, OffsetOutOfRange, UnknownTopic
 from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
 
 BUSY = "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
@@ -122,7 +122,7 @@ class Polls:
         if not chunk.data:
             self._park(poll)
         elif poll.tags is None:
-            self._ok(poll, chunk, chunk.data)
+            self._ok(poll, chunk, memoryview(chunk.data))
         else:
             self._filtered(poll, chunk, poll.tags)
 
@@ -173,6 +173,11 @@ class Polls:
             if count >= self._limits[limit]:
                 self._error(poll, Busy(BUSY.format(limit=limit)))
                 return
+        if mine is not None and poll.reply.correlation in mine:
+            self._error(
+                poll, BadRequest("A fetch of this correlation number waits already: take another one.")
+            )
+            return
         self.count += 1
         poll.timer = self._timers.after(poll.until - self._timers.now(), partial(self._nothing, poll))
         if mine is not None:

@@ -15,7 +15,7 @@ from journal.header import FLAG_CONTROL, FLAG_TAG_SHIFT, HEADER_SIZE
 LENGTH_FLAG: Final = Struct(">I12xI")
 
 
-def blocks_with(data: bytes, wanted: Collection[int]) -> list[memoryview]:
+def blocks_with(data: bytes | bytearray, wanted: Collection[int]) -> list[memoryview]:
     """The stretches of `data` (whole control blocks) whose blocks hold a record with one of the tag hashes
     `wanted`.
 
@@ -25,7 +25,7 @@ def blocks_with(data: bytes, wanted: Collection[int]) -> list[memoryview]:
     return [view[start:end] for start, end in _stretches(data, frozenset(wanted))]
 
 
-def _stretches(data: bytes, wanted: frozenset[int]) -> list[tuple[int, int]]:
+def _stretches(data: bytes | bytearray, wanted: frozenset[int]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     unpack, size = LENGTH_FLAG.unpack_from, len(data)
     position = start = 0
