@@ -8,6 +8,7 @@ from tests.client.blocks import INCARNATION, Bytes
 from tfmq.client.decoder import Decoder
 from tfmq.client.fetcher import (
     FETCH_BYTES,
+    FETCH_BYTES_LARGE,
     FETCH_BYTES_MIN,
     FETCHES_MAX,
     RETRY_SECONDS_MAX,
@@ -125,6 +126,27 @@ def test_what_waits_is_bounded_in_bytes() -> None:
     assert 100_000 <= waiting <= 400_000
     assert reader.take()
     assert reader.fetch() == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "wanted"),
+    [
+        (100, {}, FETCH_BYTES),
+        (1000, {}, FETCH_BYTES_LARGE),
+        (1000, {"fetch_bytes": FETCH_BYTES // 2}, FETCH_BYTES // 2),
+        (1000, {"prefetch_bytes": FETCH_BYTES}, FETCH_BYTES // 2),
+    ],
+)
+def test_large_messages_are_fetched_in_larger_pieces_unless_the_user_chose_a_size(
+    size: int, options: dict[str, int], wanted: int
+) -> None:
+    reader = Reader(**options)
+    for _ in range(3):
+        reader.log().append(b"x" * size)
+    reader.fetch()
+    assert reader.take()
+    (plan,) = reader.fetcher.plans(0.0)
+    assert plan.max_bytes == wanted
 
 
 def test_a_message_larger_than_a_fetch_does_not_stick() -> None:

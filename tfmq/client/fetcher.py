@@ -32,6 +32,9 @@ log = logging.getLogger("tfmq.consumer")
 
 FETCH_BYTES: Final = 256 * KIB
 """Measured: smaller ones cost round trips, larger ones leave the processor's caches."""
+LARGE_MESSAGE_BYTES: Final = 512
+FETCH_BYTES_LARGE: Final = MIB
+"""Asked for where messages are larger than that, unless the user chose a size: too few share its cost otherwise."""
 FETCH_BYTES_MIN: Final = 16 * KIB
 """With very many partitions a fetch brings at least so much, and what waits may pass `prefetch_bytes`."""
 PREFETCH_BYTES: Final = 8 * MIB
@@ -91,6 +94,7 @@ class Feed:
         self.paused = False
         self.lined_up = False
         self.unfiltered_until = UNKNOWN
+        self.large_messages = False
         self.begin(place)
 
     def begin(self, place: Place) -> None:
@@ -146,7 +150,7 @@ class Fetcher:
         self.bytes_read = 0
         self._ready: deque[Feed] = deque()
         self._hungry: dict[Feed, None] = {}
-        self._fetch_bytes = fetch_bytes
+        self._fetch_sizes = (fetch_bytes, FETCH_BYTES_LARGE if fetch_bytes == FETCH_BYTES else fetch_bytes)
         self._prefetch_bytes = prefetch_bytes
         self._wait_ms = wait_ms
         self._tags = tags
@@ -195,7 +199,7 @@ class Fetcher:
         if not self._hungry:
             return []
         share = self._prefetch_bytes // max(1, len(self.feeds))
-        max_bytes = min(self._fetch_bytes, max(FETCH_BYTES_MIN, share // 2))
+        sizes = [min(size, max(FETCH_BYTES_MIN, share // 2)) for size in self._fetch_sizes]
         wait_ms = self._wait_ms if len(self.feeds) <= FETCHES_MAX else min(TURN_WAIT_MS, self._wait_ms)
         found = []
         for feed in list(self._hungry):
@@ -203,7 +207,9 @@ class Fetcher:
                 break
             if feed.fetching or feed.paused or feed.failure is not None:
                 del self._hungry[feed]
-            elif now >= feed.retry_at and (not feed.chunk_bytes or feed.chunk_bytes + max_bytes <= share):
+                continue
+            max_bytes = sizes[feed.large_messages]
+            if now >= feed.retry_at and (not feed.chunk_bytes or feed.chunk_bytes + max_bytes <= share):
                 del self._hungry[feed]
                 found.append(self._plan(feed, max_bytes, wait_ms))
         return found
@@ -340,6 +346,7 @@ class Fetcher:
         else:
             if following.offset != chunk.next_offset:
                 following = Place(chunk.next_offset, UNKNOWN, chunk.epoch)
+        feed.large_messages = len(chunk.body) > LARGE_MESSAGE_BYTES * len(messages)
         if self._tags is not None:
             messages = [message for message in messages if message.tag in self._tags]
         if not messages and following.offset <= feed.place.offset:
