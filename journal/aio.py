@@ -145,6 +145,9 @@ class ForceQueue:
                 flight.error = OSError(-result, os.strerror(-result), flight.path)
             self._ended.append(flight)
             flight.done = True
+        if count > 0 and seconds:
+            # The owner may have been woken, and found nothing, while these were on their way to `_ended`.
+            os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
         """Gives it back; nothing may be under way."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from pathlib import Path
 
 import pytest
 
+from journal.aio import ForceQueue
 from journal.disk import RealDisk
 from journal.keeper import KEPT_OPEN
 from journal.mark import MarkFile
@@ -50,3 +52,24 @@ def test_the_raised_epoch_is_on_the_disk_before_anything_is_served() -> None:
     marks = MarkFile(bench.disk.crash(keep="nothing"), FOLDER, LOG_ID).read()
     assert marks is not None and marks.epoch == log.epoch
     assert marks.starts[-1] == (log.epoch, log.end_offset)
+
+
+def test_an_end_that_another_thread_took_note_of_wakes_the_owner_once_more(tmp_path: Path) -> None:
+    """Else an owner that was woken a moment too early would never call `landed`, and force nothing any more."""
+    queue = ForceQueue.open()
+    if queue is None:
+        pytest.skip("no AIO on this system")
+    file = RealDisk().create(f"{tmp_path}/file")
+    file.pwritev([b"x"], 0)
+    landed: list[OSError | None] = []
+    flight = queue.begin(file, landed.append)
+    assert flight is not None
+    assert select.select([queue.fileno()], [], [], 10)[0]
+    os.eventfd_read(queue.fileno())
+    assert flight.wait() is None
+    assert select.select([queue.fileno()], [], [], 0)[0]
+    for each in queue.ended():
+        each.landed(each.error)
+    assert landed == [None]
+    queue.close()
+    file.close()
