@@ -35,21 +35,9 @@ from journal.stream import PIECE_BYTES, Readable, Spool, slices, verified_count
 from journal.writer import Writer
 
 __all__ = [
-    "PLAIN",
-    "Appended",
-    "Batch",
-    "Chunk",
-    "Dirty",
-    "ForcePlan",
-    "Log",
-    "LogOptions",
-    "NoState",
-    "Recovery",
-    "Source",
-    "State",
-    "Upto",
-    "succession",
-]
+    "PLAIN", "Appended", "Batch", "Chunk", "Dirty", "ForcePlan", "Log", "LogOptions", "NoState", "Recovery", "Source",
+    "State", "Upto", "succession",
+]  # fmt: skip
 
 Upto = Literal["forced", "written"]
 DEFAULTS: Final = LogOptions()
