@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import select
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from journal import aio
 from journal.aio import ForceQueue
 from journal.disk import RealDisk
 from journal.keeper import KEPT_OPEN
@@ -71,5 +74,31 @@ def test_an_end_that_another_thread_took_note_of_wakes_the_owner_once_more(tmp_p
     for each in queue.ended():
         each.landed(each.error)
     assert landed == [None]
+    queue.close()
+    file.close()
+
+
+def test_a_force_that_fails_in_the_kernel_tells_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = ForceQueue.open()
+    if queue is None:
+        pytest.skip("no AIO on this system")
+    file = RealDisk().create(f"{tmp_path}/file")
+    landed: list[OSError | None] = []
+    calls = queue._calls
+
+    def kernel(number: int, *arguments: int) -> int:
+        if number == calls.getevents:
+            event = aio._EVENT.pack(1, 0, -errno.EIO, 0)
+            ctypes.memmove(arguments[3], event, len(event))
+        return 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(aio, "_quick", kernel)
+        flight = queue.begin(file, landed.append)
+        assert [*queue.ended()] == [flight]
+    assert flight is not None and flight.error is not None
+    assert (flight.error.errno, flight.error.filename) == (errno.EIO, f"{tmp_path}/file")
     queue.close()
     file.close()

@@ -138,6 +138,22 @@ CHECKS: Final = (
         ["tests/journal/test_replay.py", RECOVERY, CONFORMANCE],
     ),
     Mutant(
+        "control-record-of-its-own-log-accepted",
+        "no producer can write what recovery would take for a log's own record",
+        "journal/log.py",
+        "        if holds_control_header(data, self.log_id) or holds_control_header(seam, self.log_id):\n",
+        "        if holds_control_header(seam, -1):\n",
+        ["tests/issues/test_forged_control.py"],
+    ),
+    Mutant(
+        "claim-of-what-nobody-can-know-believed",
+        "a control record is believed only about what came before it",
+        "journal/replay.py",
+        "        if not self.forced < forced <= control.offset:\n",
+        "        if forced <= self.forced:\n",
+        ["tests/issues/test_forged_control.py", "tests/journal/test_replay.py"],
+    ),
+    Mutant(
         "torn-bytes-not-kept",
         "what recovery cuts off is copied aside first",
         "journal/opening.py",
