@@ -22,6 +22,7 @@ CASES = [
     (journal.NewerFormat("/secret/path", 2, 1), "internal_error"),
     (journal.Locked("/secret/path"), "internal_error"),
     (OSError(5, "Input/output error", "/secret/path"), "internal_error"),
+    (OSError(24, "Too many open files", "/secret/path"), "busy"),
     (ZeroDivisionError(), "internal_error"),
 ]
 

@@ -5,6 +5,7 @@ Order matters: the first class that fits decides. Sentences for people never car
 has them.
 """
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,17 @@ from tfmq.errors import NOT_DONE, Outcome, TfmqError
 
 STOPPING = "The broker is stopping. Connect again when it is back."
 UNREADABLE = "The broker's disk could not be read. Its log names the file; try again, or look at the disk."
+NO_FILES = (
+    "The broker has as many open files as it may have. Raise its limit (ulimit -n), or delete topics that nobody"
+    " needs; then try again."
+)
+
+
+def _of_system(error: OSError) -> TfmqError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return errors.Busy(NO_FILES)
+    return errors.ServerError(UNREADABLE, errno=error.errno or 0)
+
 
 ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
@@ -27,7 +39,7 @@ ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.Stopped, lambda e: errors.StorageStopped(reason=e.reason)),
     (journal.Closed, lambda e: errors.Busy(STOPPING)),
     (journal.JournalError, lambda e: errors.ServerError()),
-    (OSError, lambda e: errors.ServerError(UNREADABLE, errno=e.errno or 0)),
+    (OSError, _of_system),
 )
 
 
