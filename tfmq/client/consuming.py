@@ -101,6 +101,8 @@ class Consuming:
 
     def poll(self, seconds: float | None, count: int) -> Operation[list[ReceivedMessage]]:
         """Up to `count` messages, as soon as there are any; [] after `seconds` (None: no limit) without one."""
+        if count < 1:
+            raise BadRequest(f"max_messages={count} asks for nothing; it takes a number from 1 on.")
         until = NEVER if seconds is None else self.link.now() + seconds
         self.positions.settle()
         self._raise_failures()
@@ -115,7 +117,8 @@ class Consuming:
         return found
 
     def _receive(self, until: float) -> Operation[bool]:
-        """Makes a batch with messages ready; False at `until`, or once `stop` was called."""
+        """Makes a batch with messages ready; False after `stop`, or at `until` and one look at the connection."""
+        looked = False
         while True:
             self._raise_failures()
             if self.stop_asked.done:
@@ -128,8 +131,9 @@ class Consuming:
             if failure is not None:
                 raise failure
             remaining = until - self.link.now()
-            if remaining <= 0:
+            if remaining <= 0 and looked:
                 return False
+            looked, remaining = True, max(0.0, remaining)
             retry = self.fetcher.next_retry()
             if retry is not None:
                 remaining = min(remaining, max(0.0, retry - self.link.now()))

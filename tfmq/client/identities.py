@@ -19,11 +19,14 @@ Taker = Callable[[int, TfmqError | None], None]
 
 
 class Identities:
-    """Gives each taker an id that no stream had before. Unused ones are never given back."""
+    """Gives each taker an id that no stream had before. Unused ones are never given back, and
+    dropped when they grow old: the broker takes an id that was leased too long ago for one that it forgot.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._lease = Lease(0, 0)
+        self._lease_ends = 0.0
         self._takers: deque[Taker] = deque()
         self._call: Call | None = None
 
@@ -33,6 +36,8 @@ class Identities:
         self._serve()
 
     def _serve(self) -> None:
+        if self._lease.count and self._link.now() >= self._lease_ends:
+            self._lease = Lease(0, 0)
         while self._takers and self._lease.count:
             taken, self._lease = self._lease.take()
             self._takers.popleft()(taken.first, None)
@@ -45,6 +50,7 @@ class Identities:
         self._call = None
         if call.error is None:
             self._lease = Lease(call.reply.first, call.reply.count)
+            self._lease_ends = self._link.now() + self._link.limits["producer_idle_seconds"] / 2
             self._serve()
             return
         takers, self._takers = self._takers, deque()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,7 +18,7 @@ from tfmq.client.operations import all_done
 from tfmq.client.partition_selector import PartitionSelector, find_selector
 from tfmq.client.sender import Options, Sender
 from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Operation, Wait
+from tfmq.client.waiting import Flag, Operation, Wait, Waitable
 from tfmq.codecs import Codec
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, NotSupported, TfmqError, TimedOut
 from tfmq.hooks import Hook
@@ -87,6 +87,8 @@ class ProducerCore:
         self.hooks = tuple(settings.hooks)
         self.group = settings.group
         self.closed = False
+        self.ended = Flag()
+        """Raised when closing is over, for whoever closes too."""
         self.plain = self.codec is None and not self.hooks and self.selector.per_batch
         """Whether bytes without key and so on may go the short way into the open batch."""
         self.link = Link(parse_servers(settings.servers), time.monotonic)
@@ -103,6 +105,7 @@ class ProducerCore:
     def _forked(self) -> None:
         self.driver.tickers.remove(self.sender)
         self.sender.orphan()
+        self.ended.done = self.closed  # the thread that was closing it is the parent's
         self._begin()
 
     # Messages
@@ -159,7 +162,8 @@ class ProducerCore:
         return self.sender.has_room() and (free or self.sender.lanes.knows(topic))
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Take the message into a batch."""
+        """Take the message into a batch. Raises `Closed`."""
+        self.check_open()
         delivery = self.sender.append(topic, message, payload)
         if self.hooks:
             delivery.add_callback(lambda done: self._told(topic, message, done))
@@ -177,20 +181,23 @@ class ProducerCore:
             yield from self._making_room()
             if not (message.key is None and message.partition is None and self.selector.per_batch):
                 yield from self._knowing(topic)
-        self.check_open()
         return self.append(topic, message, payload)
 
     def sending_many(self, topic: str, payloads: Iterable[Any]) -> Operation[Deliveries]:
         """Send them all; ends when the last one is in a batch that is on its way."""
         self.checked(topic, Message(b"")) if not self.hooks else self.check_open()
         deliveries = Deliveries(self.owner)
-        iterator, count = iter(payloads), CHUNK_COUNT
-        while chunk := list(islice(iterator, count)):
+        taking = _Taking(payloads)
+        while True:
+            yield Wait(taking, 0.0)
+            chunk = taking.chunk
+            if not chunk:
+                break
             if not deliveries.runs:
                 yield from self._knowing(topic)
             types = set(map(type, chunk))
             if self.plain and types <= _PLAIN_TYPES:
-                count = yield from self._sending_plain(topic, chunk, str in types, deliveries)
+                taking.count = yield from self._sending_plain(topic, chunk, str in types, deliveries)
             else:
                 yield from self._sending_each(topic, chunk, deliveries)
         self.sender.hurry(deliveries.batches)
@@ -294,14 +301,18 @@ class ProducerCore:
     def closing(self, timeout: float) -> Operation[None]:
         """Take nothing more, flush, give up what is left. Raises `DeliveryFailed`."""
         if self.closed:
+            yield Wait((self.ended,), timeout)
             return
         self.closed = True
         self.plain = False
         waited = self.sender.flush()
-        yield from all_done(waited, timeout, self.link)
-        self.sender.abandon(
-            TimedOut(f"The producer was closed, and it was not delivered within {timeout:g} s.")
-        )
+        try:
+            yield from all_done(waited, timeout, self.link)
+        finally:
+            self.sender.abandon(
+                TimedOut(f"The producer was closed, and it was not delivered within {timeout:g} s.")
+            )
+            self.ended.settle()
         failed = self.sender.take_failures()
         if failed:
             raise _failure(failed)
@@ -321,6 +332,21 @@ class ProducerCore:
             "connected": link.state == "ready",
             "server": str(link.server),
         }
+
+
+class _Taking:
+    """Takes the next payloads when a driver goes through what is waited for, so outside of its lock: it is code of
+    the caller that runs then; it may take its time, and may even send.
+    """
+
+    def __init__(self, payloads: Iterable[Any]) -> None:
+        self._iterator = iter(payloads)
+        self.count = CHUNK_COUNT
+        self.chunk: list[Any] = []
+
+    def __iter__(self) -> Iterator[Waitable]:
+        self.chunk = list(islice(self._iterator, self.count))
+        return iter(())
 
 
 def no_transactions() -> NoReturn:

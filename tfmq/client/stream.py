@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from copy import copy
 from typing import TYPE_CHECKING
 
 from tfmq.client.batch import Batch
@@ -176,6 +177,8 @@ class Stream:
         self.producer_id, self._stored_through = producer_id, -1
         self._hole = self._unsure = False
         self.state = "ready"
+        for batch in self.flight:
+            batch.attempts = 0  # none of it is stored: that is known by now
         self._requeue()
         self._unnumber(0)
         self.pump()
@@ -196,7 +199,7 @@ class Stream:
             self._stored(call, batch)
         elif isinstance(error, UnknownTopic):
             self._land(batch)
-            self._sender.fail(batch, error)
+            self._sender.fail(batch, _told(error, batch))
             self._gone(error)
             return
         else:
@@ -331,4 +334,12 @@ class Stream:
         self.queue.clear()
         for batch in waiting:
             batch.unnumber()
-            self._sender.fail(batch, error if not isinstance(error, TimedOut) else self._sender.late(batch))
+            late = isinstance(error, TimedOut)
+            self._sender.fail(batch, self._sender.late(batch) if late else _told(error, batch))
+
+
+def _told(error: TfmqError, batch: Batch) -> TfmqError:
+    """`error` for a batch that is refused or was never sent: it may still be there if it was sent more than once."""
+    told = copy(error)
+    told.outcome = UNKNOWN if batch.attempts > 1 else NOT_DONE
+    return told

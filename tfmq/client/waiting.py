@@ -60,7 +60,9 @@ class Flag(Waitable):
 
 
 class Wait(NamedTuple):
-    """Resume when any of `targets` is done, or after `seconds` (None: no limit). No targets: a plain sleep."""
+    """Resume when any of `targets` is done, or after `seconds` (None: no limit). No targets: a plain sleep. A driver
+    goes through `targets` once, outside of its lock.
+    """
 
     targets: Iterable[Waitable]
     seconds: float | None = None

@@ -233,7 +233,9 @@ class AsyncDriver:
         self._look()
 
     def _connect(self) -> None:
-        if self.channel.socket is None and self._looking_up is None and self.link.wants_connection():
+        task = self._looking_up
+        looking_up = task is not None and not task.done()  # the end of a loop cancels it
+        if self.channel.socket is None and not looking_up and self.link.wants_connection():
             assert self._loop is not None
             self._unwatch()
             self._looking_up = self._loop.create_task(self._look_up())
@@ -246,7 +248,6 @@ class AsyncDriver:
             found = await self._loop.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
         except OSError as error:
             found = OSError(f"the name {server.host} cannot be looked up ({error.strerror})")
-        self._looking_up = None
         if isinstance(found, OSError):
             self.channel.broke(found)
         elif not self.closed and self.channel.socket is None:

@@ -11,8 +11,6 @@ Everything built on the link is touched under `lock` only. Users' callbacks run 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import select
 import socket
 import threading
@@ -25,9 +23,10 @@ from tfmq.client.drivers.channel import Channel, choose
 from tfmq.client.drivers.fork import after_fork
 from tfmq.client.drivers.keeper import Keeper
 from tfmq.client.drivers.timers import Timer, Timers
+from tfmq.client.drivers.wake import WakePipe
 from tfmq.client.link import Link
 from tfmq.client.waiting import Flag, Operation, Waitable
-from tfmq.errors import NotAllowed
+from tfmq.errors import Closed, NotAllowed
 
 Result = TypeVar("Result")
 FOREVER_SECONDS = 3600.0
@@ -88,8 +87,8 @@ class BlockingDriver:
         self.closed = False
         self._leader: int | None = None
         self._waiters: dict[Waiter, None] = {}
-        self._polling = False
-        self._wake_read = self._wake_write = -1
+        self._polling = self._reading = False
+        self._wake = WakePipe()
         self._poller = select.poll()
         self._polled = (-1, 0)
         self.keeper = Keeper(self)
@@ -107,11 +106,13 @@ class BlockingDriver:
         except StopIteration as end:
             self.callbacks.run()
             return end.value  # type: ignore[no-any-return]
-        finally:
-            operation.close()
+        except BaseException:
+            with self.lock:  # it gives up what it waited for
+                operation.close()
+            raise
 
     def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        """Whether any of `targets` was done within `seconds` (None: wait for ever)."""
+        """Whether any of `targets` was done within `seconds` (None: for ever). Raises `Closed` if that came first."""
         refuse_in_callback()
         waiter = Waiter(tuple(targets), self._waiters)
         if waiter.done:
@@ -128,6 +129,8 @@ class BlockingDriver:
                     self._leave(waiter)
         if self.callbacks:
             self.callbacks.run()
+        if self.closed and not waiter.done:
+            raise Closed("The client was closed before that was done.")
         return waiter.done
 
     def _join(self, waiter: Waiter, deadline: float) -> bool:
@@ -138,7 +141,7 @@ class BlockingDriver:
             with self.lock:
                 for target in waiter.targets:
                     target.when_done(waiter.wake)
-                if self._leader is None or waiter.done or self.closed:
+                if self._may_lead() or waiter.done or self.closed:
                     return False
                 self._line_up(waiter)
             remaining = deadline - self.clock()
@@ -148,9 +151,7 @@ class BlockingDriver:
                 self._leave(waiter)
             raise
         forgotten = len(waiter.targets) == 1 and waiter.targets[0].done
-        orphaned = self._leader is None and bool(
-            self._waiters
-        )  # it was the heir, perhaps: somebody has to lead
+        orphaned = self._leader is None and bool(self._waiters)  # it may be the heir: somebody has to lead
         return woken and forgotten and not orphaned
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
@@ -204,13 +205,13 @@ class BlockingDriver:
         with self.lock:
             if self._leader is None:
                 self.channel.close()
-                self._close_wake()
+                self._wake.close()
         self.callbacks.run()
 
     def renew(self) -> None:
         """In a forked child: a fresh connection, fresh locks, nothing of the parent's."""
         self.channel.close()
-        self._close_wake()
+        self._wake.close()
         self.callbacks.clear()
         self.timers.clear()
         was_closed = self.closed
@@ -226,11 +227,15 @@ class BlockingDriver:
 
     def _wait(self, waiter: Waiter, deadline: float) -> None:
         while not waiter.done and not self.closed:
-            if self._leader is None:
+            if self._may_lead():
                 if not self._lead(lambda: waiter.done, deadline):
                     return
             elif not self._follow(waiter, deadline):
                 return
+
+    def _may_lead(self) -> bool:
+        """Nobody leads; or this thread does, and a signal handler waits inside of its `poll`."""
+        return self._leader is None or self._leader == threading.get_ident()
 
     def _follow(self, waiter: Waiter, deadline: float) -> bool:
         """Sleep until woken: by a target, or as the heir. False when the time is over."""
@@ -269,7 +274,7 @@ class BlockingDriver:
 
     def _lead(self, done: Callable[[], bool], deadline: float, once: bool = False) -> bool:
         """Read for all until `done()`. False when the time is over. Called and left under the lock."""
-        self._leader = threading.get_ident()
+        outer, self._leader = self._leader, threading.get_ident()
         try:
             while True:
                 self._turn(done, deadline)
@@ -278,7 +283,9 @@ class BlockingDriver:
                 if once or self.clock() >= deadline:
                     return False
         finally:
-            self._leader = None
+            self._leader = outer
+            if outer is not None:
+                self._interrupt()  # what the interrupted `poll` waits for may have been read in here
 
     def _turn(self, done: Callable[[], bool], deadline: float) -> None:
         """Everything that is due, one `poll`, and what it found. It does not sleep once it is `done()`: a call whose
@@ -308,34 +315,39 @@ class BlockingDriver:
 
     def _poll(self, seconds: float) -> int:
         """Wait without the lock for the socket or a wake-up, and read; what `poll` said of the socket."""
-        channel = self.channel
+        channel, nested = self.channel, self._polling  # nested: a signal handler waits inside of a `poll`
+        if self._reading:  # ... or between reading and taking: what is read now would be taken out of place
+            channel.broke(ConnectionResetError("a signal came while an answer was read"))
+        source = channel.socket
         polled = (channel.fileno(), READ_WRITE if channel.wants_write else select.POLLIN)
-        if polled != self._polled:
+        if polled != self._polled or nested:
             self._poller, self._polled = self._new_poller(*polled), polled
         poll = self._poller
-        self._polling = True
-        events, data = 0, None
-        reading = False
+        events, data, received = 0, None, False
+        self._polling, self._reading = True, False
         self.lock.release()
         try:
             for descriptor, event in poll.poll(-(-seconds * 1000 // 1)):
-                if descriptor == self._wake_read:
-                    _drain(descriptor)
+                if descriptor != polled[0]:
+                    self._wake.drain()
                 else:
                     events = event
                     if event & ~select.POLLOUT:
-                        reading = True
+                        self._reading = True
                         data = channel.receive()
-                        reading = False
+                        received = True
         finally:
             self.lock.acquire()
-            self._polling = False
+            self._polling = nested
             if self.closed:
                 channel.close()
-            elif reading:  # Ctrl-C in between: what was read is lost, so the stream has no sense any more
+            elif (
+                self._reading and not received
+            ):  # Ctrl-C: what was read is lost, so the stream makes no sense
                 channel.broke(ConnectionResetError("reading was interrupted"))
-            else:
+            elif channel.socket is source:  # else that connection is gone, and what it brought is void
                 channel.take(data)
+            self._reading = False
         return events
 
     def _new_poller(self, descriptor: int, events: int) -> select.poll:
@@ -343,7 +355,7 @@ class BlockingDriver:
         poller = select.poll()
         if descriptor >= 0:
             poller.register(descriptor, events)
-        poller.register(self._wake_end(), select.POLLIN)
+        poller.register(self._wake.descriptor, select.POLLIN)
         return poller
 
     def _run_callbacks(self) -> None:
@@ -374,26 +386,7 @@ class BlockingDriver:
 
     # Waking the leader
 
-    def _wake_end(self) -> int:
-        if self._wake_read < 0:
-            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        return self._wake_read
-
     def _interrupt(self) -> None:
         """Let the leader leave its `poll` and look around."""
-        if self._polling and self._wake_write >= 0:
-            with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
-                os.write(self._wake_write, b"w")
-
-    def _close_wake(self) -> None:
-        for descriptor in (self._wake_read, self._wake_write):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._wake_read = self._wake_write = -1
-        self._polled = (-1, 0)
-
-
-def _drain(descriptor: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while len(os.read(descriptor, 4096)) == 4096:
-            pass
+        if self._polling:
+            self._wake.ring()
