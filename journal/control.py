@@ -36,7 +36,8 @@ _LAST: Final = FLAG_CONTROL.to_bytes(1, "big")
 _LAST_POSITION: Final = CONTROL_MARK.size - 1
 _RARE_SHIFT: Final = 10
 """Rare is less than once in 1024 bytes: then one call for each costs less than the slow search."""
-_WHOLE: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
+CONTROL_RECORD: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
+"""Header and body in one: the fields of HEADER, then those of CONTROL_BODY."""
 
 
 class BadControl(BadRecord):
@@ -141,7 +142,7 @@ def decode_control(data: Buffer, position: int, log_id: int) -> Control:
     if end > len(data):
         raise Incomplete(position, "the bytes end inside a control record")
     (length, checksum, id, flag, version, bits, records, size, crc, append_time, epoch, kind, forced, ordinal,
-     offset, source_id, source_high, source_low) = _WHOLE.unpack_from(data, position)  # fmt: skip
+     offset, source_id, source_high, source_low) = CONTROL_RECORD.unpack_from(data, position)  # fmt: skip
     if flag != FLAG_CONTROL or length != _BODY_SIZE:
         raise BadControl(position, f"flag {flag:#x} and length {length} are no control record's")
     if id != log_id:

@@ -35,6 +35,7 @@ from journal.record import (
     records_of,
 )
 from tfmq.client.received import Codec, LazyAttribute, Origin, ReceivedMessage
+from tfmq.client.single_blocks import SingleBlocks
 from tfmq.errors import Damaged, DecodeFailed
 
 SAME_SIZE_COUNT_MIN: Final = 4
@@ -52,9 +53,9 @@ _new = tuple.__new__
 
 
 class Decoded(NamedTuple):
-    """One control block as its reader sees it.
+    """One control block as its reader sees it, or several that follow each other and hold one record each.
 
-    `messages` in order; the block covers offsets from `offset` up to `next_offset`, and ordinals up to
+    `messages` in order; it covers offsets from `offset` up to `next_offset`, and ordinals up to
     `next_ordinal`; `epoch` is the log's when it was written.
     """
 
@@ -95,6 +96,7 @@ class Decoder:
         self.incarnation = incarnation
         self.log_id = make_log_id(incarnation, partition)
         self.codec = codec
+        self._singles = SingleBlocks(topic, partition, incarnation, self.log_id, codec)
 
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
@@ -107,6 +109,12 @@ class Decoder:
         """
         place, position, end = start, 0, len(body)
         while position < end:
+            if place >= skip_to:
+                run = self._singles.take(body, position, place, next_offset)
+                if run.messages:
+                    yield Decoded(run.messages, place, run.next_offset, run.next_ordinal, run.epoch)
+                    position, place = run.position, run.next_offset
+                    continue
             at, control = self._verified(body, position, place, next_offset, gaps)
             shift = control.offset - position
             decoded = self._messages(body, position, at, control, skip_to)
