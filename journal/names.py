@@ -31,6 +31,9 @@ LOCK_NAME: Final = "lock"
 OFFSET_DIGITS: Final = 32
 """Names of one folder sort as their offsets do: zero-padded, with room for any u64."""
 
+OFFSET_MAX: Final = (1 << 64) - 1
+"""A file whose name says more is not ours."""
+
 NAME_SIZE_MAX: Final = 249
 """A topic's folder is its name, a dash and a partition number; file systems take 255 bytes."""
 
@@ -50,7 +53,9 @@ def segment_name(offset: int, suffix: str = SEGMENT_SUFFIX) -> str:
 def parse_segment_name(name: str, suffix: str = SEGMENT_SUFFIX) -> int | None:
     """The offset in a segment's name; None if `name` is not exactly one of those."""
     match = _OFFSET_NAME.fullmatch(name)
-    return int(match[1]) if match is not None and match[2] == suffix else None
+    if match is None or match[2] != suffix or int(match[1]) > OFFSET_MAX:
+        return None
+    return int(match[1])
 
 
 def index_name(offset: int) -> str:

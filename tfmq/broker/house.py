@@ -236,6 +236,7 @@ class House:
         self.open = False
         self._stopped = done
         self.polls.close()
+        self.retention.stop()
         self.turn_ended()
 
     def _try_stop(self) -> None:

@@ -26,6 +26,9 @@ from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the producers' snapshot"
 
+STREAMS_SLACK: Final = 2
+"""Between two rounds of `expire` there may be so many times too many streams: a flood of new ids ends there."""
+
 LeasedMs = Callable[[int], int | None]
 """When (wall clock, ms) an id was leased, at the latest; None if it never was."""
 
@@ -164,16 +167,24 @@ class Producers:
         """Forgets streams idle longer than allowed, and the longest idle of too many; how many."""
         before = len(self._streams)
         while self._streams:
-            producer_id, stream = next(iter(self._streams.items()))
+            stream = next(iter(self._streams.values()))
             if len(self._streams) <= self._streams_max and stream.seen_ms + self._idle_ms >= now_ms:
                 break
-            del self._streams[producer_id]
-            self.floor = max(self.floor, producer_id)
+            self._forget_idlest()
         return before - len(self._streams)
+
+    def _forget_idlest(self) -> None:
+        producer_id = next(iter(self._streams))
+        del self._streams[producer_id]
+        self.floor = max(self.floor, producer_id)
 
     def _touch(self, producer_id: int, seen_ms: int) -> Stream:
         """The stream, made if need be, moved behind all others."""
-        stream = self._streams.pop(producer_id, None) or Stream(self._remembered)
+        stream = self._streams.pop(producer_id, None)
+        if stream is None:
+            stream = Stream(self._remembered)
+            if len(self._streams) >= STREAMS_SLACK * self._streams_max:
+                self._forget_idlest()
         self._streams[producer_id] = stream
         stream.seen_ms = seen_ms
         return stream

@@ -32,12 +32,20 @@ class Retention:
     def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
         self._topics, self._timers, self._clock = topics, timers, clock
         self._left: deque[Partition] = deque()
+        self._stopped = False
 
     def start(self) -> None:
         """Arms the first round."""
         self._timers.after(ROUND_SECONDS, self._round)
 
+    def stop(self) -> None:
+        """The broker stops: what this round has not looked at is left to the next start."""
+        self._stopped = True
+        self._left.clear()
+
     def _round(self) -> None:
+        if self._stopped:
+            return
         if not self._left:
             self._left.extend(self._topics.partitions())
             self._next()

@@ -15,6 +15,7 @@ from journal.buffers import Buffer
 from tfmq import errors, limits
 from tfmq.broker.caller import Buffers
 from tfmq.broker.engine import Engine
+from tfmq.broker.faults import client_error
 from tfmq.errors import BadFrame, BadRequest, Busy, NotAllowed, TfmqError, VersionMismatch
 from tfmq.protocol import commands, foreign, frames
 from tfmq.protocol.commands import Command
@@ -175,10 +176,19 @@ class Session:
         if type(request) is commands.Produce:
             reply.silent = request.acks == commands.ACKS_NONE
         elif type(request) is commands.Status:
-            reply.ok({**self._engine.status_map(), **self._welcome.status()})
+            self._status(reply)
             return
         self._welcome.turn_wanted()
         method(self._engine, request, body, reply, self)
+
+    def _status(self, reply: Reply) -> None:
+        """The engine's words and the server's; a disk that cannot be asked is an error like any other."""
+        try:
+            status = {**self._engine.status_map(), **self._welcome.status()}
+        except Exception as error:
+            reply.error(client_error(error))
+        else:
+            reply.ok(status)
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
         """What came is no frame: say so, in HTTP to whoever speaks that, and end."""

@@ -28,6 +28,8 @@ well.
 """
 RECEIVING_BYTES_ALL = 256 * MIB
 """Memory for frames that are not whole: above it one connection after the other goes on, the rest waits."""
+CROWDED_TIMES = 4
+"""With so many times that, which only the beginnings of frames can bring about, each read takes little."""
 MEMORY = "memory"
 """The reason of that pause."""
 LOOK_SECONDS = 1.0
@@ -83,8 +85,6 @@ class Traffic:
         self._dirty.append(connection)
         if not self.turn.ending:
             self.turn.want()
-        if self.unsent_bytes > UNSENT_BYTES_ALL:
-            self._relieve()
 
     def turn_ended(self) -> None:
         """Send what the turn has brought, and use the arena from its start again."""
@@ -153,6 +153,14 @@ class Traffic:
             self._looking = True
             self._call_later(LOOK_SECONDS, self._look)
 
-    def _relieve(self) -> None:
+    @property
+    def crowded(self) -> bool:
+        """Frames that are not whole fill the memory for them: the next ones begin with little."""
+        return self.receiving_bytes > CROWDED_TIMES * RECEIVING_BYTES_ALL
+
+    def relieve(self) -> None:
+        """Whoever has most unsent is cut off, if all together have too much; at every send."""
+        if self.unsent_bytes <= UNSENT_BYTES_ALL:
+            return
         worst = max(self._dirty + list(self._standing), key=lambda connection: connection.unsent_bytes)
         worst.cut_off(f"{self.unsent_bytes} bytes wait for all peers, the most for this one")

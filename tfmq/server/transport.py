@@ -43,6 +43,8 @@ LINGER_SECONDS = 2.0
 """How long an ended connection waits for its peer to end too, so that the last words are not lost by a
 reset.
 """
+CROWDED_BYTES = 4096
+"""One read takes no more while memory for half frames is short: so their beginnings do not add up either."""
 UNSENT = "unsent"
 """The reason of a pause for the rule above."""
 WOULD_BLOCK = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.EINTR})
@@ -107,7 +109,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if self._tail is not None:
             return self._read_on(self._tail)
         arena = self._traffic.arena
-        room = arena.room()
+        room = arena.room()[:CROWDED_BYTES] if self._traffic.crowded else arena.room()
         start = len(self._start)
         if start:
             room[:start] = self._start
@@ -216,9 +218,11 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._traffic.unsent_bytes += size
         if self.unsent_bytes > self._traffic.unsent_bytes_max:
             self.cut_off(f"{self.unsent_bytes} bytes wait for it to read")
-        elif not self._flushing and not self._waiting:
+            return
+        if not self._flushing and not self._waiting:
             self._flushing = True
             self._traffic.flush_later(self)
+        self._traffic.relieve()
 
     def write(self, data: bytes) -> None:
         """As Twisted's."""

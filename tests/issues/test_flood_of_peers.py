@@ -1,0 +1,58 @@
+"""What many peers, or one with many requests, make the server hold is bounded for all of them together."""
+
+import pytest
+
+from tests.broker.helpers import Broker, Session
+from tests.server.fakes import Net
+from tests.server.test_transport import connected, frame
+from tfmq.protocol.commands import EPOCH_UNKNOWN, Fetch
+
+
+def test_who_waits_to_send_and_is_given_more_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfmq.server.traffic.UNSENT_BYTES_ALL", 10_000)
+    net = Net()
+    many = [connected(net) for _ in range(8)]
+    for connection, socket, _ in many:
+        socket.room = 10
+        connection.send([bytes(1000)])
+        net.reactor.advance(0)
+        assert connection.waits_for_reader()
+    for connection, _, _ in many:
+        connection.send([bytes(9000)])
+    assert net.traffic.unsent_bytes <= 10_000 + 9000
+
+
+def test_beginnings_of_frames_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfmq.server.traffic.RECEIVING_BYTES_ALL", 100_000)
+    monkeypatch.setattr("tfmq.server.receiving.RECEIVING_BYTES_PLENTY", 0)
+    net = Net()
+    many = [connected(net) for _ in range(200)]
+    for connection, _, _ in many:
+        net.bring(connection, frame(bytes(200_000))[:100_000])
+    assert net.traffic.receiving_bytes <= 4 * 100_000 + 400_000 + 200 * 16_384
+
+
+def test_fetches_of_one_correlation_number_do_not_outlive_their_session() -> None:
+    broker = Broker()
+    broker.create()
+    session = Session()
+    request = Fetch("orders", broker.incarnation(), 0, 0, EPOCH_UNKNOWN, 1000, 60_000)
+    answers = []
+    for _ in range(5):
+        broker.correlation = 7
+        answers.append(broker.ask(request, session=session))
+    assert [answer.code for answer in answers] == ["waiting"] + ["bad_request"] * 4
+    session.close()
+    assert broker.engine.house.polls.count == 0
+
+
+def test_a_flood_of_new_producers_is_bounded_before_the_next_round() -> None:
+    broker = Broker(limits__producers_per_partition=10)
+    broker.create()
+    first = broker.lease(100)
+    for producer in range(first, first + 100):
+        assert broker.produce(producer, 0).code == "ok"
+    producers = broker.engine.house.topics.topic("orders").partitions[0].producers  # type: ignore[union-attr]
+    assert len(producers) <= 20
+    assert broker.produce(first, 0).code == "unknown_producer", "forgotten, so never taken for a new one"
+    assert broker.produce(first + 99, 0).repeated
