@@ -3,17 +3,18 @@
 import os
 import tempfile
 import time
+from pathlib import Path
 
 
-def sequential_mb_per_second(group_bytes: int, total_bytes: int) -> float:
-    """write + fdatasync of groups of `group_bytes` in one new file: MB a second."""
-    data = os.urandom(group_bytes)
-    with tempfile.NamedTemporaryFile(prefix="tfmq-bench-", dir=".") as file:
+def sequential_mb_per_second(group_bytes: int, total_bytes: int, folder: Path) -> float:
+    """write + fdatasync of groups of `group_bytes` in one new file of `folder`: MB a second."""
+    data, groups = os.urandom(group_bytes), max(1, total_bytes // group_bytes)
+    with tempfile.NamedTemporaryFile(prefix="tfmq-bench-", dir=folder) as file:
         begun = time.perf_counter()
-        for _ in range(max(1, total_bytes // group_bytes)):
+        for _ in range(groups):
             os.write(file.fileno(), data)
             os.fdatasync(file.fileno())
-        return total_bytes / 1e6 / (time.perf_counter() - begun)
+        return groups * group_bytes / 1e6 / (time.perf_counter() - begun)
 
 
 def force_seconds(size_bytes: int, count: int) -> list[float]:

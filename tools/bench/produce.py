@@ -14,7 +14,6 @@ COUNT = 1_000_000
 SEND_COUNT = 300_000
 PYTHON_COUNT = 50_000
 LARGE_COUNT = 200_000
-GROUP_BYTES = 1 << 20
 PAYLOAD = b"x" * 100
 
 
@@ -23,8 +22,47 @@ def many(server: Broker, topic: str, payloads: list[bytes]) -> float:
     with tfmq.Producer(server.address) as producer:
         producer.send(topic, b"warm").result()
         begun = time.perf_counter()
-        producer.send_many(topic, payloads).result(120)
-        return len(payloads) / (time.perf_counter() - begun)
+        results = producer.send_many(topic, payloads).result(120)
+        seconds = time.perf_counter() - begun
+    expect_synced(results, len(payloads))
+    delete(server, topic)
+    return len(payloads) / seconds
+
+
+def expect_synced(results: list[tfmq.SendResult], count: int) -> None:
+    """A row that says synced has measured that, and everything that was sent."""
+    if any(each.durability != "synced" for each in results) or sum(each.count for each in results) != count:
+        raise RuntimeError("not every message was answered as synced")
+
+
+def delete(server: Broker, topic: str) -> None:
+    """The files of a run go with it, as those of the bare disk do: both begin with the same disk and memory."""
+    with tfmq.Admin(server.address) as admin:
+        admin.delete_topic(topic)
+
+
+class AgainstTheDisk:
+    """1 KB messages, and then the bare disk with groups as large as the broker's forces were in that run."""
+
+    def __init__(self, server: Broker, payloads: list[bytes]) -> None:
+        self._server = server
+        self._payloads = payloads
+        self.group_bytes: list[int] = []
+
+    def produce(self) -> float:
+        before = self._forces()
+        rate = many(self._server, "large", self._payloads)
+        total = sum(map(len, self._payloads))
+        self.group_bytes.append(total // max(1, self._forces() - before))
+        return rate
+
+    def disk(self) -> float:
+        total = sum(map(len, self._payloads))
+        return disk.sequential_mb_per_second(self.group_bytes[-1], total, self._server.data.parent)
+
+    def _forces(self) -> int:
+        with tfmq.Admin(self._server.address) as admin:
+            return int(admin.status()["forces"])
 
 
 def one_call_each(server: Broker, topic: str, count: int) -> float:
@@ -35,22 +73,25 @@ def one_call_each(server: Broker, topic: str, count: int) -> float:
         for _ in range(count):
             producer.send(topic, PAYLOAD)
         producer.flush()
-        return count / (time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+    delete(server, topic)
+    return count / seconds
 
 
 def measure(runs: int, peers: bool) -> list[Figure]:
     """All rows of producing; Kafka in turn with tfmq where it is there."""
     source = random.Random(1)
-    mixed = [PAYLOAD[:50] * (1 + source.random() < 0.5) + b"y" * source.randrange(51) for _ in range(COUNT)]
+    mixed = [b"y" * source.randrange(50, 151) for _ in range(COUNT)]
     same, large = [PAYLOAD] * COUNT, [b"z" * 1000] * LARGE_COUNT
     with ExitStack() as stack:
         server = stack.enter_context(broker())
+        against = AgainstTheDisk(server, large)
         programs = {
             "produce 100 B, send_many": lambda: many(server, "many", same),
             "produce 50-150 B, send_many": lambda: many(server, "mixed", mixed),
             "produce 100 B, send()": lambda: one_call_each(server, "send", SEND_COUNT),
-            "produce 1 KB, send_many": lambda: many(server, "large", large),
-            "disk": lambda: disk.sequential_mb_per_second(GROUP_BYTES, LARGE_COUNT * 1000),
+            "produce 1 KB, send_many": against.produce,
+            "disk": against.disk,
         }
         note = ""
         if peers:
@@ -60,11 +101,12 @@ def measure(runs: int, peers: bool) -> list[Figure]:
                 programs["kafka-python"] = lambda: rate("python_produce", other, "p", PYTHON_COUNT)
             except PeerMissing as missing:
                 note = str(missing)
+        many(server, "warm-up", same)
         values = dict(zip(programs, alternately(runs, *programs.values()), strict=True))
-    return figures(values, note)
+    return figures(values, median(against.group_bytes), note)
 
 
-def figures(values: dict[str, list[float]], note: str) -> list[Figure]:
+def figures(values: dict[str, list[float]], group_bytes: float, note: str) -> list[Figure]:
     targets = {
         "produce 100 B, send_many": 1.6e6,
         "produce 50-150 B, send_many": 1.1e6,
@@ -75,12 +117,12 @@ def figures(values: dict[str, list[float]], note: str) -> list[Figure]:
         Figure(row, "tfmq, synced", median(values[row]), "msg/s", target, note=spread(values[row]))
         for row, target in targets.items()
     ]
-    large = median(
-        [a * 1000 / 1e6 / b for a, b in zip(values["produce 1 KB, send_many"], values["disk"], strict=True)]
-    )
-    rows.append(
-        Figure("produce 1 KB / write+fdatasync of 1 MiB", "ratio", large, "x", 0.8, note="payload bytes")
-    )
+    large = [
+        a * 1000 / 1e6 / b for a, b in zip(values["produce 1 KB, send_many"], values["disk"], strict=True)
+    ]
+    groups = f"write + fdatasync of {group_bytes / 1024:,.0f} KiB, as the broker forces"
+    rows.append(Figure(groups, "the disk", median(values["disk"]), "MB/s", note=spread(values["disk"])))
+    rows.append(Figure("produce 1 KB / the disk", "ratio", median(large), "x", 0.8, note=spread(large)))
     if note:
         rows.append(Figure("produce 100 B", "Kafka", float("nan"), "msg/s", note=note))
     for peer, row, target in (
