@@ -1,5 +1,6 @@
 """A disk that fails or is slow, under a live server: real system calls that return EIO, ENOSPC, or come late."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,19 +12,21 @@ import pytest
 import tfmq as client
 from tests.e2e.commands import tfmq
 from tests.e2e.reading import payloads
-from tests.e2e.tracing import injected
+from tests.e2e.tracing import ThreadedServer, injected
 from tests.scale import scaled, seeded
 from tools.rigs.live_server import LiveServer
+from tools.rigs.loop_image import LoopImage, Unavailable
 
 SECONDS = 30.0
 SLOW_SECONDS = 1.5
 QUICK_SECONDS = 0.5
+DEVICE_BYTES = 8 << 20
 SEGMENT = "0" * 32 + ".zxQueue"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LiveServer]:
-    made = LiveServer(tmp_path / "data", "flush.messages=0")
+    made = ThreadedServer(tmp_path / "data", "flush.messages=0")
     made.start()
     with client.Admin(made.address) as admin:
         admin.create_topic("orders", partitions=2)
@@ -230,7 +233,7 @@ def end_of(delivery: client.Delivery) -> float:
 
 def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path) -> None:
     limits = ("limits.pending_bytes=4194304", "limits.pending_bytes_per_session=4194304")
-    server = LiveServer(tmp_path / "data", *limits)
+    server = ThreadedServer(tmp_path / "data", *limits)
     server.start()
     assert server.process is not None
     send(server.address, b"")
@@ -254,3 +257,34 @@ def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path) -> None:
     found = [payload for payload in payloads(server.address, "orders") if payload]
     assert sorted(found) == sorted(acknowledged)
     server.stop()
+
+
+def test_a_real_error_of_the_device_stops_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """The file system's image lies on a tmpfs that is too small for it: writing back fails, as on a broken disk."""
+    if os.geteuid() != 0:
+        pytest.skip("cannot be had here: mounting needs root")
+    try:
+        image = LoopImage(small_tmpfs_bytes=DEVICE_BYTES)
+    except Unavailable as error:
+        pytest.skip(f"cannot be had here: {error}")
+    with image:
+        server = LiveServer(tmp_path / "data")
+        server.data.symlink_to(image.mount_point)
+        server.start()
+        acknowledged: list[bytes] = []
+        with client.Producer(server.address, timeout=SECONDS) as producer:
+            for number in range(1_000):
+                payload = b"%d:" % number + os.urandom(100_000)
+                try:
+                    producer.send("orders", payload).result(SECONDS)
+                except client.StorageStopped as stopped:
+                    assert stopped.outcome == "unknown"
+                    break
+                acknowledged.append(payload)
+            else:
+                raise AssertionError("the device took more than it has")
+        assert acknowledged
+        refused(server.address, b"never")
+        assert "takes no messages" in server.log.read_text()
+        assert fresh(server.address, 0) == acknowledged
+        server.kill()

@@ -5,6 +5,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,21 @@ from pathlib import Path
 
 import pytest
 
+from tools.rigs.live_server import LiveServer
+
 ATTACH_SECONDS = 20.0
+
+# Linux AIO forces inside the kernel, where strace cannot reach.
+WITHOUT_AIO = (
+    "import journal.aio; journal.aio.ForceQueue.open = classmethod(lambda cls: None);"
+    "from tfmq.server.main import main; main()"
+)
+
+
+class ThreadedServer(LiveServer):
+    """A server as on a system that has no Linux AIO: its forces are system calls of its threads."""
+
+    program = (sys.executable, "-c", WITHOUT_AIO)
 
 
 class Tracer:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 START_SECONDS = 60.0
@@ -11,6 +12,8 @@ START_SECONDS = 60.0
 class LiveServer:
     """`start`, `kill` (SIGKILL), `stop` (SIGTERM); `address` stays the same after the first start."""
 
+    program: Sequence[str] = (sys.executable, "-m", "tfmq.server.main")
+
     def __init__(self, data: Path, *settings: str) -> None:
         self.data, self.settings, self.address = data, settings, "127.0.0.1:0"
         self.log = data.parent / "server.log"
@@ -18,15 +21,7 @@ class LiveServer:
 
     def start(self) -> None:
         """Start it and wait until it is ready. Raises RuntimeError with the end of its log when it is not."""
-        command = [
-            sys.executable,
-            "-m",
-            "tfmq.server.main",
-            "--data",
-            str(self.data),
-            "--listen",
-            self.address,
-        ]
+        command = [*self.program, "--data", str(self.data), "--listen", self.address]
         for setting in self.settings:
             command += ["--set", setting]
         with self.log.open("ab") as log:
