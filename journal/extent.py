@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 
+from journal.errors import Closed
 from journal.mark import Marks
 from journal.recovery import Damage
 from journal.segment import Segment
@@ -45,7 +46,9 @@ class Extent:
         self.damage: tuple[Damage, ...] = ()
         self.sources: dict[tuple[int, int], tuple[int, int]] = {}
         self.lock = threading.RLock()
-        """Held for short changes of several fields, and while an index is loaded; never for a force."""
+        """Held for short changes of several fields; never for anything that may wait for the disk."""
+        self.loading = threading.Lock()
+        """Held while an index is loaded, which may read a whole segment: the owner must not wait for that."""
         self._reads = 0
         self._retired: list[Segment] = []
 
@@ -67,7 +70,12 @@ class Extent:
                 self.forced, self.forced_ordinal = offset, ordinal
 
     def number_of(self, offset: int, segments: tuple[Segment, ...]) -> int:
-        """The place in `segments` of the one that holds `offset`; 0 if it lies before all."""
+        """The place in `segments` of the one that holds `offset`; 0 if it lies before all.
+
+        Raises Closed: the log was let go of between a reader's look at it and this one.
+        """
+        if not segments:
+            raise Closed()
         return max(0, bisect_right(segments, offset, key=_base) - 1)
 
     def replace(self, segments: tuple[Segment, ...], retired: tuple[Segment, ...] = ()) -> None:

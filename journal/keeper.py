@@ -156,7 +156,7 @@ class Keeper:
         extent = self._extent
         self.finish_opening()
         try:
-            with extent.lock:
+            with extent.loading:
                 index_ready = extent.active.index is not None
             if extent.clean and index_ready:
                 extent.clean = False

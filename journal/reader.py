@@ -241,7 +241,7 @@ class Reader:
     def _index_of(self, segment: Segment) -> Index:
         if segment.indexed:
             return segment.index
-        with self._extent.lock:
+        with self._extent.loading:
             return segment.index
 
     def _remember(self, offset: int) -> None:

@@ -1,0 +1,20 @@
+"""A log that is let go of while a reader is on its way into it: the reader is told so, in words of ours."""
+
+import pytest
+
+from journal.errors import Closed
+from tests.journal.logs import Bench
+
+
+def test_a_reader_that_comes_just_after_the_log_went_is_told_that_it_is_closed() -> None:
+    bench = Bench()
+    log = bench.open()
+    bench.send(3)
+    reader = log._reader
+    log.abandon("its topic was deleted")
+    with pytest.raises(Closed):
+        reader.read(0, 1000, False, None, cached=False)
+    with pytest.raises(Closed):
+        reader.seek_offset(5)
+    with pytest.raises(Closed):
+        reader.oldest_ms()
