@@ -10,6 +10,7 @@ def test_a_reader_that_comes_just_after_the_log_went_is_told_that_it_is_closed()
     bench = Bench()
     log = bench.open()
     bench.send(3)
+    log.force()
     reader = log._reader
     log.abandon("its topic was deleted")
     with pytest.raises(Closed):
