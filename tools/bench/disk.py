@@ -17,10 +17,10 @@ def sequential_mb_per_second(group_bytes: int, total_bytes: int, folder: Path) -
         return groups * group_bytes / 1e6 / (time.perf_counter() - begun)
 
 
-def force_seconds(size_bytes: int, count: int) -> list[float]:
-    """The time of each of `count` appends of `size_bytes`, forced one by one."""
+def force_seconds(size_bytes: int, count: int, folder: str = ".") -> list[float]:
+    """The time of each of `count` appends of `size_bytes` to a new file in `folder`, forced one by one."""
     data, times = os.urandom(size_bytes), []
-    with tempfile.NamedTemporaryFile(prefix="tfmq-bench-", dir=".") as file:
+    with tempfile.NamedTemporaryFile(prefix="tfmq-bench-", dir=folder) as file:
         for _ in range(count):
             begun = time.perf_counter()
             os.write(file.fileno(), data)

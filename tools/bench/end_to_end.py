@@ -15,9 +15,11 @@ COUNT = 2_000
 PAYLOAD = b"x" * 100
 
 
-def seconds(address: str, read: Literal["forced", "written"]) -> list[float]:
-    """The time of each message: a consuming thread stamps it as it comes."""
-    topic, stamps = f"trip-{read}", queue.SimpleQueue[float]()
+def seconds(address: str, read: Literal["forced", "written"], run: int = 0) -> list[float]:
+    """The time of each message: a consuming thread stamps it as it comes. Every run has a topic of its own, or it
+    would begin with the messages of the one before.
+    """
+    topic, stamps = f"trip-{read}-{run}", queue.SimpleQueue[float]()
     ready = threading.Event()
 
     def listen() -> None:
@@ -57,8 +59,8 @@ def measure(runs: int, peers: bool) -> list[Figure]:
             except PeerMissing as missing:
                 note = str(missing)
         for run in range(runs):
-            values["forced"].append(seconds(server.address, "forced"))
-            values["written"].append(seconds(server.address, "written"))
+            values["forced"].append(seconds(server.address, "forced", run))
+            values["written"].append(seconds(server.address, "written", run))
             if other:
                 times = client("end_to_end", other, f"trip{run}", COUNT // 2)
                 assert isinstance(times, list)
