@@ -25,9 +25,16 @@ class Broker:
 
     def rss_mb(self) -> float:
         """Resident memory now, in MB."""
+        return self._status_mb("VmRSS:")
+
+    def peak_rss_mb(self) -> float:
+        """The most resident memory that it has had, in MB."""
+        return self._status_mb("VmHWM:")
+
+    def _status_mb(self, name: str) -> float:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1000
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024 / 1e6
         return float("nan")
 
     def cpu_seconds(self) -> float:

@@ -10,12 +10,15 @@ from tools.bench.load import Client, idle, messages_per_second, park
 
 CONNECTIONS = 1_000
 WATCH_SECONDS = 10.0
-IMPORT = "import time; t = time.perf_counter(); import tfmq; print(time.perf_counter() - t)"
+IMPORT = "import time; t = time.perf_counter(); import tfmq; {use}print(time.perf_counter() - t)"
+USE = "tfmq.Producer, tfmq.Consumer, tfmq.Admin; "
+"""Names are loaded when they are first used, so that `import tfmq` alone says little."""
 
 
-def import_seconds() -> float:
-    """`import tfmq` in a new interpreter."""
-    return float(subprocess.run([sys.executable, "-c", IMPORT], stdout=subprocess.PIPE, check=True).stdout)
+def import_seconds(use: str = "") -> float:
+    """`import tfmq` in a new interpreter, and what `use` adds."""
+    program = IMPORT.format(use=use)
+    return float(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout)
 
 
 def processor_percent(server: Broker) -> float:
@@ -60,13 +63,20 @@ def partitions(rows: list[Figure]) -> None:
 
 
 def load(rows: list[Figure]) -> None:
+    from tools.bench.consume import COUNT, LARGE_COUNT, fill, payloads, polled
     from tools.bench.produce import PAYLOAD, many
 
     with broker() as server:
         for _ in range(3):
             many(server, "load", [PAYLOAD] * 1_000_000)
         messages_per_second(server.address, "load", 64, 1, 2.0)
-        rows.append(Figure("memory, under load", "tfmq-server", server.rss_mb(), "MB", 150, least=False))
+        fill(server)
+        for topic in ("same", "large"):
+            polled(server, topic, COUNT if topic == "same" else LARGE_COUNT, payloads)
+        peak = server.peak_rss_mb()
+        rows.append(
+            Figure("memory, most under load", "tfmq-server", peak, "MB", 150, least=False, note="peak")
+        )
 
 
 def starts(runs: int, rows: list[Figure]) -> None:
@@ -77,6 +87,8 @@ def starts(runs: int, rows: list[Figure]) -> None:
     rows.append(Figure("start to ready, new folder", "tfmq-server", median(ready), "s", 0.5, least=False))
     loaded = median([import_seconds() for _ in range(runs)])
     rows.append(Figure("import tfmq", "client", loaded, "s", 0.15, least=False))
+    used = median([import_seconds(USE) for _ in range(runs)])
+    rows.append(Figure("import tfmq, and its three faces", "client", used, "s"))
 
 
 def measure(runs: int, peers: bool) -> list[Figure]:
