@@ -110,7 +110,7 @@ def _arrange_block(batch: Batch, source: Source, tip: Tip, more_follows: bool) -
     control = Control(count, size, crc, *numbers, more_follows, *source)
     end = tip.offset + size + CONTROL_SIZE
     answer = Appended([(0, tip.offset)], tip.ordinal, end, tip.append_time)
-    buffers = [memoryview(batch.data)[:size], encode_control(tip.log_id, control)]
+    buffers: list[Bytes] = [memoryview(batch.data)[:size], encode_control(tip.log_id, control)]
     return Append(buffers, [control], [answer], end, tip.ordinal + count)
 
 
