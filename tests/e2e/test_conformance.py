@@ -102,7 +102,7 @@ def test_item_10_topics_by_pattern_under_parallel_load(broker: LiveServer, topic
             while len(found) < len(names) * each and time.monotonic() < until:
                 found.extend((message.topic, message.payload or b"") for message in consumer.poll(1.0, 1_000))
 
-    together([read, *(lambda name=name: write(name) for name in names)])  # type: ignore[misc]
+    together([read, *(lambda name=name: write(name) for name in names)])
     for name in names:
         assert [payload for where, payload in found if where == name] == [b"%d" % n for n in range(each)]
 
