@@ -125,7 +125,7 @@ class Engine:
 
     @answered
     def describe_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        reply.ok(self.house.topics.describe(request.topic))
+        self.house.describe(request, reply, session)
 
     @answered
     def resume_partition(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -157,7 +157,7 @@ class Engine:
 
     @answered
     def locate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.locate(request, reply)
+        self.house.locate(request, reply, session)
 
     # Groups
 

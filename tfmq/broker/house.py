@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from journal.clock import Clock
 from journal.disk import Disk, Lock
@@ -15,10 +15,11 @@ from journal.log import Log
 from journal.names import join
 from journal.options import LogOptions
 from tfmq.broker import faults, places
-from tfmq.broker.caller import Randomness, Reply, Run
+from tfmq.broker.caller import Randomness, Reply, Run, Session
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.folders import Folders, Opened
 from tfmq.broker.groups import Groups
+from tfmq.broker.lane import Lane
 from tfmq.broker.leases import Leases
 from tfmq.broker.offsets import Offsets
 from tfmq.broker.partition import Partition
@@ -29,13 +30,17 @@ from tfmq.broker.register import TopicRow
 from tfmq.broker.retention import Retention
 from tfmq.broker.timers import Timers
 from tfmq.broker.topic_changes import TopicChanges
-from tfmq.broker.topics import Topics
+from tfmq.broker.topics import Topics, describe_topic
 from tfmq.broker.writes import Writes
 from tfmq.config import Config
 from tfmq.errors import Busy
-from tfmq.protocol.commands import LeaseProducerIds, Locate
+from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
 
 log = logging.getLogger("tfmq.broker")
+
+READS_AT_ONCE: Final = 3
+CHORES_AT_ONCE: Final = 2
+"""Workers that reads, and changes of topics, may take at once; the server has more, for forces and rolls."""
 
 
 class House:
@@ -71,6 +76,8 @@ class House:
 
     def join(self) -> None:
         """Makes the parts that stand on the catalog."""
+        self.reads = Lane(self.run, READS_AT_ONCE)
+        self.chores = Lane(self.run, CHORES_AT_ONCE)
         self.topics = Topics(self.catalog.register)
         self.leases = Leases(self.catalog, self.clock)
         self.folders = Folders(
@@ -86,7 +93,7 @@ class House:
             catalog=self.catalog,
             leases=self.leases,
             folders=self.folders,
-            run=self.run,
+            run=self.chores.run,
             limits=self.limits,
             partitions_default=lambda name, own: self.settings(name, own)["topics.partitions"],
             auto_create=self.config.topics.auto_create,
@@ -95,12 +102,12 @@ class House:
             partition=self.topics.partition,
             quotas=self.quotas,
             record_bytes_max=self.limits["message_bytes"] + self.limits["attribute_bytes"] + HEADER_SIZE,
-            run=self.run,
+            run=self.reads.run,
             now_ms=self.clock.wall_ms,
             lease=partial(self.leases.take, 1),
         )
-        self.polls = Polls(self.limits, partition=self.topics.partition, timers=self.timers, run=self.run)
-        self.offsets = Offsets(self.catalog, self.topics, self.run)
+        self.polls = Polls(self.limits, partition=self.topics.partition, timers=self.timers, reads=self.reads)
+        self.offsets = Offsets(self.catalog, self.topics, self.reads.run)
         self.groups = Groups(
             catalog=self.catalog,
             offsets=self.offsets,
@@ -187,9 +194,21 @@ class House:
 
     # Commands that belong to no part alone
 
-    def locate(self, request: Locate, reply: Reply) -> None:
+    def locate(self, request: Locate, reply: Reply, session: Session) -> None:
         partition = self.topics.partition(request.topic, request.incarnation, request.partition)
-        places.locate(request, partition, self.run, reply)
+        places.locate(request, partition, partial(self.reads.run, who=session), reply)
+
+    def describe(self, request: DescribeTopic, reply: Reply, session: Session) -> None:
+        """In a worker: how old a partition's first record is must be read."""
+        topic = self.topics.topic(request.topic)
+
+        def described(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.not_done(error))
+            else:
+                reply.ok(result)
+
+        self.reads.run(partial(describe_topic, topic), described, session)
 
     def lease(self, request: LeaseProducerIds, reply: Reply) -> None:
         def taken(first: int, error: BaseException | None) -> None:
