@@ -66,12 +66,17 @@ class Count:
         return int(number)
 
 
+def _plain(number: float) -> str:
+    """3153600000, not 3.1536e+09."""
+    return f"{number:.0f}" if number == int(number) else f"{number:g}"
+
+
 class Seconds:
     """A time in seconds, whole or not; or a text with a unit."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
-        self.text = f"a time in seconds, or like 10s, 5min, 7d, from {low:g} to {high:g} s"
+        self.text = f"a time in seconds, or like 10s, 5min, 7d, from {_plain(low)} to {_plain(high)} s"
 
     def read(self, value: Any) -> float:
         number = measure(value, _UNITS_OF_SECONDS)

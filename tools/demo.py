@@ -1,8 +1,9 @@
 """The first run, with an accident in it: `make demo`.
 
 Starts a broker in a new folder, sends the 60,000 lines of a web shop's log while a consumer reads along, kills the
-broker with SIGKILL in the middle of it, starts it again on the same folder and port, and counts: every acknowledged
-line has to be there exactly once, in order. Ends with what to type to look at the files.
+broker with SIGKILL in the middle of it, with lines acknowledged and others on their way, starts it again on the same
+folder and port, and counts: every acknowledged line has to be there exactly once, in order. Ends with what to type to
+look at the files.
 """
 
 import gzip
@@ -21,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 import tfmq
 
@@ -124,14 +126,20 @@ def send_through_a_crash(broker: Broker, lines: list[bytes], story: Story, tick:
     """Send all lines; somewhere in the middle, with batches on their way, the broker dies and comes back."""
     story.killed_at = random.randrange(len(lines) * 2 // 5, len(lines) * 3 // 5)
     restart = threading.Thread(target=come_back, args=(broker, story))
-    deliveries = []
+    deliveries: list[tfmq.Delivery] = []
     begun = time.monotonic()
     with tfmq.Producer(broker.address, timeout=START_SECONDS) as producer:
         for number, line in enumerate(lines):
             if number == story.killed_at:
+                deliveries[number // 4].result()  # so that there is something to lose
                 broker.kill()
-                say.print(f"  [bold red]kill -9[/] of the broker while line {number:,} is sent")
                 restart.start()
+                known = sum(delivery.done() for delivery in deliveries)
+                say.print(
+                    f"  [bold red]kill -9[/] of the broker: {known:,} lines are acknowledged, "
+                    f"{number - known:,} on their way",
+                    soft_wrap=True,
+                )
             deliveries.append(producer.send(TOPIC, line))
             if number % 500 == 499:
                 tick(500)
@@ -177,8 +185,12 @@ def verdict(lines: list[bytes], story: Story) -> list[tuple[str, int, bool]]:
 
 def show(console: Console, rows: list[tuple[str, int, bool]], story: Story) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
     for text, number, good in rows:
-        table.add_row(text, f"{number:,}", "[green]ok[/]" if good else "[bold red]NOT ok[/]", style=None)
+        mark = Text("ok", style="green") if good else Text("NOT ok", style="bold red")
+        table.add_row(text, f"{number:,}", mark)
     console.print(table)
     down = DOWN_SECONDS + story.restart_seconds
     console.print(
@@ -214,6 +226,10 @@ def main() -> int:
     )
     console.print(f"  broker ready at first start in {broker.start():.2f} s, {broker.address}")
     try:
+        with tfmq.Admin(broker.address) as admin:
+            admin.create_topic(
+                TOPIC
+            )  # a send would make it, too; so the one who reads along finds it at once
         with bars(console) as progress:
             reading = Tick(progress, "read along by a consumer", len(lines))
             reader = threading.Thread(
@@ -232,4 +248,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("stopped; what was written so far is in a folder tfmq-demo-… of " + tempfile.gettempdir())

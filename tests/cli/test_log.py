@@ -78,7 +78,7 @@ def test_damage_is_found_named_and_mended(offline: Cli, partition: Path) -> None
     assert [row.get("payload") for row in after.objects if row["kind"] == "record"] == [
         payload.decode() for payload in PAYLOADS if payload != b"message 004"
     ]
-    assert "removed 1 kept originals" in offline("log", "repair", str(partition), "--remove-originals").err
+    assert "removed 1 kept original" in offline("log", "repair", str(partition), "--remove-originals").err
     assert offline("log", "repair", str(partition)).err == "nothing to repair\n"
 
 
@@ -89,3 +89,8 @@ def test_what_cannot_be_looked_at_is_a_sentence(offline: Cli, tmp_path: Path, pa
         assert "is not there" in ran.err
     (segment,) = partition.glob("*.zxQueue")
     assert offline("log", "repair", str(segment)).code == 2
+
+
+def test_control_records_have_a_line_of_their_own(offline: Cli, partition: Path) -> None:
+    lines = offline("log", "dump", str(partition), "--control").out.decode().splitlines()
+    assert len([line for line in lines if "control: " in line and "appended" in line]) == 3

@@ -15,5 +15,5 @@ def test_the_nearest_name_is_offered(cli: Cli, broker: LiveServer) -> None:
         assert known_topic(admin, "invoices").name == "invoices"
         with pytest.raises(UnknownTopic, match=r"no topic 'invoice'\. Did you mean 'invoices'\?"):
             known_topic(admin, "invoice")
-        with pytest.raises(UnknownTopic, match=r"no topic 'zzzzzzzzz'\.$"):
+        with pytest.raises(UnknownTopic, match=r"no topic 'zzzzzzzzz'\. `tfmq topic list` has all\.$"):
             known_topic(admin, "zzzzzzzzz")

@@ -12,13 +12,22 @@ SINGLES = 500
 READ_BATCH = 10_000
 
 
-@click.command(epilog="\b\nExample:\n  tfmq bench --messages 1000000 --size 100")
+@click.command(
+    short_help="Measure the running broker.",
+    epilog="\b\nExample:\n  tfmq bench --messages 1000000 --size 100",
+)
 @click.option("--messages", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many.")
 @click.option(
     "--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes of each payload."
 )
 @click.option("--topic", default=None, help="Use this topic and keep it [a new one, deleted at the end].")
-@click.option("--acks", type=click.Choice(["synced", "written"]), default="synced", show_default=True)
+@click.option(
+    "--acks",
+    type=click.Choice(["synced", "written"]),
+    default="synced",
+    show_default=True,
+    help="What an answer promises.",
+)
 @output_options
 def bench(messages: int, size: int, topic: str | None, acks: str, output: Output) -> None:
     """Measure the running broker: sending in bulk, one at a time, and reading back."""

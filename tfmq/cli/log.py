@@ -18,7 +18,7 @@ from journal.survey import Stretch, find_log_id, survey
 from journal.verify import Report, verify
 from tfmq import ids
 from tfmq.cli.offline import checked, is_house_name, locked, partitions_of, segments_of, suffix_of
-from tfmq.cli.output import Output, dumps, output_options, payload_fields, progress, size_text
+from tfmq.cli.output import Output, counted, dumps, offline_options, payload_fields, progress, size_text
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
@@ -36,7 +36,7 @@ def log() -> None:
 @click.option("-n", "count", type=click.IntRange(min=1), help="Stop after so many rows.")
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, help="Begin at this offset.")
 @click.option("--control", is_flag=True, help="Show control records too.")
-@output_options
+@offline_options
 def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> int:
     """Print the records of a segment file, a partition or a data folder."""
     from journal.disk import RealDisk
@@ -123,7 +123,7 @@ def line_of(row: dict[str, Any]) -> str:
     if row["kind"] == "control":
         at = datetime.fromtimestamp(row["append_time"] / 1000, UTC)
         return (
-            f"{row['offset']:>12}  {'':>9}  control: {row['records']} records, {row['bytes']} bytes,"
+            f"{row['offset']:>12}  {'':>9}  control: {row['records']} records, {row['size']} bytes,"
             f" appended {at:%Y-%m-%d %H:%M:%S}, epoch {row['epoch']}, forced up to {row['forced']}"
         )
     payload = row["payload"] if "payload" in row else f"base64 {row['payload_base64']}"
@@ -136,7 +136,7 @@ def line_of(row: dict[str, Any]) -> str:
 @log.command("verify", epilog="\b\nExample:\n  tfmq log verify tfmq-data --records")
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("--records", is_flag=True, help="Check each record's own checksum too (slower).")
-@output_options
+@offline_options
 def verify_command(path: Path, records: bool, output: Output) -> int:
     """Check every block, index and mark; exit code 4 when something is damaged."""
     total = sum(s.stat().st_size for s in segments_of(checked(path)))
@@ -188,15 +188,20 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
     segments, records = sum(r.segments for r in reports), sum(r.records for r in reports)
     size = size_text(sum(r.bytes for r in reports))
     bad = sum(f["weight"] == "damage" for f in findings)
-    verdict = f"{bad} damaged places; `tfmq log repair` mends what can be mended" if bad else "no damage"
-    output.say(f"{segments:,} segments, {size}, {records:,} records: {verdict}")
+    places = counted(bad, "damaged place")
+    verdict = f"{places}; `tfmq log repair` mends what can be mended" if bad else "no damage"
+    output.say(f"{counted(segments, 'segment')}, {size}, {counted(records, 'record')}: {verdict}")
 
 
-@log.command("repair", epilog="\b\nExample:\n  tfmq log repair tfmq-data/orders-0 --dry-run")
+@log.command(
+    "repair",
+    short_help="Mend damaged segments of a partition or a data folder.",
+    epilog="\b\nExample:\n  tfmq log repair tfmq-data/orders-0 --dry-run",
+)
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("--dry-run", is_flag=True, help="Say what would be kept and lost; change nothing.")
 @click.option("--remove-originals", "remove", is_flag=True, help="Remove what earlier repairs kept aside.")
-@output_options
+@offline_options
 def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> None:
     """Mend damaged segments of a partition or a data folder; what is lost becomes a gap that readers pass over."""
     if checked(path).is_file():
@@ -205,7 +210,7 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> N
     with locked(path) as disk:
         if remove:
             gone = [name for folder in folders for name in remove_originals(disk, str(folder))]
-            output.say(f"removed {len(gone)} kept originals")
+            output.say(f"removed {counted(len(gone), 'kept original')}")
             return
         done = [
             asdict(d) for f in folders for d in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))
@@ -214,5 +219,7 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> N
     output.rows(done, columns, "nothing to repair")
     if done:
         kept, lost = sum(d["kept"] for d in done), sum(d["lost"] for d in done)
-        verb = "would be" if dry_run else "are"
-        output.say(f"{len(done)} places: {kept:,} records {verb} kept, {lost:,} {verb} lost")
+        verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
+        output.say(
+            f"{counted(len(done), 'place')}: {counted(kept, 'record')} {verbs[0]}, {lost:,} {verbs[1]}"
+        )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+UNBROKEN_WIDTH = 16  # what is this short stays on one line of a table: numbers, states, words of a heading
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -51,15 +53,20 @@ class Output:
 
 
 def output_options(command: Function) -> Function:
-    """The options that every command has; the command gets them as one argument `output`."""
-
-    @click.option(
+    """The options of every command that talks to a broker; the command gets them as one argument `output`."""
+    option = click.option(
         "--servers", metavar="HOST:PORT", help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367]."
     )
+    return option(offline_options(command))
+
+
+def offline_options(command: Function) -> Function:
+    """Likewise without a broker's address, for commands that only look at files."""
+
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @click.option("-q", "--quiet", is_flag=True, help="Print nothing that was not asked for.")
     @functools.wraps(command)
-    def wrapped(*args: Any, servers: str | None, as_json: bool, quiet: bool, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, as_json: bool, quiet: bool, servers: str | None = None, **kwargs: Any) -> Any:
         return command(*args, output=Output(servers, as_json, quiet), **kwargs)
 
     return wrapped  # type: ignore[return-value]
@@ -103,7 +110,7 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.1f}"
+        return f"{value:.2g}" if 0 < abs(value) < 1 else f"{value:,.1f}"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list | tuple):
@@ -116,7 +123,10 @@ def cell(value: Any) -> str:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", header: bool = True
 ) -> None:
-    """A table by rich on a terminal; where the output is piped, the same without colours and never cut."""
+    """A table by rich on a terminal; where the output is piped, the same without colours and never cut.
+
+    Where a line is too narrow, headings break between words and long texts anywhere, numbers and short texts nowhere.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -125,8 +135,11 @@ def print_table(
     table = Table(
         title=title or None, show_header=header, box=SIMPLE_HEAD if header else None, title_justify="left"
     )
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    rows = list(rows)
+    for number, column in enumerate(columns):
+        whole = [*column.split(), *(row[number] for row in rows)]
+        width = max((len(text) for text in whole if len(text) <= UNBROKEN_WIDTH), default=0)
+        table.add_column(column, overflow="fold", min_width=width)
     for row in rows:
         table.add_row(*(Text(text) for text in row))
     terminal = sys.stdout.isatty()
@@ -140,6 +153,11 @@ def size_text(size_bytes: float) -> str:
             return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:,.1f} TiB"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """'1 segment', '2,000 segments'."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

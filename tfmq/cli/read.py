@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, dumps, output_options, payload_fields, progress
+from tfmq.cli.output import Output, counted, dumps, output_options, payload_fields, progress
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
 from tfmq.ids import print_id
@@ -33,11 +33,12 @@ Examples:
   tfmq read orders --json | jq .payload
 
 \b
---format: %s payload, %k key, %t tag, %T append time, %o offset, %O ordinal, %p partition, %i id, %P properties, %%
+--format: %s payload, %k key, %t tag, %T append time, %o offset, %O ordinal,
+  %p partition, %i id, %P properties, %% a percent sign
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, short_help="Print the messages of a topic.")
 @click.argument("topic")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
@@ -97,7 +98,8 @@ def present_ends(output: Output, topic: str, partition: int | None) -> dict[int,
     if partition is None:
         return ends
     if partition not in ends:
-        raise UnknownPartition(f"{topic} has the partitions 0 to {len(ends) - 1}, not {partition}.")
+        count = counted(len(ends), "partition")
+        raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
     return {partition: ends[partition]}
 
 

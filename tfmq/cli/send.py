@@ -43,12 +43,12 @@ Examples:
 @click.option("-0", "--null", is_flag=True, help="Messages end with NUL instead of a line end.")
 @click.option("-k", "--key", help="Messages of one key keep their order.")
 @click.option("-t", "--tag", help="A tag that consumers can filter by.")
-@click.option("--property", "properties", type=Property(), multiple=True, help="KEY=VALUE; may be repeated.")
+@click.option("--property", "properties", type=Property(), multiple=True, help="A property; may be repeated.")
 @click.option(
     "--partition", type=click.IntRange(min=0), help="This partition instead of the selector's choice."
 )
-@click.option("--delay", type=Duration(), help="Deliver after this time, as in 30s.")
-@click.option("--at", metavar="TIME", help="Deliver at this time.")
+@click.option("--delay", type=Duration(), help="Deliver after this time, as in 30s (a later release).")
+@click.option("--at", metavar="TIME", help="Deliver at this time (a later release).")
 @click.option(
     "--acks",
     type=click.Choice(["synced", "written", "none"]),
@@ -176,13 +176,15 @@ def objects(stream: BinaryIO, shared: Shared) -> Iterator[Message]:
             continue
         try:
             yield message_of(json.loads(line), shared)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError) as error:
             raise click.UsageError(
                 f"line {number} is no object as `tfmq read --json` prints them: {error}"
             ) from None
 
 
 def message_of(row: dict[str, object], shared: Shared) -> Message:
+    if not isinstance(row, dict) or not {"payload", "payload_base64"} & row.keys():
+        raise TypeError("it should be an object with a payload")
     if "payload_base64" in row:
         payload: object = base64.b64decode(str(row["payload_base64"]), validate=True)
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, output_options, size_text
+from tfmq.cli.output import Output, counted, output_options, size_text
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Property
 
@@ -64,7 +64,9 @@ def list_command(output: Output) -> None:
 @topic.command(epilog="\b\nExample:\n  tfmq topic create orders --partitions 4 --set retention.seconds=7d")
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(min=1), help="How many [the server's topics.partitions].")
-@click.option("--set", "settings", type=Property(), multiple=True, help="KEY=VALUE, a setting of this topic.")
+@click.option(
+    "--set", "settings", type=Property(), multiple=True, help="A setting of this topic; may be repeated."
+)
 @output_options
 def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], ...], output: Output) -> None:
     """Create a topic."""
@@ -75,7 +77,7 @@ def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], .
     count = len(made.partitions)
     if output.json:
         output.object({"topic": name, "partitions": count})
-    output.say(f"created {name} with {count} partition{'s' if count > 1 else ''}")
+    output.say(f"created {name} with {counted(count, 'partition')}")
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic show orders")
@@ -138,10 +140,13 @@ def grow(name: str, partitions: int, output: Output) -> None:
         count = admin.grow_topic(name, partitions)
     if output.json:
         output.object({"topic": name, "partitions": count})
-    output.say(f"{name} has {count} partitions now")
+    output.say(f"{name} has {counted(count, 'partition')} now")
 
 
-@topic.command(epilog="\b\nExample:\n  tfmq topic resume orders --partition 2")
+@topic.command(
+    short_help="Let a stopped partition take messages again.",
+    epilog="\b\nExample:\n  tfmq topic resume orders --partition 2",
+)
 @click.argument("name")
 @click.option("--partition", type=click.IntRange(min=0), help="Which one [every one that is stopped].")
 @output_options
@@ -178,5 +183,5 @@ def delete(name: str, yes: bool, output: Output) -> None:
 def confirm(name: str, messages: int) -> None:
     """Ask on a terminal; elsewhere demand --yes, so that a script deletes nothing by accident."""
     if not sys.stdin.isatty():
-        raise click.UsageError(f"To delete {name} with its {messages:,} messages, say --yes.")
-    click.confirm(f"Delete {name} with its {messages:,} messages?", abort=True, err=True)
+        raise click.UsageError(f"To delete {name} with {counted(messages, 'message')}, say --yes.")
+    click.confirm(f"Delete {name} with {counted(messages, 'message')}?", abort=True, err=True)

@@ -44,7 +44,7 @@ milliseconds.
 @click.option(
     "--check-config", is_flag=True, help="Print every key, its value and where that is from, and exit."
 )
-@click.version_option(package_name="tfmq", prog_name="tfmq-server")
+@click.version_option(package_name="tfmq", message="tfmq-server %(version)s")
 def main(
     file: str | None,
     data: str | None,

@@ -60,7 +60,8 @@ def _of_system(error: OSError, data: str) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"There is no space left on the disk of {data}. Make some, then start again."
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"{path} is no folder. Choose another place for the data with --data."
+        place = path if os.path.exists(path) else data
+        return f"{place} is no folder. Choose another place for the data with --data."
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "The limit of open files is too low for the logs of this data folder. Raise it (ulimit -n)."
     return f"The server cannot start: {path}: {error.strerror or error}."
