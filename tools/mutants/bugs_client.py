@@ -135,8 +135,8 @@ PRODUCER: Final = (
         "child-sends-what-its-parent-sends",
         "a forked child sends nothing that its parent took",
         "tfmq/client/producing.py",
-        "        self.sender.orphan()\n        self._begin()\n",
-        "        self.driver.tickers.append(self.sender)\n",
+        "        self.driver.tickers.remove(self.sender)\n        self.sender.orphan()\n",
+        "        pass\n",
         [PROMISES],
     ),
     Mutant(
