@@ -14,7 +14,7 @@ time, in a copy of the checkout, and the tests named with it must see it. `tests
 the code (a change that moves a promise elsewhere has to move its bug, too) and tries a seeded few of them in each
 run; `python -m tools.mutants` tries all of them and writes this page with `--markdown docs/planted-bugs.md`.
 
-{caught} of {count} were caught in the run that wrote this page.
+{caught} of {count} are caught.
 """
 
 
