@@ -1,4 +1,4 @@
-"""The table of docs/performance.md from what `python -m tools.bench --save FILE` kept: `python -m tools.bench.markdown`.
+"""The table of docs/performance.md, from what `python -m tools.bench --save FILE` kept.
 
 Replaces what stands between the two marks of the page; several files are put one behind the other.
 """
