@@ -133,7 +133,11 @@ def line_of(row: dict[str, Any]) -> str:
     return f"{row['offset']:>12}  {row['ordinal']:>9}  {row['id']}{key}  {cut}"
 
 
-@log.command("verify", epilog="\b\nExample:\n  tfmq log verify tfmq-data --records")
+@log.command(
+    "verify",
+    short_help="Check every block, index and mark.",
+    epilog="\b\nExample:\n  tfmq log verify tfmq-data --records",
+)
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("--records", is_flag=True, help="Check each record's own checksum too (slower).")
 @offline_options

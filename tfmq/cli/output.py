@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-UNBROKEN_WIDTH = 16  # what is this short stays on one line of a table: numbers, states, words of a heading
+UNBROKEN_WIDTH = 18  # what is this short stays on one line of a table: numbers, states, words of a heading
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,11 @@ def print_table(
     from rich.text import Text
 
     table = Table(
-        title=title or None, show_header=header, box=SIMPLE_HEAD if header else None, title_justify="left"
+        title=title or None,
+        show_header=header,
+        box=SIMPLE_HEAD if header else None,
+        padding=(0, 1, 0, 0) if header else (0, 1),
+        title_justify="left",
     )
     rows = list(rows)
     for number, column in enumerate(columns):
