@@ -45,6 +45,12 @@ reset.
 """
 CROWDED_BYTES = 4096
 """One read takes no more while memory for half frames is short: so their beginnings do not add up either."""
+SLICE_SECONDS = 0.05
+"""One connection's requests take no more of a turn, but for the one that is under way: a read may hold thousands
+whose answers cost a tenth of a second each.
+"""
+SLICE = "slice"
+"""The reason of that pause."""
 UNSENT = "unsent"
 """The reason of a pause for the rule above."""
 WOULD_BLOCK = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.EINTR})
@@ -164,7 +170,8 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     def _take_frames(self, view: memoryview, hold: Buffer) -> None:
         position, end = 0, len(view)
-        protocol = self.protocol
+        protocol, now = self.protocol, self._traffic.clock.monotonic
+        deadline = now() + SLICE_SECONDS
         while end - position >= 4:
             if self._ending or self.disconnecting or self._aborting or self.disconnected:
                 return
@@ -178,7 +185,25 @@ class Connection(tcp.Server):  # type: ignore[misc]
                 return
             protocol.frame_received(view[position : position + whole], hold)
             position += whole
+            if now() > deadline:
+                self._put_off(bytes(view[position:]))
+                return
         self._start = bytes(view[position:])
+
+    def _put_off(self, rest: bytes) -> None:
+        """What is left of a read waits until the others had their turn."""
+        self.pause(SLICE)
+        self.reactor.callLater(0, self._go_on, rest)
+
+    def _go_on(self, rest: bytes) -> None:
+        self.resume(SLICE)
+        if rest:
+            buffer = self._traffic.pool.allocate(len(rest))
+            buffer.view[:] = rest
+            try:
+                self._take_frames(buffer.view, buffer)
+            finally:
+                buffer.release()
 
     def _begin_tail(self, part: memoryview, whole: int) -> None:
         traffic = self._traffic
