@@ -251,11 +251,11 @@ class Link:
         """The connection broke, or could not be made. Decides what becomes of the open calls."""
         if self.state == "closed":
             return
-        was_ready = self.state == "ready"
+        was_connected, was_ready = self.state != "down", self.state == "ready"
         self.state = "down"
         self._output.clear()
         self._marks.clear()
-        self.last_error = self._failure(error)
+        self.last_error = self._failure(error, was_connected)
         now = self._clock()
         for call in [each for each in self._calls.values() if each.sent and not each.repeat]:
             self._fail(call, ConnectionFailed(self.last_error.sentence, outcome=UNKNOWN))
@@ -378,7 +378,7 @@ class Link:
             failure.__cause__ = error.__cause__
             self._fail(call, failure)
 
-    def _failure(self, error: BaseException | None) -> TfmqError:
+    def _failure(self, error: BaseException | None, was_connected: bool) -> TfmqError:
         """The sentence that a user sees for a connection that could not be made or broke."""
         if isinstance(error, BadFrame):
             failure: TfmqError = ConnectionFailed(f"{self.server}: {error.sentence}")
@@ -390,7 +390,8 @@ class Link:
             )
         else:
             reason = f": {error}" if error is not None and str(error) else ""
-            failure = ConnectionFailed(f"The connection to the broker at {self.server} was lost{reason}.")
+            what = "was lost" if was_connected else "could not be made"
+            failure = ConnectionFailed(f"The connection to the broker at {self.server} {what}{reason}.")
         failure.__cause__ = error
         return failure
 
