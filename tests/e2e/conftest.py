@@ -17,6 +17,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     assert "Traceback" not in server.log.read_text()
 
 
+@pytest.fixture(autouse=True)
+def no_server_stays_behind() -> Iterator[None]:
+    """A test that fails before it stops its server leaves none running."""
+    before = set(LiveServer.alive)
+    yield
+    for server in LiveServer.alive - before:
+        server.kill()
+
+
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     return str(request.node.name).replace("[", "-").replace("]", "").replace(" ", "-")

@@ -107,7 +107,7 @@ def test_64_connections_send_and_read_at_the_same_time(broker: LiveServer, topic
 
 @pytest.mark.timeout(180)
 def test_64_threads_share_one_reader_and_one_administrator(broker: LiveServer, topic: str) -> None:
-    wanted = [b"%06d" % number for number in range(max(2_000, scaled(50_000)))]
+    wanted = [b"%06d" % number for number in range(max(20_000, scaled(50_000)))]
     with client.Producer(broker.address) as producer:
         producer.send_many(topic, wanted)
     found: list[bytes] = []

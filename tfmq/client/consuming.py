@@ -125,7 +125,7 @@ class Consuming:
                 return False
             if self._arrival.done:
                 self._arrival = Flag()
-            if self._take():
+            if self.positions.loop() or self._take():  # another thread's poll may have left some
                 return True
             failure = self.fetcher.failure() or self.fetcher.standstill()
             if failure is not None:

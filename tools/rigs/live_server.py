@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 START_SECONDS = 60.0
 
@@ -13,6 +14,8 @@ class LiveServer:
     """`start`, `kill` (SIGKILL), `stop` (SIGTERM); `address` stays the same after the first start."""
 
     program: Sequence[str] = (sys.executable, "-m", "tfmq.server.main")
+    alive: ClassVar["set[LiveServer]"] = set()
+    """Those that were started and not ended: what a test that failed has to clear away."""
 
     def __init__(self, data: Path, *settings: str) -> None:
         self.data, self.settings, self.address = data, settings, "127.0.0.1:0"
@@ -24,6 +27,7 @@ class LiveServer:
         command = [*self.program, "--data", str(self.data), "--listen", self.address]
         for setting in self.settings:
             command += ["--set", setting]
+        self.alive.add(self)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         guard = threading.Timer(START_SECONDS, self.process.kill)
@@ -58,5 +62,6 @@ class LiveServer:
             process.wait()
             raise RuntimeError(f"the server did not stop: {self.log.read_text()[-2000:]}") from None
         finally:
+            self.alive.discard(self)
             if process.stdout is not None:
                 process.stdout.close()
