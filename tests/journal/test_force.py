@@ -11,7 +11,7 @@ import pytest
 from journal.aio import Flight, Landed
 from journal.errors import BeyondEnd, Closed, Stopped
 from journal.file import File
-from journal.force import SLOW_ROUNDS, SLOW_SECONDS, Forcer, Method
+from journal.force import PROBE_ROUNDS, SLOW_ROUNDS, SLOW_SECONDS, Forcer, Method
 from journal.header import make_log_id
 from journal.log import Log
 from journal.names import segment_name
@@ -424,3 +424,32 @@ def test_a_file_under_way_is_not_closed() -> None:
     assert [type(error) for _, error in logs.answers] == [Stopped]
     with pytest.raises(OSError):
         file.size()
+
+
+def timed(logs: Logs, kernel: Kernel, kernel_seconds: float, worker_seconds: float, rounds: int) -> list[str]:
+    """Forces one after the other that take so long; who did each."""
+    found = []
+    for _ in range(rounds):
+        logs.send()
+        found.append("kernel" if kernel.flights else "worker")
+        logs.clock.advance(kernel_seconds if kernel.flights else worker_seconds)
+        (kernel if kernel.flights else logs.worker).go()
+    return found
+
+
+def test_the_faster_way_is_taken_and_the_other_one_tried_now_and_then() -> None:
+    kernel = Kernel()
+    logs = Logs(held=True, kernel=kernel)
+    assert timed(logs, kernel, 0.0001, 0.0002, 2 * PROBE_ROUNDS)[8:].count("worker") == 2
+    busy = timed(logs, kernel, 0.003, 0.0003, 2 * PROBE_ROUNDS)
+    assert busy[40:].count("kernel") <= 4, "the kernel's thread waits for its turn: ours does it"
+    idle = timed(logs, kernel, 0.0001, 0.0002, 40 * PROBE_ROUNDS)
+    assert idle[-PROBE_ROUNDS:].count("kernel") >= PROBE_ROUNDS - 1, "it is found out when that is over"
+
+
+def test_one_stall_does_not_change_the_way() -> None:
+    kernel = Kernel()
+    logs = Logs(held=True, kernel=kernel)
+    timed(logs, kernel, 0.0001, 0.0002, 16)
+    timed(logs, kernel, 0.5, 0.0002, 1)
+    assert timed(logs, kernel, 0.0001, 0.0002, 50) == ["kernel"] * 50
