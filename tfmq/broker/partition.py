@@ -54,6 +54,13 @@ class Work(Protocol):
         """It was not written."""
         ...
 
+    def keep(self, *, staged: bool = False) -> None:
+        """It waits beyond this turn: from now on its bytes are its own, and the memory they came in is free.
+
+        `staged`: its batches have bytes of their own already, and it is not asked for them again.
+        """
+        ...
+
 
 class NotYet(Exception):
     """Write what is staged, then ask again."""
@@ -75,6 +82,13 @@ class Staged:
         for batch in batches:
             self.next_sequences[batch.producer_id] = batch.sequence + batch.count
             self.tail = tail_of(batch)
+
+    def keep(self) -> None:
+        """As `Work.keep`, for all that is staged."""
+        for number, (work, batches) in enumerate(self.items):
+            own = [batch._replace(data=bytes(batch.data)) for batch in batches]
+            self.items[number] = (work, own)
+            work.keep(staged=True)
 
 
 class Partition:
@@ -106,6 +120,7 @@ class Partition:
         self._asked = 0
         self._flush_armed = False
         self._idle: list[Callable[[], None]] = []
+        self._half_known = False
         self._told: str | None = None
         """The trouble that stands in the server's log already."""
 
@@ -121,6 +136,8 @@ class Partition:
     def put(self, work: Work) -> bool:
         """Queues work for the next `write`; whether it is the first in the queue."""
         self._queue.append(work)
+        if self.working:
+            work.keep()
         return len(self._queue) == 1
 
     def write(self) -> None:
@@ -133,6 +150,9 @@ class Partition:
             if work is None:
                 continue
             self.working = True
+            staged.keep()
+            for waiting in self._queue:
+                waiting.keep()
             self._run(work, partial(self._worked, staged))
 
     def _file_work(self, staged: Staged) -> Callable[[], None] | None:
@@ -180,6 +200,8 @@ class Partition:
     def _checked(self, work: Work, staged: Staged) -> list[Batch] | None:
         if self.gone:
             raise UnknownTopic(GONE.format(name=self.name))
+        if self._half_known:
+            raise StorageStopped(reason=self.log.stopped or "", outcome=UNKNOWN)
         batches = work.batches(self, staged)
         if batches is None:
             return None
@@ -302,6 +324,8 @@ class Partition:
 
         def begin() -> None:
             self.working = True
+            for waiting in self._queue:
+                waiting.keep()
             self._run(work, end)
 
         def end(result: Any, error: BaseException | None) -> None:
@@ -311,6 +335,16 @@ class Partition:
             self._tell_idle()
 
         self.when_idle(begin)
+
+    def resume(self, done: Callable[[Any, BaseException | None], None]) -> None:
+        """Lifts the stop of the log. One that fails half-way has forgotten what producers sent: until the next,
+        nobody is told that something is not there."""
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self._half_known = error is not None
+            done(result, error)
+
+        self.exclusively(self.log.resume, ended)
 
     def _tell_trouble(self, error: BaseException) -> None:
         """Puts a stop or a full disk into the server's log, once until it is over."""

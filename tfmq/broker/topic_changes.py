@@ -349,7 +349,7 @@ class TopicChanges:
         elif found.log.stopped is None:
             reply.ok(found.state)
         else:
-            found.exclusively(found.log.resume, resumed)
+            found.resume(resumed)
 
     def _end(self, name: str, then: Then, error: BaseException | None) -> None:
         """A change is over: tells its caller, then those who waited for it."""

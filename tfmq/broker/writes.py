@@ -29,7 +29,17 @@ REQUEST_BYTES: Final = 512
 class Send:
     """One PRODUCE on its way."""
 
-    __slots__ = ("_body", "_now_ms", "_quotas", "_reply", "_request", "_run", "_session", "size_bytes")
+    __slots__ = (
+        "_body",
+        "_kept",
+        "_now_ms",
+        "_quotas",
+        "_reply",
+        "_request",
+        "_run",
+        "_session",
+        "size_bytes",
+    )
     alone = False
     source = PLAIN
 
@@ -39,6 +49,7 @@ class Send:
         self._request, self._body, self._reply, self._session = request, body, reply, session
         self._quotas, self._run, self._now_ms = writes.quotas, writes.run, writes.now_ms
         self.size_bytes = len(body)
+        self._kept = False
 
     def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
         request = self._request
@@ -64,7 +75,7 @@ class Send:
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
         request, (answer,) = self._request, answers
         partition.producers.record(request.producer_id, request.sequence, request.count, answer)
-        self._reply.body_done()
+        self._body_done()
         self._body = b""
         self._settle(partition, answer.end_offset, answer.positions, False, answer)
 
@@ -96,6 +107,17 @@ class Send:
     def refused(self, error: BaseException) -> None:
         self._quotas.give(self._session, self.size_bytes + REQUEST_BYTES)
         self._reply.error(error)
+
+    def keep(self, *, staged: bool = False) -> None:
+        """A small batch must not hold the memory that a whole turn was received into."""
+        if staged or not self._kept:
+            self._body = b"" if staged else bytes(self._body)
+            self._body_done()
+
+    def _body_done(self) -> None:
+        if not self._kept:
+            self._kept = True
+            self._reply.body_done()
 
     def _repeat(self, partition: Partition, repeat: Repeat) -> None:
         answer = repeat.answer
@@ -144,6 +166,9 @@ class Succession:
     def refused(self, error: BaseException) -> None:
         self._reply.error(error)
 
+    def keep(self, *, staged: bool = False) -> None:
+        """It has no bytes."""
+
 
 class Effect:
     """An `Append` of a transaction or a timer: no stream rule, no window."""
@@ -168,6 +193,9 @@ class Effect:
 
     def refused(self, error: BaseException) -> None:
         self._done(-1, error)
+
+    def keep(self, *, staged: bool = False) -> None:
+        """Its bytes are its own."""
 
 
 class Writes:
