@@ -38,7 +38,7 @@ from tfmq.client.servers import parse_servers
 from tfmq.codecs import Codec
 from tfmq.errors import Busy, TfmqError
 from tfmq.hooks import Hook
-from tfmq.message import Message, SendResult
+from tfmq.message import SendResult
 
 
 @documented_as(tfmq.producer.Producer)
@@ -82,7 +82,7 @@ class Producer:
         that is cancelled has sent it all the same.
         """
         core = self._core
-        message = self._message(topic, payload, key, tag, properties, delay, partition, deliver_at)
+        message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         delivery = await self._driver.run(core.sending(topic, message, core.payload(message)))
         return await delivery
 
@@ -102,7 +102,7 @@ class Producer:
         `send` raises of arguments.
         """
         core = self._core
-        message = self._message(topic, payload, key, tag, properties, delay, partition, deliver_at)
+        message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         data = core.payload(message)
         if not core.sender.has_room():
             raise Busy(f"The buffer of {core.options.buffer_bytes} bytes is full: await something first.")
@@ -147,21 +147,6 @@ class Producer:
             if error is None:
                 raise
             error.add_note(f"Besides: {failure}")
-
-    def _message(
-        self,
-        topic: str,
-        payload: Any,
-        key: Any,
-        tag: str | None,
-        properties: Mapping[str, str] | None,
-        delay: Any,
-        partition: int | None,
-        deliver_at: Any,
-    ) -> Message:
-        if isinstance(payload, Message):
-            return self._core.checked(topic, payload)
-        return self._core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
 
 
 @documented_as(tfmq.admin.Admin)

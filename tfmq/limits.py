@@ -193,11 +193,11 @@ APPEND_BYTES = _limit(
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-def valid_name(name: str) -> bool:
+def valid_name(name: object) -> bool:
     """Whether `name` can name a topic, a group, a member or a client: `[A-Za-z0-9._-]{1,249}`, not `.` or
     `..`.
     """
-    return len(name) <= NAME_LENGTH and _valid(name)
+    return isinstance(name, str) and len(name) <= NAME_LENGTH and _valid(name)
 
 
 @lru_cache(1024)
@@ -209,6 +209,20 @@ def _valid(name: str) -> bool:
 def effective(settings: Mapping[str, int]) -> dict[str, int]:
     """Every limit by name: as configured in `settings` where it is named there, else the default."""
     return {name: settings.get(name, int(limit)) for name, limit in ALL.items()}
+
+
+def told(found: Mapping[str, object]) -> dict[str, int]:
+    """The limits that a broker told, defaults where it did not; none above its cap, whoever says so.
+
+    Raises `ValueError` for what is no number.
+    """
+    limits = sent({})
+    for name in limits:
+        value = found.get(name, limits[name])
+        if type(value) is not int or value < 0:
+            raise ValueError(f"its limit {name} is {value!r}")
+        limits[name] = min(value, ALL[name].cap)
+    return limits
 
 
 def sent(settings: Mapping[str, int]) -> dict[str, int]:

@@ -162,6 +162,8 @@ def _within(name: str, value: Any, most: int) -> Any:
 
 
 def _checked(properties: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(properties, Mapping):
+        raise TypeError(f"Properties are a map of text to text, not {type(properties).__name__}.")
     if len(properties) > limits.PROPERTIES:
         raise MessageTooLarge(
             f"The message has {len(properties)} properties, {limits.PROPERTIES:d} are allowed."

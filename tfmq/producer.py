@@ -101,10 +101,7 @@ class Producer:
                             payloads = batch.payloads
                             payloads.append(payload)
                             return _new(Delivery, (batch, len(payloads) - 1))
-        if isinstance(payload, Message):
-            message = core.checked(topic, payload)
-        else:
-            message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         return self._append(topic, message)
 
     def _append(self, topic: str, message: Message) -> Delivery:

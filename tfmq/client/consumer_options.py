@@ -82,12 +82,10 @@ def consumer_options(
     _one_of("commits", commits, ("auto", "manual", "before"))
     if group is None and (commits != "auto" or offsets != "broker"):
         raise BadRequest("commits= and offsets= need a group: without one nothing is saved.")
-    for name, value in {"timeout": timeout, "session": session, "save_every": save_every}.items():
-        if not 0 < value < float("inf"):
-            raise BadRequest(f"{name}={value!r} is no number of seconds above 0.")
-    for name, value in {"fetch_bytes": fetch_bytes, "prefetch_bytes": prefetch_bytes}.items():
-        if not 0 < value < 1 << 32:
-            raise BadRequest(f"{name}={value!r} is no number of bytes from 1 to 4 GiB.")
+    _check_seconds(timeout=timeout, session=session, save_every=save_every, refresh_every=refresh_every)
+    _check_bytes(fetch_bytes=fetch_bytes, prefetch_bytes=prefetch_bytes)
+    if codec is not None and (isinstance(codec, str) or not hasattr(codec, "decode")):
+        raise BadRequest(f"A codec has encode and decode, as tfmq.codecs.json has; {codec!r} is none.")
     return ConsumerOptions(
         subscription=subscription,
         group=group,
@@ -121,6 +119,20 @@ def _one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     if value not in tuple(allowed):
         words = ", ".join(f'"{each}"' for each in allowed)
         raise BadRequest(f"{name}={value!r} is not known; it takes {words}.")
+
+
+def _check_seconds(session: float, **times: float) -> None:
+    for name, value in {"session": session, **times}.items():
+        if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise BadRequest(f"{name}={value!r} is no number of seconds above 0.")
+    if not limits.SESSION_MS_MIN <= session * 1000 <= limits.SESSION_MS.cap:
+        raise BadRequest(f"session={session!r}: it has from 1 to {limits.SESSION_MS.cap // 1000} seconds.")
+
+
+def _check_bytes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if type(value) is not int or not 0 < value < 1 << 32:
+            raise BadRequest(f"{name}={value!r} is no number of bytes from 1 to 4 GiB.")
 
 
 def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:

@@ -87,11 +87,10 @@ class Link:
         self.unattended = 0
         """How many calls are open that nobody waits for."""
         self.last_error: TfmqError | None = None
-        self._turn = 0
-        self._attempts = 0
+        self._turn = self._attempts = 0
+        self._fruitful = False  # whether this connection brought an answer
         self._trying_since: float | None = None
-        self._retry_at = 0.0
-        self._hello_deadline = NEVER
+        self._retry_at, self._hello_deadline = 0.0, NEVER
         self._numbers = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._deadlines: list[tuple[float, int, Call]] = []
@@ -260,7 +259,7 @@ class Link:
         for call in [each for each in self._calls.values() if each.sent and not each.repeat]:
             self._fail(call, ConnectionFailed(self.last_error.sentence, outcome=UNKNOWN))
         self._turn += 1
-        if was_ready:
+        if was_ready and self._fruitful:
             self._attempts, self._trying_since, self._retry_at = 0, None, now
             return
         self._attempts += 1
@@ -301,7 +300,10 @@ class Link:
             return
         call = self._calls.get(correlation)
         if call is None:
+            if kind < 0 and correlation == 0:
+                raise reply_error(header)  # no request has that number: it is about the connection
             return
+        self._fruitful = True
         if kind < 0:
             self._fail(call, reply_error(header))
             return
@@ -320,13 +322,12 @@ class Link:
             raise reply_error(header)
         try:
             self.hello = HELLO.reply.read(header, "HELLO", 2)
-        except BadRequest as error:
+            self.limits = limits.told(self.hello.limits)
+        except (BadRequest, ValueError) as error:
             raise BadFrame(f"{self.server} answered hello with something else: {error}") from None
-        self.state = "ready"
-        self.limits = {**limits.sent({}), **self.hello.limits}
+        self.state, self._fruitful = "ready", False
         self.connections += 1
         self._hello_deadline = NEVER
-        self._attempts, self._trying_since = 0, None
         self._decoder.frame_bytes = max(limits.FRAME_BYTES, self.limits["frame_bytes"])
         for call in list(self._calls.values()):
             self._send(call)

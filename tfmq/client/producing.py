@@ -32,6 +32,8 @@ BATCH_BYTES = 256 << 10
 """Larger ones gain nothing, and a batch is what one refusal costs."""
 BUFFER_BYTES = 32 << 20
 TIMEOUT_SECONDS = 30.0
+BATCH_BYTES_MAX = 8 << 20
+"""A broker refuses frames of 16 MiB and more. One message alone may be larger than a batch."""
 CHUNK_COUNT = 500
 """How many payloads `send_many` takes first, to see how large they are."""
 CHUNK_COUNT_MAX = 50_000
@@ -63,8 +65,16 @@ class Settings(NamedTuple):
             raise BadRequest(f"{self.group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
         for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or value < 0 or (value == 0 and name != "linger_ms"):
+            if not isinstance(value, int | float) or not (value > 0 or (value == 0 and name == "linger_ms")):
                 raise BadRequest(f"{name} must be a number above 0, not {value!r}.")
+        if self.batch_bytes > BATCH_BYTES_MAX:
+            raise BadRequest(
+                f"batch_bytes is at most {BATCH_BYTES_MAX}, not {self.batch_bytes}; larger gain nothing."
+            )
+        if self.codec is not None and (isinstance(self.codec, str) or not hasattr(self.codec, "encode")):
+            raise BadRequest(
+                f"A codec has encode and decode, as tfmq.codecs.json has; {self.codec!r} is none."
+            )
         acks = None if self.acks is None else ACKS[self.acks]
         batch_bytes = min(int(self.batch_bytes), int(self.buffer_bytes))
         return Options(acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout))
@@ -105,8 +115,8 @@ class ProducerCore:
     def _forked(self) -> None:
         self.driver.tickers.remove(self.sender)
         self.sender.orphan()
-        self.ended.done = self.closed  # the thread that was closing it is the parent's
         self._begin()
+        self.ended.done = self.closed  # the thread that was closing it is the parent's
 
     # Messages
 
@@ -126,6 +136,10 @@ class ProducerCore:
         partition: int | None = None,
     ) -> Message:
         """The message as it goes. Raises for what no broker would take."""
+        if isinstance(payload, Message):
+            if any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
+                raise TypeError("A Message has its key, tag and so on in it: give them there, not beside it.")
+            return self.checked(topic, payload)
         made = Message(payload, key, tag, properties, partition, delay, deliver_at)
         return self.checked(topic, made)
 
@@ -134,6 +148,8 @@ class ProducerCore:
         self.check_open()
         if not isinstance(topic, str) or not valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+        if message.partition is not None and type(message.partition) is not int:
+            raise TypeError(f"A partition is a number, not {type(message.partition).__name__}.")
         for hook in self.hooks:
             message = hook.before_send(topic, message)
         if message.delay is not None or message.deliver_at is not None:
@@ -340,6 +356,10 @@ class _Taking:
     """
 
     def __init__(self, payloads: Iterable[Any]) -> None:
+        if isinstance(payloads, str | bytes | bytearray | memoryview | Message | Mapping):
+            raise TypeError(
+                f"send_many takes an iterable of payloads, not one {type(payloads).__name__}: use send, or a list."
+            )
         self._iterator = iter(payloads)
         self.count = CHUNK_COUNT
         self.chunk: list[Any] = []

@@ -31,9 +31,10 @@ def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[Server, .
     """
     if servers is None:
         servers = os.environ.get(ENVIRONMENT) or f"{DEFAULT_HOST}:{DEFAULT_PORT}"
-    parts = (
-        servers.split(",") if isinstance(servers, str) else [p for each in servers for p in each.split(",")]
-    )
+    texts = [servers] if isinstance(servers, str) else servers
+    if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
+        raise BadRequest(f"Servers are text, host:port, or a list of such texts, not {servers!r}.")
+    parts = [part for each in texts for part in each.split(",")]
     found = [parse_server(part.strip()) for part in parts if part.strip()]
     if not found:
         raise BadRequest(

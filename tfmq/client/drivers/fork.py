@@ -6,6 +6,7 @@ All locks of all drivers are taken before a fork, so that the child never inheri
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -29,6 +30,8 @@ class Renewable(Protocol):
 
 _drivers: weakref.WeakSet[Renewable] = weakref.WeakSet()
 _held: list[Renewable] = []
+_forking = threading.Lock()
+"""One fork at a time: `_held` belongs to the thread that forks."""
 
 
 def after_fork(driver: Renewable) -> None:
@@ -37,6 +40,7 @@ def after_fork(driver: Renewable) -> None:
 
 
 def _before() -> None:
+    _forking.acquire()
     for driver in list(_drivers):
         driver.lock.acquire()
         _held.append(driver)
@@ -45,9 +49,11 @@ def _before() -> None:
 def _in_parent() -> None:
     while _held:
         _held.pop().lock.release()
+    _forking.release()
 
 
 def _in_child() -> None:
+    _forking.release()
     while _held:
         _held.pop().renew()
 
