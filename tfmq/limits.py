@@ -132,6 +132,13 @@ TOPICS = _limit("topics", 20_000, 100_000, "topics", "each has folders, files an
 PARTITIONS_PER_TOPIC = _limit("partitions_per_topic", 4096, 10_000, "partitions", "likewise", sent=True)
 PARTITIONS = _limit("partitions", 20_000, 100_000, "partitions", "likewise, in the whole broker")
 GROUPS = _limit("groups", 10_000, 100_000, "groups", "each has offsets in memory and on the disk")
+GROUP_OFFSETS = _limit(
+    "group_offsets",
+    1_000_000,
+    20_000_000,
+    "offsets",
+    "of all groups together: each is in memory, and in every snapshot of the catalog",
+)
 OFFSETS_PER_COMMIT = _limit(
     "offsets_per_commit", 20_000, 20_000, "offsets", "one forced write holds them all"
 )

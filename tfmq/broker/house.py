@@ -107,7 +107,7 @@ class House:
             lease=partial(self.leases.take, 1),
         )
         self.polls = Polls(self.limits, partition=self.topics.partition, timers=self.timers, reads=self.reads)
-        self.offsets = Offsets(self.catalog, self.topics, self.reads.run)
+        self.offsets = Offsets(self.catalog, self.topics, self.reads.run, self.limits["group_offsets"])
         self.groups = Groups(
             catalog=self.catalog,
             offsets=self.offsets,

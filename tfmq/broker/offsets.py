@@ -16,6 +16,7 @@ from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.places import ordinal_of
 from tfmq.broker.register import OFFSETS, GroupRow, Key, Place
 from tfmq.broker.topics import Topics
+from tfmq.errors import NotAllowed
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, ReadOffsets
 
 ANY_INCARNATION = 0
@@ -24,8 +25,9 @@ ANY_INCARNATION = 0
 class Offsets:
     """Saves and reads; who may save is the business of `groups`."""
 
-    def __init__(self, catalog: Catalog, topics: Topics, run: Run) -> None:
+    def __init__(self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int) -> None:
         self._catalog, self._topics, self._run = catalog, topics, run
+        self._offsets_max = offsets_max
 
     def save(
         self,
@@ -41,6 +43,7 @@ class Offsets:
         """Answers how many were saved once they are forced, with the entries `before`, and tells `done` first."""
         places = [place for each in offsets if (place := self._place(each, any_incarnation)) is not None]
         count = len(places)
+        refusal = self._too_many(group, places)
 
         def forced(error: BaseException | None) -> None:
             if done is not None:
@@ -51,10 +54,25 @@ class Offsets:
                 reply.ok(count)
 
         entries = [*before, (OFFSETS, group, generation, places)] if places else before
-        if entries:
+        if refusal is not None:
+            forced(refusal)
+        elif entries:
             self._catalog.submit(entries[0], forced, *entries[1:])
         else:
             forced(None)
+
+    def _too_many(self, group: str, places: Sequence[tuple[int, ...]]) -> NotAllowed | None:
+        """Why the offsets cannot be kept: they would be more than all groups may have."""
+        register = self._catalog.register
+        if register.offsets_count + len(places) <= self._offsets_max:
+            return None
+        row = register.groups.get(group, GroupRow())
+        new = {place[:2] for place in places} - row.offsets.keys()
+        if register.offsets_count + len(new) <= self._offsets_max:
+            return None
+        return NotAllowed(
+            f"The broker keeps {register.offsets_count} offsets of groups; its limit is limits.group_offsets."
+        )
 
     def _place(self, each: GroupOffset, any_incarnation: bool) -> tuple[int, ...] | None:
         """One row of an OFFSETS entry; None if the partition of that incarnation is not there."""

@@ -81,6 +81,8 @@ class Register:
         self.leases: list[tuple[int, int]] = []
         self.topics: dict[int, TopicRow] = {}
         self.groups: dict[str, GroupRow] = {}
+        self.offsets_count = 0
+        """Of all groups together."""
 
     def leased_ms(self, producer_id: int) -> int | None:
         """When (at the latest) the range of an id was leased; None if it never was."""
@@ -138,6 +140,7 @@ class Register:
         for group in self.groups.values():
             for key in [key for key in group.offsets if key[0] == incarnation]:
                 del group.offsets[key]
+                self.offsets_count -= 1
 
     def _generation(self, group: str, generation: int, member: str) -> None:
         row = self.groups.setdefault(group, GroupRow())
@@ -146,9 +149,11 @@ class Register:
 
     def _offsets(self, group: str, generation: int, places: Sequence[Sequence[int]]) -> None:
         row = self.groups.setdefault(group, GroupRow())
+        self.offsets_count -= len(row.offsets)
         for incarnation, partition, offset, index, epoch in places:
             if incarnation in self.topics:
                 row.offsets[incarnation, partition] = Place(offset, index, epoch, generation)
+        self.offsets_count += len(row.offsets)
 
     _RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         LEASE: _lease,
@@ -178,6 +183,7 @@ class Register:
             for name, number, member, places in groups:
                 row = self.groups[name] = GroupRow(number, member)
                 row.offsets = {(place[0], place[1]): Place(*place[2:]) for place in places}
+                self.offsets_count += len(row.offsets)
         except (TypeError, IndexError) as error:
             raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
