@@ -22,6 +22,7 @@ from tfmq.client.cluster import Topic
 from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.later import LaterProducing
 from tfmq.client.link import SECONDS, Link
 from tfmq.client.owners import AsyncOwner
 from tfmq.client.partition_selector import PartitionSelector
@@ -42,7 +43,7 @@ from tfmq.message import SendResult
 
 
 @documented_as(tfmq.producer.Producer)
-class Producer:
+class Producer(LaterProducing):
     """`tfmq.Producer` for asyncio: `send` and `send_many` give acknowledged results."""
 
     def __init__(

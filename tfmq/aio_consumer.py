@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
-from types import GenericAlias, TracebackType
-from typing import Any, ClassVar, Literal
+from types import TracebackType
+from typing import Any, Generic, Literal
 
 from tfmq.client.consumer_options import (
     REFRESH_SECONDS,
@@ -20,10 +20,11 @@ from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.lag import Lag
+from tfmq.client.later import LaterConsuming
 from tfmq.client.link import Link
 from tfmq.client.offset_storage import OffsetStorage
 from tfmq.client.positions import PartitionName
-from tfmq.client.received import Codec, ReceivedMessage
+from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.servers import parse_servers
 from tfmq.client.start import Start, seek_question
 from tfmq.client.work import Run
@@ -43,13 +44,11 @@ def in_threads(driver: AsyncDriver) -> Run:
     return run
 
 
-class Consumer:
+class Consumer(LaterConsuming, Generic[Value]):
     """Reads topics, in `async for` or by `poll`: names, arguments and meaning are those of `tfmq.Consumer`.
 
     Making one touches neither network nor event loop; it belongs to the loop that first waits for it.
     """
-
-    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Consumer:
         retries: int | None = None,
         dead_letters: str | None = None,
         tags: str | Iterable[str] | None = None,
-        codec: Codec | None = None,
+        codec: Codec[Value] | None = None,
         hooks: Sequence[Any] = (),
         timeout: float = TIMEOUT_SECONDS,
         session: float = SESSION_SECONDS,
@@ -105,9 +104,9 @@ class Consumer:
         )
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
-        self._loop: AsyncIterator[ReceivedMessage] | None = None
+        self._loop: AsyncIterator[ReceivedMessage[Value]] | None = None
 
-    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
         """Every message in turn, without end; until `stop` is called."""
         core = self._core
         positions = core.positions
@@ -116,7 +115,7 @@ class Consumer:
                 positions.current = message
                 yield message
 
-    async def __anext__(self) -> ReceivedMessage:
+    async def __anext__(self) -> ReceivedMessage[Value]:
         """The next message; waits for it."""
         loop = self._loop = self._loop or aiter(self)
         try:
@@ -125,11 +124,13 @@ class Consumer:
             self._loop = None
             raise
 
-    async def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage]:
+    async def poll(
+        self, timeout: float | None = 1.0, max_messages: int = 500
+    ) -> list[ReceivedMessage[Value]]:
         """Up to `max_messages` as soon as there are any; [] after `timeout` seconds (None: no limit) without one."""
         return await self._driver.run(self._core.poll(timeout, max_messages))
 
-    async def commit(self, message: ReceivedMessage | None = None) -> None:
+    async def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
         """Saves all that was handed out, the current message included; or up to `message` and including it.
 
         Returns when it is on the disk. Raises Fenced if another member took the group over.
@@ -190,7 +191,7 @@ class Consumer:
         finally:
             await self._driver.close()
 
-    async def __aenter__(self) -> "Consumer":
+    async def __aenter__(self) -> "Consumer[Value]":
         return self
 
     async def __aexit__(

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from types import GenericAlias, TracebackType
-from typing import Any, ClassVar, Literal
+from types import TracebackType
+from typing import Any, Generic, Literal
 
 from tfmq.client.consumer_options import (
     REFRESH_SECONDS,
@@ -19,15 +19,16 @@ from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.lag import Lag
+from tfmq.client.later import LaterConsuming
 from tfmq.client.link import Link
 from tfmq.client.offset_storage import OffsetStorage
 from tfmq.client.positions import PartitionName
-from tfmq.client.received import Codec, ReceivedMessage
+from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.servers import parse_servers
 from tfmq.client.start import Start, seek_question
 
 
-class Consumer:
+class Consumer(LaterConsuming, Generic[Value]):
     """Reads topics, in a loop or by `poll`. Making one touches no network; leave `with`, or call `close`, at the end.
 
     `topics`: a name, several, or a compiled pattern · `partitions`: pairs (topic, number), or numbers of the topics ·
@@ -47,8 +48,6 @@ class Consumer:
     `retries`, `dead_letters` and `hooks` belong to a later release: NotSupported. Wrong arguments: BadRequest.
     """
 
-    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
-
     def __init__(
         self,
         servers: str | Sequence[str] | None = None,
@@ -65,7 +64,7 @@ class Consumer:
         retries: int | None = None,
         dead_letters: str | None = None,
         tags: str | Iterable[str] | None = None,
-        codec: Codec | None = None,
+        codec: Codec[Value] | None = None,
         hooks: Sequence[Any] = (),
         timeout: float = TIMEOUT_SECONDS,
         session: float = SESSION_SECONDS,
@@ -101,9 +100,9 @@ class Consumer:
         self._core = Consuming(options, link, attend=self._driver.attend, flush=self._driver.flush)
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
-        self._loop: Iterator[ReceivedMessage] | None = None
+        self._loop: Iterator[ReceivedMessage[Value]] | None = None
 
-    def __iter__(self) -> Iterator[ReceivedMessage]:
+    def __iter__(self) -> Iterator[ReceivedMessage[Value]]:
         """Every message in turn, without end; until `stop` is called."""
         core = self._core
         positions = core.positions
@@ -112,7 +111,7 @@ class Consumer:
                 positions.current = message
                 yield message
 
-    def __next__(self) -> ReceivedMessage:
+    def __next__(self) -> ReceivedMessage[Value]:
         """The next message; waits for it."""
         loop = self._loop = self._loop or iter(self)
         try:
@@ -121,11 +120,11 @@ class Consumer:
             self._loop = None
             raise
 
-    def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage]:
+    def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
         """Up to `max_messages` as soon as there are any; [] after `timeout` seconds (None: no limit) without one."""
         return self._driver.run(self._core.poll(timeout, max_messages))
 
-    def commit(self, message: ReceivedMessage | None = None) -> None:
+    def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
         """Saves all that was handed out, the current message included; or up to `message` and including it.
 
         Returns when it is on the disk. Raises Fenced if another member took the group over.
@@ -187,7 +186,7 @@ class Consumer:
         finally:
             self._driver.close()
 
-    def __enter__(self) -> "Consumer":
+    def __enter__(self) -> "Consumer[Value]":
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from tfmq.client import exiting
 from tfmq.client.batch import Deliveries, Delivery
 from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.later import LaterProducing
 from tfmq.client.owners import BlockingOwner
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.client.producing import (
@@ -28,7 +29,7 @@ from tfmq.message import Message
 _new = tuple.__new__
 
 
-class Producer:
+class Producer(LaterProducing):
     """Sends messages: in batches, in order for each partition, stored once however often they are repeated.
 
         with tfmq.Producer() as producer:

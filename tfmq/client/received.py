@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, cast
 
+from tfmq.client.later import later
 from tfmq.errors import DecodeFailed
 from tfmq.message import Attribute, decode_attribute
 
@@ -19,10 +20,22 @@ DECODED_KEPT: Final = 64
 NO_ATTRIBUTE: Final = Attribute()
 
 
-class Codec(Protocol):
+if TYPE_CHECKING:  # typing has the default only from Python 3.13 on
+    from typing_extensions import TypeVar
+
+    Value = TypeVar("Value", default=Any)
+    Made = TypeVar("Made", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Value = TypeVar("Value")
+    Made = TypeVar("Made", covariant=True)
+
+
+class Codec(Protocol[Made]):
     """Turns payloads into values; `tfmq.codecs` has some."""
 
-    def decode(self, payload: bytes) -> Any: ...
+    def decode(self, data: bytes, /) -> Made: ...
 
 
 class Origin:
@@ -97,7 +110,7 @@ class _Fields(NamedTuple):
     origin: Origin
 
 
-class ReceivedMessage(_Fields):
+class ReceivedMessage(_Fields, Generic[Value]):
     """One message that was read.
 
     `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: its place in the partition, in bytes ·
@@ -161,14 +174,18 @@ class ReceivedMessage(_Fields):
         except ValueError as error:
             raise self._unreadable(f"the payload is not JSON ({error})") from None
 
+    def handling(self) -> NoReturn:
+        """Retries and dead letters around a loop's body: a later release. Raises `NotSupported`."""
+        later("handling()", "handle errors in the loop")
+
     @property
-    def value(self) -> Any:
+    def value(self) -> Value:
         """The payload as the consumer's codec reads it, the bytes without one; None for a tombstone."""
         codec = self.origin.codec
         if codec is None or self.payload is None:
-            return self.payload
+            return cast(Value, self.payload)
         try:
-            return codec.decode(self.payload)
+            return cast(Value, codec.decode(self.payload))
         except DecodeFailed:
             raise
         except Exception as error:

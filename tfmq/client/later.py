@@ -1,0 +1,50 @@
+"""Names that are settled for a later release, on both faces: whoever types one is told so, not that it is unknown."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from tfmq.errors import NotSupported
+
+
+def later(what: str, instead: str) -> NoReturn:
+    """Raises `NotSupported`."""
+    raise NotSupported(f"{what} needs a later release; {instead}.")
+
+
+class LaterProducing:
+    """What producers will do."""
+
+    __slots__ = ()
+
+    def resume(self, xid: str) -> NoReturn:
+        """Take up a prepared transaction: a later release. Raises `NotSupported`."""
+        later("resume()", "send without a transaction")
+
+    def transaction_check(self, function: Any) -> NoReturn:
+        """Decide open transactions when the broker asks back: a later release. Raises `NotSupported`."""
+        later("transaction_check()", "send without a transaction")
+
+    def cancel(self, handle: Any) -> NoReturn:
+        """Take back a delayed message: a later release. Raises `NotSupported`."""
+        later("cancel()", "messages are not delayed yet, so none can be taken back")
+
+    def reschedule(self, handle: Any, delay: Any = None, *, deliver_at: Any = None) -> NoReturn:
+        """Give a delayed message another time: a later release. Raises `NotSupported`."""
+        later("reschedule()", "messages are not delayed yet")
+
+
+class LaterConsuming:
+    """What consumers will do."""
+
+    __slots__ = ()
+
+    def run(
+        self, listener: Any = None, *, workers: int = 1, order: str = "partition", signals: bool = True
+    ) -> NoReturn:
+        """Have listeners handle messages, with retries and dead letters: a later release. Raises `NotSupported`."""
+        later("run()", "loop over the consumer, or poll()")
+
+    def on(self, topic: str) -> NoReturn:
+        """Register a listener: a later release. Raises `NotSupported`."""
+        later("on()", "loop over the consumer, or poll()")
