@@ -62,7 +62,7 @@ class Lanes:
 
     def wait(self, lane: Lane, batch: Batch, message: Message = KEYLESS) -> None:
         """Hold a batch until the topic is known; `message` decides its partition then."""
-        if not lane.waiting or lane.waiting[-1][0] is not batch:  # it may come twice, one time behind the other
+        if not lane.waiting or lane.waiting[-1][0] is not batch:  # a batch comes twice in a row
             lane.waiting.append((batch, message))
         self.ask(lane)
 
