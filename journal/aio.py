@@ -100,6 +100,11 @@ class ForceQueue:
         """An eventfd: readable when a force has ended; read it, then take `ended`."""
         return self._descriptor
 
+    @property
+    def busy(self) -> bool:
+        """Whether a force is under way, or has ended and was not taken."""
+        return bool(self._flights or self._ended)
+
     def begin(self, file: File, landed: Landed) -> Flight | None:
         """Starts a force of what was written to `file`; `landed(error)` is to be called when it has ended.
 

@@ -32,7 +32,7 @@ def test_an_end_is_told_also_behind_one_whose_consequences_failed(reactor: Any, 
     delivered: list[str] = []
     forces = Forces(reactor, lambda: delivered.append("turn"))
     if forces.begin is None:
-        pytest.skip("this system has no AIO")
+        pytest.skip("cannot be had here: this system has no AIO")
     file = RealDisk().create(str(tmp_path / "file"))
     told: list[OSError | None] = []
 
@@ -52,3 +52,21 @@ def test_a_system_without_it_has_no_begin(reactor: Any, monkeypatch: pytest.Monk
     forces = Forces(reactor, lambda: None)
     assert forces.begin is None
     forces.stop()
+
+
+def test_an_end_that_nothing_told_is_found_all_the_same(reactor: Any, tmp_path: Path) -> None:
+    forces = Forces(reactor, lambda: None)
+    if forces.begin is None:
+        pytest.skip("cannot be had here: this system has no AIO")
+    reactor.removeReader(forces._wakeup)  # as if the eventfd had been read by somebody else
+    file = RealDisk().create(str(tmp_path / "file"))
+    told: list[OSError | None] = []
+    assert forces.begin(file, told.append) is not None
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not told and time.monotonic() < end:
+        reactor.runUntilCurrent()
+        time.sleep(0.01)
+    assert told == [None]
+    reactor.addReader(forces._wakeup)
+    forces.stop()
+    file.close()

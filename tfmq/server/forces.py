@@ -10,6 +10,9 @@ from journal.aio import ForceQueue
 from journal.keeper import Begin
 from tfmq.server.workers import Wakeup
 
+LOOK_SECONDS = 0.25
+"""How often ends of forces are looked for that no eventfd told: an answer may be late, it never fails to come."""
+
 logger = logging.getLogger("tfmq.server")
 
 
@@ -26,12 +29,19 @@ class Forces:
             self.begin = self._queue.begin
             self._wakeup = Wakeup(self._deliver, self._queue.fileno())
             reactor.addReader(self._wakeup)
+            self._later = reactor.callLater(LOOK_SECONDS, self._look)
 
     def stop(self) -> None:
         """Give it back; nothing may be under way."""
         if self._queue is not None:
+            self._later.cancel()
             self._reactor.removeReader(self._wakeup)
             self._queue.close()
+
+    def _look(self) -> None:
+        self._later = self._reactor.callLater(LOOK_SECONDS, self._look)
+        if self._queue is not None and self._queue.busy:
+            self._deliver()
 
     def _deliver(self) -> None:
         for flight in self._queue.ended() if self._queue is not None else ():
