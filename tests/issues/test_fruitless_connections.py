@@ -32,6 +32,19 @@ def test_one_that_worked_is_made_again_at_once() -> None:
         assert rig.time == before
 
 
+def test_one_that_broke_in_the_middle_of_an_answer_is_made_again_at_once() -> None:
+    rig = Rig()
+    rig.run(request(rig.link, Ping()))
+    for _ in range(20):
+        rig.link.call(Ping())
+        rig.link.received(b"\0\0\0\x10\0")
+        rig.cut()
+        assert rig.link.wants_connection()
+        before = rig.time
+        rig.exchange()
+        assert rig.time == before
+
+
 def test_what_the_broker_has_against_the_connection_is_told_at_once() -> None:
     rig = Rig()
     call = rig.link.call(Ping(), seconds=30)

@@ -88,7 +88,7 @@ class Link:
         """How many calls are open that nobody waits for."""
         self.last_error: TfmqError | None = None
         self._turn = self._attempts = 0
-        self._fruitful = False  # whether this connection brought an answer
+        self._fruitful = False  # whether this connection brought an answer, or began to
         self._trying_since: float | None = None
         self._retry_at, self._hello_deadline = 0.0, NEVER
         self._numbers = itertools.count(1)
@@ -220,11 +220,11 @@ class Link:
         self._queue(encode([HELLO.code, 0, *hello]))
 
     def received(self, data: bytes | bytearray) -> None:
-        """Bytes came; `data` must not be changed afterwards. Raises `TfmqError` when the connection makes no sense
-        any more: disconnect with it.
-        """
+        """Bytes came; do not change `data` afterwards. Raises `TfmqError` if they make no sense: disconnect then."""
         for frame in self._decoder.feed(data):
             self._take(frame)
+        if self._decoder.midway and self.state == "ready":
+            self._fruitful = True
 
     def pending(self) -> list[memoryview]:
         """What to write next, at most `OUTPUT_BUFFERS` buffers; tell `wrote` how much of it went."""
