@@ -1,11 +1,31 @@
 """An effect is a value: where to, what, from which place of which source."""
 
 from journal.shapes import Batch, Source
-from tfmq.effects import Append
+from tfmq.effects import OFFSETS_KEY, Append, CommitOffsets, GroupPlaces, Mark
+from tfmq.ids import log_id
+
+SOURCE = Source(2, 7, 100, 1)
 
 
 def test_an_append_names_its_target_and_its_source() -> None:
-    source = Source(2, 7, 100, 1)
-    effect = Append("orders", 16, 0, [Batch(b"", (), 1, 0, 0)], source)
-    assert (effect.topic, effect.incarnation, effect.partition, effect.source) == ("orders", 16, 0, source)
-    assert effect == Append("orders", 16, 0, [Batch(b"", (), 1, 0, 0)], source)
+    effect = Append("orders", 16, 0, [Batch(b"", (), 1, 0, 0)], SOURCE)
+    assert (effect.topic, effect.incarnation, effect.partition, effect.source) == ("orders", 16, 0, SOURCE)
+    assert effect == Append("orders", 16, 0, [Batch(b"", (), 1, 0, 0)], SOURCE)
+
+
+def test_the_key_of_an_append_is_the_id_of_its_log() -> None:
+    effect = Append("orders", 16, 3, [], SOURCE)
+    assert effect.key == log_id(16, 3)
+    assert effect.key != Append("orders", 17, 3, [], SOURCE).key, (
+        "another life of the topic is another target"
+    )
+
+
+def test_offsets_have_one_key_that_no_log_has() -> None:
+    effect = CommitOffsets([GroupPlaces("billing", 4, [(16, 0, 1000, 0, 1)])], SOURCE)
+    assert effect.key == OFFSETS_KEY
+    assert log_id(1, 0) > OFFSETS_KEY
+
+
+def test_a_mark_says_up_to_where_its_target_must_be_forced() -> None:
+    assert Mark(log_id(16, 0), 4096, [0, 1200]) == (log_id(16, 0), 4096, [0, 1200])
