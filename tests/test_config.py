@@ -148,7 +148,6 @@ def test_a_wrong_variable_is_told_and_strangers_are_left_alone() -> None:
         ("server.tls_key", "key.pem", "TLS"),
         ("server.users", "users.toml", "users"),
         ("http.listen", "127.0.0.1:8368", "HTTP"),
-        ("transaction.timeout_seconds", "5", "transactions"),
         ("delay.tick_ms", "5", "delayed delivery"),
     ],
 )
@@ -157,6 +156,16 @@ def test_what_does_not_exist_yet_cannot_be_switched_on(key: str, value: str, wha
         load(sets=[f"{key}={value}"])
     default = SETTINGS[key][1]
     load(sets=[f"{key}={default}"])
+
+
+def test_a_time_that_holds_by_default_is_one_that_a_client_could_ask_for() -> None:
+    for key, limit, seconds in (
+        ("transaction.timeout_seconds", "limits.transaction_seconds", 2000),
+        ("transaction.group_ttl_seconds", "limits.transaction_ttl_seconds", 40 * 86_400),
+    ):
+        with pytest.raises(ConfigError, match=f"{key} is {seconds} s, more than {limit}"):
+            load(sets=[f"{key}={seconds}"])
+        load(sets=[f"{key}={seconds}", f"{limit}={seconds}"])
 
 
 def test_listening_outside_of_this_machine_must_be_wanted() -> None:

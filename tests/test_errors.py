@@ -43,6 +43,17 @@ PUBLISHED = {
     "not_a_record": 29,
     "internal_error": 30,
     "config_error": 31,
+    "unknown_transaction": 32,
+    "transaction_rolled_back": 33,
+    "transaction_committed": 34,
+    "heuristic_outcome": 35,
+    "transaction_exists": 36,
+    "transaction_state": 37,
+    "transaction_too_large": 38,
+    "stale_epoch": 39,
+    "group_stale": 40,
+    "group_fenced": 41,
+    "group_incomplete": 42,
 }
 
 every_error = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -108,6 +119,9 @@ def test_numbers_that_travel_are_attributes() -> None:
     assert errors.StaleProducer(successor=9).successor == 9
     assert errors.NotARecord(offset=11).offset == 11
     assert errors.LogTruncated().cut == -1
+    heuristic = from_wire(*to_wire(errors.HeuristicOutcome(state="heuristic_committed")))
+    assert isinstance(heuristic, errors.HeuristicOutcome) and heuristic.state == "heuristic_committed"
+    assert errors.HeuristicOutcome().state == "" and errors.HeuristicOutcome(state=3).state == ""
     assert errors.LogTruncated(cut="text").cut == -1
 
 
@@ -143,3 +157,4 @@ def test_what_may_have_happened_is_never_called_not_done() -> None:
     for kind in (errors.ConnectionFailed, errors.TimedOut, errors.StorageStopped, errors.UnknownProducer):
         assert kind.outcome == UNKNOWN
     assert errors.ServerError.outcome == UNKNOWN
+    assert errors.UnknownTransaction.outcome == UNKNOWN, "it may have been committed, and forgotten"

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from tfmq.errors import DeliveryFailed as DeliveryFailed
     from tfmq.errors import DiskFull as DiskFull
     from tfmq.errors import Fenced as Fenced
+    from tfmq.errors import GroupFenced as GroupFenced
+    from tfmq.errors import GroupIncomplete as GroupIncomplete
+    from tfmq.errors import GroupStale as GroupStale
+    from tfmq.errors import HeuristicOutcome as HeuristicOutcome
     from tfmq.errors import LogTruncated as LogTruncated
     from tfmq.errors import MessageTooLarge as MessageTooLarge
     from tfmq.errors import NotAllowed as NotAllowed
@@ -42,16 +46,23 @@ if TYPE_CHECKING:
     from tfmq.errors import OffsetOutOfRange as OffsetOutOfRange
     from tfmq.errors import SequenceGap as SequenceGap
     from tfmq.errors import ServerError as ServerError
+    from tfmq.errors import StaleEpoch as StaleEpoch
     from tfmq.errors import StaleProducer as StaleProducer
     from tfmq.errors import StorageStopped as StorageStopped
     from tfmq.errors import TfmqError as TfmqError
     from tfmq.errors import TimedOut as TimedOut
     from tfmq.errors import TopicExists as TopicExists
+    from tfmq.errors import TransactionCommitted as TransactionCommitted
     from tfmq.errors import TransactionError as TransactionError
+    from tfmq.errors import TransactionExists as TransactionExists
+    from tfmq.errors import TransactionRolledBack as TransactionRolledBack
+    from tfmq.errors import TransactionState as TransactionState
+    from tfmq.errors import TransactionTooLarge as TransactionTooLarge
     from tfmq.errors import UnknownCommand as UnknownCommand
     from tfmq.errors import UnknownPartition as UnknownPartition
     from tfmq.errors import UnknownProducer as UnknownProducer
     from tfmq.errors import UnknownTopic as UnknownTopic
+    from tfmq.errors import UnknownTransaction as UnknownTransaction
     from tfmq.errors import VersionMismatch as VersionMismatch
     from tfmq.hooks import Hook as Hook
     from tfmq.local import local_server as local_server
@@ -63,10 +74,12 @@ if TYPE_CHECKING:
 
 _MODULES = ("aio", "codecs", "errors", "hooks")
 _ERRORS = (
-    "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed DeliveryFailed"
-    " DiskFull Fenced LogTruncated MessageTooLarge NotAllowed NotARecord NotSupported OffsetOutOfRange SequenceGap"
-    " ServerError StaleProducer StorageStopped TfmqError TimedOut TopicExists TransactionError UnknownCommand"
-    " UnknownPartition UnknownProducer UnknownTopic VersionMismatch"
+    "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed"
+    " DeliveryFailed DiskFull Fenced GroupFenced GroupIncomplete GroupStale HeuristicOutcome LogTruncated"
+    " MessageTooLarge NotARecord NotAllowed NotSupported OffsetOutOfRange SequenceGap ServerError"
+    " StaleEpoch StaleProducer StorageStopped TfmqError TimedOut TopicExists TransactionCommitted"
+    " TransactionError TransactionExists TransactionRolledBack TransactionState TransactionTooLarge"
+    " UnknownCommand UnknownPartition UnknownProducer UnknownTopic UnknownTransaction VersionMismatch"
 ).split()
 _PLACES: dict[str, str] = {
     "Admin": "tfmq.admin",

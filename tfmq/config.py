@@ -179,6 +179,17 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             "limits.fetch_bytes must be 4 MiB less than limits.frame_bytes.", key="limits.fetch_bytes"
         )
+    for key, bound in _DEFAULTS_BELOW.items():
+        most = config.value(bound)
+        if config.value(key) > most:
+            raise ConfigError(f"{key} is {config.value(key):.15g} s, more than {bound} = {most}.", key=key)
+
+
+_DEFAULTS_BELOW = {
+    "transaction.timeout_seconds": "limits.transaction_seconds",
+    "transaction.group_ttl_seconds": "limits.transaction_ttl_seconds",
+}
+"""A time that holds where a client asks for none -> the most that one may ask for."""
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -27,6 +27,17 @@
     ├── DecodeFailed
     ├── DeliveryFailed        .deliveries
     ├── TransactionError
+    │   ├── UnknownTransaction
+    │   ├── TransactionRolledBack
+    │   ├── TransactionCommitted
+    │   ├── HeuristicOutcome  .state
+    │   ├── TransactionExists
+    │   ├── TransactionState
+    │   ├── TransactionTooLarge
+    │   ├── StaleEpoch
+    │   ├── GroupStale
+    │   ├── GroupFenced
+    │   └── GroupIncomplete
     ├── BadFrame
     ├── VersionMismatch
     ├── ServerError
@@ -40,64 +51,13 @@ keeps it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
-Outcome = Literal["not done", "unknown"]
-NOT_DONE: Outcome = "not done"
-UNKNOWN: Outcome = "unknown"
-
-
-class TfmqError(Exception):
-    """An error of tfmq. `str(error)` is a sentence that says what happened and, where it helps, what to do.
-
-    `sentence` replaces the class's own; `outcome` and `retriable` may be given where the place that raises
-    knows better than the class. Everything else given by name becomes a detail: it travels with the error, so
-    it must be plain (numbers, text, lists and maps of them).
-    """
-
-    number: int = 1
-    code: str = "error"
-    retriable: bool = False
-    outcome: Outcome = UNKNOWN
-    closes: ClassVar[bool] = False
-    happened: ClassVar[str] = "Something went wrong that this release has no name for."
-    advice: ClassVar[str] = "Read the sentence that came with it; a newer client may know more."
-
-    def __init__(
-        self,
-        sentence: str = "",
-        *,
-        outcome: Outcome | None = None,
-        retriable: bool | None = None,
-        **details: Any,
-    ) -> None:
-        self.sentence = sentence or f"{self.happened} {self.advice}"
-        self.details: dict[str, Any] = details
-        if outcome is not None:
-            self.outcome = outcome
-        if retriable is not None:
-            self.retriable = retriable
-        super().__init__(self.sentence)
-
-    def __str__(self) -> str:
-        return self.sentence
-
-
-class Detail:
-    """A number that travels in `details`, read as an attribute; -1 where it is not known."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> "Detail": ...
-    @overload
-    def __get__(self, instance: TfmqError, owner: type) -> int: ...
-    def __get__(self, instance: TfmqError | None, owner: type) -> "Detail | int":
-        if instance is None:
-            return self
-        value = instance.details.get(self.name, -1)
-        return value if isinstance(value, int) else -1
+from tfmq.error_base import NOT_DONE as NOT_DONE
+from tfmq.error_base import UNKNOWN as UNKNOWN
+from tfmq.error_base import Detail, TextDetail
+from tfmq.error_base import Outcome as Outcome
+from tfmq.error_base import TfmqError as TfmqError
 
 
 class ConnectionFailed(TfmqError, ConnectionError):
@@ -271,6 +231,77 @@ class TransactionError(TfmqError):
     number, code = 25, "transaction_error"
     happened = "The transaction could not do that."
     advice = "Ask for its state (tfmq tx show), then commit or roll back."
+
+
+class UnknownTransaction(TransactionError):
+    """Neither a live transaction nor a remembered outcome bears that name: it may have ended long ago."""
+
+    number, code = 32, "unknown_transaction"
+    happened = "The broker knows no transaction of that name, and remembers no outcome of one."
+    advice = "Look at the list (tfmq tx list); outcomes are remembered for transaction.outcome_seconds."
+
+
+class TransactionRolledBack(TransactionError):
+    number, code, outcome = 33, "transaction_rolled_back", NOT_DONE
+    happened = "The transaction was rolled back: nothing of it is visible, or ever will be."
+    advice = "Do the work again in a new transaction."
+
+
+class TransactionCommitted(TransactionError):
+    number, code, outcome = 34, "transaction_committed", NOT_DONE
+    happened = "The transaction is committed: it cannot be rolled back any more."
+    advice = "Undo what it did by messages of a new transaction."
+
+
+class HeuristicOutcome(TransactionError):
+    """An operator decided it: `state` is "heuristic_committed" or "heuristic_rolled_back"."""
+
+    number, code, outcome = 35, "heuristic_outcome", NOT_DONE
+    happened = "An operator ended the transaction by hand before its owner did."
+    advice = "Compare .state with what the other systems did; when they agree again: tfmq tx forget."
+    state = TextDetail()
+
+
+class TransactionExists(TransactionError):
+    number, code, outcome = 36, "transaction_exists", NOT_DONE
+    happened = "There is a live transaction of that name already."
+    advice = "Go on with it (producer.resume), end it, or choose another xid."
+
+
+class TransactionState(TransactionError):
+    number, code, outcome = 37, "transaction_state", NOT_DONE
+    happened = "The transaction is in another state than that step needs."
+    advice = "Ask for its state (tfmq tx show): sends come before prepare, prepare before a two-phase commit."
+
+
+class TransactionTooLarge(TransactionError):
+    number, code, outcome = 38, "transaction_too_large", NOT_DONE
+    happened = "The transaction has more bytes or batches than the broker takes."
+    advice = "Split it, or raise limits.transaction_bytes or limits.transaction_pieces on the server."
+
+
+class StaleEpoch(TransactionError):
+    number, code, outcome = 39, "stale_epoch", NOT_DONE
+    happened = "The request belongs to an earlier transaction of the same name."
+    advice = "Drop it: that transaction ended, and a newer one is not touched by it."
+
+
+class GroupStale(TransactionError):
+    number, code, outcome = 40, "group_stale", NOT_DONE
+    happened = "The commit group has a later sequence already, or committed this one with other contents."
+    advice = "A checkpoint was set back: start with a new one, or forget the group (tfmq.Admin)."
+
+
+class GroupFenced(TransactionError):
+    number, code, outcome = 41, "group_fenced", NOT_DONE
+    happened = "That run of the commit group was aborted: nothing of it is taken any more."
+    advice = "Begin a new run; tasks of the old one end by themselves."
+
+
+class GroupIncomplete(TransactionError):
+    number, code, outcome = 42, "group_incomplete", NOT_DONE
+    happened = "Not every transaction of the commit group is prepared, so none was committed."
+    advice = "Run the missing parts again, or abort this run of the group."
 
 
 class BadFrame(TfmqError):

@@ -197,6 +197,93 @@ APPEND_BYTES = _limit(
     "append_bytes", 8 * MIB, 256 * MIB, "bytes", "one write does not keep the broker from everything else"
 )
 
+# Transactions
+XID_BYTES = _limit("xid_bytes", 249, 249, "bytes", "a name to look up, print and type, not content")
+TRANSACTIONS = _limit(
+    "transactions", 10_000, 1_000_000, "transactions", "open and not prepared: each has memory and a timer"
+)
+TRANSACTIONS_PER_SESSION = _limit(
+    "transactions_per_session",
+    1_000,
+    100_000,
+    "transactions",
+    "likewise, of one connection: one client does not take the place of all others",
+    sent=True,
+)
+TRANSACTIONS_PREPARED = _limit(
+    "transactions_prepared",
+    1_000_000,
+    10_000_000,
+    "transactions",
+    "they wait for their owners in memory and in every snapshot",
+)
+TRANSACTION_BYTES = _limit(
+    "transaction_bytes",
+    16 * 1024 * MIB,
+    1024 * 1024 * MIB,
+    "bytes",
+    "messages of one transaction lie on the disk twice until it ends",
+    sent=True,
+)
+TRANSACTION_PIECES = _limit(
+    "transaction_pieces",
+    200_000,
+    400_000,
+    "batches",
+    "memory keeps where each batch of a transaction lies",
+    sent=True,
+)
+TRANSACTIONS_BYTES = _limit(
+    "transactions_bytes",
+    64 * 1024 * MIB,
+    1 << 50,
+    "bytes",
+    "unfinished transactions, all together, do not fill the disk",
+)
+TRANSACTION_SECONDS = _limit(
+    "transaction_seconds",
+    900,
+    86_400,
+    "seconds",
+    "the longest timeout that an unprepared transaction can ask for",
+    sent=True,
+)
+TRANSACTION_TTL_SECONDS = _limit(
+    "transaction_ttl_seconds",
+    30 * 86_400,
+    365 * 86_400,
+    "seconds",
+    "the longest time that a prepared member of a commit group can ask for",
+    sent=True,
+)
+TRANSACTION_OUTCOMES = _limit(
+    "transaction_outcomes", 1_000_000, 100_000_000, "outcomes", "the oldest are forgotten before their time"
+)
+TRANSACTION_STREAMS = _limit(
+    "transaction_streams", 10_000, 1_000_000, "streams", "their numbers and last answers stay in memory"
+)
+TRANSACTION_OFFSET_GROUPS = _limit(
+    "transaction_offset_groups", 64, 64, "groups", "one transaction commits offsets of few groups"
+)
+TRANSACT_BATCHES = _limit(
+    "transact_batches", 4096, 4096, "batches", "a larger transaction begins, sends and commits", sent=True
+)
+TRANSACTIONS_PER_PAGE = _limit(
+    "transactions_per_page", 1_000, 1_000, "transactions", "one page of a list fits in one header", sent=True
+)
+TRANSACTION_TOPICS_LISTED = _limit(
+    "transaction_topics_listed", 8, 8, "topics", "likewise: a row of a list names the first ones"
+)
+COMMIT_GROUPS = _limit(
+    "commit_groups", 10_000, 1_000_000, "groups", "their sequences never expire by time, so they are counted"
+)
+COMMIT_GROUP_MEMBERS = _limit(
+    "commit_group_members", 10_000, 10_000, "transactions", "one record and one header name them all"
+)
+CHECKS_PARKED = _limit(
+    "checks_parked", 10_000, 1_000_000, "requests", "clients that wait to be asked: each is an object"
+)
+
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 

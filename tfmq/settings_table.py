@@ -279,8 +279,31 @@ class Topics:
 class Transaction:
     timeout_seconds: Annotated[
         float,
-        Setting(Seconds(0.001, 86_400), "An unprepared transaction ends after this.", later="transactions"),
+        Setting(Seconds(0.001, 86_400), "An unprepared transaction ends after this, unless it asks else."),
     ] = 60
+    outcome_seconds: Annotated[
+        float,
+        Setting(Seconds(1, YEARS), "How long it is remembered whether a transaction was committed."),
+    ] = 7 * 86_400
+    check_seconds: Annotated[
+        float,
+        Setting(Seconds(0.001, 86_400), "Ask the producer group about a transaction prepared for so long."),
+    ] = 60
+    alarm_seconds: Annotated[
+        float,
+        Setting(Seconds(0.001, YEARS), "Warn about a transaction that is prepared for longer than this."),
+    ] = 3600
+    group_ttl_seconds: Annotated[
+        float,
+        Setting(
+            Seconds(1, 365 * 86_400),
+            "A prepared member of a commit group ends after this, unless it asks else.",
+        ),
+    ] = 86_400
+    journal_file_bytes: Annotated[
+        int,
+        Setting(Count(1 << 16, 1 << 40, _UNITS_OF_BYTES), "A new file of the journal is begun after this."),
+    ] = 64 << 20
 
 
 @dataclass(frozen=True)

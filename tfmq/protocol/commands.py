@@ -8,7 +8,7 @@ codes are never given to another command. docs/protocol.md says how to add one.
 from typing import Annotated, Any, NamedTuple
 
 from tfmq import limits
-from tfmq.protocol.fields import Later, ListOf, Name, Optional, Row, Text, Whole
+from tfmq.protocol.fields import Later, ListOf, Optional, Row, Text, Whole
 from tfmq.protocol.group_commands import CommitOffsets as CommitOffsets
 from tfmq.protocol.group_commands import CommitOffsetsReply as CommitOffsetsReply
 from tfmq.protocol.group_commands import DescribeGroup as DescribeGroup
@@ -39,7 +39,6 @@ from tfmq.protocol.rows import (
     Number,
     Offset,
     Partition,
-    Partitions,
     Plain,
     Positions,
     ProducerId,
@@ -53,12 +52,56 @@ from tfmq.protocol.rows import (
     Yes,
 )
 from tfmq.protocol.rows import Block as Block
+from tfmq.protocol.rows import CommitMember as CommitMember
 from tfmq.protocol.rows import GroupOffset as GroupOffset
 from tfmq.protocol.rows import PartitionName as PartitionName
 from tfmq.protocol.rows import PartitionRow as PartitionRow
 from tfmq.protocol.rows import Position as Position
 from tfmq.protocol.rows import SavedOffset as SavedOffset
 from tfmq.protocol.rows import TopicRow as TopicRow
+from tfmq.protocol.rows import TransactionBatch as TransactionBatch
+from tfmq.protocol.rows import TransactionName as TransactionName
+from tfmq.protocol.rows import TransactionOffsets as TransactionOffsets
+from tfmq.protocol.topic_commands import CreateTopic as CreateTopic
+from tfmq.protocol.topic_commands import CreateTopicReply as CreateTopicReply
+from tfmq.protocol.topic_commands import DeleteTopic as DeleteTopic
+from tfmq.protocol.topic_commands import DeleteTopicReply as DeleteTopicReply
+from tfmq.protocol.topic_commands import DescribeTopic as DescribeTopic
+from tfmq.protocol.topic_commands import DescribeTopicReply as DescribeTopicReply
+from tfmq.protocol.topic_commands import GrowTopic as GrowTopic
+from tfmq.protocol.topic_commands import GrowTopicReply as GrowTopicReply
+from tfmq.protocol.topic_commands import Metadata as Metadata
+from tfmq.protocol.topic_commands import MetadataReply as MetadataReply
+from tfmq.protocol.topic_commands import ResumePartition as ResumePartition
+from tfmq.protocol.topic_commands import ResumePartitionReply as ResumePartitionReply
+from tfmq.protocol.topic_commands import Truncate as Truncate
+from tfmq.protocol.topic_commands import TruncateReply as TruncateReply
+from tfmq.protocol.transaction_commands import AbortCommitGroup as AbortCommitGroup
+from tfmq.protocol.transaction_commands import AbortCommitGroupReply as AbortCommitGroupReply
+from tfmq.protocol.transaction_commands import AwaitChecks as AwaitChecks
+from tfmq.protocol.transaction_commands import AwaitChecksReply as AwaitChecksReply
+from tfmq.protocol.transaction_commands import BeginTransaction as BeginTransaction
+from tfmq.protocol.transaction_commands import BeginTransactionReply as BeginTransactionReply
+from tfmq.protocol.transaction_commands import CommitGroup as CommitGroup
+from tfmq.protocol.transaction_commands import CommitGroupReply as CommitGroupReply
+from tfmq.protocol.transaction_commands import CommitTransaction as CommitTransaction
+from tfmq.protocol.transaction_commands import CommitTransactionReply as CommitTransactionReply
+from tfmq.protocol.transaction_commands import DescribeTransaction as DescribeTransaction
+from tfmq.protocol.transaction_commands import DescribeTransactionReply as DescribeTransactionReply
+from tfmq.protocol.transaction_commands import ForgetCommitGroup as ForgetCommitGroup
+from tfmq.protocol.transaction_commands import ForgetCommitGroupReply as ForgetCommitGroupReply
+from tfmq.protocol.transaction_commands import ForgetTransaction as ForgetTransaction
+from tfmq.protocol.transaction_commands import ForgetTransactionReply as ForgetTransactionReply
+from tfmq.protocol.transaction_commands import ListCommitGroups as ListCommitGroups
+from tfmq.protocol.transaction_commands import ListCommitGroupsReply as ListCommitGroupsReply
+from tfmq.protocol.transaction_commands import ListTransactions as ListTransactions
+from tfmq.protocol.transaction_commands import ListTransactionsReply as ListTransactionsReply
+from tfmq.protocol.transaction_commands import PrepareTransaction as PrepareTransaction
+from tfmq.protocol.transaction_commands import PrepareTransactionReply as PrepareTransactionReply
+from tfmq.protocol.transaction_commands import RollbackTransaction as RollbackTransaction
+from tfmq.protocol.transaction_commands import RollbackTransactionReply as RollbackTransactionReply
+from tfmq.protocol.transaction_commands import Transact as Transact
+from tfmq.protocol.transaction_commands import TransactReply as TransactReply
 
 MAGIC = "TFMQ"
 VERSION_MIN = VERSION_MAX = 1
@@ -112,96 +155,13 @@ class StatusReply(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Ends a parked FETCH of this connection: it is answered at once, empty."""
+    """Ends a parked FETCH or AWAIT_CHECKS of this connection: it is answered at once, empty."""
 
     target: Size
 
 
 class CancelReply(NamedTuple):
     cancelled: Yes
-
-
-# Topics
-
-
-class Metadata(NamedTuple):
-    """Topics with their partitions. Unknown topics are left out, or made where `create` asks for it."""
-
-    topics: Annotated[list[str] | None, Optional(ListOf(Name(), limits.TOPICS.cap))] = None
-    create: Yes = False
-
-
-class MetadataReply(NamedTuple):
-    topics: Annotated[list[TopicRow], ListOf(Row(TopicRow), limits.TOPICS.cap)]
-
-
-class CreateTopic(NamedTuple):
-    """Makes a topic; nil partitions: the broker's default."""
-
-    topic: Topic
-    partitions: Annotated[int | None, Optional(Whole(1, limits.PARTITIONS_PER_TOPIC.cap))]
-    settings: Plain
-
-
-class CreateTopicReply(NamedTuple):
-    incarnation: Incarnation
-    partitions: Partitions
-
-
-class GrowTopic(NamedTuple):
-    """Raises the number of partitions to `partitions`."""
-
-    topic: Topic
-    partitions: Partitions
-
-
-class GrowTopicReply(NamedTuple):
-    partitions: Partitions
-
-
-class DeleteTopic(NamedTuple):
-    """Deletes the topic with all its messages; `incarnation` 0: whichever bears the name."""
-
-    topic: Topic
-    incarnation: Incarnation = 0
-
-
-class DeleteTopicReply(NamedTuple):
-    deleted: Yes
-
-
-class DescribeTopic(NamedTuple):
-    """Everything about one topic."""
-
-    topic: Topic
-
-
-class DescribeTopicReply(NamedTuple):
-    description: Plain
-
-
-class ResumePartition(NamedTuple):
-    """Lifts the stop of a partition whose disk failed."""
-
-    topic: Topic
-    partition: Partition
-
-
-class ResumePartitionReply(NamedTuple):
-    state: Words
-
-
-class Truncate(NamedTuple):
-    """Lets go of what lies before an offset, as far as whole segments allow."""
-
-    topic: Topic
-    incarnation: Incarnation
-    partition: Partition
-    before_offset: Offset
-
-
-class TruncateReply(NamedTuple):
-    first_offset: Offset
 
 
 # Producing
@@ -219,7 +179,9 @@ class LeaseProducerIdsReply(NamedTuple):
 
 
 class Produce(NamedTuple):
-    """Appends a batch of records, the body, to one partition: all of it or nothing."""
+    """Appends a batch of records, the body, to one partition: all of it or nothing. With the epoch of an open
+    transaction it becomes part of that: nothing is appended before the commit.
+    """
 
     topic: Topic
     incarnation: Incarnation
@@ -230,7 +192,7 @@ class Produce(NamedTuple):
     acks: Acks
     blocks: Blocks
     due: Annotated[None, Later("delayed delivery")] = None
-    transaction: Annotated[None, Later("transactions")] = None
+    transaction: Annotated[int | None, Optional(Whole(1, (1 << 63) - 1, "u63, not 0"))] = None
 
 
 class ProduceReply(NamedTuple):
@@ -351,13 +313,25 @@ COMMANDS: tuple[Command, ...] = (
     Command(45, ListGroups, ListGroupsReply),
     Command(46, DescribeGroup, DescribeGroupReply),
     Command(47, ResetGroup, ResetGroupReply),
+    Command(50, BeginTransaction, BeginTransactionReply),
+    Command(51, PrepareTransaction, PrepareTransactionReply),
+    Command(52, CommitTransaction, CommitTransactionReply),
+    Command(53, RollbackTransaction, RollbackTransactionReply),
+    Command(54, ForgetTransaction, ForgetTransactionReply),
+    Command(55, ListTransactions, ListTransactionsReply),
+    Command(56, DescribeTransaction, DescribeTransactionReply),
+    Command(57, Transact, TransactReply, body="the records of its batches"),
+    Command(58, AwaitChecks, AwaitChecksReply),
+    Command(80, CommitGroup, CommitGroupReply),
+    Command(81, AbortCommitGroup, AbortCommitGroupReply),
+    Command(82, ListCommitGroups, ListCommitGroupsReply),
+    Command(83, ForgetCommitGroup, ForgetCommitGroupReply),
 )
 BY_CODE: dict[int, Command] = {command.code: command for command in COMMANDS}
 BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for command in COMMANDS}
 
 # Codes kept for what later releases do.
 RESERVED: dict[range, str] = {
-    range(50, 60): "transactions",
     range(60, 70): "delayed delivery",
     range(70, 80): "schedules",
 }

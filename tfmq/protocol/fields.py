@@ -53,16 +53,20 @@ class Flag:
 
 
 class Text:
-    """A text of at most `size` bytes in UTF-8."""
+    """A text of at most `size` bytes in UTF-8; not "" where `empty` is false."""
 
-    def __init__(self, size: int = limits.TEXT_BYTES) -> None:
-        self.size = size
-        self.text = f"str of at most {size:d} bytes"
+    def __init__(self, size: int = limits.TEXT_BYTES, empty: bool = True) -> None:
+        self.size, self.empty = size, empty
+        self.text = f"str of {'at most' if empty else '1 to'} {size:d} bytes"
 
     def check(self, value: Any, name: str) -> str:
-        if type(value) is str and (len(value) * 4 <= self.size or len(value.encode()) <= self.size):
+        if type(value) is str and (value or self.empty) and self._fits(value):
             return value
-        _refuse(name, f"a text of at most {self.size:d} bytes", value)
+        _refuse(name, f"a text of {'at most' if self.empty else '1 to'} {self.size:d} bytes", value)
+
+    def _fits(self, value: str) -> bool:
+        """Whether it is short enough. A text off the wire is valid UTF-8; a lone surrogate never gets here."""
+        return len(value) * 4 <= self.size or len(value.encode()) <= self.size
 
 
 class Name:

@@ -34,6 +34,10 @@ Member = Annotated[str, Name(empty=True)]
 Words = Annotated[str, Text()]
 Plain = Annotated[dict[str, Any], Map()]
 Yes = Annotated[bool, Flag()]
+# The number of a transaction from the broker's one counter, never given twice; and the name that people and
+# other systems give it.
+TransactionEpoch = Annotated[int, Whole(1, (1 << 63) - 1, "u63, not 0")]
+Xid = Annotated[str, Text(limits.XID_BYTES, empty=False)]
 
 
 class Block(NamedTuple):
@@ -91,8 +95,49 @@ class SavedOffset(NamedTuple):
     generation: Number
 
 
+class TransactionBatch(NamedTuple):
+    """One batch of a TRANSACT: the next `size` bytes of the body."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    sequence: Sequence
+    count: Annotated[int, Whole(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
+    size: Annotated[int, Whole(1, (1 << 32) - 1, "u32, not 0")]
+    blocks: Annotated[list[Block], ListOf(Row(Block), limits.BATCH_BLOCKS)]
+
+
+class TransactionOffsets(NamedTuple):
+    """Where a consumer group goes on once the transaction is committed."""
+
+    group: Group
+    member: Member
+    generation: Number
+    offsets: Annotated[list[GroupOffset], ListOf(Row(GroupOffset), limits.OFFSETS_PER_COMMIT)]
+
+
+class CommitMember(NamedTuple):
+    """What a transaction is a member of: the commit group, its sequence there, and the run that made it."""
+
+    group: Group
+    sequence: Number
+    run: Group
+
+
+class TransactionName(NamedTuple):
+    xid: Xid
+    epoch: TransactionEpoch
+
+
 Topics = Annotated[list[str], ListOf(Name(), limits.TOPICS.cap)]
 Blocks = Annotated[list[Block], ListOf(Row(Block), limits.BATCH_BLOCKS)]
 Positions = Annotated[list[Position], ListOf(Row(Position), limits.BATCH_BLOCKS)]
 GroupOffsets = Annotated[list[GroupOffset], ListOf(Row(GroupOffset), limits.OFFSETS_PER_COMMIT)]
 SavedOffsets = Annotated[list[SavedOffset], ListOf(Row(SavedOffset), limits.PARTITIONS.cap)]
+TransactionBatches = Annotated[list[TransactionBatch], ListOf(Row(TransactionBatch), limits.TRANSACT_BATCHES)]
+OffsetsInside = Annotated[
+    list[TransactionOffsets], ListOf(Row(TransactionOffsets), limits.TRANSACTION_OFFSET_GROUPS)
+]
+SentOffsets = Annotated[
+    list[int], ListOf(Whole(-1, (1 << 63) - 1, "u63, or -1"), limits.TRANSACTION_PIECES.cap)
+]
