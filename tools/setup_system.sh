@@ -1,18 +1,28 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the crash rigs use, where they are missing and we may. Says what it does.
+# Installs the Debian packages that the tests use, where they are missing and we may. Says what it does.
 #   e2fsprogs   mkfs.ext4 for the power-cut images      mount, util-linux   losetup, mount, umount
-#   strace      a real EIO or ENOSPC at the Nth call
+#   strace      a real EIO or ENOSPC at the Nth call    postgresql          a database with two-phase commit
 set -euo pipefail
-declare -A package=([mkfs.ext4]=e2fsprogs [losetup]=mount [mount]=mount [strace]=strace)
-PATH=$PATH:/usr/sbin:/sbin
-missing=()
-for program in "${!package[@]}"; do command -v "$program" >/dev/null || missing+=("${package[$program]}"); done
+shopt -s nullglob
+declare -A package=(
+    [mkfs.ext4]=e2fsprogs [losetup]=mount [mount]=mount [strace]=strace [initdb]=postgresql [postgres]=postgresql
+)
+# Debian keeps the programs of a PostgreSQL server out of the PATH, each release in a folder of its own.
+PATH=$PATH:/usr/sbin:/sbin:$(printf '%s:' /usr/lib/postgresql/*/bin)
+declare -A missing=()
+for program in "${!package[@]}"; do command -v "$program" >/dev/null || missing[${package[$program]}]=1; done
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-    echo "setup: without ${missing[*]} some crash tests are skipped (no root, or no apt-get)" >&2
+    echo "setup: without ${!missing[*]} some tests are skipped (no root, or no apt-get)" >&2
     exit 0
 fi
-echo "setup: installing ${missing[*]} (Debian packages for the crash rigs)"
+echo "setup: installing ${!missing[*]} (Debian packages for the tests)"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq >/dev/null || echo "setup: apt-get update failed; trying with the lists at hand" >&2
-apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+install() { apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
+if [ -n "${missing[postgresql]:-}" ] && ! [ -e /etc/postgresql-common/createcluster.conf ]; then
+    # The tests make a cluster of their own in a temporary folder: none is to be made and started beside it.
+    install postgresql-common
+    sed -ri 's/^#?\s*create_main_cluster\s*=.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf
+fi
+install "${!missing[@]}"
