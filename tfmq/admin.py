@@ -13,6 +13,12 @@ from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, To
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import SECONDS, Link
 from tfmq.client.servers import parse_servers
+from tfmq.client.transaction_descriptions import (
+    CommitGroupDescription,
+    CommitGroupEnd,
+    TransactionDescription,
+    TransactionEnd,
+)
 
 
 class Admin:
@@ -88,6 +94,79 @@ class Admin:
         Raises `NotAllowed` while the group has a live member.
         """
         return self._driver.run(self._operations.reset_group(name, topic, place, partition))
+
+    def transactions(
+        self,
+        states: Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> list[TransactionDescription]:
+        """Unfinished transactions in the order they were begun, from the one behind epoch `after` on.
+
+        `states` None: those that need somebody: prepared, applying, ended by an operator; others are "open" and
+        the like. `group`: only those of one producer group. `limit`: at most so many; None: all, however many.
+        """
+        return self._driver.run(self._operations.transactions(states, group, after, limit))
+
+    def transaction(self, xid: str, epoch: int = 0) -> TransactionDescription:
+        """One transaction, live or remembered; `epoch` 0: the latest of that xid. One that the broker does not know
+        has the state "unknown".
+        """
+        return self._driver.run(self._operations.transaction(xid, epoch))
+
+    def commit_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
+        """Commit a prepared transaction by hand: its owner is told so when it comes back and decides otherwise.
+        `heuristic` False: in its owner's name, as if it had come back. `epoch` 0: the one that bears the xid now.
+
+        Raises `UnknownTransaction`, `TransactionState` if it is not prepared, `TransactionRolledBack`,
+        `HeuristicOutcome` if another operator was there before.
+        """
+        return self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic))
+
+    def rollback_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
+        """Drop a transaction by hand; otherwise like `commit_transaction`. Raises `TransactionCommitted` too."""
+        return self._driver.run(self._operations.rollback_transaction(xid, epoch, heuristic))
+
+    def forget_transaction(self, xid: str, epoch: int = 0) -> bool:
+        """Let go of the outcome of a transaction that an operator ended, once its owner knows. False: there was
+        none.
+        """
+        return self._driver.run(self._operations.forget_transaction(xid, epoch))
+
+    def commit_groups(self) -> list[CommitGroupDescription]:
+        """All commit groups by name: the sequence that each has reached, and its members that are prepared."""
+        return self._driver.run(self._operations.commit_groups())
+
+    def commit_group(
+        self,
+        name: str,
+        sequence: int,
+        run: str,
+        transactions: Sequence[tuple[str, int]],
+        rows: int,
+        *,
+        other_total: bool = False,
+    ) -> CommitGroupEnd:
+        """Commit prepared members together, all or none, as `sequence` of the commit group; `transactions`: (xid,
+        epoch) of each. The same sequence again gets the first answer; another total of `rows` only with
+        `other_total`. Other members with a sequence up to it are dropped.
+
+        Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`.
+        """
+        operation = self._operations.commit_group(name, sequence, run, transactions, rows, other_total)
+        return self._driver.run(operation)
+
+    def abort_commit_group(self, name: str, sequence: int, run: str) -> str:
+        """Drop what one run made for one sequence, and let nothing more of that run in. "aborted", or "committed"
+        where it came too late and changed nothing.
+        """
+        return self._driver.run(self._operations.abort_commit_group(name, sequence, run))
+
+    def forget_commit_group(self, name: str) -> bool:
+        """Forget the sequence that a commit group has reached, so that it may start anew. False: there was none."""
+        return self._driver.run(self._operations.forget_commit_group(name))
 
     def close(self) -> None:
         """Drop the connection."""

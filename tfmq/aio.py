@@ -7,23 +7,18 @@ awaited. One client belongs to the event loop that first uses it; making one nee
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-import tfmq.admin
 import tfmq.producer
+from tfmq.aio_admin import Admin as Admin
 from tfmq.aio_consumer import Consumer as Consumer
 from tfmq.client import exiting
-from tfmq.client.administration import Administration, Place
 from tfmq.client.batch import Delivery
-from tfmq.client.cluster import Topic
-from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.later import LaterProducing
-from tfmq.client.link import SECONDS, Link
 from tfmq.client.owners import AsyncOwner
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.client.producing import (
@@ -35,7 +30,6 @@ from tfmq.client.producing import (
     Settings,
     no_transactions,
 )
-from tfmq.client.servers import parse_servers
 from tfmq.codecs import Codec
 from tfmq.errors import Busy, TfmqError
 from tfmq.hooks import Hook
@@ -148,66 +142,3 @@ class Producer(LaterProducing):
             if error is None:
                 raise
             error.add_note(f"Besides: {failure}")
-
-
-@documented_as(tfmq.admin.Admin)
-class Admin:
-    """`tfmq.Admin` for asyncio."""
-
-    def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
-        self._driver = AsyncDriver(Link(parse_servers(servers), time.monotonic))
-        self._operations = Administration(self._driver.link, timeout)
-
-    async def ping(self) -> int:
-        return await self._driver.run(self._operations.ping())
-
-    async def status(self) -> dict[str, Any]:
-        return await self._driver.run(self._operations.status())
-
-    async def topics(self) -> list[Topic]:
-        return await self._driver.run(self._operations.topics())
-
-    async def topic(self, name: str) -> TopicDescription:
-        return await self._driver.run(self._operations.topic(name))
-
-    async def create_topic(
-        self, name: str, partitions: int | None = None, settings: Mapping[str, Any] | None = None
-    ) -> TopicDescription:
-        return await self._driver.run(self._operations.create_topic(name, partitions, settings))
-
-    async def grow_topic(self, name: str, partitions: int) -> int:
-        return await self._driver.run(self._operations.grow_topic(name, partitions))
-
-    async def delete_topic(self, name: str) -> bool:
-        return await self._driver.run(self._operations.delete_topic(name))
-
-    async def resume(self, topic: str, partition: int) -> str:
-        return await self._driver.run(self._operations.resume(topic, partition))
-
-    async def truncate_before(self, topic: str, partition: int, offset: int) -> int:
-        return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
-
-    async def locate(self, topic: str, partition: int, place: Place) -> Located:
-        return await self._driver.run(self._operations.locate(topic, partition, place))
-
-    async def groups(self) -> list[GroupSummary]:
-        return await self._driver.run(self._operations.groups())
-
-    async def group(self, name: str) -> GroupDescription:
-        return await self._driver.run(self._operations.group(name))
-
-    async def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None = None
-    ) -> dict[int, int]:
-        return await self._driver.run(self._operations.reset_group(name, topic, place, partition))
-
-    async def close(self) -> None:
-        await self._driver.close()
-
-    async def __aenter__(self) -> Admin:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.client.fake_broker import CUT, FakeBroker
+from tests.client.in_doubt_broker import InDoubtBroker, row
 from tests.client.rig import Rig
 from tfmq.client.administration import Administration, question
-from tfmq.errors import BadRequest, ConnectionFailed, UnknownTopic
+from tfmq.errors import BadRequest, ConnectionFailed, GroupIncomplete, UnknownTopic, UnknownTransaction
 from tfmq.message import Ordinal
 from tfmq.protocol import commands
 
@@ -94,6 +95,67 @@ def test_the_rest(rig: Rig, admin: Administration) -> None:
     assert rig.run(admin.status()) == {"version": "1"}
     assert [each.group for each in rig.run(admin.groups())] == ["g"]
     assert rig.run(admin.group("g")).lag == 0
+
+
+def in_doubt(*rows: tuple[str, int]) -> tuple[Rig, InDoubtBroker, Administration]:
+    broker = InDoubtBroker(*(row(xid, epoch) for xid, epoch in rows))
+    rig = Rig(broker)
+    return rig, broker, Administration(rig.link, 5.0)
+
+
+def test_all_transactions_are_listed_however_many_pages_they_fill() -> None:
+    rig, broker, admin = in_doubt(*((f"x-{number}", number) for number in range(1, 2502)))
+    found = rig.run(admin.transactions(None, None, 0, None))
+    assert [each.epoch for each in found] == list(range(1, 2502))
+    asked = [request for request in broker.requests if isinstance(request, commands.ListTransactions)]
+    assert [request.after for request in asked] == [0, 1000, 2000]
+    assert len(rig.run(admin.transactions(["prepared"], "shop", 0, 1500))) == 1500
+    assert broker.requests[-1] == commands.ListTransactions(["prepared"], 1000, 500, "shop")
+    assert [each.epoch for each in rig.run(admin.transactions(None, None, 2499, 7))] == [2500, 2501]
+    assert rig.run(admin.transactions(None, None, 0, 0)) == []
+
+
+def test_a_decision_names_the_very_transaction_that_bears_the_xid() -> None:
+    rig, broker, admin = in_doubt(("order", 3), ("other", 5), ("order", 8))
+    broker.rows[-1]["dropped"] = 2
+    assert rig.run(admin.transaction("order", 3)).epoch == 3
+    assert rig.run(admin.commit_transaction("order", 0, True)) == ("order", 8, "heuristic_committed", 2)
+    assert rig.run(admin.commit_transaction("order", 3, False)).state == "committed"
+    assert rig.run(admin.rollback_transaction("other", 0, True)).state == "heuristic_rolled_back"
+    assert rig.run(admin.forget_transaction("order", 0)) is True
+    assert broker.decided == [
+        commands.CommitTransaction("order", 8, False, True, []),
+        commands.CommitTransaction("order", 3, False, False, []),
+        commands.RollbackTransaction("other", 5, True),
+        commands.ForgetTransaction("order", 8),
+    ]
+
+
+def test_nothing_is_decided_of_a_transaction_that_is_not_known() -> None:
+    rig, broker, admin = in_doubt(("order", 3))
+    assert rig.run(admin.transaction("ordre", 0)).state == "unknown"
+    for operation in (
+        admin.commit_transaction("ordre", 0, True),
+        admin.rollback_transaction("ordre", 0, True),
+        admin.forget_transaction("ordre", 0),
+    ):
+        with pytest.raises(UnknownTransaction, match="'ordre'"):
+            rig.run(operation)
+    assert broker.decided == []
+
+
+def test_commit_groups_are_listed_committed_aborted_and_forgotten() -> None:
+    rig, _, admin = in_doubt()
+    found = rig.run(admin.commit_groups())
+    assert [(each.group, each.sequence, each.details) for each in found] == [
+        (f"query-{number}", number, {"members": 4}) for number in range(3)
+    ]
+    ended = rig.run(admin.commit_group("query-1", 7, "run", [("a", 1), ("b", 2)], 10, False))
+    assert ended == ("committed", False, 10, 1)
+    with pytest.raises(GroupIncomplete):
+        rig.run(admin.commit_group("query-1", 7, "run", [("a", 1)], 10, False))
+    assert rig.run(admin.abort_commit_group("query-1", 8, "run")) == "aborted"
+    assert [rig.run(admin.forget_commit_group("query-1")) for _ in range(2)] == [True, False]
 
 
 def test_places() -> None:

@@ -6,7 +6,7 @@ again after a lost connection; what may not fails with outcome "unknown".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -22,8 +22,17 @@ from tfmq.client.descriptions import (
 )
 from tfmq.client.link import Link
 from tfmq.client.operations import find_topic, find_topics, request
+from tfmq.client.transaction_descriptions import (
+    CommitGroupDescription,
+    CommitGroupEnd,
+    TransactionDescription,
+    TransactionEnd,
+    commit_group_description,
+    transaction_description,
+)
 from tfmq.client.waiting import Operation
-from tfmq.errors import BadRequest
+from tfmq.errors import BadRequest, UnknownTransaction
+from tfmq.limits import TRANSACTIONS_PER_PAGE
 from tfmq.message import Ordinal
 from tfmq.protocol import commands
 
@@ -118,7 +127,88 @@ class Administration:
         yield from self._ask(commands.ResetGroup(name, offsets))
         return {number: each.offset for number, each in located.items()}
 
+    # Transactions
+
+    def transactions(
+        self, states: Sequence[str] | None, group: str | None, after: int, limit: int | None
+    ) -> Operation[list[TransactionDescription]]:
+        """Page by page; what begins or ends meanwhile may be in it or not."""
+        found: list[TransactionDescription] = []
+        more = limit is None or limit > 0
+        while more:
+            page = (
+                int(TRANSACTIONS_PER_PAGE)
+                if limit is None
+                else min(limit - len(found), TRANSACTIONS_PER_PAGE)
+            )
+            asked = None if states is None else list(states)
+            reply = yield from self._ask(commands.ListTransactions(asked, after, page, group or ""))
+            found += [transaction_description(each) for each in reply.transactions]
+            more = reply.more and bool(reply.transactions) and len(found) != limit
+            after = found[-1].epoch if found else after
+        return found
+
+    def transaction(self, xid: str, epoch: int) -> Operation[TransactionDescription]:
+        reply = yield from self._ask(commands.DescribeTransaction(xid, epoch))
+        return transaction_description({"xid": xid, **reply.description})
+
+    def commit_transaction(self, xid: str, epoch: int, heuristic: bool) -> Operation[TransactionEnd]:
+        number = epoch or (yield from self._epoch(xid))
+        reply = yield from self._ask(commands.CommitTransaction(xid, number, False, heuristic, []))
+        return TransactionEnd(xid, number, reply.state, reply.dropped)
+
+    def rollback_transaction(self, xid: str, epoch: int, heuristic: bool) -> Operation[TransactionEnd]:
+        number = epoch or (yield from self._epoch(xid))
+        reply = yield from self._ask(commands.RollbackTransaction(xid, number, heuristic))
+        return TransactionEnd(xid, number, reply.state, 0)
+
+    def forget_transaction(self, xid: str, epoch: int) -> Operation[bool]:
+        number = epoch or (yield from self._epoch(xid))
+        reply = yield from self._ask(commands.ForgetTransaction(xid, number))
+        return bool(reply.forgotten)
+
+    def commit_groups(self) -> Operation[list[CommitGroupDescription]]:
+        found: list[CommitGroupDescription] = []
+        more = True
+        while more:
+            reply = yield from self._ask(commands.ListCommitGroups(found[-1].group if found else ""))
+            found += [commit_group_description(each) for each in reply.groups]
+            more = reply.more and bool(reply.groups)
+        return found
+
+    def commit_group(
+        self,
+        name: str,
+        sequence: int,
+        run: str,
+        transactions: Sequence[tuple[str, int]],
+        rows: int,
+        other_total: bool,
+    ) -> Operation[CommitGroupEnd]:
+        names = [commands.TransactionName(xid, epoch) for xid, epoch in transactions]
+        reply = yield from self._ask(commands.CommitGroup(name, sequence, run, names, rows, other_total))
+        return CommitGroupEnd(*reply)
+
+    def abort_commit_group(self, name: str, sequence: int, run: str) -> Operation[str]:
+        reply = yield from self._ask(commands.AbortCommitGroup(name, sequence, run))
+        return str(reply.state)
+
+    def forget_commit_group(self, name: str) -> Operation[bool]:
+        reply = yield from self._ask(commands.ForgetCommitGroup(name))
+        return bool(reply.forgotten)
+
     # Inside
+
+    def _epoch(self, xid: str) -> Operation[int]:
+        """Of the transaction that bears the xid now: a decision names the very one that was looked at, so that a
+        repeated request cannot hit a later one.
+        """
+        found = yield from self.transaction(xid, 0)
+        if not found.epoch:
+            raise UnknownTransaction(
+                f"The broker knows no transaction {xid!r}, and remembers no outcome of one."
+            )
+        return found.epoch
 
     def _ask(self, message: Any, repeat: bool = True) -> Operation[Any]:
         return (yield from request(self._link, message, seconds=self._seconds, repeat=repeat))

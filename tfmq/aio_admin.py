@@ -1,0 +1,132 @@
+"""The asyncio face of what an operator does: `tfmq.aio.Admin`, the names and promises of `tfmq.Admin`, awaited."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import tfmq.admin
+from tfmq.client.administration import Administration, Place
+from tfmq.client.cluster import Topic
+from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
+from tfmq.client.documented import documented_as
+from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.link import SECONDS, Link
+from tfmq.client.servers import parse_servers
+from tfmq.client.transaction_descriptions import (
+    CommitGroupDescription,
+    CommitGroupEnd,
+    TransactionDescription,
+    TransactionEnd,
+)
+
+
+@documented_as(tfmq.admin.Admin)
+class Admin:
+    """`tfmq.Admin` for asyncio."""
+
+    def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
+        self._driver = AsyncDriver(Link(parse_servers(servers), time.monotonic))
+        self._operations = Administration(self._driver.link, timeout)
+
+    async def ping(self) -> int:
+        return await self._driver.run(self._operations.ping())
+
+    async def status(self) -> dict[str, Any]:
+        return await self._driver.run(self._operations.status())
+
+    async def topics(self) -> list[Topic]:
+        return await self._driver.run(self._operations.topics())
+
+    async def topic(self, name: str) -> TopicDescription:
+        return await self._driver.run(self._operations.topic(name))
+
+    async def create_topic(
+        self, name: str, partitions: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> TopicDescription:
+        return await self._driver.run(self._operations.create_topic(name, partitions, settings))
+
+    async def grow_topic(self, name: str, partitions: int) -> int:
+        return await self._driver.run(self._operations.grow_topic(name, partitions))
+
+    async def delete_topic(self, name: str) -> bool:
+        return await self._driver.run(self._operations.delete_topic(name))
+
+    async def resume(self, topic: str, partition: int) -> str:
+        return await self._driver.run(self._operations.resume(topic, partition))
+
+    async def truncate_before(self, topic: str, partition: int, offset: int) -> int:
+        return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
+
+    async def locate(self, topic: str, partition: int, place: Place) -> Located:
+        return await self._driver.run(self._operations.locate(topic, partition, place))
+
+    async def groups(self) -> list[GroupSummary]:
+        return await self._driver.run(self._operations.groups())
+
+    async def group(self, name: str) -> GroupDescription:
+        return await self._driver.run(self._operations.group(name))
+
+    async def reset_group(
+        self, name: str, topic: str, place: Place, partition: int | None = None
+    ) -> dict[int, int]:
+        return await self._driver.run(self._operations.reset_group(name, topic, place, partition))
+
+    async def transactions(
+        self,
+        states: Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> list[TransactionDescription]:
+        return await self._driver.run(self._operations.transactions(states, group, after, limit))
+
+    async def transaction(self, xid: str, epoch: int = 0) -> TransactionDescription:
+        return await self._driver.run(self._operations.transaction(xid, epoch))
+
+    async def commit_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
+        return await self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic))
+
+    async def rollback_transaction(
+        self, xid: str, epoch: int = 0, *, heuristic: bool = True
+    ) -> TransactionEnd:
+        return await self._driver.run(self._operations.rollback_transaction(xid, epoch, heuristic))
+
+    async def forget_transaction(self, xid: str, epoch: int = 0) -> bool:
+        return await self._driver.run(self._operations.forget_transaction(xid, epoch))
+
+    async def commit_groups(self) -> list[CommitGroupDescription]:
+        return await self._driver.run(self._operations.commit_groups())
+
+    async def commit_group(
+        self,
+        name: str,
+        sequence: int,
+        run: str,
+        transactions: Sequence[tuple[str, int]],
+        rows: int,
+        *,
+        other_total: bool = False,
+    ) -> CommitGroupEnd:
+        operation = self._operations.commit_group(name, sequence, run, transactions, rows, other_total)
+        return await self._driver.run(operation)
+
+    async def abort_commit_group(self, name: str, sequence: int, run: str) -> str:
+        return await self._driver.run(self._operations.abort_commit_group(name, sequence, run))
+
+    async def forget_commit_group(self, name: str) -> bool:
+        return await self._driver.run(self._operations.forget_commit_group(name))
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
