@@ -1,0 +1,174 @@
+"""One transaction as the broker's memory has it: who began it, how far it is, and where its messages lie.
+
+Messages live in the journal; what is kept here of a batch is 24 bytes, so that a transaction of gigabytes
+costs kilobytes.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from journal.shapes import Batch
+from tfmq.effects import GroupPlaces
+from tfmq.transaction import states
+from tfmq.transaction.operations import Origin
+
+Buffer = bytes | bytearray | memoryview
+
+WORDS: Final = 3
+"""Numbers kept of a batch: its place in the journal, its log's id, and its count and size in one."""
+
+SIZE_BITS: Final = 32
+SIZE_MASK: Final = (1 << SIZE_BITS) - 1
+
+
+class Piece(NamedTuple):
+    """A batch on its way into a transaction. `topic` is for people, `blocks` and `data` as `journal.shapes.Batch`.
+
+    `data` need only stay unchanged until the turn ends: the store takes a copy of what must wait longer.
+    """
+
+    log_id: int
+    topic: str
+    producer_id: int
+    sequence: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    blocks: Sequence[tuple[int, int, int]]
+    data: Buffer
+
+
+class Location(NamedTuple):
+    """Where one batch lies: `place` of its entry in the journal; `count` messages of `size_bytes` in all."""
+
+    place: int
+    log_id: int
+    count: int  # type: ignore[assignment]
+    size_bytes: int
+
+
+class Locations(array):  # type: ignore[type-arg]
+    """The batches of a transaction in the order sent, packed; `array` in all but the views by row."""
+
+    __slots__ = ()
+
+    def __new__(cls, words: Sequence[int] | bytes = ()) -> "Locations":
+        return super().__new__(cls, "Q", words)  # type: ignore[return-value]
+
+    def add(self, place: int, log_id: int, count: int, size_bytes: int) -> None:
+        self.extend((place, log_id, count << SIZE_BITS | size_bytes))
+
+    @property
+    def rows(self) -> int:
+        """How many batches."""
+        return len(self) // WORDS
+
+    def __call__(self) -> Iterator[Location]:
+        """Every batch in turn."""
+        for place, log_id, both in zip(self[0::WORDS], self[1::WORDS], self[2::WORDS], strict=True):
+            yield Location(place, log_id, both >> SIZE_BITS, both & SIZE_MASK)
+
+
+class Transaction:
+    """See the module. Made by the store; only the store's folds change what is durable of it.
+
+    `state` one of `states`; `topics` log id -> name; `offsets` of groups, known from the prepare or the decision
+    on. `prepared_ms`, `expires_ms`, `decided_ms`: wall clock, 0 if not. `decision`: None before it is decided.
+    `settled`: nothing of it is needed in the journal any more. `live` belongs to the handler: sessions, timers,
+    who waits.
+    """
+
+    __slots__ = (
+        "cached",
+        "decided_ms",
+        "decision",
+        "epoch",
+        "expires_ms",
+        "files",
+        "live",
+        "locations",
+        "messages",
+        "offsets",
+        "origin",
+        "prepared_ms",
+        "settled",
+        "size_bytes",
+        "state",
+        "topics",
+    )
+
+    def __init__(self, epoch: int, origin: Origin) -> None:
+        self.epoch = epoch
+        self.origin = origin
+        self.state = states.OPEN
+        self.topics: dict[int, str] = {}
+        self.offsets: Sequence[GroupPlaces] = ()
+        self.prepared_ms = self.expires_ms = self.decided_ms = 0
+        self.locations = Locations()
+        self.messages = 0
+        self.size_bytes = 0
+        """Of its messages, once each."""
+        self.decision: Decision | None = None
+        self.settled = False
+        self.cached: Sequence[Batch] | None = None
+        """All its batches while they are few, small, and not yet in their partitions."""
+        self.files: Sequence[int] = ()
+        """Places at which the journal's files are held for it."""
+        self.live: Any = None
+
+    @property
+    def xid(self) -> str:
+        return self.origin.xid
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is in it: neither messages nor offsets."""
+        return not self.messages and not self.offsets
+
+
+class Target(NamedTuple):
+    """What a decision brings to one partition. `last`: the number of its last message, which is the low part of
+    the position that says that all of it is there.
+    """
+
+    log_id: int
+    topic: str
+    messages: int
+    size_bytes: int
+    last: int
+
+
+class Slice(NamedTuple):
+    """What goes into a partition in one append. `last`: number of its last message, counted from 1 over the whole
+    decision. `pieces`: for each batch the index of the piece that it is, or is a part of, over the whole decision;
+    a part after the first has -1.
+    """
+
+    batches: Sequence[Batch]
+    last: int
+    size_bytes: int
+    pieces: Sequence[int]
+
+
+class Decision:
+    """A commit that is in the journal at `place`: of one transaction, or of all members of a commit group.
+
+    Messages are numbered from 1 over all transactions in their order, each one's batches in the order sent.
+    """
+
+    __slots__ = ("_plans", "_targets", "place", "transactions")
+
+    def __init__(self, place: int, transactions: Sequence[Transaction]) -> None:
+        self.place = place
+        self.transactions = transactions
+        self._targets: dict[int, Target] | None = None
+        self._plans: dict[int, array[int]] | None = None
+
+    @property
+    def targets(self) -> dict[int, Target]:
+        """Every partition that it goes to, in the order first sent to; counted at the first call."""
+        return {}
+
+    @property
+    def offsets(self) -> list[GroupPlaces]:
+        """Offsets of groups of all its transactions, in their order."""
+        return [places for each in self.transactions for places in each.offsets]
