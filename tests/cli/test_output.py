@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfmq.cli.output import Output, cell, did_you_mean, dumps, progress, size_text
+from tfmq.cli.output import Output, age_text, cell, did_you_mean, dumps, printable, progress, size_text
 
 
 def output(as_json: bool = False, quiet: bool = False) -> Output:
@@ -80,3 +80,20 @@ def test_cells_sizes_and_hints_read_well() -> None:
     assert [size_text(n) for n in (0, 1536, 5 << 30)] == ["0 B", "1.5 KiB", "5.0 GiB"]
     assert did_you_mean("ordrs", ["orders", "logs"]) == " Did you mean 'orders'?"
     assert did_you_mean("zebra", ["orders"]) == ""
+
+
+def test_ages_have_their_two_largest_units() -> None:
+    found = [age_text(seconds) for seconds in (0, 0.25, 9.5, 45.7, 90, 3600, 7500, 90_000, 8_640_000)]
+    assert found == ["0 s", "0.25 s", "9.5 s", "45 s", "1 min 30 s", "1 h", "2 h 5 min", "1 d 1 h", "100 d"]
+
+
+def test_what_strangers_named_cannot_steer_a_terminal() -> None:
+    assert printable("order-42 äöü 漢") == "order-42 äöü 漢"
+    assert printable("a\x1b[31m\r\n\u202e") == "a\\x1b[31m\\r\\n\\u202e"
+
+
+def test_a_long_list_is_one_array_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    output(as_json=True).array({"n": number} for number in range(3))
+    assert json.loads(capsys.readouterr().out) == [{"n": 0}, {"n": 1}, {"n": 2}]
+    output(as_json=True).array([])
+    assert capsys.readouterr().out == "[]\n"

@@ -1,7 +1,11 @@
 """`tfmq status` on a live broker."""
 
+import pytest
+
 from tests.cli.conftest import Cli
-from tfmq.cli.status import readable
+from tests.client.fake_broker import listening
+from tests.client.in_doubt_broker import InDoubtBroker, row
+from tfmq.cli.status import readable, transaction_rows
 
 
 def test_the_status_is_an_object_or_a_table(cli: Cli) -> None:
@@ -17,3 +21,23 @@ def test_sizes_and_times_read_well() -> None:
     assert readable("bytes", 1536) == "1.5 KiB"
     assert readable("uptime_seconds", 3725) == "1:02:05"
     assert readable("topics", 7) == 7
+
+
+def test_transactions_have_their_lines_and_an_alarm(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = InDoubtBroker(row("a", 1), row("b", 2, "open"), row("c", 3, "applying"))
+    with listening(broker) as servers:
+        monkeypatch.setenv("TFMQ_SERVERS", servers)
+        calm = offline("status")
+        table = calm.out.decode()
+        assert "1 open, 1 prepared (the oldest for 1 min 30 s), 1 applying, 0 heuristic" in table
+        assert "transaction journal" in table and "open, 4.0 KiB" in table
+        assert "tfmq tx list" not in calm.err
+        broker.rows += [row("d", 4, age_seconds=7200.0), row("e", 5, "heuristic_committed")]
+        alarmed = offline("status")
+        assert "prepared for longer than 1 h and wait for their owners: tfmq tx list" in alarmed.err
+        assert "ended by hand" in alarmed.err
+        assert offline("status", "--json").json["transactions"]["alarm"] is True
+
+
+def test_a_broker_that_says_nothing_of_transactions_has_no_such_line() -> None:
+    assert transaction_rows({}) == {}

@@ -18,6 +18,7 @@ COMMANDS = {
     "read": "tfmq.cli.read:read",
     "topic": "tfmq.cli.topic:topic",
     "group": "tfmq.cli.group:group",
+    "tx": "tfmq.cli.tx:tx",
     "log": "tfmq.cli.log:log",
     "status": "tfmq.cli.status:status",
     "bench": "tfmq.cli.bench:bench",

@@ -42,6 +42,14 @@ class Output:
                 ("", ""), [(words(key), cell(value)) for key, value in row.items()], title, header=False
             )
 
+    def array(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """A list that may be long, as one JSON array, a row a line, written as it comes."""
+        before = "["
+        for row in rows:
+            click.echo(f"{before}{dumps(row)}", nl=False)
+            before = ",\n "
+        click.echo("[]" if before == "[" else "]")
+
     def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
         """A list: one JSON array, or a table; `empty` is what a person reads when there is nothing."""
         if self.json:
@@ -157,6 +165,20 @@ def size_text(size_bytes: float) -> str:
             return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:,.1f} TiB"
+
+
+def age_text(seconds: float) -> str:
+    """7500 -> '2 h 5 min': the two largest units."""
+    for unit, size, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            rest = int(seconds % size // part)
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{seconds:.3g} s" if seconds < 10 else f"{int(seconds)} s"
+
+
+def printable(text: str) -> str:
+    """What somebody else named, without letters that would steer a terminal or break a line."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def counted(count: int, one: str, many: str = "") -> str:

@@ -1,0 +1,55 @@
+"""Transactions as rows, lines and names that a shell completes."""
+
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from tests.client.fake_broker import listening
+from tests.client.in_doubt_broker import InDoubtBroker, row
+from tfmq.cli.transactions import described, readable, row_of, time_text, xids
+from tfmq.client.transaction_descriptions import transaction_description
+
+
+@pytest.fixture
+def servers() -> Iterator[str]:
+    rows = [row("order-1", 1), row("order-2", 2), row("bill-3", 3), row("order-\n", 4)]
+    with listening(InDoubtBroker(*rows)) as servers:
+        yield servers
+
+
+def completed(servers: str, start: str) -> list[str]:
+    context = click.Context(click.Command("show"))
+    context.params["servers"] = servers
+    return [each.value for each in xids(context, click.Argument(["xid"]), start)]
+
+
+def test_the_shell_offers_the_xids_that_wait_for_somebody(servers: str) -> None:
+    assert completed(servers, "ord") == ["order-1", "order-2"]
+    assert completed(servers, "") == ["order-1", "order-2", "bill-3"]
+    assert completed(servers, "x") == []
+
+
+def test_without_a_broker_the_shell_offers_nothing() -> None:
+    assert completed("127.0.0.1:1", "") == []
+
+
+def test_a_row_for_programs_has_everything_and_one_for_people_what_fits() -> None:
+    found = transaction_description(row("order-1", 1, targets=2))
+    assert row_of(found)["targets"] == 2 and row_of(found)["topics"] == ["orders"]
+    assert "details" not in row_of(found)
+    assert readable(found)["age"] == "1 min 30 s" and readable(found)["size"] == "2.0 KiB"
+
+
+def test_one_in_a_line() -> None:
+    found = transaction_description(row("order-1", 1))
+    assert described(found) == (
+        "order-1 (prepared since 1 min 30 s by a client at 127.0.0.1:5, 3 messages for orders)"
+    )
+    bare = transaction_description({"xid": "x", "state": "open"})
+    assert described(bare) == "x (open since 0 s, 0 messages)"
+
+
+def test_a_time_that_is_none_is_not_1970() -> None:
+    assert time_text(0) is None
+    assert (time_text(1_700_000_000_000) or "").startswith("2023-11-1")

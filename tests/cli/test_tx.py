@@ -1,0 +1,299 @@
+"""`tfmq tx` against a broker of the test's own; tests/e2e/test_tx_cli.py has the same on a real one."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+
+from tests.cli.conftest import Cli, Ran
+from tests.client.fake_broker import LOSE, FakeBroker, listening
+from tests.client.in_doubt_broker import InDoubtBroker, row
+from tfmq.cli import tx
+from tfmq.cli.output import Output
+from tfmq.client.transaction_descriptions import transaction_description
+from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped
+from tfmq.protocol import commands
+
+
+class Desk:
+    """An operator's desk: a broker with transactions, and the command line that reaches it."""
+
+    def __init__(self, broker: InDoubtBroker, offline: Cli) -> None:
+        self.broker = broker
+        self._offline = offline
+
+    def __call__(self, *arguments: str) -> Ran:
+        return self._offline("tx", *arguments)
+
+    def put(self, *rows: dict[str, Any]) -> None:
+        self.broker.rows += rows
+
+
+@pytest.fixture
+def desk(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    broker = InDoubtBroker()
+    with listening(broker) as servers:
+        monkeypatch.setenv("TFMQ_SERVERS", servers)
+        yield Desk(broker, offline)
+
+
+def test_the_list_has_age_size_owner_and_topics(desk: Desk) -> None:
+    desk.put(row("order-42", 7, age_seconds=7500.0, topics=["orders", "reminders"]), row("busy", 8, "open"))
+    ran = desk("list")
+    table = ran.out.decode()
+    assert ran.code == 0
+    for words in ("order-42", "2 h 5 min", "2.0 KiB", "orders, reminders", "a client at 127.0.0.1:5", "shop"):
+        assert words in table
+    assert "busy" not in table, "an open one waits for nobody"
+    (found,) = desk("list", "--json").json
+    assert found["xid"] == "order-42" and found["size_bytes"] == 2048 and found["epoch"] == 7
+    assert [each["xid"] for each in desk("list", "--state", "open", "--json").json] == ["busy"]
+    assert desk("list", "--group", "nobody", "--json").json == []
+
+
+def test_an_empty_list_is_said_in_words_or_an_empty_array(desk: Desk) -> None:
+    ran = desk("list")
+    assert (ran.code, ran.out, ran.err) == (0, b"", "no transaction waits for anybody\n")
+    assert desk("list", "--json").out == b"[]\n"
+    assert desk("list", "--quiet") == (0, b"", "")
+
+
+def test_a_table_ends_after_a_page_and_says_how_to_go_on(desk: Desk) -> None:
+    desk.put(*(row(f"x-{number}", number) for number in range(1, 2501)))
+    first = desk("list")
+    assert "x-100" in first.out.decode() and "x-101" not in first.out.decode()
+    assert "there are more: tfmq tx list --after 100\n" in first.err
+    assert "x-101" in desk("list", "--after", "100", "-n", "1").out.decode()
+    everything = desk("list", "--json").json
+    assert [each["epoch"] for each in everything] == list(range(1, 2501)), "a program gets all"
+    assert len(desk("list", "--json", "-n", "3").json) == 3
+    assert "there are more" not in desk("list", "-n", "2500").err
+
+
+def test_those_that_are_prepared_for_too_long_are_pointed_out(desk: Desk) -> None:
+    desk.put(row("young", 1), row("old", 2, age_seconds=7200.0), row("ended", 3, "heuristic_committed"))
+    assert "1 of these is prepared for longer than 1 h" in desk("list").err
+    desk.put(row("older", 4, age_seconds=9e6))
+    assert "2 of these are prepared for longer than 1 h" in desk("list").err
+    assert desk("list", "--quiet").err == ""
+
+
+def test_one_is_shown_with_its_times(desk: Desk) -> None:
+    desk.put(row("order-42", 7, details_of_ours=5, expires_ms=1_900_000_000_000))
+    shown = desk("show", "order-42").out.decode()
+    for words in ("order-42", "prepared", "2023-11-1", "2030-03-1", "details of ours"):
+        assert words in shown
+    assert desk("show", "order-42", "--json").json["expires_ms"] == 1_900_000_000_000
+    assert desk("show", "order-42", "--json").json["details_of_ours"] == 5
+
+
+def test_a_wrong_name_gets_the_likely_one(desk: Desk) -> None:
+    assert "None waits for anybody" in desk("show", "order-42").err
+    desk.put(row("order-42", 7))
+    for command in (("show",), ("commit", "--yes"), ("rollback", "--yes"), ("forget",)):
+        ran = desk(command[0], "order-24", *command[1:])
+        assert (ran.code, ran.out) == (1, b"")
+        assert "There is no transaction 'order-24'" in ran.err
+        assert "Did you mean 'order-42'?" in ran.err
+        assert len(ran.err.splitlines()) == 1
+    assert desk.broker.decided == []
+    other = desk("show", "order-42", "--epoch", "6")
+    assert other.code == 1 and "the latest has epoch 7" in other.err
+    assert "`tfmq tx list` has all" in desk("show", "zzz").err
+
+
+def test_nothing_is_decided_by_a_script_without_a_yes(desk: Desk) -> None:
+    desk.put(row("order-42", 7))
+    for command, words in (("commit", "To commit order-42"), ("rollback", "To roll back order-42")):
+        refused = desk(command, "order-42")
+        assert refused.code == 2
+        for part in (
+            words,
+            "by hand",
+            "cannot be undone",
+            "say --yes",
+            "3 messages for orders",
+            "1 min 30 s",
+        ):
+            assert part in refused.err
+    assert desk.broker.decided == []
+
+
+def test_a_person_is_asked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.put(row("order-42", 7))
+    found = [Reader(desk.broker).transaction("order-42")]
+    asked: list[str] = []
+
+    def answer(question: str, abort: bool, err: bool) -> None:
+        asked.append(question)
+        raise click.Abort()
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(click, "confirm", answer)
+    with pytest.raises(click.Abort):
+        tx.confirm("commit", found, as_owner=True)
+    with pytest.raises(click.Abort):
+        tx.confirm("rollback", found * 3, as_owner=False)
+    assert asked[0].startswith("Commit order-42 (prepared since 1 min 30 s by a client")
+    assert "in its owner's name" in asked[0] and "cannot be undone" in asked[0]
+    assert asked[1].startswith("Roll back 3 transactions (6.0 KiB; the first is order-42")
+
+
+class Terminal:
+    def isatty(self) -> bool:
+        return True
+
+
+class Reader:
+    """Gives transactions without a connection."""
+
+    def __init__(self, broker: InDoubtBroker) -> None:
+        self._broker = broker
+
+    def transaction(self, xid: str, epoch: int = 0) -> Any:
+        reply = self._broker.describe_transaction(commands.DescribeTransaction(xid, epoch))
+        return transaction_description(reply.description)
+
+
+def test_an_operator_commits_rolls_back_and_forgets(desk: Desk) -> None:
+    desk.put(row("a", 1), row("b", 2), row("c", 3, dropped=2))
+    ran = desk("commit", "a", "c", "--yes")
+    assert (ran.code, ran.out) == (0, b"")
+    assert "a: heuristic committed\n  once its owner knows: tfmq tx forget a\n" in ran.err
+    assert "2 messages dropped: the topic is gone" in ran.err
+    assert desk("rollback", "b", "--yes", "--json").json == [
+        {"xid": "b", "epoch": 2, "state": "heuristic_rolled_back", "dropped": 0}
+    ]
+    assert desk("forget", "a", "b", "--json").json == [
+        {"xid": "a", "epoch": 1, "state": "forgotten"},
+        {"xid": "b", "epoch": 2, "state": "forgotten"},
+    ]
+    assert [each["xid"] for each in desk.broker.rows] == ["c"]
+
+
+def test_what_is_done_in_the_owners_name_leaves_nothing_to_forget(desk: Desk) -> None:
+    desk.put(row("a", 1))
+    ran = desk("commit", "a", "--yes", "--as-owner")
+    assert ran.err == "a: committed\n"
+    assert desk.broker.decided == [commands.CommitTransaction("a", 1, False, False, [])]
+    refused = desk("forget", "a")
+    assert refused.code == 1 and "was not ended by hand, but is committed" in refused.err
+
+
+def test_the_transaction_that_was_looked_at_is_the_one_that_is_decided(desk: Desk) -> None:
+    desk.put(row("a", 1, "heuristic_committed"), row("a", 9))
+    assert desk("rollback", "a", "--yes").code == 0
+    assert desk("forget", "a", "--epoch", "1").code == 0
+    assert desk.broker.decided == [
+        commands.RollbackTransaction("a", 9, True),
+        commands.ForgetTransaction("a", 1),
+    ]
+    assert desk("commit", "a", "b", "--epoch", "9", "--yes").code == 2
+
+
+def test_one_that_cannot_be_decided_does_not_keep_the_others(desk: Desk) -> None:
+    desk.put(row("a", 1, "rolled_back"), row("b", 2), row("c", 3, "open"))
+    ran = desk("commit", "a", "b", "c", "--yes", "--json")
+    assert ran.code == 1
+    assert [each["xid"] for each in ran.json] == ["b"]
+    assert "tfmq: a: The transaction was rolled back" in ran.err
+    assert "tfmq: c: The transaction is in another state" in ran.err
+    desk.broker.plan(commands.RollbackTransaction, StorageStopped("The journal of transactions has stopped."))
+    ran = desk("rollback", "c", "--yes")
+    assert (ran.code, ran.err) == (1, "tfmq: c: The journal of transactions has stopped.\n")
+
+
+def test_a_decision_whose_answer_was_lost_is_asked_for_again(desk: Desk) -> None:
+    desk.put(row("a", 1))
+    desk.broker.plan(commands.CommitTransaction, LOSE)
+    assert desk("commit", "a", "--yes", "--json").json[0]["state"] == "heuristic_committed"
+    assert desk.broker.decided == [commands.CommitTransaction("a", 1, False, True, [])] * 2
+
+
+def test_what_was_done_before_the_broker_went_away_is_told(
+    desk: Desk, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    done: list[str] = []
+
+    def end(xid: str, epoch: int) -> dict[str, Any]:
+        if done:
+            raise ConnectionFailed("gone")
+        done.append(xid)
+        return {"xid": xid, "epoch": epoch, "state": "committed", "dropped": 0}
+
+    desk.put(row("a", 1), row("b", 2), row("c", 3))
+    found = [Reader(desk.broker).transaction(xid) for xid in ("a", "b", "c")]
+    with pytest.raises(ConnectionFailed):
+        tx.ended(Output(None, json=True, quiet=False), found, end)
+    assert done == ["a"] and '"xid": "a"' in capsysbinary.readouterr().out.decode()
+
+
+def test_a_decision_that_a_full_disk_holds_up_is_told_as_such(desk: Desk) -> None:
+    desk.put(row("a", 1))
+    desk.broker.plan(commands.CommitTransaction, None)
+
+    def applying(request: commands.CommitTransaction) -> Any:
+        return commands.CommitTransactionReply("applying", 0, [])
+
+    desk.broker.commit_transaction = applying  # type: ignore[method-assign]
+    ran = desk("commit", "a", "--yes")
+    assert ran.code == 0
+    assert "a: applying\n  committed; a partition takes no writes now and gets its part later" in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show"],
+        ["show", ""],
+        ["show", "a", "--epoch", "0"],
+        ["commit"],
+        ["commit", "a", "--epoch", "x"],
+        ["forget", ""],
+        ["list", "--state", "lost"],
+        ["list", "--after", "-1"],
+        ["list", "-n", "0"],
+        ["end", "a"],
+    ],
+)
+def test_wrong_usage_is_code_2_and_asks_nothing(desk: Desk, arguments: list[str]) -> None:
+    assert desk(*arguments).code == 2
+    assert [each for each in desk.broker.requests if not isinstance(each, commands.Hello)] == []
+
+
+def test_an_xid_that_is_too_long_or_no_text_is_code_2(desk: Desk) -> None:
+    assert desk("show", "x" * 250).code == 2
+    assert desk("show", "\udcff").code == 2
+
+
+def test_an_xid_cannot_steer_the_terminal(desk: Desk) -> None:
+    desk.put(row("a\x1b[2Jb\n", 1, owner="x\x07"))
+    for ran in (desk("list"), desk("show", "a\x1b[2Jb\n"), desk("commit", "a\x1b[2Jb\n", "--yes")):
+        assert ran.code == 0
+        assert "\x1b" not in ran.out.decode() + ran.err and "\x07" not in ran.out.decode()
+    assert "a\\x1b[2Jb\\n" in desk("list").out.decode()
+
+
+@pytest.mark.parametrize("command", ["list", "show", "commit", "rollback", "forget"])
+def test_every_command_has_help_with_an_example(offline: Cli, command: str) -> None:
+    ran = offline("tx", command, "--help")
+    assert ran.code == 0 and "Example" in ran.out.decode()
+    assert "--json" in ran.out.decode() and "--quiet" in ran.out.decode()
+
+
+def test_no_broker_is_code_3(offline: Cli) -> None:
+    assert offline("tx", "list").code == 3
+
+
+def test_a_broker_of_an_earlier_release_is_told_as_such(
+    offline: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = FakeBroker()
+    broker.plan(
+        commands.ListTransactions, NotSupported("This release of the broker has no transactions yet.")
+    )
+    with listening(broker) as servers:
+        ran = offline("tx", "list", "--servers", servers)
+    assert (ran.code, ran.err) == (1, "tfmq: This release of the broker has no transactions yet.\n")

@@ -1,0 +1,104 @@
+"""Transactions as the command line knows them: found by the name that a person typed, as rows and in a line."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from tfmq.cli.output import age_text, counted, did_you_mean, printable, size_text
+from tfmq.errors import TfmqError, UnknownTransaction
+from tfmq.limits import XID_BYTES
+
+if TYPE_CHECKING:
+    from tfmq.admin import Admin
+    from tfmq.client.transaction_descriptions import TransactionDescription
+
+COLUMNS = ("xid", "epoch", "state", "age", "size", "messages", "topics", "owner", "group")
+PAGE = 1000
+NAMES_COMPARED = 10_000
+"""For "did you mean": looking through 100,000 names would take longer than typing anew."""
+COMPLETION_SECONDS = 2.0
+COMPLETIONS = 200
+
+
+def every(
+    admin: "Admin", states: Sequence[str] | None, group: str | None, after: int
+) -> "Iterator[TransactionDescription]":
+    """All of them, a page at a time."""
+    while True:
+        page = admin.transactions(states, group=group, after=after, limit=PAGE)
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].epoch
+
+
+def row_of(found: "TransactionDescription") -> dict[str, Any]:
+    """As programs get it."""
+    row = found._asdict()
+    details = row.pop("details")
+    return {**row, "topics": list(found.topics), **details}
+
+
+def readable(found: "TransactionDescription") -> dict[str, Any]:
+    """As a table shows it."""
+    return {
+        "xid": printable(found.xid),
+        "epoch": str(found.epoch),
+        "state": found.state,
+        "age": age_text(found.age_seconds),
+        "size": size_text(found.size_bytes),
+        "messages": found.messages,
+        "topics": list(found.topics),
+        "owner": printable(found.owner),
+        "group": found.group or None,
+    }
+
+
+def time_text(time_ms: int) -> str | None:
+    """In the zone of this machine; None for a time that is none."""
+    if not time_ms:
+        return None
+    return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
+
+
+def described(found: "TransactionDescription") -> str:
+    """One transaction in a line."""
+    name = printable(found.xid)
+    owner = f" by {printable(found.owner)}" if found.owner else ""
+    where = f" for {', '.join(found.topics)}" if found.topics else ""
+    messages = counted(found.messages, "message")
+    return f"{name} ({found.state} since {age_text(found.age_seconds)}{owner}, {messages}{where})"
+
+
+def known_transaction(admin: "Admin", xid: str, epoch: int | None) -> "TransactionDescription":
+    """The transaction. Raises UnknownTransaction that names the nearest one that waits for somebody."""
+    size = len(xid.encode())
+    if not 1 <= size <= XID_BYTES:
+        raise click.UsageError(f"An xid has 1 to {XID_BYTES:d} bytes, not {size}.")
+    found = admin.transaction(xid, epoch or 0)
+    if found.epoch:
+        return found
+    others = [each.epoch for each in [admin.transaction(xid)] if epoch and each.epoch]
+    if others:
+        raise UnknownTransaction(
+            f"There is no transaction {xid!r} of epoch {epoch}: the latest has epoch {others[0]}."
+        )
+    names = [each.xid for each in islice(every(admin, None, None, 0), NAMES_COMPARED)]
+    hint = did_you_mean(xid, names) or (" `tfmq tx list` has all." if names else " None waits for anybody.")
+    raise UnknownTransaction(f"There is no transaction {xid!r}, and no outcome of one is remembered.{hint}")
+
+
+def xids(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
+    """What the shell offers; where no broker answers soon, nothing."""
+    from tfmq.admin import Admin
+
+    try:
+        with Admin(context.params.get("servers"), timeout=COMPLETION_SECONDS) as admin:
+            names = (each.xid for each in every(admin, None, None, 0) if each.xid.startswith(start))
+            return [CompletionItem(name) for name in islice(names, COMPLETIONS) if name.isprintable()]
+    except TfmqError:
+        return []

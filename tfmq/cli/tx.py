@@ -1,0 +1,284 @@
+"""`tfmq tx`: transactions that wait for somebody, and ending them by hand."""
+
+import sys
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfmq.cli.output import Output, age_text, counted, output_options, printable, size_text
+from tfmq.cli.transactions import (
+    COLUMNS,
+    described,
+    every,
+    known_transaction,
+    readable,
+    row_of,
+    time_text,
+    xids,
+)
+from tfmq.errors import ConnectionFailed, TfmqError
+
+if TYPE_CHECKING:
+    from tfmq.admin import Admin
+    from tfmq.client.transaction_descriptions import TransactionDescription
+
+STATES = (
+    "open",
+    "preparing",
+    "prepared",
+    "committing",
+    "applying",
+    "heuristic_committed",
+    "heuristic_rolled_back",
+)
+ROWS_SHOWN = 100
+"""A person reads no more; programs get all."""
+
+
+@click.group()
+def tx() -> None:
+    """Transactions: list, show, commit, rollback, forget."""
+
+
+# Looking
+
+
+@tx.command(
+    "list",
+    epilog="\b\nExamples:\n  tfmq tx list\n  tfmq tx list --state open --group shop\n"
+    "  tfmq tx list --json | jq -r .[].xid",
+)
+@click.option(
+    "--state",
+    "states",
+    metavar="STATE",
+    type=click.Choice(STATES),
+    multiple=True,
+    help=f"Only this state, of {', '.join(STATES)}; may be repeated.",
+)
+@click.option("-g", "--group", help="Only those of this producer group.")
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Go on behind this epoch.")
+@click.option(
+    "-n", "count", type=click.IntRange(min=1), help=f"At most so many [a table: {ROWS_SHOWN}; JSON: all]."
+)
+@output_options
+def list_command(
+    states: tuple[str, ...], group: str | None, after: int, count: int | None, output: Output
+) -> None:
+    """List the transactions that wait for somebody: prepared, applying, or ended by hand."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = every(admin, states or None, group, after)
+        if output.json:
+            output.array(row_of(each) for each in islice(found, count))
+            return
+        most = count or ROWS_SHOWN
+        rows = list(islice(found, most + 1))
+        shown = rows[:most]
+        output.rows([readable(each) for each in shown], COLUMNS, "no transaction waits for anybody")
+        tell_alarm(output, admin, shown)
+    if len(rows) > most:
+        output.say(f"there are more: tfmq tx list --after {shown[-1].epoch}")
+
+
+def tell_alarm(output: Output, admin: "Admin", shown: "Sequence[TransactionDescription]") -> None:
+    """Which of them are older than the operator wanted to be told."""
+    prepared = [each for each in shown if each.state == "prepared"]
+    if not prepared or output.quiet:
+        return
+    limit = float(admin.status().get("settings", {}).get("transaction.alarm_seconds", 0))
+    late = sum(each.age_seconds > limit for each in prepared)
+    if late:
+        output.say(
+            f"{late:,} of these {'is' if late == 1 else 'are'} prepared for longer than {age_text(limit)}: find the"
+            " owner, or end it by hand (tfmq tx commit | rollback XID)"
+        )
+
+
+@tx.command(epilog="\b\nExample:\n  tfmq tx show order-42")
+@click.argument("xid", shell_complete=xids)
+@click.option("--epoch", type=click.IntRange(min=1), default=None, help="Which one, where an xid came twice.")
+@output_options
+def show(xid: str, epoch: int | None, output: Output) -> None:
+    """Show a transaction: its state, age, size, owner, and where its messages go."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known_transaction(admin, xid, epoch)
+    if output.json:
+        output.object(row_of(found))
+        return
+    output.object(
+        {
+            **readable(found),
+            "began": time_text(found.began_ms),
+            "prepared": time_text(found.prepared_ms),
+            "ends_by_itself": time_text(found.expires_ms),
+            "commit_group": found.commit_group or None,
+            **found.details,
+        }
+    )
+
+
+# Ending by hand
+
+
+def decision(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments that commit and rollback have in common."""
+    for option in (
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option(
+            "--as-owner", is_flag=True, help="In its owner's name: nobody is told that it was done by hand."
+        ),
+        click.option("--epoch", type=click.IntRange(min=1), help="Which one, where an xid came twice."),
+        click.argument(
+            "xids_given",
+            metavar="XID...",
+            nargs=-1,
+            required=True,
+            shell_complete=xids,
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@tx.command(
+    short_help="Commit prepared transactions by hand.", epilog="\b\nExample:\n  tfmq tx commit order-42"
+)
+@decision
+@output_options
+def commit(xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, output: Output) -> int:
+    """Commit prepared transactions by hand: a heuristic decision, for an owner that does not come back.
+
+    It cannot be undone. Make sure that the other systems of the transaction committed. The outcome is kept, and
+    told to the owner, until `tfmq tx forget`.
+    """
+    return decide("commit", xids_given, epoch, as_owner, yes, output)
+
+
+@tx.command(
+    short_help="Roll back transactions by hand.", epilog="\b\nExample:\n  tfmq tx rollback order-42 order-43"
+)
+@decision
+@output_options
+def rollback(
+    xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, output: Output
+) -> int:
+    """Roll back transactions by hand: a heuristic decision, for an owner that does not come back.
+
+    It cannot be undone: their messages are gone. Make sure that the other systems of the transaction rolled back.
+    The outcome is kept, and told to the owner, until `tfmq tx forget`.
+    """
+    return decide("rollback", xids_given, epoch, as_owner, yes, output)
+
+
+def decide(
+    what: str, names: Sequence[str], epoch: int | None, as_owner: bool, yes: bool, output: Output
+) -> int:
+    """Nothing is decided before all of them are known and the operator has said yes; the exit code."""
+    from tfmq.admin import Admin
+
+    one_name(names, epoch)
+    with Admin(output.servers) as admin:
+        found = [known_transaction(admin, name, epoch) for name in names]
+        if not yes:
+            confirm(what, found, as_owner)
+        method = admin.commit_transaction if what == "commit" else admin.rollback_transaction
+        return ended(output, found, lambda xid, number: method(xid, number, heuristic=not as_owner)._asdict())
+
+
+def ended(
+    output: Output,
+    found: "Sequence[TransactionDescription]",
+    end: Callable[[str, int], dict[str, Any]],
+) -> int:
+    """Does it to one after the other, whatever becomes of those before; 1 if one of them could not be done."""
+    rows: list[dict[str, Any]] = []
+    failed, lost = False, None
+    for each in found:
+        try:
+            rows.append(end(each.xid, each.epoch))
+        except ConnectionFailed as error:
+            lost = error
+            break
+        except TfmqError as error:
+            failed = True
+            click.echo(f"tfmq: {printable(each.xid)}: {error}", err=True)
+        else:
+            tell(output, rows[-1])
+    if output.json:
+        output.array(rows)
+    if lost is not None:
+        raise lost
+    return int(failed)
+
+
+def tell(output: Output, row: dict[str, Any]) -> None:
+    """What became of one, in a sentence."""
+    name, state = printable(row["xid"]), row["state"]
+    output.say(f"{name}: {state.replace('_', ' ')}")
+    if state == "applying":
+        output.say(
+            f"  committed; a partition takes no writes now and gets its part later: tfmq tx show {name}"
+        )
+    if row.get("dropped"):
+        output.say(f"  {counted(row['dropped'], 'message')} dropped: the topic is gone")
+    if state.startswith("heuristic"):
+        output.say(f"  once its owner knows: tfmq tx forget {name}")
+
+
+def confirm(what: str, found: "Sequence[TransactionDescription]", as_owner: bool) -> None:
+    """Ask on a terminal; elsewhere demand --yes, so that a script decides nothing by accident."""
+    verb = "Commit" if what == "commit" else "Roll back"
+    how = "in its owner's name" if as_owner else "by hand"
+    if len(found) == 1:
+        which = described(found[0])
+    else:
+        size = size_text(sum(each.size_bytes for each in found))
+        which = f"{counted(len(found), 'transaction')} ({size}; the first is {described(found[0])})"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"To {verb.lower()} {which} {how}, which cannot be undone, say --yes.")
+    click.confirm(f"{verb} {which} {how}? This cannot be undone.", abort=True, err=True)
+
+
+@tx.command(
+    short_help="Forget outcomes of transactions that were ended by hand.",
+    epilog="\b\nExample:\n  tfmq tx forget order-42",
+)
+@click.argument(
+    "xids_given",
+    metavar="XID...",
+    nargs=-1,
+    required=True,
+    shell_complete=xids,
+)
+@click.option("--epoch", type=click.IntRange(min=1), help="Which one, where an xid came twice.")
+@output_options
+def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> int:
+    """Forget the outcome of transactions that were ended by hand, once their owners know it."""
+    from tfmq.admin import Admin
+
+    one_name(xids_given, epoch)
+    with Admin(output.servers) as admin:
+        found = [known_transaction(admin, name, epoch) for name in xids_given]
+        states = {(each.xid, each.epoch): each.state for each in found}
+
+        def end(xid: str, number: int) -> dict[str, Any]:
+            if not admin.forget_transaction(xid, number):
+                raise TfmqError(
+                    f"There is no outcome to forget: it was not ended by hand, but is {states[xid, number]}.",
+                    outcome="not done",
+                )
+            return {"xid": xid, "epoch": number, "state": "forgotten"}
+
+        return ended(output, found, end)
+
+
+def one_name(names: Sequence[str], epoch: int | None) -> None:
+    """An epoch belongs to one transaction."""
+    if epoch is not None and len(names) > 1:
+        raise click.UsageError("--epoch says which transaction of one xid is meant: give one xid.")
