@@ -95,7 +95,7 @@ def try_with_memory(data: bytes) -> None:
 
 def corpus() -> list[bytes]:
     """Known good inputs: a request and a reply of every command, an error, an attribute, HELLO."""
-    requests = [
+    requests: list[tuple[object, ...]] = [
         (21, 9, *commands.Produce("orders", 5, 0, 7, 0, 1, 2, [commands.Block(25, 1, 77)])),
         (30, 10, *commands.Fetch("orders", 5, 0, 0, -1, 262_144, 500, 0, [1, 2])),
         (1, 0, "TFMQ", 1, 1, "client", {"a": [1, {"b": None}]}),
@@ -104,11 +104,37 @@ def corpus() -> list[bytes]:
         (0, 4, [["t", 5, [[0, "open"]], {"flush.messages": 1}]]),
         (-7, 5, "damaged", "not done", "sentence", {"first": 1, "next": 2}),
     ]
+    requests += transactions()
     requests += [(command.code, 1, *([0] * len(command.request.names))) for command in COMMANDS]
     frames = [b"".join(map(bytes, encode(header, b"body" * 10))) for header in requests]
     attribute = encode_attribute(1_763_700_000_000, b"key", "tag", {"n": "1"}, 3)
     bomb = b"\xdd\x00\x00\xff\xff" * 2000
     return [*frames, frames[0] + frames[1], attribute, struct.pack(">II", 4 + len(bomb), len(bomb)) + bomb]
+
+
+def transactions() -> list[tuple[object, ...]]:
+    """Headers of transactions with everything that nests in them, and what is answered to them."""
+    member = commands.CommitMember("query", 3, "run-1")
+    offsets = [commands.TransactionOffsets("g", "m", 4, [commands.GroupOffset("t", 1, 0, 100)])]
+    batch = commands.TransactionBatch("orders", 5, 0, 0, 1, 20, [commands.Block(20, 1, 77)])
+    names = [commands.TransactionName("order-42", 9), commands.TransactionName("order-43", 1 << 40)]
+    row = {"xid": "order-42", "epoch": 9, "state": "prepared", "topics": ["orders"], "age_seconds": 1.5}
+    produce = commands.Produce("orders", 5, 0, 7, 0, 1, 2, [commands.Block(25, 1, 77)], None, 9)
+    return [
+        (21, 1, *produce),
+        (50, 2, *commands.BeginTransaction(7, 1, "order-42", 60_000, "shop", member)),
+        (51, 3, *commands.PrepareTransaction("order-42", 9, 86_400_000, offsets)),
+        (52, 4, *commands.CommitTransaction("order-42", 9, True, False, offsets)),
+        (53, 5, *commands.RollbackTransaction("order-42", 9, True)),
+        (55, 6, *commands.ListTransactions(["open", "prepared"], 9, 100, "shop")),
+        (57, 7, *commands.Transact(7, 2, [batch, batch], offsets)),
+        (58, 8, *commands.AwaitChecks("shop", 60_000)),
+        (80, 9, *commands.CommitGroup("query", 3, "run-1", names, 1000, True)),
+        (81, 10, *commands.AbortCommitGroup("query", 3, "run-1")),
+        (0, 6, [row, row], True),
+        (0, 7, "committed", 9, 1, [0, -1, 1 << 60], False),
+        (-35, 4, "heuristic_outcome", "not done", "sentence", {"state": "heuristic_committed"}),
+    ]
 
 
 def mutated(data: bytes, source: random.Random) -> bytes:
