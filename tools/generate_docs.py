@@ -112,6 +112,24 @@ def produce_example() -> str:
     )
 
 
+def transact_example() -> str:
+    """A TRANSACT of two batches and its reply, byte by byte."""
+    records = [make_record(payload, PRODUCER_ID << 24 | n) for n, payload in enumerate((b"hello", b"world!"))]
+    batches = [
+        commands.TransactionBatch(
+            topic, INCARNATION + n, 0, n, 1, len(record), [commands.Block(len(record), 1, zlib.crc32(record))]
+        )
+        for n, (topic, record) in enumerate(zip(("orders", "bills"), records, strict=True))
+    ]
+    header = (57, 11, *commands.Transact(PRODUCER_ID, 1, batches, []))
+    reply = (0, 11, *commands.TransactReply("committed", 42, 0, [1200, -1], False))
+    return (
+        f"Transaction 1 of the stream {PRODUCER_ID} sends a record to `orders` and the next one to `bills`:\n"
+        f"`{json.dumps(header)}`\n\n{hexadecimal(encode(header, *records))}\n\n"
+        f"Its reply: `{json.dumps(reply)}`\n\n{hexadecimal(encode(reply))}\n"
+    )
+
+
 def fetch_example() -> str:
     """A FETCH from offset 0 and its reply, byte by byte."""
     record, log_id = example_record(), INCARNATION << 24
@@ -223,6 +241,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "reserved": reserved_list,
     "produce-example": produce_example,
     "fetch-example": fetch_example,
+    "transact-example": transact_example,
     "errors": error_table,
     "limits": limit_table,
     "settings": setting_table,
