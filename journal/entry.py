@@ -289,35 +289,28 @@ _DECODERS: Final[dict[int, _Decoder]] = {
 """By the word of kind, flags and zero: a set flag is a later version's, and refused."""
 
 _KINDS: Final = bytes(sorted(word >> KIND_SHIFT for word in _DECODERS))
-_PLACE_LOW_BYTES: Final = 4
-"""Places whose higher bytes agree are searched for in one go: 4 GiB."""
+_LOW_BITS: Final = 32
+"""Places whose higher bits agree are searched for in one go: 4 GiB."""
+_WORD_POSITION: Final = 8
 
 
-def find_entry(data: Buffer, start: int, place: int, seed: int) -> Entry | None:
-    """The first whole entry in `data`, which begins at `place`, that begins at position `start` or behind.
+def candidates(data: Buffer, place: int) -> Iterator[int]:
+    """Positions in `data`, which begins at `place`, where the header of an entry seems to begin, rising.
 
-    For the way back behind damage, where no start is known: the place that an entry names, its kind and its checksum
-    tell it from anything else. An entry whose end `data` does not hold is not found.
+    For the way back behind damage, where no start is known: an entry names its kind and its place, and its checksum,
+    which is for the caller to prove, does the rest.
     """
     view = memoryview(data)
-    while start < len(view):
-        high = (place + start) >> 8 * _PLACE_LOW_BYTES
-        limit = min(len(view), ((high + 1) << 8 * _PLACE_LOW_BYTES) - place)
-        pattern = re.compile(
-            b"(?=[" + re.escape(_KINDS) + rb"]\0\0\0" + re.escape(high.to_bytes(4, "big")) + b")", re.DOTALL
-        )
-        for match in pattern.finditer(view, start + 8):
-            position = match.start() - 8
-            if position >= limit:
+    start = 0
+    while start + HEADER_SIZE <= len(view):
+        high = (place + start) >> _LOW_BITS
+        limit = ((high + 1) << _LOW_BITS) - place
+        mark = re.escape(_KINDS).join((b"[", b"]")) + rb"\0\0\0" + re.escape(high.to_bytes(4, "big"))
+        for match in re.compile(b"(?=" + mark + b")").finditer(view, start + _WORD_POSITION):
+            position = match.start() - _WORD_POSITION
+            if position >= limit or position + HEADER_SIZE > len(view):
                 break
-            if (
-                position + HEADER_SIZE > len(view)
-                or HEADER.unpack_from(view, position)[3] != place + position
-            ):
-                continue
-            try:
-                return decode_entry(view[position:], place + position, seed)
-            except BadRecord:
-                continue
+            size, _, _, found, forced = HEADER.unpack_from(view, position)
+            if found == place + position and HEADER_SIZE <= size <= ENTRY_SIZE_MAX and forced <= found:
+                yield position
         start = limit
-    return None

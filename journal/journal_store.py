@@ -10,13 +10,51 @@ worker or beside the owner.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple
 
+from journal.aio import Landed
 from journal.clock import Clock
 from journal.disk import Disk
-from journal.entry import AppendMsg, Entry, Operation
+from journal.entry import (
+    HEADER_SIZE,
+    AppendMsg,
+    Content,
+    Entry,
+    Filler,
+    Operation,
+    claimed_size,
+    decode_entry,
+    encode_entries,
+)
+from journal.errors import Closed, Corrupt, Stopped
+from journal.header import BadRecord, Buffer
+from journal.journal_file import HEAD_SIZE, JournalFile
+from journal.journal_files import find
+from journal.journal_keeper import JournalKeeper
+from journal.journal_opening import JournalOpening, JournalState
+from journal.journal_recovery import JournalRecovery
+from journal.keeper import Begin
+
+__all__ = [
+    "AppendMsg",
+    "Entry",
+    "JournalFileInfo",
+    "JournalOptions",
+    "JournalState",
+    "JournalStore",
+    "Operation",
+]
+
+READ_SIZE: Final = 4096
+"""What a read of an entry of unknown size begins with: most fit."""
+
+RECLAIM_SECONDS: Final = 10.0
+"""A checkpoint only to get rid of idle files at most this often: each costs a snapshot and some forces."""
+
+RETRY_SECONDS: Final = 1.0
+"""After a checkpoint that a full disk prevented, the next one waits as long."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +70,7 @@ class JournalOptions:
     flush_bytes: int = 16 << 20
 
 
-class JournalState(Protocol):
-    """Memory that is rebuilt from the journal.
-
-    At open, `load` comes once, then `apply` for each entry behind what was loaded, in order, then `held`.
-    """
-
-    def load(self, data: bytes) -> None:
-        """Starts from what `dump` gave; b"" is the state of an empty journal. Raises ValueError if it is no dump."""
-        ...
-
-    def apply(self, entry: Entry) -> None:
-        """One entry; views in it are valid only during the call. Raises ValueError if it makes no sense."""
-        ...
-
-    def dump(self) -> Callable[[], bytes]:
-        """Captures the state as all entries appended so far left it; in the owner's thread. What it answers packs it,
-        in a worker maybe, once."""
-        ...
-
-    def held(self) -> Iterable[int]:
-        """The places that are still needed, once for each hold."""
-        ...
+DEFAULTS: Final = JournalOptions()
 
 
 class JournalFileInfo(NamedTuple):
@@ -65,11 +82,47 @@ class JournalFileInfo(NamedTuple):
     holds: int
 
 
+class JournalPlan(NamedTuple):
+    """What one force covers: everything up to the place `end`, as the journal was when the plan was made."""
+
+    log: JournalStore
+    keeper: JournalKeeper
+    file: JournalFile
+    end: int
+
+    def force(self) -> None:
+        """Forces the file; in a worker. Raises OSError, for ever after the first time."""
+        self.keeper.force(self.file)
+
+    def begin(self, begin: Begin, landed: Landed) -> bool:
+        """As `force`, without a thread; `landed(error)` when it has ended. False: nothing was begun."""
+        return self.keeper.begin_force(self.file, begin, landed)
+
+
 class JournalStore:
     """See the module. Made by `JournalStore.open`. It is a `journal.force.Forceable`: a Forcer serves it."""
 
-    journal_id: int
-    """Made once, with the journal; names it as a source in the partitions."""
+    def __init__(
+        self,
+        opening: JournalOpening,
+        keeper: JournalKeeper,
+        clock: Clock,
+        options: JournalOptions,
+        state: JournalState,
+    ) -> None:
+        self.journal_id: Final = opening.checkpoint.journal_id
+        """Made once, with the journal; names it as a source in the partitions."""
+        self.recovery: Final[JournalRecovery] = opening.report
+        """What the opening found."""
+        self.options: Final = options
+        self.closed = False
+        self._seed = opening.seed
+        self._files = opening.files
+        self._keeper = keeper
+        self._clock = clock
+        self._state = state
+        self._under_way = False
+        self._retry_after = self._reclaim_after = clock.monotonic()
 
     @classmethod
     def open(
@@ -80,111 +133,225 @@ class JournalStore:
         new_id: Callable[[], int],
         clock: Clock,
         state: JournalState,
-        options: JournalOptions = JournalOptions(),
+        options: JournalOptions = DEFAULTS,
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> JournalStore:
         """Opens the journal in `folder`, or makes one (`new_id` is called only then); after recovery.
 
-        Everything up to `end_offset` is forced then. Raises Corrupt (nothing was changed), NewerFormat, Stopped, Full,
-        OSError. May run in a worker.
+        Everything up to `end_offset` is forced then. Raises Corrupt (nothing was changed), NewerFormat, Full (only
+        where one is made), OSError. May run in a worker.
         """
-        raise NotImplementedError
+        opening = JournalOpening(disk, folder, state, new_id, randomness)
+        opening.run()
+        keeper = JournalKeeper(disk, folder, clock, opening)
+        return cls(opening, keeper, clock, options, state)
 
     @property
     def end_offset(self) -> int:
         """The place where the next entry goes: everything before is written. (Forcers call it so.)"""
-        raise NotImplementedError
+        return self._files.end
 
     @property
     def forced_offset(self) -> int:
         """The place up to which everything is on the disk."""
-        raise NotImplementedError
+        return self._files.forced
 
     @property
     def stopped(self) -> str | None:
         """Why the journal takes no writes; None if it does."""
-        raise NotImplementedError
+        return self._files.stopped
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
-        raise NotImplementedError
+        return sum(file.size for file in self._files.files)
 
     @property
     def files(self) -> list[JournalFileInfo]:
         """The files, by rising numbers; the last one is written."""
-        raise NotImplementedError
+        return [JournalFileInfo(f.number, f.first, f.size, f.holds) for f in self._files.files]
+
+    # Writing.
 
     def before_append(self, size: int) -> Callable[[], None] | None:
         """File work that must be done before an append of `size` bytes (the sum of `entry_size`); None: append at once.
 
         The work (a roll to the next file) may run in a worker: until it ends no append may come, and no checkpoint may
-        begin; reads, holds and releases may come. It raises Stopped, Full. `append` does it inline if the caller did
-        not. Raises Stopped, Closed.
+        begin; reads, holds and releases may. It raises Stopped, Full. `append` does it inline if the caller did not.
+        Raises Stopped, Closed.
         """
-        raise NotImplementedError
+        self._writable()
+        active = self._files.active
+        if not active.sealed and (active.size == HEAD_SIZE or active.size + size <= self.options.file_bytes):
+            return None
+        return self._keeper.roll
 
-    def append(self, entries: Sequence[AppendMsg | Operation]) -> list[int]:
+    def append(self, entries: Sequence[Content]) -> list[int]:
         """Appends all of them in one write; the place of each. They are on the disk once forced up to `end_offset`.
 
         Raises TooLarge, Full (nothing was appended; go on when there is space), Stopped, Closed. A crash in the middle
         may leave the first few of them.
         """
-        raise NotImplementedError
+        self._writable()
+        if not entries:
+            return []
+        files = self._files
+        buffers, places, end = encode_entries(entries, files.end, files.forced, self._seed)
+        work = self.before_append(end - files.end)
+        if work is not None:
+            work()
+            buffers, places, end = encode_entries(entries, files.end, files.forced, self._seed)
+        self._keeper.write(buffers, end)
+        return places
+
+    def _writable(self) -> None:
+        if self.closed:
+            raise Closed("the transaction journal")
+        if self._files.stopped is not None:
+            raise Stopped(self._files.stopped)
+
+    # Reading: any thread, also beside the owner.
 
     def read(self, place: int, size: int = 0) -> Entry:
         """The entry at `place`, verified; `size`, if it is known, saves a read. Any thread.
 
         Raises Corrupt, OSError, Closed.
         """
-        raise NotImplementedError
+        entry = self._read(place, size or READ_SIZE, cached=False)
+        if entry is None:
+            raise ValueError("a read that may wait has no answer")
+        return entry
 
     def read_cached(self, place: int, size: int = 0) -> Entry | None:
         """As `read`, or None if that would have to wait for the disk. Any thread."""
-        raise NotImplementedError
+        return self._read(place, size or READ_SIZE, cached=True)
+
+    def _read(self, place: int, size: int, cached: bool) -> Entry | None:
+        with self._files.reading() as files:
+            if not files:
+                raise Closed("the transaction journal")
+            file = find(files, place)
+            if file is None:
+                raise Corrupt(self._files.folder, place, place, f"no file has the entry at place {place}")
+            pread = file.pread_cached if cached else file.pread
+            data: Buffer | None = pread(size, place)
+            if data is not None and size < (claimed := claimed_size(data)):
+                if place + claimed > file.end:
+                    raise _bad(file, place, "it says that it is longer than its file")
+                data = pread(claimed, place)
+            if data is None:
+                return None
+            try:
+                entry = decode_entry(data, place, self._seed)
+            except BadRecord as error:
+                raise _bad(file, place, error.reason) from error
+        if type(entry.content) is Filler:
+            raise _bad(file, place, "it was lost; a repair has closed the gap")
+        return entry
+
+    # Holding.
 
     def hold(self, place: int) -> None:
         """The file of the entry at `place` must stay until `release`; holds are counted. Raises KeyError."""
-        raise NotImplementedError
+        self._files.hold(place)
 
     def release(self, place: int) -> None:
         """Takes one `hold` back. Raises KeyError."""
-        raise NotImplementedError
+        self._files.release(place)
+
+    # Forcing: see journal.force.
 
     @property
     def flush_due(self) -> bool:
         """True if so much is unforced that a force should begin although nobody waits for one."""
-        raise NotImplementedError
+        files = self._files
+        return files.end - files.forced > self.options.flush_bytes and files.stopped is None
+
+    def force(self) -> None:
+        """Forces inline. Raises Stopped, Closed."""
+        self._writable()
+        self._keeper.force_end()
+
+    def force_plan(self) -> JournalPlan | None:
+        """What a force that starts now would cover; None if there is nothing to force, or no use in it."""
+        files = self._files
+        if self.closed or files.stopped is not None or files.forced >= files.end:
+            return None
+        return JournalPlan(self, self._keeper, files.active, files.end)
+
+    def force_done(self, plan: JournalPlan, error: Exception | None) -> Callable[[], None] | None:
+        """Takes note of a force's end: `forced_offset` moves, or the journal stops. Answers work for a worker."""
+        files = self._files
+        if error is not None:
+            self._keeper.fail(f"a force failed: {error}")
+        if files.stopped is not None or self.closed:
+            return None
+        files.forced_to(plan.end)
+        return self._keeper.note if self._keeper.note_due else None
+
+    # Checkpoints.
 
     @property
     def checkpoint_due(self) -> bool:
         """True if a checkpoint should begin; never while one is under way."""
-        raise NotImplementedError
+        files = self._files
+        if self._under_way or self.closed or files.stopped is not None:
+            return False
+        if files.end - self._keeper.place >= self.options.checkpoint_bytes:
+            return self._clock.monotonic() >= self._retry_after
+        return files.idle > 0 and self._clock.monotonic() >= self._reclaim_after
 
     def checkpoint(self) -> Callable[[], None]:
         """Captures the state; answers the work that makes a checkpoint of it, for a worker.
 
-        Between the call and the work's end the owner may append, hold and release, but not begin another one. Then
-        comes `checkpointed` with how the work ended. The caller guarantees that what the state calls applied is forced
-        in the partitions. The work raises Full, Stopped. Raises Stopped, Closed.
+        Between the call and the work's end the owner may append, hold and release, but not begin another one; it may
+        not be called while the work of `before_append` is under way. Then comes `checkpointed` with how the work ended.
+        The caller guarantees that what the state calls applied is forced in the partitions. The work raises Full,
+        Stopped. Raises Stopped, Closed.
         """
-        raise NotImplementedError
+        self._writable()
+        if self._under_way:
+            raise RuntimeError("a checkpoint of the transaction journal is under way")
+        self._under_way = True
+        place, live, state = self._files.end, self._keeper.live(), self._state.dump()
+        return lambda: self._keeper.checkpoint(place, live, state)
 
     def checkpointed(self, error: Exception | None) -> None:
         """The end of the work of a `checkpoint`, in the owner's thread."""
-        raise NotImplementedError
+        self._under_way = False
+        self._checkpoint_after = self._clock.monotonic() + (
+            RECLAIM_SECONDS if error or self._files.idle else 0
+        )
 
-    def force(self) -> None:
-        """Forces inline. Raises Stopped, Closed."""
-        raise NotImplementedError
+    # Ending.
 
     def close(self) -> None:
         """Forces, makes a last checkpoint, closes; a stopped journal is only closed. Twice is harmless.
 
-        Raises Stopped if the force fails, Full if the disk is full: closed all the same. May run in a worker.
+        Raises Stopped if that fails, Full if the disk is full: closed all the same. May run in a worker.
         """
-        raise NotImplementedError
+        if self.closed:
+            return
+        self.closed = True
+        files, keeper = self._files, self._keeper
+        try:
+            if files.stopped is None:
+                keeper.force_end()
+                if files.end > keeper.place or files.idle:
+                    keeper.checkpoint(files.end, keeper.live(), self._state.dump())
+                else:
+                    keeper.settle()
+        finally:
+            keeper.let_go()
 
     def abandon(self, reason: str) -> None:
         """Lets go without writing or forcing anything more. Twice is harmless."""
-        raise NotImplementedError
+        if not self.closed:
+            self.closed = True
+            self._keeper.drop(reason)
+
+
+def _bad(file: JournalFile, place: int, reason: str) -> Corrupt:
+    """The entry at `place` of a file cannot be read."""
+    position = place - file.first
+    return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at place {place}: {reason}")

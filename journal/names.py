@@ -5,6 +5,10 @@
                          <32 digits>.state     a snapshot of what the log's records taught, up to that offset
                          <32 digits>.torn      bytes that recovery cut off at that offset
                          log.mark              forced mark, epochs, stopped, clean
+    DATA/transactions/<16 digits>.journal      a file of the transaction journal, by its number
+                      <20 digits>.snapshot     what all entries before a place taught, by the checkpoint's number
+                      checkpoint               which two snapshots count, and how far the journal is forced
+                      <32 digits>.torn         bytes that recovery cut off at that place
 
 A name that a peer chose (a topic, a group) becomes a path only after `valid_name`.
 """
@@ -28,6 +32,13 @@ forced."""
 MARK_NAME: Final = "log.mark"
 LOCK_NAME: Final = "lock"
 
+TRANSACTIONS_FOLDER: Final = "transactions"
+JOURNAL_SUFFIX: Final = ".journal"
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+CHECKPOINT_NAME: Final = "checkpoint"
+NEW_SUFFIX: Final = ".new"
+"""Behind a snapshot's name, until it is whole and forced."""
+
 OFFSET_DIGITS: Final = 32
 """Names of one folder sort as their offsets do: zero-padded, with room for any u64."""
 
@@ -40,6 +51,8 @@ NAME_SIZE_MAX: Final = 249
 PARTITION_MAX: Final = (1 << 24) - 1
 """A log's id leaves 24 bits for the partition."""
 
+_JOURNAL_NAME = re.compile(r"([0-9]{16})\.journal")
+_SNAPSHOT_NAME = re.compile(r"([0-9]{20})\.snapshot")
 _OFFSET_NAME = re.compile(r"([0-9]{32})(\.[A-Za-z0-9._-]+)")
 _FOLDER = re.compile(r"([A-Za-z0-9._-]+)-(0|[1-9][0-9]{0,7})")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -86,6 +99,41 @@ def torn_name(offset: int) -> str:
 def parse_torn_name(name: str) -> int | None:
     """The offset in the name of a cut-off tail, else None."""
     return parse_segment_name(name, TORN_SUFFIX)
+
+
+def journal_name(number: int) -> str:
+    """The file of the transaction journal with this number."""
+    return f"{number:016d}{JOURNAL_SUFFIX}"
+
+
+def parse_journal_name(name: str) -> int | None:
+    """The number in the name of a file of the transaction journal, else None."""
+    match = _JOURNAL_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def snapshot_name(number: int) -> str:
+    """The snapshot of the transaction journal's checkpoint with this number."""
+    return f"{number:020d}{SNAPSHOT_SUFFIX}"
+
+
+def parse_snapshot_name(name: str) -> int | None:
+    """The checkpoint's number in a snapshot's name, else None."""
+    match = _SNAPSHOT_NAME.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def known_in_transactions(name: str) -> bool:
+    """True if the journal may have put a file of this name into the folder of transactions, unfinished ones
+    included."""
+    for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
+        name = name.removesuffix(suffix)
+    return (
+        name == CHECKPOINT_NAME
+        or parse_journal_name(name) is not None
+        or parse_snapshot_name(name) is not None
+        or parse_torn_name(name) is not None
+    )
 
 
 def mark_name() -> str:

@@ -1,0 +1,186 @@
+"""One file of the transaction journal: a head of 44 bytes, then entries. docs/formats/journal.md is the format's page.
+
+    magic "TFTJ" | version u16 | zero u16 | journal id u64 | salt u64 | number u64 | first u64 | CRC-32 u32 of all that
+
+All numbers are big-endian. `number` is also the file's name, `first` the place of its first byte, that of the head: so
+`first + position` is a place. The CRC stays where it is in every version, so that a flipped bit is not taken for a
+newer format. A file is appended while it is the last one, then only read.
+
+Threads: one owner changes it; `pread` and `pread_cached` may run in others.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from journal import names
+from journal.disk import Bytes, Disk, File, write_all
+from journal.entry import HEADER_SIZE, Entry, candidates, claimed_size, decode_entry, entries_of
+from journal.errors import Corrupt, Full, NewerFormat
+from journal.header import BadRecord, Incomplete
+
+MAGIC: Final = b"TFTJ"
+VERSION: Final = 1
+HEAD: Final = Struct(">4sHHQQQQI")
+HEAD_SIZE: Final = HEAD.size
+CRC: Final = Struct(">I")
+
+SCAN_SIZE: Final = 1 << 20
+"""Bytes that a walk reads at a time; more only where one entry is larger."""
+
+
+class Head(NamedTuple):
+    """What a file says of itself."""
+
+    journal_id: int
+    salt: int
+    number: int
+    first: int
+
+
+def encode_head(head: Head) -> bytes:
+    """The first bytes of a file."""
+    fields = HEAD.pack(MAGIC, VERSION, 0, *head, 0)[: -CRC.size]
+    return fields + CRC.pack(crc32(fields))
+
+
+def decode_head(data: bytes | bytearray, path: str) -> Head:
+    """The head in the first bytes of the file `path`. Raises Corrupt with positions in it, NewerFormat."""
+    if len(data) < HEAD_SIZE:
+        raise Corrupt(path, 0, len(data), "shorter than its head")
+    magic, version, zero, journal_id, salt, number, first, crc = HEAD.unpack_from(data)
+    if magic != MAGIC or crc32(data[: HEAD_SIZE - CRC.size]) != crc:
+        raise Corrupt(path, 0, HEAD_SIZE, "its head is no head of a journal file")
+    if version > VERSION or zero:
+        raise NewerFormat(path, version, VERSION)
+    return Head(journal_id, salt, number, first)
+
+
+class JournalFile:
+    """See the module. Made by `create` or `open`."""
+
+    __slots__ = ("file", "first", "holds", "number", "path", "sealed", "size")
+
+    def __init__(self, file: File, number: int, first: int, size: int) -> None:
+        self.file = file
+        self.path = file.path
+        self.number = number
+        self.first = first
+        """The place of the first byte."""
+        self.size = size
+        """Bytes that belong to the journal, head included; what a failed write left behind them does not."""
+        self.sealed = False
+        self.holds = 0
+
+    @classmethod
+    def create(cls, disk: Disk, folder: str, head: Head) -> JournalFile:
+        """A new file with its head, forced; its name survives a power cut once the caller has forced the folder.
+
+        Raises Full (nothing is left of it), OSError.
+        """
+        path = names.join(folder, names.journal_name(head.number))
+        if disk.exists(path):
+            # Only one whose making was cut short: a file that has begun is never made again.
+            disk.unlink(path)
+        file = disk.create(path)
+        try:
+            size = write_all(file, [encode_head(head)], 0)
+        except Full:
+            file.close()
+            disk.unlink(path)
+            raise
+        # After a failed force the file stays open: the error is the caller's, and closing could swallow it.
+        file.force()
+        return cls(file, head.number, head.first, size)
+
+    @classmethod
+    def open(cls, disk: Disk, folder: str, head: Head, *, writable: bool) -> JournalFile:
+        """An existing file whose head was read; `writable`: the last one. Raises OSError."""
+        path = names.join(folder, names.journal_name(head.number))
+        opened = disk.open_write(path) if writable else disk.open_read(path)
+        file = cls(opened, head.number, head.first, opened.size())
+        file.sealed = not writable
+        return file
+
+    @property
+    def end(self) -> int:
+        """The place behind its last byte."""
+        return self.first + self.size
+
+    def append(self, buffers: Sequence[Bytes]) -> None:
+        """Writes whole entries at the end, in one vectored write. Raises Full, OSError: then any part may be there."""
+        self.size += write_all(self.file, buffers, self.size)
+
+    def cut(self) -> bool:
+        """Cuts off what a failed append left behind the end; False if there was nothing. Raises OSError."""
+        if self.file.size() <= self.size:
+            return False
+        try:
+            self.file.truncate(self.size)
+        except Full as error:
+            # What is left could complete a later append: nothing to go on with.
+            raise OSError(errno.EIO, f"a failed write cannot be cut off: {error}", self.path) from error
+        return True
+
+    def pread(self, size: int, place: int) -> bytes:
+        """Up to `size` bytes from `place`, within the file. Raises OSError."""
+        return self.file.pread(min(size, self.end - place), place - self.first)
+
+    def pread_cached(self, size: int, place: int) -> bytes | bytearray | None:
+        """As `pread`, but None where it would wait for the disk."""
+        return self.file.pread_cached(min(size, self.end - place), place - self.first)
+
+    def entries(self, place: int, seed: int) -> Iterator[Entry]:
+        """The entries from the one that begins at `place`, each verified, up to the end; views last until the next.
+
+        Raises BadRecord whose position is the *place* where the first bad one begins.
+        """
+        size = SCAN_SIZE
+        while place < self.end:
+            data = self.pread(size, place)
+            begin = place
+            try:
+                for entry in entries_of(data, begin, seed):
+                    yield entry
+                    place = entry.next
+                size = SCAN_SIZE
+            except Incomplete as error:
+                size = self._needed(data[place - begin : place - begin + HEADER_SIZE], place, error)
+            except BadRecord as error:
+                raise error.at(begin + error.position) from None
+
+    def _needed(self, header: bytes, place: int, error: Incomplete) -> int:
+        """How much must be read to have the entry at `place` whole. Raises `error` if the file does not have it."""
+        if place + max(HEADER_SIZE, claimed_size(header)) > self.end:
+            raise error.at(place) from None
+        return max(SCAN_SIZE, claimed_size(header))
+
+    def find(self, place: int, seed: int) -> Entry | None:
+        """The first whole entry that begins at `place` or behind; None: nowhere up to the end. For the way back
+        behind damage."""
+        while place + HEADER_SIZE <= self.end:
+            data = self.pread(SCAN_SIZE, place)
+            for position in candidates(data, place):
+                found = self._whole(
+                    place + position, claimed_size(data[position : position + HEADER_SIZE]), seed
+                )
+                if found is not None:
+                    return found
+            place += max(len(data) - HEADER_SIZE + 1, 1)
+        return None
+
+    def _whole(self, place: int, size: int, seed: int) -> Entry | None:
+        if place + size > self.end:
+            return None
+        try:
+            return decode_entry(self.pread(size, place), place, seed)
+        except BadRecord:
+            return None
+
+    def close(self) -> None:
+        """Gives the descriptor back; twice is harmless."""
+        self.file.close()
