@@ -51,7 +51,10 @@ def test_it_is_told_once_and_again_after_an_hour(errors: pytest.LogCaptureFixtur
     watched.pass_seconds(200)
     (told,) = errors.records
     assert told.levelno == logging.ERROR
-    assert "2 transactions are prepared" in told.message and "the oldest for 150 s" in told.message
+    assert (
+        "prepared transactions that wait for their owners: 2," in told.message
+        and "the oldest for 150 s" in told.message
+    )
     assert "transaction.alarm_seconds = 100" in told.message and "tfmq tx list" in told.message
     watched.pass_seconds(3500)
     assert len(errors.records) == 1

@@ -53,8 +53,8 @@ class InDoubt:
         elif self._silent_seconds is None or self._silent_seconds + self._pause_seconds >= REMIND_SECONDS:
             self._silent_seconds = 0.0
             logger.error(
-                "%d transactions are prepared and wait for their owners, the oldest for %d s, which is longer than "
-                "transaction.alarm_seconds = %g: tfmq tx list shows them, docs/operations.md says what to do",
+                "prepared transactions that wait for their owners: %d, the oldest for %d s, which is longer than "
+                "transaction.alarm_seconds = %g; tfmq tx list shows them, docs/operations.md says what to do",
                 found.get("prepared", 0),
                 found.get("oldest_prepared_seconds") or 0,
                 self._alarm_seconds,
