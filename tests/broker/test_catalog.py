@@ -8,6 +8,7 @@ from journal.errors import Corrupt
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import catalog as module
 from tfmq.broker.register import GENERATION
+from tfmq.protocol.commands import ReadOffsets
 
 META = f"{DATA}/meta"
 
@@ -101,3 +102,31 @@ def test_a_log_that_is_none_is_refused() -> None:
     except Corrupt:
         return
     assert again.engine.house.catalog.register.dump() == broker.engine.house.catalog.register.dump()
+
+
+def test_what_need_not_be_forced_is_told_when_it_is_written() -> None:
+    broker = Broker(queued=True)
+    catalog = broker.engine.house.catalog
+    told: list[str] = []
+    catalog.submit((GENERATION, "one", 1, "m"), lambda error: told.append(f"written {error}"), forced=False)
+    catalog.submit((GENERATION, "two", 2, "m"), lambda error: told.append(f"forced {error}"))
+    broker.engine.turn_ended()
+    assert told == ["written None"]
+    broker.work()
+    assert told == ["written None", "forced None"]
+
+
+def test_what_a_full_disk_kept_from_being_made_durable_is_not_read_as_if_it_were() -> None:
+    broker = Broker()
+    broker.create()
+    broker.join("first")
+    broker.engine.house.catalog.submit((GENERATION, "billing", 2, "m"), lambda error: None, forced=False)
+    broker.engine.turn_ended()
+    disk = broker.disk.crash(keep="all")
+    disk.space_bytes = disk.used_bytes()
+    again = Broker(disk, broker.clock)
+    assert again.engine.house.catalog.log.waits_for_space
+    assert again.ask(ReadOffsets("billing", None)).code == "disk_full"
+    disk.space_bytes = None
+    assert again.join("other").code == "ok"
+    assert again.ask(ReadOffsets("billing", None)).code == "ok"

@@ -1,7 +1,17 @@
 """The queue of a partition: order kept, size bounded, workers waited for."""
 
-from tests.broker.helpers import Broker
+import itertools
+from collections.abc import Callable
+
+from journal.control import SOURCE_TRANSACTION
+from journal.shapes import Batch, Source
+from tests.broker.helpers import Broker, batch
+from tfmq.broker.partition import Partition
+from tfmq.effects import Append
+from tfmq.errors import UNKNOWN, DiskFull, StorageStopped
 from tfmq.protocol.commands import ACKS_WRITTEN
+
+Told = list[BaseException | None]
 
 
 def test_while_file_work_runs_the_queue_waits_and_keeps_its_order() -> None:
@@ -72,3 +82,140 @@ def test_work_that_needs_the_log_alone_waits_for_file_work_and_holds_the_queue()
     assert (first.code, second.code, seen) == ("waiting", "waiting", [])
     broker.work()
     assert (first.code, second.code, seen) == ("ok", "ok", ["alone", "done"])
+
+
+# Holds
+
+
+def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
+    """A partition that a large transaction holds, and how to apply its next slice."""
+    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    destination = broker.engine.house.destination
+    numbers = itertools.count(1)
+
+    def slice_of(payload: bytes) -> Told:
+        told: Told = []
+        number = next(numbers)
+        records = Batch(batch(1 << 30, number, [payload]), (), 1 << 30, number, 1)
+        source = Source(SOURCE_TRANSACTION, 5, 100, number)
+        effect = Append("orders", broker.incarnation(), 0, [records], source)
+        destination.apply(effect, lambda mark, error: told.append(error))
+        broker.engine.turn_ended()
+        return told
+
+    destination.hold(partition.log.log_id)
+    return partition, slice_of
+
+
+def unhold(broker: Broker, partition: Partition) -> None:
+    broker.engine.house.destination.unhold(partition.log.log_id)
+    broker.engine.turn_ended()
+
+
+def test_while_it_is_held_only_effects_are_appended_and_the_rest_follows_in_order() -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"before"])
+    partition, slice_of = held(broker)
+    waiting = [broker.produce(producer, n, [b"plain %d" % n]) for n in (1, 2)]
+    closing = broker.succeed(producer)
+    assert slice_of(b"one") == [None] and slice_of(b"two") == [None]
+    assert [answer.code for answer in (*waiting, closing)] == ["waiting"] * 3
+    assert all(answer.released for answer in waiting)
+    unhold(broker, partition)
+    assert [answer.code for answer in (*waiting, closing)] == ["ok"] * 3
+    assert closing.last_sequence == 2
+    assert broker.payloads() == [b"before", b"one", b"two", b"plain 1", b"plain 2"]
+
+
+def test_what_was_sent_before_the_hold_in_the_same_turn_comes_before_it() -> None:
+    broker = Broker()
+    broker.create()
+    answer = broker.produce(broker.lease(), 0, [b"before"], turn=False)
+    _, slice_of = held(broker)
+    slice_of(b"one")
+    assert answer.code == "ok" and broker.payloads() == [b"before", b"one"]
+
+
+def test_an_effect_that_is_refused_ends_the_hold() -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    _, slice_of = held(broker)
+    waiting = broker.produce(producer, 1)
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    (refused,) = slice_of(bytes(1000))
+    assert isinstance(refused, DiskFull) and waiting.code == "disk_full"
+    broker.disk.space_bytes = None
+    assert broker.produce(producer, 1).code == "ok"
+
+
+def test_a_topic_that_goes_while_it_is_held_leaves_nobody_waiting() -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    partition, _ = held(broker)
+    waiting = broker.produce(producer, 1)
+    assert broker.delete().deleted
+    assert waiting.code == "unknown_topic"
+    unhold(broker, partition)
+
+
+def test_a_hold_outlasts_a_roll_and_other_exclusive_work() -> None:
+    broker = Broker(queued=True, log__segment_bytes=1 << 16)
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0, acks=ACKS_WRITTEN)
+    broker.work()
+    partition, slice_of = held(broker)
+    waiting = broker.produce(producer, 1, [b"plain"], acks=ACKS_WRITTEN)
+    told = [slice_of(bytes(25_000)) for _ in range(4)]
+    partition.exclusively(lambda: None, lambda result, error: None)
+    broker.work()
+    assert told == [[None]] * 4 and waiting.code == "waiting"
+    unhold(broker, partition)
+    broker.work()
+    assert waiting.code == "ok" and broker.payloads()[-1] == b"plain"
+    assert broker.log().segment_count > 1
+
+
+def test_a_partition_that_stops_while_it_is_held_answers_everybody() -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    _, slice_of = held(broker)
+    waiting = broker.produce(producer, 1)
+    broker.disk.faults.fail("write", path="orders-0")
+    (refused,) = slice_of(b"one")
+    assert isinstance(refused, StorageStopped) and refused.outcome == UNKNOWN
+    assert waiting.code == "storage_stopped"
+
+
+def test_effects_that_wait_while_it_is_resumed_are_refused_and_sends_go_on() -> None:
+    """Recovery may cut away an earlier effect: a later place written first would bury it."""
+    broker = Broker(queued=True)
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    broker.work()
+    partition, slice_of = held(broker)
+    broker.disk.faults.fail("force", path="orders-0")
+    assert slice_of(b"cut away") == [None]
+    partition.ask_force()
+    broker.engine.turn_ended()
+    broker.work()
+    assert partition.log.stopped is not None
+    broker.disk.faults.clear()
+    resumed: list[BaseException | None] = []
+    partition.resume(lambda result, error: resumed.append(error))
+    told = slice_of(b"too early")
+    sent = broker.produce(producer, 1)
+    assert (told, sent.code, resumed) == ([], "waiting", [])
+    broker.work()
+    assert isinstance(told[0], StorageStopped) and told[0].outcome == "not done"
+    assert resumed == [None] and sent.code == "ok"
+    assert slice_of(b"now") == [None]

@@ -16,10 +16,12 @@ from tfmq.broker.register import (
     GONE,
     GROW,
     ID_FIRST,
+    JOURNAL,
     LEASE,
     LEASE_SPACING_MS,
     OFFSETS,
     READY,
+    TX_OFFSETS,
     Register,
     pack,
     unpack,
@@ -74,7 +76,17 @@ def test_the_age_of_an_id_is_known_and_never_too_young() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [(READY, 99), (LEASE, 3, 0), (CREATE, "x"), (GENERATION,), (GROW, "a", "b")], ids=repr
+    "entry",
+    [
+        (READY, 99),
+        (LEASE, 3, 0),
+        (CREATE, "x"),
+        (GENERATION,),
+        (GROW, "a", "b"),
+        (TX_OFFSETS, 7, 1),
+        (JOURNAL,),
+    ],
+    ids=repr,
 )
 def test_an_entry_that_does_not_fit_is_damage(entry: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError):
@@ -86,12 +98,52 @@ def test_an_entry_of_a_later_release_is_named_as_such() -> None:
         register((99, "what"))
 
 
+def billing(offset: int, partition: int = 0) -> list[tuple[Any, ...]]:
+    return [("billing", 1, [(20, partition, offset, 0, 1)])]
+
+
+def test_offsets_of_a_transaction_count_once_and_in_the_order_of_their_places() -> None:
+    made = register((CREATE, "orders", 20, 2, {}), (READY, 20))
+    made.enter((TX_OFFSETS, 7, 100, 3, billing(50)))
+    for place in ((100, 3), (100, 2), (99, 9)):
+        made.enter((TX_OFFSETS, 7, *place, billing(10)))
+    assert made.groups["billing"].offsets[20, 0].offset == 50
+    made.enter((TX_OFFSETS, 7, 100, 4, billing(60, 1)))
+    made.enter((TX_OFFSETS, 8, 1, 1, billing(70)))
+    assert [place.offset for place in made.groups["billing"].offsets.values()] == [70, 60]
+    assert made.applied == {7: (100, 4), 8: (1, 1)} and made.offsets_count == 2
+
+
+def test_a_snapshot_of_the_first_version_is_read() -> None:
+    groups = (("billing", 3, "m", ((20, 0, 50, 0, 1, 3),)),)
+    old: tuple[Any, ...] = (1, 4112, 3, ((16, 1000),), (("orders", 20, 1, 1, "open", {}),), groups)
+    made = Register()
+    made.load(pack(old))
+    assert (made.next_id, made.topics[20].name, made.groups["billing"].offsets[20, 0].offset) == (
+        4112,
+        "orders",
+        50,
+    )
+    assert (made.journal_id, made.applied) == (0, {})
+    made.enter((JOURNAL, 7))
+    again = Register()
+    again.load(made.dump())
+    assert again.journal_id == 7 and again.groups["billing"].offsets == made.groups["billing"].offsets
+
+
 ENTRIES = st.lists(
     st.one_of(
         st.tuples(st.just("create"), st.integers(1, 3)),
         st.tuples(st.just("delete")),
         st.tuples(st.just("lease"), st.integers(1, 50)),
         st.tuples(st.just("group"), st.sampled_from("ab"), st.integers(0, 1000)),
+        st.tuples(
+            st.just("transaction"),
+            st.integers(7, 8),
+            st.sampled_from("ab"),
+            st.integers(0, 9),
+            st.integers(0, 9),
+        ),
     ),
     max_size=20,
 )
@@ -119,6 +171,10 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
         elif what == "group":
             enter(GENERATION, fields[0], whole.generation + 1, "m")
             enter(OFFSETS, fields[0], whole.generation, [(number, 0, fields[1], 0, 1)])
+        elif what == "transaction":
+            journal_id, group, *place = fields
+            enter(JOURNAL, journal_id)
+            enter(TX_OFFSETS, journal_id, *place, [(group, 1, [(number, 0, sum(place), 0, 1)])])
     halfway = register(*entries[:cut])
     resumed = Register()
     resumed.load(halfway.dump())
@@ -143,7 +199,8 @@ def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> Non
         assert pack(entry).hex() == line
         made.enter(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
-    assert states == ["", "creating", "open", "growing", "open", "open", "open", "deleting", ""]
+    assert states == ["", "creating", "open", "growing", *["open"] * 5, "deleting", ""]
     assert (made.next_id, made.generation, made.groups["billing"].member) == (4112, 1, "m1")
+    assert (made.journal_id, made.applied) == (17, {17: (4160, 3)})
     page = Path("docs/formats/catalog.md").read_text()
     assert all(line in page for line in lines)

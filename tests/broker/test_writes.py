@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from journal.control import SOURCE_DELAY
 from journal.record import cut_blocks
-from journal.shapes import Batch, Source
 from tests.broker.helpers import Broker, Session, batch, payloads_of
-from tfmq.effects import Append
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
 
 
@@ -269,20 +266,6 @@ def test_a_succession_is_decided_behind_what_was_sent_before_it(broker: Broker) 
     sent = broker.produce(producer, 0, turn=False)
     answer = broker.succeed(producer)
     assert sent.code == "ok" and answer.last_sequence == 0
-
-
-# Effects
-
-
-def test_an_effect_is_applied_once_by_its_source_s_position(broker: Broker) -> None:
-    done: list[tuple[int, BaseException | None]] = []
-    records = Batch(batch(1 << 30, 0, [b"later"]), (), 1 << 30, 0, 1)
-    effect = Append("orders", broker.incarnation(), 0, [records], Source(SOURCE_DELAY, 5, 100, 1))
-    for _ in range(2):
-        broker.engine.house.writes.apply(effect, lambda end, error: done.append((end, error)))
-        broker.engine.turn_ended()
-    assert broker.payloads() == [b"later"]
-    assert done == [(broker.log().end_offset, None)] * 2
 
 
 @pytest.mark.parametrize("kind", ["write", "force", "create", "force_folder", "rename"])

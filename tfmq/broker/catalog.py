@@ -24,7 +24,7 @@ from tfmq.broker import faults
 from tfmq.broker.caller import Randomness, Run
 from tfmq.broker.partition import Waiter
 from tfmq.broker.register import Register, pack
-from tfmq.errors import UNKNOWN, Busy, StorageStopped, TfmqError
+from tfmq.errors import UNKNOWN, Busy, DiskFull, StorageStopped, TfmqError
 
 logger = logging.getLogger("tfmq.broker")
 
@@ -51,12 +51,15 @@ APPEND_BYTES: Final = 1 << 20
 
 
 class Change(NamedTuple):
-    """Entries that are written together or not at all, as they are and packed, and who waits for them."""
+    """Entries that are written together or not at all, as they are and packed, and who waits for them: until they
+    are forced, or only until they are written.
+    """
 
     entries: Sequence[Sequence[Any]]
     packed: list[bytes]
     size_bytes: int
     done: Waiter
+    forced: bool
 
 
 class Catalog:
@@ -91,11 +94,11 @@ class Catalog:
             _resume(log)
         return cls(log, register, force, run)
 
-    def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any]) -> None:
+    def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], forced: bool = True) -> None:
         """Writes `entry` at the end of the turn; `done(None)` once it is forced, `done(error)` if it is not.
 
-        `more` entries are written with it, all or none. An error's outcome is "not done" where nothing was written,
-        else "unknown".
+        Without `forced`, `done(None)` comes when it is written, and no force is asked for. `more` entries are written
+        with it, all or none. An error's outcome is "not done" where nothing was written, else "unknown".
         """
         entries = (entry, *more)
         packed = [pack(each) for each in entries]
@@ -106,7 +109,7 @@ class Catalog:
             done(StorageStopped(f"The broker's catalog takes no writes: {self.log.stopped}. "
                                 "Mend the disk and start the broker again.", outcome="not done"))  # fmt: skip
         else:
-            self._queue.append(Change(entries, packed, size, done))
+            self._queue.append(Change(entries, packed, size, done, forced))
             self._queued_bytes += size
 
     def enter(self, entry: Sequence[Any]) -> None:
@@ -120,9 +123,15 @@ class Catalog:
         """Whether `write` has something to do."""
         return bool(self._queue) and not self._working
 
-    def when_forced(self, done: Waiter) -> None:
-        """`done(None)` once all that the register holds now is on the disk: what is read then stays."""
-        self._wait(self.log.end_offset, [done])
+    def when_forced(self, done: Waiter, offset: int | None = None) -> None:
+        """`done(None)` once all that the register holds now (or up to `offset`) is on the disk: what is read then
+        stays.
+        """
+        if self.log.waits_for_space:
+            # The register knows what lies behind the end, and it is not on the disk for sure.
+            done(DiskFull())
+        else:
+            self._wait(self.log.end_offset if offset is None else offset, [done])
 
     def write(self) -> bool:
         """Writes what was submitted, as much as one append takes; whether there was anything to do."""
@@ -177,7 +186,12 @@ class Catalog:
         for change in queue:
             for entry in change.entries:
                 self.register.enter(entry)
-        self._wait(answer.end_offset, [change.done for change in queue])
+        waiting = [change.done for change in queue if change.forced]
+        if waiting:
+            self._wait(answer.end_offset, waiting)
+        for change in queue:
+            if not change.forced:
+                change.done(None)
 
     def _batch(self, packed: list[bytes]) -> Batch:
         if self._sequence + len(packed) > SEQUENCE_COUNT:

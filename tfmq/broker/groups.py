@@ -148,7 +148,7 @@ class Groups:
         row = self._catalog.register.groups.get(group)
         return self._joining.get(group) or ((row.generation, row.member) if row is not None else (0, ""))
 
-    def _require(self, group: str, generation: int, member_id: str, session: Session) -> None:
+    def require(self, group: str, generation: int, member_id: str, session: Session) -> None:
         """Raises Fenced unless this is the group's member; hearing of it keeps it alive."""
         current = self._current(group)
         if not member_id or current != (generation, member_id):
@@ -168,7 +168,7 @@ class Groups:
 
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
         """Keeps the member alive. Raises Fenced."""
-        self._require(request.group, request.generation, request.member, session)
+        self.require(request.group, request.generation, request.member, session)
         reply.ok(False)
 
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
@@ -181,8 +181,8 @@ class Groups:
     # Offsets
 
     def commit(self, request: CommitOffsets, reply: Reply, session: Session) -> None:
-        """Saves offsets of the group's member. Raises Fenced."""
-        self._require(request.group, request.generation, request.member, session)
+        """Saves offsets of the group's member. Raises Fenced; Busy while a transaction has them in doubt."""
+        self.require(request.group, request.generation, request.member, session)
         self._offsets.save(request.group, request.generation, request.offsets, reply, any_incarnation=False)
 
     def reset(self, request: ResetGroup, reply: Reply) -> None:

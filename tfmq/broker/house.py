@@ -8,7 +8,7 @@ from typing import Any, Final
 from journal.clock import Clock
 from journal.disk import Disk, Lock
 from journal.errors import JournalError
-from journal.force import Forcer, Waiter
+from journal.force import Forceable, Forcer, Waiter
 from journal.header import HEADER_SIZE
 from journal.keeper import Begin
 from journal.log import Log
@@ -17,10 +17,13 @@ from journal.options import LogOptions
 from tfmq.broker import faults, places
 from tfmq.broker.caller import Randomness, Reply, Run, Session
 from tfmq.broker.catalog import Catalog
+from tfmq.broker.destination import BrokerDestination
 from tfmq.broker.folders import Folders, Opened
 from tfmq.broker.groups import Groups
 from tfmq.broker.lane import Lane
 from tfmq.broker.leases import Leases
+from tfmq.broker.offset_effects import OffsetEffects
+from tfmq.broker.offset_locks import OffsetLocks
 from tfmq.broker.offsets import Offsets
 from tfmq.broker.partition import Partition
 from tfmq.broker.polls import Polls
@@ -107,13 +110,28 @@ class House:
             lease=partial(self.leases.take, 1),
         )
         self.polls = Polls(self.limits, partition=self.topics.partition, timers=self.timers, reads=self.reads)
-        self.offsets = Offsets(self.catalog, self.topics, self.reads.run, self.limits["group_offsets"])
+        self.locks = OffsetLocks()
+        self.offsets = Offsets(
+            self.catalog, self.topics, self.reads.run, self.limits["group_offsets"], self.locks
+        )
         self.groups = Groups(
             catalog=self.catalog,
             offsets=self.offsets,
             timers=self.timers,
             randomness=self.randomness,
             limits=self.limits,
+        )
+        self.offset_effects = OffsetEffects(self.catalog)
+        self.destination = BrokerDestination(
+            disk=self.disk,
+            data=self.data,
+            topics=self.topics,
+            catalog=self.catalog,
+            writes=self.writes,
+            offsets=self.offsets,
+            offset_effects=self.offset_effects,
+            locks=self.locks,
+            groups=self.groups,
         )
         self.retention = Retention(topics=self.topics, timers=self.timers, clock=self.clock)
 
@@ -172,7 +190,7 @@ class House:
 
         self._run(work, ended)
 
-    def want(self, wanted: Log, offset: int, waiter: Waiter) -> None:
+    def want(self, wanted: Forceable, offset: int, waiter: Waiter) -> None:
         """A force, begun at the end of the turn, so that one serves all logs that were written in it."""
         self.forcer.want(wanted, offset, waiter, start=False)
 
@@ -180,13 +198,17 @@ class House:
         """Writes and starts a force, until nothing is left that need not wait."""
         busy = True
         while busy:
-            busy = self.catalog.write()
+            busy = self.offset_effects.write()
+            busy = self.catalog.write() or busy
             busy = self.writes.write() or busy
             if not busy:
                 self.forcer.start()
-                busy = self.catalog.due or self.writes.due
+                busy = self._due()
         if self._stopped is not None:
             self._try_stop()
+
+    def _due(self) -> bool:
+        return self.catalog.due or self.writes.due or self.offset_effects.due
 
     def require_open(self) -> None:
         if not self.open:

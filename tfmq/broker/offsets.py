@@ -12,21 +12,27 @@ from journal.errors import JournalError
 from tfmq.broker import faults
 from tfmq.broker.caller import Reply, Run
 from tfmq.broker.catalog import Catalog
+from tfmq.broker.offset_locks import OffsetLocks
 from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.places import ordinal_of
 from tfmq.broker.register import OFFSETS, GroupRow, Key, Place
 from tfmq.broker.topics import Topics
-from tfmq.errors import NotAllowed
+from tfmq.errors import NotAllowed, TfmqError
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, ReadOffsets
 
 ANY_INCARNATION = 0
 
+GroupPlace = tuple[int, int, int, int, int]
+"""(incarnation, partition, offset, index, log epoch)."""
+
 
 class Offsets:
-    """Saves and reads; who may save is the business of `groups`."""
+    """Saves and reads; who may save is the business of `groups`. What `locks` has in doubt waits for its end."""
 
-    def __init__(self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int) -> None:
-        self._catalog, self._topics, self._run = catalog, topics, run
+    def __init__(
+        self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int, locks: OffsetLocks
+    ) -> None:
+        self._catalog, self._topics, self._run, self._locks = catalog, topics, run, locks
         self._offsets_max = offsets_max
 
     def save(
@@ -41,9 +47,9 @@ class Offsets:
         done: Waiter | None = None,
     ) -> None:
         """Answers how many were saved once they are forced, with the entries `before`, and tells `done` first."""
-        places = [place for each in offsets if (place := self._place(each, any_incarnation)) is not None]
+        places = self.places(offsets, any_incarnation=any_incarnation)
         count = len(places)
-        refusal = self._too_many(group, places)
+        refusal = self.refusal(group, places)
 
         def forced(error: BaseException | None) -> None:
             if done is not None:
@@ -61,7 +67,15 @@ class Offsets:
         else:
             forced(None)
 
-    def _too_many(self, group: str, places: Sequence[tuple[int, ...]]) -> NotAllowed | None:
+    def places(self, offsets: Sequence[GroupOffset], *, any_incarnation: bool = False) -> list[GroupPlace]:
+        """Rows of an OFFSETS entry, of the partitions that are there."""
+        return [place for each in offsets if (place := self._place(each, any_incarnation)) is not None]
+
+    def refusal(self, group: str, places: Sequence[GroupPlace]) -> TfmqError | None:
+        """Why these cannot be saved: Busy while a transaction has them in doubt, NotAllowed above the limit."""
+        return self._locks.refusal(group, [place[:2] for place in places]) or self._too_many(group, places)
+
+    def _too_many(self, group: str, places: Sequence[GroupPlace]) -> NotAllowed | None:
         """Why the offsets cannot be kept: they would be more than all groups may have."""
         register = self._catalog.register
         if register.offsets_count + len(places) <= self._offsets_max:
@@ -74,7 +88,7 @@ class Offsets:
             f"The broker keeps {register.offsets_count} offsets of groups; its limit is limits.group_offsets."
         )
 
-    def _place(self, each: GroupOffset, any_incarnation: bool) -> tuple[int, ...] | None:
+    def _place(self, each: GroupOffset, any_incarnation: bool) -> GroupPlace | None:
         """One row of an OFFSETS entry; None if the partition of that incarnation is not there."""
         topic = self._topics.find(each.topic)
         if topic is None or each.partition >= len(topic.partitions):
@@ -86,7 +100,10 @@ class Offsets:
         return topic.incarnation, each.partition, each.offset, each.index, each.epoch
 
     def read(self, request: ReadOffsets, reply: Reply) -> None:
-        """Answers what is saved, once that is sure to stay."""
+        """Answers what is saved, once that is sure to stay. Raises Busy."""
+        refusal = self._locks.refusal(request.group, self._wanted(request))
+        if refusal is not None:
+            raise refusal
         rows = list(self._rows(request))
 
         def forced(error: BaseException | None) -> None:
@@ -96,6 +113,13 @@ class Offsets:
                 reply.ok(rows)
 
         self._catalog.when_forced(forced)
+
+    def _wanted(self, request: ReadOffsets) -> list[Key] | None:
+        """The keys that are asked for, None: all."""
+        if request.partitions is None:
+            return None
+        found = ((self._topics.find(each.topic), each.partition) for each in request.partitions)
+        return [(topic.incarnation, number) for topic, number in found if topic is not None]
 
     def _rows(self, request: ReadOffsets) -> Iterable[tuple[Any, ...]]:
         group = self._catalog.register.groups.get(request.group)

@@ -2,15 +2,16 @@
 
 Work enters by `put` and is written in that order, many items in one append. Nothing is answered before the
 write, and where it asks for it the force, that the answer promises. While file work runs in a worker the
-queue waits.
+queue waits. While a large transaction holds the partition, its effects go on and all other work waits behind.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from journal.control import holds_control_header
 from journal.errors import Full
 from journal.header import HEADER_SIZE
 from journal.log import Log
@@ -19,6 +20,7 @@ from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.producers import Producers
 from tfmq.broker.timers import Timers
+from tfmq.broker.work import NotYet, Staged, Work, tail_of
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")
@@ -29,66 +31,6 @@ SEGMENT_PART: Final = 2
 """An append takes at most half a segment, control records included, unless one batch alone is larger."""
 
 Waiter = Callable[[BaseException | None], None]
-
-
-class Work(Protocol):
-    """Something to be written. Exactly one of `appended` and `refused` is called."""
-
-    size_bytes: int
-    alone: bool
-    """It is an append of its own: its source goes into the control record."""
-    source: Source
-
-    def batches(self, partition: "Partition", staged: "Staged") -> list[Batch] | None:
-        """What to append now; None if the work was settled without (a repeat, a refusal).
-
-        Raises `NotYet` if that cannot be told before what is staged has been written.
-        """
-        ...
-
-    def appended(self, partition: "Partition", answers: list[Appended]) -> None:
-        """It is written; not forced yet."""
-        ...
-
-    def refused(self, error: BaseException) -> None:
-        """It was not written."""
-        ...
-
-    def keep(self, *, staged: bool = False) -> None:
-        """It waits beyond this turn: from now on its bytes are its own, and the memory they came in is free.
-
-        `staged`: its batches have bytes of their own already, and it is not asked for them again.
-        """
-        ...
-
-
-class NotYet(Exception):
-    """Write what is staged, then ask again."""
-
-
-class Staged:
-    """Work gathered for one append: per item its batches, and per producer the sequence that comes next."""
-
-    def __init__(self) -> None:
-        self.items: list[tuple[Work, list[Batch]]] = []
-        self.size_bytes = 0
-        self.next_sequences: dict[int, int] = {}
-        self.tail = b""
-        """The last bytes, which the next batch follows at once."""
-
-    def add(self, work: Work, batches: list[Batch]) -> None:
-        self.items.append((work, batches))
-        self.size_bytes += work.size_bytes
-        for batch in batches:
-            self.next_sequences[batch.producer_id] = batch.sequence + batch.count
-            self.tail = tail_of(batch)
-
-    def keep(self) -> None:
-        """As `Work.keep`, for all that is staged."""
-        for number, (work, batches) in enumerate(self.items):
-            own = [batch._replace(data=bytes(batch.data)) for batch in batches]
-            self.items[number] = (work, own)
-            work.keep(staged=True)
 
 
 class Partition:
@@ -114,8 +56,11 @@ class Partition:
         self.gone = False
         self.working = False
         self._queue: deque[Work] = deque()
+        self._held = False
+        self._behind: deque[Work] = deque()
+        """What waits for the end of a hold."""
         self._force, self._run, self._timers = force, run, timers
-        self._append_bytes_max = min(append_bytes_max, log.options.segment_bytes // SEGMENT_PART)
+        self.append_bytes_max = min(append_bytes_max, log.options.segment_bytes // SEGMENT_PART)
         self._waiting: dict[int, list[Waiter]] = {}
         self._asked = 0
         self._flush_armed = False
@@ -135,10 +80,25 @@ class Partition:
 
     def put(self, work: Work) -> bool:
         """Queues work for the next `write`; whether it is the first in the queue."""
+        if self._held and not work.effect:
+            work.keep()
+            self._behind.append(work)
+            return False
         self._queue.append(work)
         if self.working:
             work.keep()
         return len(self._queue) == 1
+
+    def hold(self) -> None:
+        """Until `unhold` only effects are appended. An effect that is refused ends the hold: nobody waits for it."""
+        self._held = True
+
+    def unhold(self) -> bool:
+        """Ends a hold, if there is one; whether something waits to be written since."""
+        self._held = False
+        self._queue.extend(self._behind)
+        self._behind.clear()
+        return bool(self._queue) and not self.working
 
     def write(self) -> None:
         """Writes all that is queued, unless file work is under way; its end goes on with the queue."""
@@ -179,23 +139,19 @@ class Partition:
         staged = Staged()
         while self._queue:
             work = self._queue[0]
-            if staged.items and not self._fits(work, staged):
+            if not staged.takes(work, self.append_bytes_max):
                 break
             try:
                 batches = self._checked(work, staged)
             except NotYet:
                 break
             except Exception as error:
-                self._queue.popleft().refused(faults.not_done(error))
+                self._refuse_all([self._queue.popleft()], faults.not_done(error))
                 continue
             self._queue.popleft()
             if batches is not None:
                 staged.add(work, batches)
         return staged
-
-    def _fits(self, work: Work, staged: Staged) -> bool:
-        size = staged.size_bytes + work.size_bytes
-        return size <= self._append_bytes_max and not work.alone and not staged.items[0][0].alone
 
     def _checked(self, work: Work, staged: Staged) -> list[Batch] | None:
         if self.gone:
@@ -208,14 +164,23 @@ class Partition:
         if self.log.stopped is not None:
             raise StorageStopped(reason=self.log.stopped, outcome=NOT_DONE)
         before = staged.tail
+        if work.effect:
+            if batches and self._spurious(before, batches[0]):
+                raise NotYet
+            return batches
         for batch in batches:
             self.log.check(batch, before)
             before = tail_of(batch)
         return batches
 
+    def _spurious(self, before: bytes, batch: Batch) -> bool:
+        """Whether a control record's header would stand where a batch meets the one before it: see `Log.check`."""
+        seam = before + bytes(batch.data[:HEADER_SIZE])
+        return bool(before) and holds_control_header(seam, self.log.log_id)
+
     def _append(self, staged: Staged) -> None:
         batches = [batch for _, each in staged.items for batch in each]
-        source = staged.items[0][0].source
+        source = staged.source
         try:
             if self.gone:
                 raise UnknownTopic(GONE.format(name=self.name))
@@ -246,8 +211,25 @@ class Partition:
 
     def _refuse(self, staged: Staged, error: TfmqError) -> None:
         self._tell_trouble(error)
-        for work, _ in staged.items:
+        self._refuse_all([work for work, _ in staged.items], error)
+
+    def _refuse_all(self, works: list[Work], error: TfmqError) -> None:
+        for work in (*works, *self._followers(works[0])):
             work.refused(error)
+
+    def _followers(self, refused: Work) -> list[Work]:
+        """What is queued behind a refused effect from the same source, taken out: the highest place that was applied
+        counts, so no effect may pass one that was not. Nobody waits for the rest of what held the partition.
+        """
+        if not refused.effect:
+            return []
+        self.unhold()
+        queue, self._queue = self._queue, deque()
+        followers: list[Work] = []
+        for each in queue:
+            follows = each.effect and each.source[:2] == refused.source[:2]
+            (followers if follows else self._queue).append(each)
+        return followers
 
     # Forcing
 
@@ -309,6 +291,7 @@ class Partition:
     def retire(self, done: Callable[[], None]) -> None:
         """The topic goes: whatever waits gets the error; `done()` when no worker works on the log any more."""
         self.gone = True
+        self.unhold()
         if not self.working:
             self.write()
         self.wake()
@@ -342,9 +325,18 @@ class Partition:
 
         def ended(result: Any, error: BaseException | None) -> None:
             self._half_known = error is not None
+            self._refuse_effects()
             done(result, error)
 
         self.exclusively(self.log.resume, ended)
+
+    def _refuse_effects(self) -> None:
+        """Recovery may have cut away what effects had written: none that waits may come before those again."""
+        self.unhold()
+        waiting, self._queue = self._queue, deque(each for each in self._queue if not each.effect)
+        for each in waiting:
+            if each.effect:
+                each.refused(StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE))
 
     def _tell_trouble(self, error: BaseException) -> None:
         """Puts a stop or a full disk into the server's log, once until it is over."""
@@ -362,11 +354,6 @@ class Partition:
     def _tell_idle(self) -> None:
         while self._idle and not self.working:
             self._idle.pop(0)()
-
-
-def tail_of(batch: Batch) -> bytes:
-    """The end of a checked batch, as long as a header."""
-    return bytes(batch.data[-HEADER_SIZE:])
 
 
 def _append_error(error: BaseException) -> TfmqError:

@@ -15,10 +15,13 @@ from journal.errors import NewerFormat
 from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
 from journal.record import Block
 
-SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_VERSION: Final = 2
+SNAPSHOT_WITH_JOURNAL: Final = 2
+"""From this version on it names the transaction journal, and the highest place that was applied of each."""
+
 SNAPSHOT_NAME: Final = "the catalog's snapshot"
 
-LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS = range(1, 9)
+LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURNAL = range(1, 11)
 
 CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 
@@ -83,6 +86,10 @@ class Register:
         self.groups: dict[str, GroupRow] = {}
         self.offsets_count = 0
         """Of all groups together."""
+        self.applied: dict[int, tuple[int, int]] = {}
+        """The highest place of each transaction journal whose offsets are among these, by the journal's id."""
+        self.journal_id = 0
+        """The transaction journal that belongs to this catalog; 0 before there was one."""
 
     def leased_ms(self, producer_id: int) -> int | None:
         """When (at the latest) the range of an id was leased; None if it never was."""
@@ -103,7 +110,7 @@ class Register:
         kind, *fields = entry
         rule = self._RULES.get(kind)
         if rule is None:
-            raise NewerFormat(f"catalog entry {kind!r}", kind if isinstance(kind, int) else 0, OFFSETS)
+            raise NewerFormat(f"catalog entry {kind!r}", kind if isinstance(kind, int) else 0, JOURNAL)
         try:
             rule(self, *fields)
         except (KeyError, TypeError, IndexError) as error:
@@ -155,6 +162,18 @@ class Register:
                 row.offsets[incarnation, partition] = Place(offset, index, epoch, generation)
         self.offsets_count += len(row.offsets)
 
+    def _tx_offsets(self, journal_id: int, high: int, low: int, groups: Sequence[Sequence[Any]]) -> None:
+        """Offsets that a transaction committed, once: an entry at or below the highest place changes nothing."""
+        place = (high, low)
+        if journal_id in self.applied and place <= self.applied[journal_id]:
+            return
+        for group, generation, places in groups:
+            self._offsets(group, generation, places)
+        self.applied[journal_id] = place
+
+    def _journal(self, journal_id: int) -> None:
+        self.journal_id = journal_id
+
     _RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         LEASE: _lease,
         CREATE: _create,
@@ -164,6 +183,8 @@ class Register:
         GONE: _gone,
         GENERATION: _generation,
         OFFSETS: _offsets,
+        TX_OFFSETS: _tx_offsets,
+        JOURNAL: _journal,
     }
 
     # journal.state.State
@@ -174,8 +195,8 @@ class Register:
         if not data:
             return
         try:
-            version, next_id, generation, leases, topics, groups = unpack(data)
-            if version != SNAPSHOT_VERSION:
+            version, next_id, generation, leases, topics, groups, *later = unpack(data)
+            if version > SNAPSHOT_VERSION:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
             self.next_id, self.generation = next_id, generation
             self.leases = [(first, time_ms) for first, time_ms in leases]
@@ -184,6 +205,9 @@ class Register:
                 row = self.groups[name] = GroupRow(number, member)
                 row.offsets = {(place[0], place[1]): Place(*place[2:]) for place in places}
                 self.offsets_count += len(row.offsets)
+            if version >= SNAPSHOT_WITH_JOURNAL:
+                self.journal_id, places = later
+                self.applied = {journal_id: (high, low) for journal_id, high, low in places}
         except (TypeError, IndexError) as error:
             raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
@@ -193,7 +217,9 @@ class Register:
             for name, row in self.groups.items()
         ]
         topics = list(self.topics.values())
-        return pack((SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups))
+        applied = [(journal_id, *place) for journal_id, place in self.applied.items()]
+        before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
+        return pack((*before, self.journal_id, applied))
 
     def apply(self, block: Block) -> None:
         """The entries of one block, in recovery."""

@@ -11,14 +11,15 @@ from typing import Any, Final
 
 from journal.control import CONTROL_SIZE
 from journal.log import Log
-from journal.shapes import PLAIN, Appended, Batch, Source, succession
+from journal.shapes import PLAIN, Appended, Batch, succession
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Reply, Session
-from tfmq.broker.partition import NotYet, Partition, Staged
+from tfmq.broker.effect_work import EffectWork
+from tfmq.broker.partition import Partition
 from tfmq.broker.places import record_offset
 from tfmq.broker.producers import Answer, Repeat
 from tfmq.broker.quotas import Quotas
-from tfmq.effects import Append
+from tfmq.broker.work import NotYet, Staged
 from tfmq.errors import UNKNOWN, MessageTooLarge, SequenceGap
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
 
@@ -41,6 +42,7 @@ class Send:
         "size_bytes",
     )
     alone = False
+    effect = False
     source = PLAIN
 
     def __init__(
@@ -140,6 +142,7 @@ class Succession:
     """Closes a producer id on a partition for good; repeatable: a closed id gets its first answer."""
 
     alone = True
+    effect = False
     size_bytes = CONTROL_SIZE
     source = PLAIN
 
@@ -170,34 +173,6 @@ class Succession:
         """It has no bytes."""
 
 
-class Effect:
-    """An `Append` of a transaction or a timer: no stream rule, no window."""
-
-    alone = True
-
-    def __init__(self, effect: Append, done: Callable[[int, BaseException | None], None]) -> None:
-        self._batches = list(effect.batches)
-        self._done = done
-        self.source: Source = effect.source
-        self.size_bytes = sum(len(batch.data) for batch in effect.batches)
-
-    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
-        place = partition.log.applied(self.source.kind, self.source.id)
-        if place is not None and (self.source.high, self.source.low) <= place:
-            self._done(partition.log.end_offset, None)
-            return None
-        return self._batches
-
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        self._done(answers[-1].end_offset, None)
-
-    def refused(self, error: BaseException) -> None:
-        self._done(-1, error)
-
-    def keep(self, *, staged: bool = False) -> None:
-        """Its bytes are its own."""
-
-
 class Writes:
     """Takes the requests and gathers, in `due`, what has something to write in this turn."""
 
@@ -219,14 +194,17 @@ class Writes:
 
     def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
         """Queues a batch. Raises UnknownTopic, UnknownPartition, StorageStopped, MessageTooLarge, Busy."""
-        self._refuse_large(request, body)
+        self.refuse_large(request.blocks, len(body))
         partition = self._partition(request.topic, request.incarnation, request.partition)
         self.quotas.take(session, len(body) + REQUEST_BYTES)
         self._put(partition, Send(request, body, reply, session, self))
 
-    def _refuse_large(self, request: Produce, body: Body) -> None:
-        """A block larger than blocks are is one record; a batch without blocks is held to the same size."""
-        size = max([block[0] for block in request.blocks], default=len(body))
+    def refuse_large(self, blocks: Sequence[tuple[int, int, int]], size_bytes: int) -> None:
+        """A block larger than blocks are is one record; a batch without blocks is held to the same size.
+
+        Raises MessageTooLarge.
+        """
+        size = max([block[0] for block in blocks], default=size_bytes)
         if size > self._record_bytes_max:
             raise MessageTooLarge(size_bytes=size, max_bytes=self._record_bytes_max)
 
@@ -247,14 +225,16 @@ class Writes:
 
         self._lease(leased)
 
-    def apply(self, effect: Append, done: Callable[[int, BaseException | None], None]) -> None:
-        """Appends an effect once; `done(end offset, None)` when it is written, also if it was before.
+    def put_effect(self, partition: Partition, work: EffectWork) -> None:
+        """Queues an effect, behind those that came before for the partition."""
+        self._put(partition, work)
 
-        Raises UnknownTopic, UnknownPartition, StorageStopped.
-        """
-        self._put(self._partition(effect.topic, effect.incarnation, effect.partition), Effect(effect, done))
+    def unhold(self, partition: Partition) -> None:
+        """Ends the hold of a partition; what waited for that is written at the end of the turn."""
+        if partition.unhold():
+            self._due.append(partition)
 
-    def _put(self, partition: Partition, work: Send | Succession | Effect) -> None:
+    def _put(self, partition: Partition, work: Send | Succession | EffectWork) -> None:
         if partition.put(work):
             self._due.append(partition)
 

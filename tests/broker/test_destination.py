@@ -1,0 +1,294 @@
+"""The broker as effects see it: what takes them, what is gone, what is on the disk, whose offsets are whose."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from journal.control import SOURCE_TRANSACTION
+from journal.errors import BadBatch
+from journal.header import make_log_id
+from journal.shapes import Batch, Source
+from tests.broker.helpers import Answer, Broker, Session, batch
+from tfmq.broker.destination import BrokerDestination
+from tfmq.effects import OFFSETS_KEY, Append, Destination, Mark
+from tfmq.errors import Busy, DiskFull, Fenced, MessageTooLarge, NotAllowed, StorageStopped, UnknownTopic
+from tfmq.protocol.commands import (
+    CommitOffsets,
+    DeleteTopic,
+    GroupOffset,
+    PartitionName,
+    ReadOffsets,
+    ResetGroup,
+    TransactionOffsets,
+)
+
+JOURNAL = 5
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create()
+    return made
+
+
+def destination(broker: Broker) -> BrokerDestination:
+    return broker.engine.house.destination
+
+
+def key(broker: Broker, partition: int = 0) -> int:
+    return make_log_id(broker.incarnation(), partition)
+
+
+def append(broker: Broker, high: int = 1, incarnation: int | None = None) -> Append:
+    records = Batch(batch(1 << 30, high, [b"x"]), (), 1 << 30, high, 1)
+    source = Source(SOURCE_TRANSACTION, JOURNAL, high, 1)
+    return Append("orders", incarnation or broker.incarnation(), 0, [records], source)
+
+
+def apply(broker: Broker, effect: Append) -> tuple[Mark | None, BaseException | None]:
+    told: list[tuple[Mark | None, BaseException | None]] = []
+    destination(broker).apply(effect, lambda mark, error: told.append((mark, error)))
+    broker.engine.turn_ended()
+    (one,) = told
+    return one
+
+
+def written(broker: Broker, high: int = 1) -> Mark:
+    mark, error = apply(broker, append(broker, high))
+    assert error is None and mark is not None
+    return mark
+
+
+def forced(broker: Broker, mark: Mark) -> list[BaseException | None]:
+    told: list[BaseException | None] = []
+    destination(broker).when_forced(mark, told.append)
+    broker.engine.turn_ended()
+    return told
+
+
+def error_of(call: Callable[[], Any]) -> BaseException | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def test_it_is_a_destination(broker: Broker) -> None:
+    promised: Destination = destination(broker)
+    assert promised.name(key(broker)) == "orders-0"
+
+
+# Room and targets
+
+
+def test_a_target_that_takes_writes_is_checked_without_a_word(broker: Broker) -> None:
+    destination(broker).check(key(broker), 1000)
+    destination(broker).check(OFFSETS_KEY, 1000)
+
+
+def test_a_stopped_partition_is_refused_as_not_done(broker: Broker) -> None:
+    broker.log().stop("a test stops it")
+    error = error_of(lambda: destination(broker).check(key(broker), 1))
+    assert isinstance(error, StorageStopped) and error.outcome == "not done"
+    mark, failure = apply(broker, append(broker))
+    assert mark is None and isinstance(failure, StorageStopped) and failure.outcome == "not done"
+
+
+def test_what_is_reserved_is_not_given_to_others(broker: Broker) -> None:
+    broker.disk.space_bytes = broker.disk.used_bytes() + 1000
+    destination(broker).check(key(broker), 1000)
+    destination(broker).reserve(400)
+    assert isinstance(error_of(lambda: destination(broker).check(key(broker), 601)), DiskFull)
+    destination(broker).check(key(broker), 600)
+    destination(broker).release(400)
+    destination(broker).check(key(broker), 1000)
+
+
+def test_hazard_13_a_deleted_topic_is_gone_for_ever_also_when_its_name_comes_again(broker: Broker) -> None:
+    old, mark = key(broker), written(broker)
+    effect = append(broker, 2)
+    broker.delete()
+    broker.create()
+    for restarted in (False, True):
+        each = broker.restart() if restarted else broker
+        to = destination(each)
+        assert to.name(old) is None and to.applied(old, JOURNAL) is None
+        assert isinstance(error_of(lambda to=to: to.check(old, 1)), UnknownTopic)  # type: ignore[misc]
+        assert isinstance(apply(each, effect)[1], UnknownTopic)
+        assert to.forced(mark) and forced(each, mark) == [None]
+        to.hold(old)
+        to.unhold(old)
+        assert each.payloads() == []
+
+
+def test_an_effect_that_waits_in_a_topic_that_goes_is_told_so() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    told: list[Any] = []
+    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    partition.exclusively(lambda: None, lambda result, error: None)
+    destination(broker).apply(append(broker), lambda mark, error: told.append(error))
+    broker.ask(DeleteTopic("orders"))
+    broker.step(1)
+    assert broker.engine.house.topics.find("orders") is None
+    broker.work()
+    assert [type(each) for each in told] == [UnknownTopic]
+
+
+def test_a_partition_that_could_not_be_opened_is_stopped_and_not_gone() -> None:
+    broker = Broker()
+    broker.create()
+    written(broker)
+    broker.stop()
+    broker.disk.faults.fail("open", path="orders-0", times=None)
+    again = Broker(broker.disk, broker.clock)
+    broker.disk.faults.clear()
+    assert isinstance(again.engine.house.topics.topic("orders").partitions[0], str)
+    assert destination(again).name(key(again)) == "orders-0"
+    assert isinstance(error_of(lambda: destination(again).check(key(again), 1)), StorageStopped)
+    assert isinstance(apply(again, append(again, 2))[1], StorageStopped)
+    assert not destination(again).forced(Mark(key(again), 0, ()))
+    assert isinstance(forced(again, Mark(key(again), 0, ()))[0], StorageStopped)
+
+
+def test_a_slice_is_half_a_segment_at_most_and_a_batch_that_fits_none_is_refused() -> None:
+    broker = Broker(log__segment_bytes=1 << 16)
+    broker.create()
+    broker.create("large", log__segment_bytes=1 << 30)
+    to = destination(broker)
+    assert to.slice_bytes(key(broker)) == 1 << 15
+    assert to.slice_bytes(make_log_id(broker.incarnation("large"), 0)) == 1 << 20
+    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    fits = Batch(batch(7, 0, [bytes(60_000)]), (), 7, 0, 1)
+    to.check_batch(partition, fits)
+    large = Batch(batch(7, 0, [bytes(70_000)]), (), 7, 0, 1)
+    assert isinstance(error_of(lambda: to.check_batch(partition, large)), MessageTooLarge)
+    torn = fits._replace(data=fits.data[:-1])
+    assert isinstance(error_of(lambda: to.check_batch(partition, torn)), BadBatch)
+
+
+# What is on the disk
+
+
+def test_a_mark_is_forced_when_its_append_is() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    told: list[Any] = []
+    destination(broker).apply(append(broker), lambda mark, error: told.append(mark))
+    broker.engine.turn_ended()
+    broker.work()
+    (mark,) = told
+    assert not destination(broker).forced(mark)
+    waiting = forced(broker, mark)
+    assert waiting == []
+    broker.work()
+    assert waiting == [None] and destination(broker).forced(mark)
+
+
+def test_a_failed_force_is_told_and_leaves_the_mark_unforced(broker: Broker) -> None:
+    mark = written(broker)
+    broker.disk.faults.fail("force", path="orders-0")
+    (error,) = forced(broker, mark)
+    assert isinstance(error, StorageStopped) and error.outcome == "unknown"
+    assert not destination(broker).forced(mark)
+
+
+def test_what_a_resumption_cut_away_is_told_by_the_applied_place() -> None:
+    broker = Broker()
+    broker.create()
+    forced(broker, written(broker, 1))
+    mark = written(broker, 2)
+    broker.disk.faults.fail("force", path="orders-0")
+    forced(broker, mark)
+    broker.disk.faults.clear()
+    left = Broker(broker.disk.crash(keep="nothing"), broker.clock)
+    assert destination(left).applied(key(left), JOURNAL) == (1, 1)
+    assert isinstance(forced(left, mark)[0], StorageStopped)
+
+
+def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_forced() -> None:
+    """Recovery knows of an append that it had no room to write again: `applied` tells of it, the disk may not."""
+    broker = Broker()
+    broker.create()
+    forced(broker, written(broker, 1))
+    written(broker, 2)
+    disk = broker.disk.crash(keep="all")
+    disk.space_bytes = disk.used_bytes()
+    again = Broker(disk, broker.clock)
+    to = destination(again)
+    assert again.log().waits_for_space
+    mark, error = apply(again, append(again, 2))
+    assert error is None and mark is not None
+    assert not to.forced(mark) and isinstance(forced(again, mark)[0], DiskFull)
+
+
+# Offsets
+
+
+def rows(broker: Broker, member: Answer, offset: int = 100, **changed: Any) -> list[TransactionOffsets]:
+    offsets = [GroupOffset("orders", broker.incarnation(), 0, offset)]
+    fields = {"group": "billing", "member": member.member, "generation": member.generation} | changed
+    return [TransactionOffsets(offsets=offsets, **fields)]
+
+
+def test_offsets_are_checked_against_the_generation_of_their_group(broker: Broker) -> None:
+    member, to = broker.join(), destination(broker)
+    (found,) = to.check_offsets(rows(broker, member), broker.session)
+    assert (found.group, found.generation) == ("billing", member.generation)
+    assert found.places == [(broker.incarnation(), 0, 100, 0, -1)]
+    old = rows(broker, member, generation=member.generation - 1)
+    assert isinstance(error_of(lambda: to.check_offsets(old, broker.session)), Fenced)
+    nobody = rows(broker, member, group="nobody")
+    assert isinstance(error_of(lambda: to.check_offsets(nobody, broker.session)), Fenced)
+
+
+def test_a_member_that_is_being_replaced_is_fenced_before_its_successor_is_answered() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    session = Session()
+    member = broker.join(session=session)
+    broker.work()
+    session.close()
+    joining = broker.join()
+    assert joining.code == "waiting"
+    offered = rows(broker, member)
+    assert isinstance(error_of(lambda: destination(broker).check_offsets(offered, session)), Fenced)
+
+
+def test_offsets_of_topics_that_are_gone_are_left_out_and_too_many_refused() -> None:
+    broker = Broker(limits__group_offsets=1)
+    broker.create(partitions=2)
+    member, to = broker.join(), destination(broker)
+    offsets = [GroupOffset("orders", 999, 0, 5)]
+    gone = [TransactionOffsets("billing", member.member, member.generation, offsets)]
+    assert to.check_offsets(gone, broker.session) == []
+    many = [GroupOffset("orders", broker.incarnation(), n, 5) for n in range(2)]
+    request = [TransactionOffsets("billing", member.member, member.generation, many)]
+    assert isinstance(error_of(lambda: to.check_offsets(request, broker.session)), NotAllowed)
+
+
+def test_locked_offsets_are_busy_for_everybody_until_the_end(broker: Broker) -> None:
+    broker.create("bills")
+    member, to = broker.join(), destination(broker)
+    broker.commit(member, 50)
+    to.lock_offsets(7, "order-42", to.check_offsets(rows(broker, member), broker.session))
+    read = broker.ask(ReadOffsets("billing", None))
+    assert read.code == "busy" and "order-42" in str(read.failure)
+    assert broker.commit(member, 200).code == "busy"
+    here = [GroupOffset("orders", 0, 0, 0)]
+    broker.session.close()
+    broker.clock.advance(60)
+    assert broker.ask(ResetGroup("billing", here)).code == "busy"
+    assert isinstance(error_of(lambda: to.check_offsets(rows(broker, member), Session())), Busy)
+    bills = [GroupOffset("bills", broker.incarnation("bills"), 0, 1)]
+    elsewhere = CommitOffsets("billing", member.member, member.generation, bills)
+    assert broker.ask(elsewhere, session=Session()).code == "ok"
+    assert [row[0] for row in broker.ask(ReadOffsets("billing", [PartitionName("bills", 0)])).offsets] == [
+        "bills"
+    ]
+    to.unlock_offsets(7)
+    assert broker.saved() == {("orders", 0): 50, ("bills", 0): 1}
+    assert broker.ask(ResetGroup("billing", here)).code in ("ok", "not_allowed")

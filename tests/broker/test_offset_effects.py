@@ -1,0 +1,110 @@
+"""Offsets of transactions in the catalog: once, in order, joined, and none past one that was refused."""
+
+import pytest
+
+from journal.control import SOURCE_TRANSACTION
+from journal.shapes import Source
+from tests.broker.helpers import Broker
+from tfmq.broker import offset_effects as module
+from tfmq.effects import CommitOffsets, GroupPlaces, Mark
+
+JOURNAL = 5
+
+Told = list[tuple[Mark | None, BaseException | None]]
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create()
+    return made
+
+
+def offsets(broker: Broker, high: int, offset: int, group: str = "billing", count: int = 1) -> CommitOffsets:
+    places = [(broker.incarnation(), partition, offset, 0, 1) for partition in range(count)]
+    return CommitOffsets([GroupPlaces(group, 1, places)], Source(SOURCE_TRANSACTION, JOURNAL, high, 1))
+
+
+def apply(broker: Broker, *effects: CommitOffsets) -> Told:
+    told: Told = []
+    for each in effects:
+        broker.engine.house.destination.apply(each, lambda mark, error: told.append((mark, error)))
+    broker.engine.turn_ended()
+    return told
+
+
+def test_offsets_of_a_transaction_are_saved_once(broker: Broker) -> None:
+    catalog = broker.engine.house.catalog
+    apply(broker, offsets(broker, 10, 100))
+    apply(broker, offsets(broker, 20, 300))
+    before = catalog.log.count
+    told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
+    assert [error for _, error in told] == [None, None] and catalog.log.count == before
+    assert broker.saved() == {("orders", 0): 300}
+    assert broker.engine.house.destination.applied(0, JOURNAL) == (20, 1)
+
+
+def test_the_place_survives_with_the_offsets_and_an_older_entry_changes_nothing(broker: Broker) -> None:
+    apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
+    again = broker.restart()
+    assert again.engine.house.destination.applied(0, JOURNAL) == (20, 1)
+    apply(again, offsets(again, 15, 200))
+    assert again.saved() == {("orders", 0): 300}
+
+
+def test_what_comes_in_a_turn_is_one_append_and_asks_for_no_force() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    catalog, forcer = broker.engine.house.catalog, broker.engine.house.forcer
+    broker.work()
+    forces, end = forcer.forces, catalog.log.end_offset
+    told = apply(broker, *(offsets(broker, 10 + n, n, f"group{n}") for n in range(16)))
+    assert [error for _, error in told] == [None] * 16
+    assert forcer.forces == forces and catalog.log.forced_offset == end < catalog.log.end_offset
+    mark = told[-1][0]
+    assert mark is not None and mark.end == catalog.log.end_offset
+    assert not broker.engine.house.destination.forced(mark)
+    done: list[BaseException | None] = []
+    broker.engine.house.destination.when_forced(mark, done.append)
+    broker.engine.turn_ended()
+    broker.work()
+    assert done == [None] and broker.engine.house.destination.forced(mark)
+
+
+def test_none_passes_one_that_was_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "JOINED_PLACES", 1)
+    apply(broker, offsets(broker, 1, 5))
+    broker.disk.space_bytes = 1
+    told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300), offsets(broker, 30, 400))
+    assert [getattr(error, "code", None) for _, error in told] == ["disk_full"] * 3
+    broker.disk.space_bytes = None
+    assert broker.saved() == {("orders", 0): 5}
+    told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
+    assert [error for _, error in told] == [None, None]
+    assert broker.saved() == {("orders", 0): 300}
+
+
+def test_a_change_takes_so_many_places_and_the_rest_follows(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "JOINED_PLACES", 3)
+    count = broker.engine.house.catalog.log.count
+    told = apply(broker, *(offsets(broker, 10 + n, n, count=2) for n in range(4)))
+    assert [error for _, error in told] == [None] * 4
+    assert broker.engine.house.catalog.log.count == count + 4
+    assert len({mark.end for mark, _ in told if mark}) == 4
+
+
+def test_offsets_of_a_topic_that_is_gone_are_left_out(broker: Broker) -> None:
+    effect = offsets(broker, 10, 100)
+    broker.delete()
+    assert [error for _, error in apply(broker, effect)] == [None]
+    broker.create()
+    assert broker.saved() == {}
+
+
+def test_a_stopped_catalog_refuses_and_says_so(broker: Broker) -> None:
+    broker.disk.faults.fail("write", path="meta")
+    told = apply(broker, offsets(broker, 10, 100))
+    told += apply(broker, offsets(broker, 20, 100))
+    assert [getattr(error, "code", None) for _, error in told] == ["storage_stopped"] * 2

@@ -1,0 +1,195 @@
+"""Where effects go: the broker's partitions and its groups' offsets, as `tfmq.effects.Destination` asks for them."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from journal.appender import size_bound
+from journal.control import SOURCE_TRANSACTION
+from journal.disk import Disk
+from journal.header import split_id
+from journal.log import Log
+from journal.shapes import Batch
+from tfmq.broker import faults
+from tfmq.broker.caller import Session
+from tfmq.broker.catalog import Catalog
+from tfmq.broker.effect_work import EffectWork
+from tfmq.broker.groups import Groups
+from tfmq.broker.offset_effects import OffsetEffects
+from tfmq.broker.offset_locks import OffsetLocks
+from tfmq.broker.offsets import Offsets
+from tfmq.broker.partition import GONE, Partition
+from tfmq.broker.register import DELETING
+from tfmq.broker.topics import Topics
+from tfmq.broker.writes import Writes
+from tfmq.effects import OFFSETS_KEY, Applied, CommitOffsets, Effect, Forced, GroupPlaces, Mark
+from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, MessageTooLarge, StorageStopped, TfmqError, UnknownTopic
+from tfmq.protocol.commands import TransactionOffsets
+
+OFFSETS_NAME: Final = "the offsets of groups"
+
+SLICE_BYTES: Final = 1 << 20
+"""An append of a transaction takes no more where one block alone is not larger: others wait for its write."""
+
+
+class BrokerDestination:
+    """See the module, and `tfmq.effects.Destination` for what each method promises."""
+
+    def __init__(
+        self,
+        *,
+        disk: Disk,
+        data: str,
+        topics: Topics,
+        catalog: Catalog,
+        writes: Writes,
+        offsets: Offsets,
+        offset_effects: OffsetEffects,
+        locks: OffsetLocks,
+        groups: Groups,
+    ) -> None:
+        self._disk, self._data = disk, data
+        self._topics, self._catalog, self._writes = topics, catalog, writes
+        self._offsets, self._offset_effects, self._locks = offsets, offset_effects, locks
+        self._groups = groups
+        self._reserved_bytes = 0
+
+    # Room
+
+    def check(self, key: int, size_bytes: int) -> None:
+        stopped = self._catalog.log.stopped if key == OFFSETS_KEY else self._partition(key).log.stopped
+        if stopped is not None:
+            raise StorageStopped(reason=stopped, outcome=NOT_DONE)
+        if self._reserved_bytes + size_bytes > self._disk.free_space(self._data):
+            raise DiskFull()
+
+    def reserve(self, size_bytes: int) -> None:
+        self._reserved_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        self._reserved_bytes -= size_bytes
+
+    # Targets
+
+    def name(self, key: int) -> str | None:
+        if key == OFFSETS_KEY:
+            return OFFSETS_NAME
+        incarnation, number = split_id(key)
+        row = None if self._gone(incarnation) else self._catalog.register.topics.get(incarnation)
+        return None if row is None else f"{row.name}-{number}"
+
+    def _gone(self, incarnation: int) -> bool:
+        """Whether the topic is deleted, or its deletion decided: no name means that incarnation ever again."""
+        row = self._catalog.register.topics.get(incarnation)
+        return row is None or (row.state == DELETING and self._topics.by_incarnation(incarnation) is None)
+
+    def _partition(self, key: int) -> Partition:
+        """Raises UnknownTopic where it is gone for ever, StorageStopped where it is not open."""
+        incarnation, number = split_id(key)
+        partition = self._topics.find_partition(incarnation, number)
+        if partition is not None:
+            return partition
+        if self._gone(incarnation):
+            raise UnknownTopic(GONE.format(name=f"of incarnation {incarnation}"))
+        raise StorageStopped(f"The partition {self.name(key)} could not be opened.", outcome=NOT_DONE)
+
+    def applied(self, key: int, source_id: int) -> tuple[int, int] | None:
+        if key == OFFSETS_KEY:
+            return self._catalog.register.applied.get(source_id)
+        partition = self._topics.find_partition(*split_id(key))
+        return None if partition is None else partition.log.applied(SOURCE_TRANSACTION, source_id)
+
+    def check_batch(self, partition: Partition, batch: Batch) -> None:
+        """Everything that could keep the batch from being appended once its transaction is decided.
+
+        Raises BadBatch, MessageTooLarge.
+        """
+        most = partition.log.options.segment_bytes
+        size = size_bound(len(batch.data))
+        if size > most:
+            raise MessageTooLarge(size_bytes=size, max_bytes=most)
+        partition.log.check(batch)
+
+    def slice_bytes(self, key: int) -> int:
+        """The most bytes of records that one `Append` to `key` should have."""
+        partition = self._topics.find_partition(*split_id(key))
+        return SLICE_BYTES if partition is None else min(SLICE_BYTES, partition.append_bytes_max)
+
+    # Effects
+
+    def apply(self, effect: Effect, done: Applied) -> None:
+        if isinstance(effect, CommitOffsets):
+            self._offset_effects.put(effect, done)
+            return
+        try:
+            partition = self._partition(effect.key)
+        except TfmqError as error:
+            done(None, error)
+            return
+        self._writes.put_effect(partition, EffectWork(effect, done))
+
+    def hold(self, key: int) -> None:
+        partition = self._topics.find_partition(*split_id(key))
+        if partition is not None:
+            partition.hold()
+
+    def unhold(self, key: int) -> None:
+        partition = self._topics.find_partition(*split_id(key))
+        if partition is not None:
+            self._writes.unhold(partition)
+
+    # What is on the disk
+
+    def forced(self, mark: Mark) -> bool:
+        if mark.key == OFFSETS_KEY:
+            return _forced(self._catalog.log, mark.end)
+        incarnation, number = split_id(mark.key)
+        partition = self._topics.find_partition(incarnation, number)
+        return self._gone(incarnation) if partition is None else _forced(partition.log, mark.end)
+
+    def when_forced(self, mark: Mark, done: Forced) -> None:
+        if mark.key == OFFSETS_KEY:
+            self._catalog.when_forced(done, mark.end)
+            return
+        try:
+            partition = self._partition(mark.key)
+        except UnknownTopic:
+            done(None)
+            return
+        except TfmqError as error:
+            done(error)
+            return
+        if mark.end > partition.log.end_offset:
+            # It was cut away when the partition was resumed: `applied` tells what is left of it.
+            done(StorageStopped(f"The end of {self.name(mark.key)} was lost.", outcome=UNKNOWN))
+            return
+
+        def forced(error: BaseException | None) -> None:
+            gone = isinstance(error, UnknownTopic) and partition.gone
+            done(None if error is None or gone else faults.client_error(error, UNKNOWN))
+
+        partition.when_forced(mark.end, forced)
+
+    # Offsets
+
+    def check_offsets(self, rows: Sequence[TransactionOffsets], session: Session) -> list[GroupPlaces]:
+        found = []
+        for row in rows:
+            self._groups.require(row.group, row.generation, row.member, session)
+            places = self._offsets.places(row.offsets)
+            refusal = self._offsets.refusal(row.group, places)
+            if refusal is not None:
+                raise refusal
+            if places:
+                found.append(GroupPlaces(row.group, row.generation, places))
+        return found
+
+    def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPlaces]) -> None:
+        self._locks.lock(epoch, xid, groups)
+
+    def unlock_offsets(self, epoch: int) -> None:
+        self._locks.unlock(epoch)
+
+
+def _forced(log: Log, end: int) -> bool:
+    """While recovery waits for space, `Log.applied` knows of appends behind the end, which may be lost yet."""
+    return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)
