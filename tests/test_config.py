@@ -163,7 +163,7 @@ def test_a_time_that_holds_by_default_is_one_that_a_client_could_ask_for() -> No
         ("transaction.timeout_seconds", "limits.transaction_seconds", 2000),
         ("transaction.group_ttl_seconds", "limits.transaction_ttl_seconds", 40 * 86_400),
     ):
-        with pytest.raises(ConfigError, match=f"{key} is {seconds} s, more than {limit}"):
+        with pytest.raises(ConfigError, match=rf"{key} is {seconds} s \(--set {key}\), more than {limit}"):
             load(sets=[f"{key}={seconds}"])
         load(sets=[f"{key}={seconds}", f"{limit}={seconds}"])
 

@@ -182,7 +182,10 @@ def _check_together(config: Config) -> None:
     for key, bound in _DEFAULTS_BELOW.items():
         most = config.value(bound)
         if config.value(key) > most:
-            raise ConfigError(f"{key} is {config.value(key):.15g} s, more than {bound} = {most}.", key=key)
+            origin = config.origins.get(key, DEFAULT)
+            raise ConfigError(
+                f"{key} is {config.value(key):.15g} s ({origin}), more than {bound} = {most}.", key=key
+            )
 
 
 _DEFAULTS_BELOW = {

@@ -165,6 +165,9 @@ def test_wrong_keys_anywhere_are_refused_with_the_likely_one(tmp_path: Path) -> 
         ("[flush]\nmessages = -1\n", "flush.messages must be"),
         ('[topic."orders"]\nflush.mesages = 5\n', "flush.messages"),
         ("[flush\n", "line 1"),
+        ("[transaction]\ntimeout = 5\n", 'did you mean "transaction.timeout_seconds"'),
+        ("[transaction]\ntimeout_seconds = 0\n", "transaction.timeout_seconds must be"),
+        ("[transaction]\ntimeout_seconds = 5000\n", "more than limits.transaction_seconds = 900"),
     ):
         file.write_text(text)
         ended = tfmq_server("--data", data, "--config", str(file))
