@@ -12,7 +12,7 @@ Whatever is answered is true already: written, and forced where the answer says 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from journal.clock import Clock
@@ -192,3 +192,63 @@ class Engine:
     @answered
     def reset_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.groups.reset(request, reply)
+
+    # Transactions
+
+    def transactions_map(self) -> Mapping[str, Any]:
+        """What STATUS says under "transactions": cheap, without a look at the partitions."""
+        return self.house.transactions.handler.status()
+
+    @answered
+    def begin_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.begin(request, reply, session)
+
+    @answered
+    def prepare_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.prepare(request, reply, session)
+
+    @answered
+    def commit_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.commit(request, reply, session)
+
+    @answered
+    def rollback_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.rollback(request, reply, session)
+
+    @answered
+    def forget_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.forget(request, reply, session)
+
+    @answered
+    def transact(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.transact(request, body, reply, session)
+
+    @answered
+    def list_transactions(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.list_transactions(request, reply)
+
+    @answered
+    def describe_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.describe(request, reply)
+
+    @answered
+    def await_checks(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.await_checks(request, reply, session)
+
+    # Commit groups
+
+    @answered
+    def commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.commit_group(request, reply, session)
+
+    @answered
+    def abort_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.abort_group(request, reply, session)
+
+    @answered
+    def list_commit_groups(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.list_groups(request, reply)
+
+    @answered
+    def forget_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.transactions.forget_group(request, reply, session)

@@ -34,6 +34,7 @@ from tfmq.broker.retention import Retention
 from tfmq.broker.timers import Timers
 from tfmq.broker.topic_changes import TopicChanges
 from tfmq.broker.topics import Topics, describe_topic
+from tfmq.broker.transactions import Transactions
 from tfmq.broker.writes import Writes
 from tfmq.config import Config
 from tfmq.errors import Busy
@@ -53,6 +54,7 @@ class House:
     node: str
     forcer: Forcer
     catalog: Catalog
+    transactions: Transactions
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ class TransactionHandler:
     def abort_group(self, group: str, sequence: int, run: str, done: Done) -> None:
         """`done(GroupAborted)`."""
 
-    def list_groups(self) -> list[dict[str, Any]]:  # type: ignore[valid-type]
+    def list_groups(self) -> Sequence[dict[str, Any]]:
         """One map a commit group."""
         return []
 

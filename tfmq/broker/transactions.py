@@ -1,0 +1,265 @@
+"""Commands of transactions: from the wire's requests to the `TransactionHandler`'s, and its answers back.
+
+What a peer has waiting is counted against its quota until it is answered. A batch is checked here, where it
+lands, as if it were appended to its partition at once: after the decision nothing of it can be refused any
+more. Its sequence is the handler's business.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from journal.clock import Clock
+from journal.errors import JournalError
+from journal.shapes import Batch
+from tfmq.broker import faults
+from tfmq.broker.caller import Body, Reply, Session
+from tfmq.broker.destination import BrokerDestination
+from tfmq.broker.quotas import Quotas
+from tfmq.broker.topics import Topics
+from tfmq.broker.writes import REQUEST_BYTES, Writes
+from tfmq.errors import BadRequest, TfmqError
+from tfmq.protocol.commands import (
+    ACKS_WRITTEN,
+    ORDINAL_UNKNOWN,
+    AbortCommitGroup,
+    AwaitChecks,
+    BeginTransaction,
+    CommitGroup,
+    CommitTransaction,
+    DescribeTransaction,
+    ForgetCommitGroup,
+    ForgetTransaction,
+    ListCommitGroups,
+    ListTransactions,
+    PrepareTransaction,
+    Produce,
+    RollbackTransaction,
+    Transact,
+    TransactionBatch,
+)
+from tfmq.transaction.handler import TransactionHandler
+from tfmq.transaction.requests import Begin, Check, Done, Ended, GroupCommit, Member
+from tfmq.transaction.requests import Transact as WholeTransaction
+from tfmq.transaction.store import JournalTransactionStore
+from tfmq.transaction.transaction import Piece
+
+COPY_BYTES: Final = 64 << 10
+"""Smaller bodies are copied (5 us at most), so that none holds the memory in which a whole turn was received."""
+
+Fields = Callable[[Any], tuple[Any, ...]]
+
+
+class Transactions:
+    """See the module. One method a command, called by the engine; each gives its reply one call, or raises."""
+
+    def __init__(
+        self,
+        *,
+        handler: TransactionHandler,
+        store: JournalTransactionStore,
+        destination: BrokerDestination,
+        topics: Topics,
+        writes: Writes,
+        quotas: Quotas,
+        clock: Clock,
+    ) -> None:
+        self.handler, self.store = handler, store
+        self._destination, self._topics, self._writes = destination, topics, writes
+        self._quotas, self._clock = quotas, clock
+        self._watched: set[Session] = set()
+        self._waits: dict[tuple[Session, int], Callable[[], None]] = {}
+        self.stopped = False
+        """Nothing is under way any more."""
+
+    def _pending(self, reply: Reply, session: Session, fields: Fields, size_bytes: int = 0) -> Done:
+        """A `done` that answers with `fields(result)`; until then the request counts as pending. Raises Busy."""
+        size = size_bytes + REQUEST_BYTES
+        self._quotas.take(session, size)
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._quotas.give(session, size)
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok(*fields(result))
+
+        return done
+
+    def stop(self) -> None:
+        """Takes no more; `stopped` once nothing is under way."""
+        self.handler.stop(partial(setattr, self, "stopped", True))
+
+    def _watch(self, session: Session) -> None:
+        """Tells the handler when the connection is gone; once a session."""
+        if session not in self._watched:
+            self._watched.add(session)
+            session.on_close(partial(self._lost, session))
+
+    def _lost(self, session: Session) -> None:
+        self._watched.discard(session)
+        self.handler.session_lost(session)
+
+    # One transaction, step by step
+
+    def begin(self, request: BeginTransaction, reply: Reply, session: Session) -> None:
+        done = self._pending(reply, session, tuple)
+        member = None if request.member is None else Member(*request.member)
+        begin = Begin(
+            request.producer_id, request.number, request.xid, request.timeout_ms, request.group, member
+        )
+        self.handler.begin(begin, session, done)
+        if not request.xid:
+            self._watch(session)
+
+    def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
+        """A PRODUCE with a transaction's epoch. Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch,
+        MessageTooLarge, Busy.
+        """
+        data = owned(body, reply)
+        piece = self._piece(request, request.producer_id, data)
+        done = self._pending(reply, session, sent, len(body))
+        self.handler.send(request.transaction or 0, piece, done)
+
+    def _piece(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> Piece:
+        self._writes.refuse_large(request.blocks, len(data))
+        partition = self._topics.partition(request.topic, request.incarnation, request.partition)
+        batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
+        self._destination.check_batch(partition, batch)
+        return Piece(
+            partition.log.log_id,
+            request.topic,
+            producer_id,
+            request.sequence,
+            request.count,
+            request.blocks,
+            data,
+        )
+
+    def prepare(self, request: PrepareTransaction, reply: Reply, session: Session) -> None:
+        done = self._pending(reply, session, tuple)
+        self.handler.prepare(request.xid, request.epoch, request.ttl_ms, request.offsets, session, done)
+
+    def commit(self, request: CommitTransaction, reply: Reply, session: Session) -> None:
+        done = self._pending(reply, session, committed)
+        self.handler.commit(*request, session, done)
+
+    def rollback(self, request: RollbackTransaction, reply: Reply, session: Session) -> None:
+        self.handler.rollback(*request, self._pending(reply, session, tuple))
+
+    def forget(self, request: ForgetTransaction, reply: Reply, session: Session) -> None:
+        self.handler.forget(*request, self._pending(reply, session, one))
+
+    # A whole one
+
+    def transact(self, request: Transact, body: Body, reply: Reply, session: Session) -> None:
+        """Raises what `send` does, unless it is a repeat: what was answered once is answered again, whatever has become
+        of the topics.
+        """
+        data = owned(body, reply)
+        try:
+            pieces = self._pieces(request, data)
+        except (TfmqError, JournalError):
+            if not self._known(request):
+                raise
+            pieces = []
+        done = self._pending(reply, session, whole, len(body))
+        self.handler.transact(
+            WholeTransaction(request.producer_id, request.number, pieces, request.offsets), session, done
+        )
+
+    def _pieces(self, request: Transact, data: Body) -> list[Piece]:
+        pieces = []
+        start = 0
+        for each in request.batches:
+            part = data[start : start + each.size]
+            start += each.size
+            pieces.append(self._piece(each, request.producer_id, part))
+        if start != len(data):
+            raise BadRequest(f"The batches name {start} bytes, and {len(data)} came.")
+        return pieces
+
+    def _known(self, request: Transact) -> bool:
+        now_ms = self._clock.wall_ms()
+        return self.store.streams.find(request.producer_id, request.number, now_ms) is not None
+
+    # Looking
+
+    def list_transactions(self, request: ListTransactions, reply: Reply) -> None:
+        reply.ok(*self.handler.list(request.states, request.after, request.limit, request.group))
+
+    def describe(self, request: DescribeTransaction, reply: Reply) -> None:
+        reply.ok(self.handler.describe(request.xid, request.epoch))
+
+    def await_checks(self, request: AwaitChecks, reply: Reply, session: Session) -> None:
+        """Parked until there is something to ask, the time is over, the session is gone, or CANCEL."""
+        place = (session, reply.correlation)
+        answered = self._pending(reply, session, checks)
+        over = False
+
+        def done(result: Any, error: BaseException | None) -> None:
+            nonlocal over
+            over = True
+            self._waits.pop(place, None)
+            answered(result, error)
+
+        cancel = self.handler.await_checks(request.group, request.wait_ms, session, done)
+        if not over:
+            self._waits[place] = cancel
+            self._watch(session)
+
+    def cancel(self, session: Session, correlation: int) -> bool:
+        """Ends a wait of `await_checks` with an empty answer; whether there was one."""
+        cancel = self._waits.pop((session, correlation), None)
+        if cancel is not None:
+            cancel()
+        return cancel is not None
+
+    # Commit groups
+
+    def commit_group(self, request: CommitGroup, reply: Reply, session: Session) -> None:
+        done = self._pending(reply, session, tuple)
+        names = [(each.xid, each.epoch) for each in request.transactions]
+        self.handler.commit_group(GroupCommit(*request[:3], names, *request[4:]), done)
+
+    def abort_group(self, request: AbortCommitGroup, reply: Reply, session: Session) -> None:
+        self.handler.abort_group(*request, self._pending(reply, session, tuple))
+
+    def list_groups(self, request: ListCommitGroups, reply: Reply) -> None:
+        reply.ok(*self.handler.list_groups(request.after, request.limit))
+
+    def forget_group(self, request: ForgetCommitGroup, reply: Reply, session: Session) -> None:
+        self.handler.forget_group(request.group, self._pending(reply, session, one))
+
+
+def owned(body: Body, reply: Reply) -> Body:
+    """The body for as long as its request takes: a copy, and its memory free again, or, if it is large, itself."""
+    if len(body) > COPY_BYTES:
+        return body
+    data = bytes(body)
+    reply.body_done()
+    return data
+
+
+# The fields of the replies
+
+
+def one(result: Any) -> tuple[Any, ...]:
+    return (result,)
+
+
+def sent(result: Any) -> tuple[Any, ...]:
+    """A batch inside a transaction lies nowhere yet."""
+    return [], ACKS_WRITTEN, False, 0, ORDINAL_UNKNOWN
+
+
+def committed(ended: Ended) -> tuple[Any, ...]:
+    return ended.state, ended.dropped, ended.offsets
+
+
+def whole(ended: Ended) -> tuple[Any, ...]:
+    return ended.state, ended.epoch, ended.dropped, ended.offsets, ended.repeated
+
+
+def checks(found: list[Check]) -> tuple[Any, ...]:
+    return ([each._asdict() for each in found],)
