@@ -1,0 +1,178 @@
+"""A transaction journal on a simulated disk, with verbs; and a state that remembers everything it was taught."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Callable, Iterable
+
+from journal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, Entry, Operation
+from journal.journal_file import HEAD_SIZE
+from journal.journal_store import JournalOptions, JournalStore
+from journal.names import journal_name, parse_journal_name, parse_snapshot_name
+from journal.testing import SimulatedClock, SimulatedDisk
+
+DATA = "data"
+FOLDER = "data/transactions"
+CHECKPOINT = f"{FOLDER}/checkpoint"
+LOG_ID = 9 << 24 | 3
+PAYLOAD_SIZE = 40
+ONE = HEADER_SIZE + MESSAGES.size + 12 + PAYLOAD_SIZE
+"""Bytes of an entry that `Journal.send` makes."""
+SMALL = JournalOptions(file_bytes=HEAD_SIZE + 5 * ONE, checkpoint_bytes=8 * ONE, flush_bytes=6 * ONE)
+"""Five such entries a file."""
+
+Seen = tuple[int, int, int, bytes]
+"""(place, kind, epoch, bytes) of an entry."""
+
+
+def message(epoch: int, number: int, size: int = PAYLOAD_SIZE, moved_from: int = 0) -> AppendMsg:
+    """A piece whose bytes name it."""
+    data = (b"%d/%d " % (epoch, number)).ljust(size, b".")[:size]
+    return AppendMsg(epoch, LOG_ID, 70, number, 1, ((len(data), 1, 7),), data, moved_from)
+
+
+def row_of(entry: Entry) -> Seen:
+    content = entry.content
+    if isinstance(content, AppendMsg):
+        return entry.place, 0, content.epoch, bytes(content.data)
+    assert isinstance(content, Operation)
+    return entry.place, content.kind, content.epoch, content.payload
+
+
+class RememberingState:
+    """`seen` is every entry ever applied; the pieces of an epoch are held until a FORGET of it."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.loads = 0
+        self.replayed = 0
+
+    def load(self, data: bytes) -> None:
+        self.loads += 1
+        self.seen = list(ast.literal_eval(data.decode())) if data else []
+
+    def apply(self, entry: Entry) -> None:
+        self.replayed += 1
+        self.note(row_of(entry))
+
+    def note(self, row: Seen) -> None:
+        if self.seen and self.seen[-1][0] >= row[0]:
+            raise ValueError(f"place {row[0]} behind {self.seen[-1][0]}")
+        self.seen.append(row)
+
+    def dump(self) -> Callable[[], bytes]:
+        seen = list(self.seen)
+        return lambda: repr(seen).encode()
+
+    def held(self) -> Iterable[int]:
+        settled = {epoch for _, kind, epoch, _ in self.seen if kind == FORGET}
+        return [place for place, kind, epoch, _ in self.seen if not kind and epoch not in settled]
+
+
+class Journal:
+    """See the module. `store` is the journal, `state` what it teaches, `told` why an opening failed."""
+
+    def __init__(self, disk: SimulatedDisk | None = None, options: JournalOptions = SMALL) -> None:
+        self.disk = disk or make_disk()
+        self.clock = SimulatedClock()
+        self.options = options
+        self.ids = 4
+        self.number = 0
+        self.state = RememberingState()
+        self.store: JournalStore
+
+    def open(self) -> JournalStore:
+        self.state = RememberingState()
+        self.store = JournalStore.open(
+            self.disk, FOLDER, new_id=self._new_id, clock=self.clock, state=self.state, options=self.options,
+            randomness=random.Random(7).randbytes,
+        )  # fmt: skip
+        return self.store
+
+    def _new_id(self) -> int:
+        self.ids += 1
+        return self.ids
+
+    def kill(self) -> JournalStore:
+        """The process ends; what it wrote is still in the system's memory."""
+        return self.open()
+
+    def crash(self, keep: str = "nothing") -> Journal:
+        """The journal after a power cut, opened."""
+        other = Journal(self.disk.crash(keep=keep), self.options)
+        other.number = self.number
+        other.open()
+        return other
+
+    def append(self, *contents: AppendMsg | Operation) -> list[int]:
+        places = self.store.append(contents)
+        for place, content in zip(places, contents, strict=True):
+            if isinstance(content, AppendMsg):
+                self.state.note((place, 0, content.epoch, bytes(content.data)))
+                self.store.hold(place)
+            else:
+                self.state.note((place, content.kind, content.epoch, content.payload))
+        return places
+
+    def send(self, epoch: int = 1, size: int = PAYLOAD_SIZE) -> int:
+        """A piece of that transaction; its place."""
+        self.number += 1
+        return self.append(message(epoch, self.number, size))[0]
+
+    def tell(self, epoch: int = 1, kind: int = COMMIT, payload: bytes = b"") -> int:
+        return self.append(Operation(kind, epoch, payload))[0]
+
+    def settle(self, epoch: int) -> None:
+        """The transaction is over: nothing of it is held any more."""
+        places = [place for place, kind, found, _ in self.state.seen if not kind and found == epoch]
+        self.tell(epoch, FORGET)
+        for place in places:
+            self.store.release(place)
+
+    def sent(self, count: int, epoch: int = 1) -> Journal:
+        """`count` forced pieces."""
+        for _ in range(count):
+            self.send(epoch)
+        self.store.force()
+        return self
+
+    def checkpoint(self) -> None:
+        work = self.store.checkpoint()
+        work()
+        self.store.checkpointed(None)
+
+    def path(self, name: str) -> str:
+        return f"{FOLDER}/{name}"
+
+    def file(self, number: int = -1) -> str:
+        """The path of a file; -1: the last one."""
+        return self.path(journal_name(self.numbers[-1] if number == -1 else number))
+
+    @property
+    def numbers(self) -> list[int]:
+        found = map(parse_journal_name, self.disk.list(FOLDER))
+        return sorted(number for number in found if number is not None)
+
+    @property
+    def snapshots(self) -> list[int]:
+        found = map(parse_snapshot_name, self.disk.list(FOLDER))
+        return sorted(number for number in found if number is not None)
+
+    def bytes(self) -> dict[str, bytes]:
+        """Every file of the folder."""
+        return {name: self.disk.read_file(self.path(name)) for name in self.disk.list(FOLDER)}
+
+
+def make_disk() -> SimulatedDisk:
+    disk = SimulatedDisk()
+    disk.make_folder(DATA)
+    disk.force_folder("")
+    return disk
+
+
+def opened(options: JournalOptions = SMALL) -> Journal:
+    """A new journal."""
+    journal = Journal(options=options)
+    journal.open()
+    return journal

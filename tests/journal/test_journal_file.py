@@ -1,0 +1,201 @@
+"""One file of the transaction journal: its head, what is appended, the walk over it, the way back behind damage."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from journal.entry import AppendMsg, Entry, encode_entries, seed_of
+from journal.errors import Corrupt, Full, NewerFormat
+from journal.header import BadRecord
+from journal.journal_file import (
+    HEAD_SIZE,
+    SCAN_SIZE,
+    Head,
+    JournalFile,
+    decode_head,
+    encode_head,
+)
+from journal.names import journal_name
+from journal.testing import SimulatedDisk, SimulatedFile
+from tests.journal.journals import FOLDER, make_disk, message
+
+HEAD = Head(5, 99, 3, 1000)
+SEED = seed_of(5, 99)
+PATH = f"{FOLDER}/{journal_name(3)}"
+
+
+@pytest.fixture
+def file() -> JournalFile:
+    disk = make_disk()
+    disk.make_folder(FOLDER)
+    return JournalFile.create(disk, FOLDER, HEAD)
+
+
+def disk_of(file: JournalFile) -> SimulatedDisk:
+    assert isinstance(file.file, SimulatedFile)
+    return file.file._disk
+
+
+def append(file: JournalFile, *contents: AppendMsg) -> list[int]:
+    buffers, places, _ = encode_entries(contents, file.end, file.first, SEED)
+    file.append(buffers)
+    return places
+
+
+def places(found: list[Entry]) -> list[int]:
+    return [entry.place for entry in found]
+
+
+def test_a_head_is_read_as_it_was_written() -> None:
+    assert decode_head(encode_head(HEAD), PATH) == HEAD
+    assert len(encode_head(HEAD)) == HEAD_SIZE
+
+
+def test_every_flipped_bit_of_a_head_is_found() -> None:
+    for bit in range(HEAD_SIZE * 8):
+        data = bytearray(encode_head(HEAD))
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Corrupt):
+            decode_head(data, PATH)
+
+
+def test_a_head_that_is_too_short_is_damage() -> None:
+    for size in range(HEAD_SIZE):
+        with pytest.raises(Corrupt, match="shorter than its head"):
+            decode_head(encode_head(HEAD)[:size], PATH)
+
+
+def test_a_newer_head_is_refused_by_name() -> None:
+    from zlib import crc32
+
+    data = bytearray(encode_head(HEAD))
+    data[4:6] = (2).to_bytes(2, "big")
+    data[-4:] = crc32(data[:-4]).to_bytes(4, "big")
+    with pytest.raises(NewerFormat, match="version 2"):
+        decode_head(data, PATH)
+
+
+def test_a_new_file_has_its_head_on_the_disk(file: JournalFile) -> None:
+    assert disk_of(file).durable_file(PATH) == encode_head(HEAD)
+    assert (file.first, file.end, file.size) == (1000, 1000 + HEAD_SIZE, HEAD_SIZE)
+
+
+def test_a_file_that_cannot_be_begun_on_a_full_disk_leaves_nothing() -> None:
+    for space in (0, 1, HEAD_SIZE - 1):
+        disk = make_disk()
+        disk.make_folder(FOLDER)
+        disk.space_bytes = space
+        with pytest.raises(Full):
+            JournalFile.create(disk, FOLDER, HEAD)
+        assert disk.list(FOLDER) == []
+
+
+def test_a_file_whose_making_was_cut_short_is_made_anew(file: JournalFile) -> None:
+    disk = disk_of(file)
+    disk.write_file(PATH, b"half a he")
+    again = JournalFile.create(disk, FOLDER, HEAD)
+    assert disk.read_file(PATH) == encode_head(HEAD) and again.size == HEAD_SIZE
+
+
+def test_what_is_appended_is_walked_in_order(file: JournalFile) -> None:
+    first = append(file, message(1, 1), message(1, 2))
+    second = append(file, message(2, 3))
+    found = list(file.entries(file.first + HEAD_SIZE, SEED))
+    assert places(found) == first + second
+    assert places(list(file.entries(second[0], SEED))) == second
+    assert list(file.entries(file.end, SEED)) == []
+
+
+def test_a_walk_goes_over_entries_of_any_size(file: JournalFile) -> None:
+    """Smaller than what is read at a time, just as large, and larger."""
+    sizes = [10, SCAN_SIZE - 200, 5, SCAN_SIZE, SCAN_SIZE + 1, 3 * SCAN_SIZE, 0, 100, SCAN_SIZE // 2, 7]
+    wanted = [append(file, message(1, n, size))[0] for n, size in enumerate(sizes)]
+    found = [(entry.place, len(entry.content.data)) for entry in file.entries(wanted[0], SEED)]  # type: ignore[union-attr]
+    assert found == list(zip(wanted, sizes, strict=True))
+
+
+def test_a_walk_names_the_place_where_the_first_bad_entry_begins(file: JournalFile) -> None:
+    wanted = append(file, message(1, 1, SCAN_SIZE), message(1, 2), message(1, 3), message(1, 4))
+    disk_of(file).damage(PATH, wanted[2] - file.first + 50, b"\xff")
+    found: list[int] = []
+    with pytest.raises(BadRecord) as error:
+        for entry in file.entries(wanted[0], SEED):
+            found.append(entry.place)
+    assert found == wanted[:2]
+    assert error.value.position == wanted[2]
+
+
+def test_hazard_05_a_walk_never_reads_more_than_the_file_has(file: JournalFile) -> None:
+    (place,) = append(file, message(1, 1))
+    disk_of(file).damage(PATH, place - file.first, (200 << 20).to_bytes(4, "big"))
+    asked: list[int] = []
+
+    class Watching(JournalFile):
+        def pread(self, size: int, place: int) -> bytes:
+            asked.append(size)
+            return super().pread(size, place)
+
+    with pytest.raises(BadRecord) as error:
+        list(Watching(file.file, file.number, file.first, file.size).entries(place, SEED))
+    assert error.value.position == place
+    assert max(asked) <= SCAN_SIZE
+
+
+def test_the_way_back_behind_damage_is_found_wherever_the_reading_is_divided(file: JournalFile) -> None:
+    wanted = append(file, *(message(1, n, 3000) for n in range(1000)))
+    size = wanted[1] - wanted[0]
+    for number in (0, 1, SCAN_SIZE // size - 1, SCAN_SIZE // size, SCAN_SIZE // size + 1, 998, 999):
+        disk_of(file).damage(PATH, wanted[number] - file.first + 40, b"\xee\xee")
+        found = file.find(wanted[number], SEED)
+        assert (found.place if found else None) == (wanted[number + 1] if number < 999 else None)
+    for shift in range(1, 40):
+        begin = wanted[500] - SCAN_SIZE + shift
+        found = file.find(begin, SEED)
+        assert found is not None and found.place == next(place for place in wanted if place >= begin)
+
+
+def test_what_a_full_disk_took_of_an_append_is_cut_off(file: JournalFile) -> None:
+    append(file, message(1, 1))
+    disk = disk_of(file)
+    before = disk.read_file(PATH)
+    disk.space_bytes = disk.used_bytes() + 30
+    with pytest.raises(Full):
+        append(file, message(1, 2), message(1, 3))
+    assert disk.read_file(PATH) != before
+    assert file.cut()
+    assert disk.read_file(PATH) == before
+    assert not file.cut()
+
+
+def test_what_cannot_be_cut_off_is_an_error_of_the_disk(file: JournalFile) -> None:
+    disk = disk_of(file)
+    disk.space_bytes = disk.used_bytes() + 30
+    with pytest.raises(Full):
+        append(file, message(1, 2))
+    disk.faults.fail("truncate", error=errno.ENOSPC)
+    with pytest.raises(OSError, match="cannot be cut off"):
+        file.cut()
+
+
+def test_reading_goes_no_further_than_the_journal_does(file: JournalFile) -> None:
+    (place,) = append(file, message(1, 1))
+    end = file.end
+    file.file.pwritev([b"junk"], file.size)
+    assert len(file.pread(1 << 20, place)) == end - place
+    cached = file.pread_cached(1 << 20, place)
+    assert cached is not None and len(cached) == end - place
+
+
+def test_an_opened_file_is_written_only_if_it_is_the_last(file: JournalFile) -> None:
+    append(file, message(1, 1))
+    disk = disk_of(file)
+    sealed = JournalFile.open(disk, FOLDER, HEAD, writable=False)
+    last = JournalFile.open(disk, FOLDER, HEAD, writable=True)
+    assert sealed.sealed and not last.sealed and sealed.end == last.end == file.end
+    with pytest.raises(OSError):
+        append(sealed, message(1, 2))
+    append(last, message(1, 2))
+    last.close()
+    last.close()

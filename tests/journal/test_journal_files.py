@@ -1,0 +1,127 @@
+"""The set of a journal's files: who has a place, what is held, what may go, and when a file is closed."""
+
+from __future__ import annotations
+
+import pytest
+
+from journal.errors import Closed
+from journal.journal_file import HEAD_SIZE, Head, JournalFile
+from journal.journal_files import JournalFiles, find
+from journal.testing import SimulatedDisk
+from tests.journal.journals import FOLDER, make_disk
+
+SIZE = 100
+"""Bytes of each file."""
+
+
+def files_of(count: int, first: int = 1000) -> tuple[SimulatedDisk, JournalFiles]:
+    disk = make_disk()
+    disk.make_folder(FOLDER)
+    files = JournalFiles(FOLDER)
+    for number in range(1, count + 1):
+        if files.files:
+            files.seal()
+        file = JournalFile.create(disk, FOLDER, Head(1, 2, number, first))
+        files.add(file)
+        file.append([bytes(SIZE - HEAD_SIZE)])
+        file.file.force()
+        files.end = first = file.end
+    return disk, files
+
+
+def numbers(files: JournalFiles) -> list[int]:
+    return [file.number for file in files.files]
+
+
+def test_the_file_of_a_place_is_found() -> None:
+    _, files = files_of(3)
+    for place, number in ((1000, 1), (1099, 1), (1100, 2), (1250, 3), (1299, 3)):
+        found = files.find(place)
+        assert found is not None and found.number == number
+    assert files.find(999) is None and files.find(1300) is None
+    assert find((), 5) is None
+    files.take_idle(lambda number: number != 2)
+    assert files.find(1150) is None and files.find(1250) is not None
+
+
+def test_a_new_file_is_written_and_known_to_be_forced() -> None:
+    _, files = files_of(2)
+    assert files.active.number == 2
+    assert files.forced == files.active.first + HEAD_SIZE
+    files.forced_to(files.forced - 1)
+    assert files.forced == files.active.first + HEAD_SIZE
+
+
+def test_holds_are_counted_by_file_and_idle_files_are_known() -> None:
+    _, files = files_of(3)
+    assert files.idle == 2
+    files.hold(1050)
+    files.hold(1060)
+    files.hold(1250)
+    assert files.idle == 1 and [file.holds for file in files.files] == [2, 0, 1]
+    files.release(1060)
+    assert files.idle == 1
+    files.release(1050)
+    assert files.idle == 2
+    files.release(1250)
+    assert files.idle == 2, "the written file is never idle"
+
+
+def test_a_file_that_is_sealed_while_it_is_held_becomes_idle_when_it_is_released() -> None:
+    disk, files = files_of(1)
+    files.hold(1050)
+    files.seal()
+    assert files.idle == 0
+    files.add(JournalFile.create(disk, FOLDER, Head(1, 2, 2, 1100)))
+    files.release(1050)
+    assert files.idle == 1
+    files.seal()
+    files.seal()
+    assert files.idle == 2
+
+
+@pytest.mark.parametrize("place", [0, 999, 1300, 5000])
+def test_a_place_that_no_file_has_cannot_be_held(place: int) -> None:
+    _, files = files_of(3)
+    with pytest.raises(KeyError):
+        files.hold(place)
+
+
+def test_what_nobody_holds_cannot_be_released() -> None:
+    _, files = files_of(2)
+    for place in (1050, 1150):
+        with pytest.raises(KeyError):
+            files.release(place)
+
+
+def test_idle_files_go_but_for_those_that_are_kept_and_the_last() -> None:
+    _, files = files_of(5)
+    files.hold(1150)
+    gone = files.take_idle(lambda number: number == 3)
+    assert [file.number for file in gone] == [1, 4]
+    assert numbers(files) == [2, 3, 5] and files.idle == 1
+    files.seal()
+    assert numbers(files) == [2, 3, 5]
+    assert [file.number for file in files.take_idle(lambda number: False)] == [3]
+
+
+def test_a_file_that_goes_is_closed_when_no_read_is_under_way() -> None:
+    disk, files = files_of(3)
+    with files.reading() as seen:
+        gone = files.take_idle(lambda number: False)
+        assert [file.number for file in gone] == [1, 2]
+        assert seen[0].pread(4, seen[0].first) == b"TFTJ"
+        with files.reading() as now:
+            assert [file.number for file in now] == [3]
+        assert len(disk.open_files) == 3
+    assert len(disk.open_files) == 1
+
+
+def test_files_that_are_let_go_of_are_closed_but_for_some() -> None:
+    disk, files = files_of(2)
+    files.drop([files.active])
+    assert len(disk.open_files) == 1 and files.files == ()
+    with pytest.raises(Closed):
+        _ = files.active
+    with pytest.raises(KeyError):
+        files.hold(1050)
