@@ -38,6 +38,19 @@ METHODS: dict[type[Any], Method] = {
     commands.ListGroups: Engine.list_groups,
     commands.DescribeGroup: Engine.describe_group,
     commands.ResetGroup: Engine.reset_group,
+    commands.BeginTransaction: Engine.begin_transaction,
+    commands.PrepareTransaction: Engine.prepare_transaction,
+    commands.CommitTransaction: Engine.commit_transaction,
+    commands.RollbackTransaction: Engine.rollback_transaction,
+    commands.ForgetTransaction: Engine.forget_transaction,
+    commands.ListTransactions: Engine.list_transactions,
+    commands.DescribeTransaction: Engine.describe_transaction,
+    commands.Transact: Engine.transact,
+    commands.AwaitChecks: Engine.await_checks,
+    commands.CommitGroup: Engine.commit_group,
+    commands.AbortCommitGroup: Engine.abort_commit_group,
+    commands.ListCommitGroups: Engine.list_commit_groups,
+    commands.ForgetCommitGroup: Engine.forget_commit_group,
 }
 HANDLERS: dict[int, tuple[Command, Method]] = {
     BY_REQUEST[request].code: (BY_REQUEST[request], method) for request, method in METHODS.items()
