@@ -22,6 +22,15 @@ def system(number: int, path: str = "/data/x") -> OSError:
         (NewerFormat("/data/meta/format", 9, 1), ["newer version", "9", "up to 1"]),
         (Full("no space"), ["no space left", "Make some"]),
         (Corrupt("/data/meta/node", 0, 9, "its checksum"), ["damaged", "/data/meta/node", "backup"]),
+        (
+            Corrupt("/data/transactions/0000000000000003.journal", 64, 96, "its checksum"),
+            [
+                "journal of transactions",
+                "from 64 to 96",
+                "tfmq log verify /data/transactions",
+                "Nothing was changed",
+            ],
+        ),
         (JournalError("odd"), ["cannot start", "odd"]),
         (system(errno.EACCES), ["/data/x", "no rights"]),
         (system(errno.EROFS), ["read-only"]),

@@ -10,6 +10,8 @@ from tfmq.errors import ConfigError, TfmqError
 
 NOT_DONE = 1
 WRONG_USAGE = 2
+TRANSACTIONS = "transactions"
+"""The folder of their journal in the data folder."""
 
 
 def exit_code(error: BaseException) -> int:
@@ -42,6 +44,12 @@ def _of_journal(error: JournalError, data: str) -> str:
         )
     if isinstance(error, Full):
         return f"There is no space left on the disk of {data}. Make some, then start again."
+    if isinstance(error, Corrupt) and os.path.basename(os.path.dirname(error.path)) == TRANSACTIONS:
+        folder = os.path.dirname(error.path)
+        return (
+            f"The journal of transactions is damaged: {error}. Nothing was changed. `tfmq log verify {folder}` says"
+            " what is left of it; restore the whole data folder from a backup, or see docs/operations.md."
+        )
     if isinstance(error, Corrupt):
         return (
             f"The data folder {data} is damaged: {error}. Restore {error.path} from a backup, or see "
