@@ -1,14 +1,29 @@
 """Commit groups: many prepared transactions that one record commits, in sequences that never go back.
 
-Per group: the last committed sequence with its rows and run, the runs that were aborted behind it, and who belongs
-to it. A group is never forgotten by time, since a writer that comes back after a year must still be told that its
-sequence is old; their number is limited, and an operator can forget one.
+Per group: the last committed sequence with its rows and run, the runs that were aborted behind it, and the live
+transactions that belong to it. A group is never forgotten by time, since a writer that comes back after a year
+must still be told that its sequence is old; their number is limited, and an operator can forget one.
 """
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
+from tfmq.errors import GroupFenced, GroupStale, NotAllowed
 from tfmq.transaction.requests import Member
+
+FENCED_MAX: Final = 1000
+"""Aborted runs remembered of one group until a later commit. A run ends within hours of its abort, and a writer
+that fails for ever must not grow without bound: the oldest go first."""
+
+LATER = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
+OTHER_TOTAL = (
+    "The commit group {group} has committed sequence {sequence} with {known} rows, and this is another total, {rows}:"
+    " the writer's checkpoint was set back, or its query gives other rows each time."
+)
+TOO_MANY = (
+    "The broker remembers as many commit groups as it may ({most}), and {group} would be one more. Forget those"
+    " whose writers are gone for good, or raise limits.commit_groups."
+)
 
 
 class Committed(NamedTuple):
@@ -21,8 +36,8 @@ class Committed(NamedTuple):
 
 
 class CommitGroup:
-    """`last`: None before the first commit. `fenced`: run -> sequence of its abort. `members`: epoch -> Member of live
-    transactions.
+    """`last`: None before the first commit. `fenced`: run -> sequence of its abort. `members`: epoch -> Member of
+    live transactions that are not decided.
     """
 
     __slots__ = ("fenced", "last", "members")
@@ -32,12 +47,24 @@ class CommitGroup:
         self.fenced: dict[str, int] = {}
         self.members: dict[int, Member] = {}
 
+    @property
+    def lasting(self) -> bool:
+        """Whether there is something to remember besides its members."""
+        return self.last is not None or bool(self.fenced)
+
 
 class CommitGroups:
-    """The groups by name, in `by_name`, sorted by nothing."""
+    """The groups by name, in `by_name`."""
 
     def __init__(self, *, groups_max: int) -> None:
+        self._groups_max = groups_max
         self.by_name: dict[str, CommitGroup] = {}
+
+    def clear(self) -> None:
+        """Nothing, as before the first entry."""
+        self.by_name.clear()
+
+    # What may be done
 
     def begin(self, member: Member) -> bool:
         """Whether a transaction of that member may begin; False if its sequence is committed already ("done").
@@ -45,6 +72,15 @@ class CommitGroups:
         Raises GroupStale (a later sequence is committed), GroupFenced (its run was aborted), NotAllowed (too many
         groups). Before a prepare the same is asked again.
         """
+        group = self._known(member.group)
+        if group is None:
+            return True
+        if group.last is not None and member.sequence <= group.last.sequence:
+            if member.sequence < group.last.sequence:
+                raise GroupStale(_later(member.group, group.last, member.sequence))
+            return False
+        if member.run in group.fenced:
+            raise GroupFenced()
         return True
 
     def repeated(
@@ -54,16 +90,126 @@ class CommitGroups:
 
         Raises GroupStale (later sequence, or other rows without `other_total`), GroupFenced, NotAllowed.
         """
-        ...
+        known = self._known(group)
+        if known is None:
+            return None
+        last = known.last
+        if last is not None and sequence < last.sequence:
+            raise GroupStale(_later(group, last, sequence))
+        if last is not None and sequence == last.sequence:
+            if rows != last.rows and not other_total:
+                raise GroupStale(
+                    OTHER_TOTAL.format(group=group, sequence=sequence, known=last.rows, rows=rows)
+                )
+            return last
+        if run in known.fenced:
+            raise GroupFenced()
+        return None
+
+    def too_late(self, group: str, sequence: int) -> bool:
+        """Whether an abort of that sequence changes nothing, because it is committed. Raises NotAllowed."""
+        known = self._known(group)
+        return known is not None and known.last is not None and sequence <= known.last.sequence
 
     def missing(self, group: str, sequence: int, epochs: Iterable[int]) -> list[int]:
         """Those of `epochs` that are no members of exactly (group, sequence)."""
-        return []
+        known = self.by_name.get(group)
+        members = known.members if known is not None else {}
+        return [epoch for epoch in epochs if epoch not in members or members[epoch].sequence != sequence]
 
     def leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
-        """Epochs of the group's other members with a sequence up to `sequence`: they end with its commit."""
-        return []
+        """Epochs of the group's members, without `epochs`, with a sequence up to `sequence`: they end with its
+        commit.
+        """
+        known = self.by_name.get(group)
+        if known is None:
+            return []
+        kept = set(epochs)
+        return [
+            epoch
+            for epoch, member in known.members.items()
+            if member.sequence <= sequence and epoch not in kept
+        ]
 
-    def of_run(self, group: str, sequence: int, run: str) -> list[int]:
+    def of_run(self, group: str, run: str) -> list[int]:
         """Epochs of members that an abort of `run` ends."""
-        return []
+        known = self.by_name.get(group)
+        if known is None:
+            return []
+        return [epoch for epoch, member in known.members.items() if member.run == run]
+
+    def _known(self, name: str) -> CommitGroup | None:
+        group = self.by_name.get(name)
+        if group is None and len(self.by_name) >= self._groups_max:
+            raise NotAllowed(TOO_MANY.format(most=self._groups_max, group=name))
+        return group
+
+    # The fold
+
+    def join(self, epoch: int, member: Member) -> None:
+        """A transaction of the group is live."""
+        self._group(member.group).members[epoch] = member
+
+    def leave(self, epoch: int, member: Member) -> None:
+        """It is decided, or gone; harmless if it was so before."""
+        group = self.by_name.get(member.group)
+        if group is not None:
+            group.members.pop(epoch, None)
+            self._tidy(member.group, group)
+
+    def committed(self, name: str, sequence: int, run: str, rows: int, time_ms: int) -> None:
+        """A commit is in the journal; a repeated one changes nothing."""
+        group = self._group(name)
+        if group.last is None or sequence > group.last.sequence:
+            group.last = Committed(sequence, rows, run, time_ms)
+            group.fenced = {run: at for run, at in group.fenced.items() if at > sequence}
+
+    def aborted(self, name: str, sequence: int, run: str) -> None:
+        """An abort is in the journal; one behind the commit changes nothing."""
+        group = self._group(name)
+        if group.last is None or sequence > group.last.sequence:
+            group.fenced.pop(run, None)
+            group.fenced[run] = sequence
+            if len(group.fenced) > FENCED_MAX:
+                del group.fenced[next(iter(group.fenced))]
+        self._tidy(name, group)
+
+    def forget(self, name: str) -> None:
+        """Nothing is remembered of it but its live members."""
+        group = self.by_name.get(name)
+        if group is not None:
+            group.last = None
+            group.fenced.clear()
+            self._tidy(name, group)
+
+    def _group(self, name: str) -> CommitGroup:
+        group = self.by_name.get(name)
+        if group is None:
+            group = self.by_name[name] = CommitGroup()
+        return group
+
+    def _tidy(self, name: str, group: CommitGroup) -> None:
+        if not group.members and not group.lasting:
+            del self.by_name[name]
+
+    # Snapshots
+
+    def dump(self) -> tuple[Any, ...]:
+        """All but the members, which their transactions name; by name."""
+        return tuple(
+            (name, group.last, tuple(group.fenced.items()))
+            for name, group in sorted(self.by_name.items())
+            if group.lasting
+        )
+
+    def load(self, rows: Sequence[Any]) -> None:
+        """Starts from what `dump` gave. Raises ValueError or TypeError if it is none."""
+        self.clear()
+        for name, last, fenced, *_ in rows:
+            group = self._group(name)
+            group.last = Committed(*last[:4]) if last is not None else None
+            group.fenced = dict(fenced)
+
+
+def _later(group: str, last: Committed, sequence: int) -> str:
+    return LATER.format(group=group, last=last.sequence, sequence=sequence)

@@ -39,13 +39,16 @@ class Origin(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """`expires_ms`: wall clock time after which a member of a commit group may be dropped; 0 never."""
+    """`messages`: how many it has, so that a start knows whether it has found them all. `expires_ms`: wall clock time
+    after which a member of a commit group may be dropped; 0 never.
+    """
 
     epoch: int
     time_ms: int
     origin: Origin
     topics: Topics
     offsets: Sequence[GroupPlaces]
+    messages: int
     expires_ms: int
 
 
@@ -71,6 +74,7 @@ class LocalCommit(NamedTuple):
     origin: Origin
     topics: Topics
     offsets: Sequence[GroupPlaces]
+    messages: int
 
 
 class LocalRollback(NamedTuple):
@@ -159,27 +163,29 @@ Operation: TypeAlias = (
 )
 
 
-def _origin(fields: Sequence[Any]) -> Origin:
+def origin_of(fields: Sequence[Any]) -> Origin:
+    """An `Origin` that was packed."""
     origin = Origin(*fields[: len(Origin._fields)])
     return origin if origin.member is None else origin._replace(member=Member(*origin.member[:3]))
 
 
-def _offsets(rows: Sequence[Sequence[Any]]) -> tuple[GroupPlaces, ...]:
+def offsets_of(rows: Sequence[Sequence[Any]]) -> tuple[GroupPlaces, ...]:
+    """Groups' places that were packed."""
     return tuple(GroupPlaces(*row[:3]) for row in rows)
 
 
 def _prepare(epoch: int, fields: Sequence[Any]) -> Prepare:
-    time_ms, origin, topics, offsets, expires_ms = fields[:5]
-    return Prepare(epoch, time_ms, _origin(origin), topics, _offsets(offsets), expires_ms)
+    time_ms, origin, topics, offsets, messages, expires_ms = fields[:6]
+    return Prepare(epoch, time_ms, origin_of(origin), topics, offsets_of(offsets), messages, expires_ms)
 
 
 def _local_commit(epoch: int, fields: Sequence[Any]) -> LocalCommit:
-    time_ms, origin, topics, offsets = fields[:4]
-    return LocalCommit(epoch, time_ms, _origin(origin), topics, _offsets(offsets))
+    time_ms, origin, topics, offsets, messages = fields[:5]
+    return LocalCommit(epoch, time_ms, origin_of(origin), topics, offsets_of(offsets), messages)
 
 
 def _local_rollback(epoch: int, fields: Sequence[Any]) -> LocalRollback:
-    return LocalRollback(epoch, fields[0], _origin(fields[1]))
+    return LocalRollback(epoch, fields[0], origin_of(fields[1]))
 
 
 _READERS: Final[dict[int, Callable[[int, Sequence[Any]], Operation]]] = {

@@ -6,38 +6,71 @@ except where a method says otherwise.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final
 
+from journal import entry
 from journal.clock import Clock
 from journal.disk import Disk
-from tfmq.effects import GroupPlaces
+from journal.errors import Full
+from journal.journal_store import JournalOptions, JournalStore
+from tfmq.errors import DiskFull, StorageStopped
+from tfmq.limits import PRODUCER_IDLE_SECONDS
+from tfmq.transaction import operations, slices, states
+from tfmq.transaction.checkpoints import Checkpoints
 from tfmq.transaction.commit_groups import CommitGroups
-from tfmq.transaction.operations import Origin
-from tfmq.transaction.outcomes import Outcome
+from tfmq.transaction.epochs import RANGE, Epochs
+from tfmq.transaction.holds import Holds
+from tfmq.transaction.ledger import Ledger
+from tfmq.transaction.outcomes import Outcome, Outcomes
+from tfmq.transaction.queue import Force, JournalQueue, Run, Waiter
+from tfmq.transaction.recording import Recording
+from tfmq.transaction.relocation import Relocation
+from tfmq.transaction.slices import SLICE_BYTES
 from tfmq.transaction.streams import LeasedMs, Streams
-from tfmq.transaction.transaction import Decision, Piece, Slice, Transaction
+from tfmq.transaction.transaction import Decision, Slice, Transaction
 
-Written: TypeAlias = Callable[[int, BaseException | None], None]
-"""written(place, None) once an entry is in the journal at `place` and folded, not forced yet; written(0, error) if
-nothing was written and nothing has changed. Errors: journal.errors.Full (go on when there is space), Stopped, others
-of the journal, OSError."""
+LOCAL_OUTCOMES_MAX: Final = 100_000
+"""Outcomes of transactions that only their session could name: a repeated commit comes within minutes."""
+LOCAL_OUTCOME_MS: Final = 3_600_000
 
-Waiter: TypeAlias = Callable[[BaseException | None], None]
-Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+KEY_SIZE: Final = 16
+"""Of the digests of names; see `Outcomes`."""
 
 
-class JournalTransactionStore:
+class JournalTransactionStore(Recording):
     """See the module. Made by `open`.
 
-    `transactions`: epoch -> Transaction, all that are not settled, by rising epoch; `named`: xid -> the latest live
-    one of that name; `counts`: state -> how many of `transactions`.
+    `transactions`: epoch -> Transaction, all that are not settled; `listed` has them in order. `named`: xid -> the
+    latest live one of that name; `counts`: state -> how many of `transactions`.
     """
 
-    transactions: dict[int, Transaction]
-    named: dict[str, Transaction]
-    counts: dict[str, int]
-    streams: Streams
-    groups: CommitGroups
+    def __init__(
+        self,
+        journal: JournalStore,
+        ledger: Ledger,
+        *,
+        disk: Disk,
+        folder: str,
+        clock: Clock,
+        randomness: Callable[[int], bytes],
+        force: Force,
+        run: Run,
+        options: JournalOptions,
+    ) -> None:
+        queue = JournalQueue(journal, ledger, force=force, run=run)
+        super().__init__(ledger, queue, Epochs(self._lease), clock)
+        self._journal = journal
+        self._disk, self._folder = disk, folder
+        self._randomness = randomness
+        self._checkpoints = Checkpoints(journal, run)
+        self._relocation = Relocation(journal, ledger, self._queue, run, options.file_bytes)
+        self.transactions = ledger.transactions
+        self.named = ledger.named
+        self.counts = ledger.counts
+        self.streams = ledger.streams
+        self.groups = ledger.groups
+        self.dropped: Sequence[Transaction] = ()
+        """What the start has rolled back, because it was never prepared."""
 
     @classmethod
     def open(
@@ -49,161 +82,191 @@ class JournalTransactionStore:
         randomness: Callable[[int], bytes],
         new_id: Callable[[], int],
         leased_ms: LeasedMs,
-        force: Callable[[Any, int, Waiter], None],
+        force: Force,
         run: Run,
         limits: Mapping[str, int],
         settings: Mapping[str, int],
-    ) -> "JournalTransactionStore":  # type: ignore[empty-body]
+    ) -> "JournalTransactionStore":
         """Opens or makes the journal in the existing `folder`, after recovery; forces a first range of epochs.
 
         Transactions that were never prepared are gone then; prepared and decided ones are in `transactions`.
         `force(journal, place, waiter)`: a Forcer's `want`. `limits` by name, `settings` the keys `transaction.*`
         without that prefix (outcome_seconds, journal_file_bytes).
-        Raises Corrupt (file and position named; nothing was changed), NewerFormat, Full, OSError.
+        Raises Corrupt (file and position named; nothing was changed), NewerFormat, Full, Stopped, OSError.
         """
-        ...
+        ledger = Ledger(
+            outcomes=Outcomes(
+                outcomes_max=limits["transaction_outcomes"], keep_ms=settings["outcome_seconds"] * 1000
+            ),
+            local_outcomes=Outcomes(outcomes_max=LOCAL_OUTCOMES_MAX, keep_ms=LOCAL_OUTCOME_MS),
+            streams=Streams(
+                streams_max=limits["transaction_streams"],
+                idle_ms=limits.get("producer_idle_seconds", PRODUCER_IDLE_SECONDS) * 1000,
+                leased_ms=leased_ms,
+            ),
+            groups=CommitGroups(groups_max=limits["commit_groups"]),
+        )
+        options = JournalOptions(file_bytes=settings["journal_file_bytes"])
+        journal = JournalStore.open(
+            disk,
+            folder,
+            new_id=new_id,
+            clock=clock,
+            state=ledger,
+            options=options,
+            randomness=randomness,
+        )
+        store = cls(
+            journal,
+            ledger,
+            disk=disk,
+            folder=folder,
+            clock=clock,
+            randomness=randomness,
+            force=force,
+            run=run,
+            options=options,
+        )
+        store._start()
+        return store
+
+    def _start(self) -> None:
+        self.dropped = self._ledger.recovered(Holds(self._journal))
+        first = self._ledger.epochs_end
+        lease = self._epochs_operation(first + RANGE)
+        try:
+            (place,) = self._journal.append([entry.Operation(*operations.pack(lease))])
+            self._journal.force()
+        except Full:
+            # The broker starts on a full disk, too; the first transaction asks again.
+            self._epochs.start(first, first)
+            return
+        self._ledger.enter(place, lease)
+        assert self._ledger.holds is not None
+        self._ledger.holds.rolled()
+        self._epochs.start(first, first + RANGE)
+
+    def _epochs_operation(self, end: int) -> operations.Epochs:
+        return operations.Epochs(end, self._clock.wall_ms(), self._randomness(KEY_SIZE))
+
+    def _lease(self, end: int, forced: Waiter) -> None:
+        def written(place: int, error: BaseException | None) -> None:
+            if error is not None:
+                forced(error)
+            else:
+                self._queue.when_forced(place, forced)
+
+        self._queue.put(self._epochs_operation(end), written)
 
     @property
-    def journal_id(self) -> int:  # type: ignore[empty-body]
+    def journal_id(self) -> int:
         """Names this journal as the source of effects: `Source(SOURCE_TRANSACTION, journal_id, place, number)`."""
-        ...
+        return self._journal.journal_id
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all messages that are kept for transactions."""
+        return self._ledger.size_bytes
 
     @property
     def stopped(self) -> str | None:
         """Why nothing can be written any more; None: it can."""
-        ...
-
-    # One transaction. Each verb checks the state only (states.WrongStep); everything else is the handler's business.
-    # While a record waits to be written the state is preparing, committing or rolling_back; if it is refused, the state
-    # is what it was before.
-
-    def begin(self, origin: Origin) -> Transaction:  # type: ignore[empty-body]
-        """A new, open transaction under an epoch that nobody had before; nothing is written.
-
-        It is in `transactions`, and in `named` if it has a name. Raises Busy while new epochs wait for the disk, and
-        StorageStopped if they never come.
-        """
-        ...
-
-    def discard(self, transaction: Transaction) -> None:
-        """Forgets an open transaction (whose prepare was refused) without a record; its outcome is not kept."""
-
-    def add(self, transaction: Transaction, piece: Piece, written: Written) -> None:
-        """Queues a batch of an open transaction. The caller has asked `streams.check` and the limits."""
-
-    def prepare(
-        self,
-        transaction: Transaction,
-        offsets: Sequence[GroupPlaces],
-        expires_ms: int,
-        written: Written,
-    ) -> None:
-        """Queues the prepare; when written the state is "prepared"."""
-
-    def commit(
-        self,
-        transaction: Transaction,
-        written: Written,
-        *,
-        offsets: Sequence[GroupPlaces] = (),
-        pieces: Sequence[Piece] = (),
-    ) -> None:
-        """Queues the decision: of a prepared one, or one-phase of an open one with last `offsets` and `pieces`, which
-        are written with it, all or none. When written the state is "applying" and `transaction.decision` is there.
-        """
-
-    def rollback(self, transaction: Transaction, written: Written) -> None:
-        """Queues the end of an open or prepared one; when written it is gone from `transactions`."""
-
-    def commit_by_hand(self, transaction: Transaction, written: Written) -> None:
-        """As `commit` of a prepared one; it stays, as "heuristic_committed", until `forget`."""
-
-    def rollback_by_hand(self, transaction: Transaction, written: Written) -> None:
-        """As `rollback` of a prepared one; it stays, as "heuristic_rolled_back", until `forget`."""
-
-    def forget(self, transaction: Transaction, written: Written) -> None:
-        """Queues the end of a heuristic one's memory; its plain outcome stays among the outcomes. A commit by hand that
-        is not settled yet raises WrongStep."""
-
-    def finish_empty(self, transaction: Transaction) -> None:
-        """An open one with nothing in it ends as "read_only", without a record."""
+        return self._journal.stopped
 
     def outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
         """What became of a transaction that is over: of that very epoch, or of the latest of that name."""
-        ...
-
-    # Commit groups
-
-    def commit_group(
-        self,
-        group: str,
-        sequence: int,
-        run: str,
-        rows: int,
-        members: Sequence[Transaction],
-        dropped: Sequence[Transaction],
-        written: Written,
-    ) -> None:
-        """Queues one decision over all members (prepared), which ends `dropped` too. When written every member has the
-        same `decision`. Without members it only drops what was left over."""
-
-    def abort_group(
-        self, group: str, sequence: int, run: str, dropped: Sequence[Transaction], written: Written
-    ) -> None:
-        """Queues the fence of a run and the end of `dropped`."""
-
-    def forget_group(self, group: str, written: Written) -> None:
-        """Queues the end of a group's memory."""
+        return self._ledger.outcome(xid, epoch)
 
     # After the decision
 
-    def slices(self, decision: Decision, log_id: int, after: int = 0) -> Iterator[Slice]:  # type: ignore[empty-body]
+    def slices(
+        self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
+    ) -> Iterator[Slice]:
         """What is still to go into one partition, behind the message number `after`.
 
-        Appends of at most 1 MiB (one block alone may be larger), read from the journal and verified. Any thread,
-        beside the owner. Raises Corrupt, OSError.
+        Appends of at most `slice_bytes` (one block alone may be larger), read from the journal and verified. Any
+        thread, beside the owner. Raises Corrupt, OSError.
         """
-        ...
+        return slices.slices(self._journal.read, decision.rows(log_id), log_id, after, slice_bytes)
 
-    def slices_cached(self, decision: Decision, log_id: int, after: int = 0) -> list[Slice] | None:
-        """The same at once, if it is not more than one slice and need not wait for the disk; else None."""
-        ...
+    def slices_cached(
+        self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
+    ) -> list[Slice] | None:
+        """The same at once, if it is little and need not wait for the disk; else None. Raises Corrupt."""
+        cached = decision.transactions[0].cached
+        rows = decision.rows(log_id)
+        if cached is not None and len(decision.transactions) == 1:
+            return slices.slices_of(cached, rows, after, slice_bytes)
+        return slices.slices_at_once(self._journal.read_cached, rows, log_id, after, slice_bytes)
 
     def applied(self, decision: Decision) -> None:
         """All its effects are written, or their targets gone: the states become "committed", memory is freed."""
+        for transaction in decision.transactions:
+            self._ledger.step(transaction, states.APPLIED)
+            self._queue.uncache(transaction)
+        decision.release()
 
     def settle(self, decision: Decision) -> None:
         """All its effects are on the disk: the journal need not keep its messages. After `applied`."""
+        self._ledger.settle(decision)
 
     # Turning
 
     @property
     def due(self) -> bool:
         """Whether `write` has something to do now."""
-        return False
+        return self._queue.due
 
     def write(self) -> bool:
         """The turn's end: appends what is queued, folds it, tells who asked; whether it did anything. What waits for a
         new file in a worker owns its bytes from then on.
         """
-        return False
+        wrote = self._queue.write()
+        if wrote and not self._queue.working:
+            self._checkpoints.tend()
+        return wrote
 
     def when_forced(self, place: int, waiter: Waiter) -> None:
         """`waiter(None)` once the entry at `place` is on the disk, `waiter(error)` if the journal stops before."""
+        self._queue.when_forced(place, waiter)
 
     def tend(self) -> None:
         """Housekeeping, about once a second: a checkpoint if one is due, old files emptied if they hold too little."""
+        if self._queue.working:
+            return
+        self._relocation.tend()
+        self._checkpoints.tend()
 
     def listed(self, after_epoch: int = 0) -> Iterator[Transaction]:
         """`transactions` with an epoch above `after_epoch`, by rising epoch, without looking at those before."""
-        return iter(())
+        transactions = self.transactions
+        for epoch in self._ledger.order.after(after_epoch):
+            yield transactions[epoch]
 
     def check(self, size_bytes: int) -> None:
         """Whether the journal takes so many bytes more. Raises StorageStopped, DiskFull."""
+        if self._journal.stopped is not None:
+            raise StorageStopped(reason=self._journal.stopped, outcome="not done")
+        if self._disk.free_space(self._folder) < size_bytes:
+            raise DiskFull()
 
     def status(self) -> Mapping[str, Any]:
         """journal: "open" or why it stopped; journal_bytes; bytes (of all messages kept)."""
-        return {}
+        return {
+            "journal": self._journal.stopped or "open",
+            "journal_bytes": self._journal.size_bytes,
+            "bytes": self._ledger.size_bytes,
+        }
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued or under way: it may be closed."""
+        return self._queue.idle and not self._checkpoints.working and not self._relocation.working
 
     def close(self) -> None:
-        """Forces, writes a last checkpoint, closes; nothing may be queued or under way."""
+        """Forces, writes a last checkpoint, closes; only when `idle`. Raises Stopped, Full: closed all the same."""
+        self._journal.close()
+
+    def abandon(self, reason: str) -> None:
+        """Lets go without writing anything more."""
+        self._journal.abandon(reason)

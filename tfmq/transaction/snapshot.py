@@ -1,0 +1,169 @@
+"""Snapshots of the ledger, so that a start need not read every entry since the beginning.
+
+A stream of msgpack values: the head [version, time, end of the epochs, streams, commit groups, outcomes, outcomes of
+local transactions, decisions over several transactions, count of transactions], then as many rows. Fields are only
+ever added, at the ends; docs/formats/journal.md has the table. The journal adds the checksum.
+
+What is open is in it, too: its record may come behind the snapshot. What was decided and is not settled is in it with
+its place, what is settled is not.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from journal.errors import NewerFormat
+from tfmq.transaction import states
+from tfmq.transaction.operations import offsets_of, origin_of
+from tfmq.transaction.transaction import Decision, Locations, Transaction, packed, unpacked
+
+VERSION: Final = 1
+NAME: Final = "the snapshot of the transactions"
+
+YIELD_ROWS: Final = 64
+"""A worker that packs lets the owner's thread in after so many rows (0.2 ms): it would else wait for Python's own
+interval, 5 ms, again and again."""
+
+Captured = tuple[Transaction, str, Decision | None, bool, Locations, int, Sequence[tuple[int, str]] | None]
+"""What can change of a transaction, as it was; topics only while it is open."""
+
+
+class Head(NamedTuple):
+    """What is not a transaction: the latest time, the end of the leased epochs, and what the streams, the commit
+    groups, the outcomes and the outcomes of local transactions dumped, in this order.
+    """
+
+    time_ms: int
+    epochs_end: int
+    parts: Sequence[Any]
+
+
+def capture(head: Head, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
+    """Takes hold of the transactions as they are, in the owner's thread; what it answers packs them."""
+    rows = [
+        (
+            each,
+            each.state,
+            each.decision,
+            each.settled,
+            each.locations,
+            len(each.locations),
+            None if each.prepared_ms or each.decision else tuple(each.topics.items()),
+        )
+        for each in transactions
+    ]
+    return lambda: _pack(head, rows)
+
+
+def _pack(head: Head, captured: Sequence[Captured]) -> bytes:
+    rows = sorted(captured, key=lambda row: row[0].epoch)
+    shared = {
+        id(decision): (decision.place, [each.epoch for each in decision.transactions])
+        for _, _, decision, *_ in rows
+        if decision is not None and len(decision.transactions) > 1
+    }
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack((VERSION, head.time_ms, head.epochs_end, *head.parts, list(shared.values()), len(rows)))
+    for number, row in enumerate(rows, 1):
+        packer.pack(_row(*row))
+        if not number % YIELD_ROWS:
+            time.sleep(0)
+    return bytes(packer.bytes())
+
+
+DURABLE: Final = {
+    states.PREPARING: states.OPEN,
+    states.COMMITTED: states.APPLYING,
+}
+"""What a state that no record made is in a snapshot. Of committing and rolling back `prepared_ms` tells."""
+
+
+def _row(
+    transaction: Transaction,
+    state: str,
+    decision: Decision | None,
+    settled: bool,
+    locations: Locations,
+    words: int,
+    topics: Sequence[tuple[int, str]] | None,
+) -> tuple[Any, ...]:
+    """One transaction as it was when it was captured; what its state had not yet is left out."""
+    if state in (states.COMMITTING, states.ROLLING_BACK):
+        state = states.OPEN if topics is not None else states.PREPARED
+    state = DURABLE.get(state, state)
+    opened = state == states.OPEN
+    return (
+        transaction.epoch,
+        state,
+        transaction.origin,
+        tuple(transaction.topics.items()) if topics is None else topics,
+        () if opened else transaction.offsets,
+        0 if opened else transaction.prepared_ms,
+        0 if opened else transaction.expires_ms,
+        decision.time_ms if decision is not None else transaction.decided_ms if settled else 0,
+        decision.place if decision is not None else 0,
+        settled,
+        transaction.messages if settled else 0,
+        transaction.size_bytes if settled else 0,
+        packed(locations[:words]),
+    )
+
+
+def restore(data: bytes) -> tuple[Head, list[Transaction]]:
+    """What a capture packed. Raises ValueError, NewerFormat."""
+    try:
+        return _restore(data)
+    except (TypeError, IndexError, KeyError, msgpack.UnpackException) as error:
+        raise ValueError(f"{NAME} does not decode: {error!r}") from error
+
+
+def _restore(data: bytes) -> tuple[Head, list[Transaction]]:
+    unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
+    unpacker.feed(data)
+    version, *fields = unpacker.unpack()
+    if version > VERSION:
+        raise NewerFormat(NAME, version, VERSION)
+    shared, count = fields[6:8]
+    transactions = [_transaction(unpacker.unpack()) for _ in range(count)]
+    if shared:
+        by_epoch = {each.epoch: each for each in transactions}
+        for _, epochs in shared:
+            _share([by_epoch[epoch] for epoch in epochs])
+    return Head(fields[0], fields[1], fields[2:6]), transactions
+
+
+def _transaction(row: Sequence[Any]) -> Transaction:
+    transaction = Transaction(row[0], origin_of(row[2]))
+    if row[1] not in states.STATES:
+        raise ValueError(f"a transaction in the unknown state {row[1]!r}")
+    transaction.state = row[1]
+    transaction.topics = dict(row[3])
+    transaction.offsets = offsets_of(row[4])
+    transaction.prepared_ms, transaction.expires_ms, transaction.decided_ms, place = row[5:9]
+    transaction.settled = row[9]
+    if place:
+        transaction.decision = Decision(place, transaction.decided_ms, (transaction,))
+    _locate(transaction, row[10], row[11], row[12])
+    return transaction
+
+
+def _locate(transaction: Transaction, messages: int, size_bytes: int, words: bytes) -> None:
+    locations = transaction.locations = unpacked(words)
+    transaction.messages, transaction.size_bytes = messages, size_bytes
+    for location in locations():
+        transaction.messages += location.count
+        transaction.size_bytes += location.size_bytes
+        if not location.log_id:
+            transaction.lost += location.count
+
+
+def _share(transactions: Sequence[Transaction]) -> None:
+    """They were decided together, in this order."""
+    first = transactions[0].decision
+    if first is None:
+        raise ValueError("transactions that were decided together without a decision")
+    decision = Decision(first.place, first.time_ms, tuple(transactions))
+    for transaction in transactions:
+        transaction.decision = decision
