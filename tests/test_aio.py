@@ -166,9 +166,6 @@ def test_what_a_later_release_does() -> None:
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
         with pytest.raises(NotSupported):
             await made.send("orders", b"x", delay=1)
-        for use in (made.transaction, made.begin):
-            with pytest.raises(NotSupported):
-                use()
         assert made.stats()["messages"] == 0
 
     play(story)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfmq.aio_consumer import Consumer, in_threads
+from tfmq.aio_consumer import Consumer
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.link import Link
 from tfmq.client.servers import parse_servers
@@ -24,7 +24,7 @@ async def worked(work: Any) -> tuple[Any, BaseException | None, bool]:
         threads.append(threading.current_thread())
         return work()
 
-    in_threads(driver)(noted, lambda result, error: ended.set_result((result, error)))
+    driver.in_threads(noted, lambda result, error: ended.set_result((result, error)))
     result, error = await asyncio.wait_for(ended, 10)
     await driver.close()
     return result, error, threads[0] is not threading.current_thread()

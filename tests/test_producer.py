@@ -233,9 +233,6 @@ def test_a_result_may_be_waited_for_in_turns(producer: Producer, broker: FakeBro
 def test_what_a_later_release_does(producer: Producer, arguments: dict[str, float]) -> None:
     with pytest.raises(NotSupported, match="later release"):
         producer.send("orders", b"x", **arguments)  # type: ignore[arg-type]
-    for use in (producer.transaction, producer.begin):
-        with pytest.raises(NotSupported, match="later release"):
-            use()
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from tfmq.message import Partition as Partition
     from tfmq.message import SendResult as SendResult
     from tfmq.producer import Producer as Producer
+    from tfmq.transactions import Transaction as Transaction
+    from tfmq.xa import XAResource as XAResource
 
 _MODULES = ("aio", "codecs", "errors", "hooks")
 _ERRORS = (
@@ -96,6 +98,8 @@ _PLACES: dict[str, str] = {
     "ReceivedMessage": "tfmq.client.received",
     "SendResult": "tfmq.message",
     "StoredOffset": "tfmq.client.offset_storage",
+    "Transaction": "tfmq.transactions",
+    "XAResource": "tfmq.xa",
     "local_server": "tfmq.local",
     **dict.fromkeys(_ERRORS, "tfmq.errors"),
 }

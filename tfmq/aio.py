@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import tfmq.producer
 from tfmq.aio_admin import Admin as Admin
 from tfmq.aio_consumer import Consumer as Consumer
+from tfmq.aio_transactions import Transaction as Transaction
+from tfmq.aio_transactions import checked_in
+from tfmq.aio_xa import XAResource as XAResource
 from tfmq.client import exiting
 from tfmq.client.batch import Delivery
 from tfmq.client.documented import documented_as
@@ -28,8 +31,8 @@ from tfmq.client.producing import (
     TIMEOUT_SECONDS,
     ProducerCore,
     Settings,
-    no_transactions,
 )
+from tfmq.client.transaction_checks import Check
 from tfmq.codecs import Codec
 from tfmq.errors import Busy, TfmqError
 from tfmq.hooks import Hook
@@ -124,11 +127,26 @@ class Producer(LaterProducing):
     def stats(self) -> dict[str, Any]:
         return self._core.stats()
 
-    def transaction(self) -> NoReturn:
-        no_transactions()
+    def transaction(self) -> Transaction:
+        """Here: `async with producer.transaction() as tx: await tx.send(...)`."""
+        return Transaction(self._core.transactions.begin())
 
-    def begin(self, xid: str | None = None, timeout: float | None = None) -> NoReturn:
-        no_transactions()
+    async def begin(self, xid: str | None = None, timeout: float | None = None) -> Transaction:
+        core = self._core.transactions.begin(xid, timeout)
+        await self._driver.run(core.beginning())
+        return Transaction(core)
+
+    async def resume(self, xid: str) -> Transaction:
+        return Transaction(await self._driver.run(self._core.transactions.resuming(xid)))
+
+    def transaction_check(self, function: Check) -> Check:
+        """Here `function` may be a coroutine function, which is awaited in the loop."""
+        self._core.transactions.check(checked_in(self._driver, function))
+        self._driver.attend()
+        return function
+
+    def xa(self) -> XAResource:
+        return XAResource(self)
 
     async def __aenter__(self) -> Producer:
         return self

@@ -1,8 +1,7 @@
 """The asyncio consumer: one method a line over `tfmq.client.consuming`; a cancelled call leaves it usable."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Literal
@@ -27,21 +26,6 @@ from tfmq.client.positions import PartitionName
 from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.servers import parse_servers
 from tfmq.client.start import Start, seek_question
-from tfmq.client.work import Run
-
-
-def in_threads(driver: AsyncDriver) -> Run:
-    """Has work done in the loop's pool of threads: an offset storage may wait for a disk or a network."""
-
-    def run(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        def finished(future: "asyncio.Future[Any]") -> None:
-            error = asyncio.CancelledError() if future.cancelled() else future.exception()
-            done(None if error is not None else future.result(), error)
-            driver.attend()
-
-        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(finished)
-
-    return run
 
 
 class Consumer(LaterConsuming, Generic[Value]):
@@ -100,7 +84,7 @@ class Consumer(LaterConsuming, Generic[Value]):
         link = Link(parse_servers(servers), time.monotonic)
         self._driver = AsyncDriver(link)
         self._core = Consuming(
-            options, link, in_threads(self._driver), attend=self._driver.attend, flush=self._driver.flush
+            options, link, self._driver.in_threads, attend=self._driver.attend, flush=self._driver.flush
         )
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)

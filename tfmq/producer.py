@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from tfmq.client import exiting
 from tfmq.client.batch import Deliveries, Delivery
@@ -19,12 +19,14 @@ from tfmq.client.producing import (
     TIMEOUT_SECONDS,
     ProducerCore,
     Settings,
-    no_transactions,
 )
+from tfmq.client.transaction_checks import Check
 from tfmq.codecs import Codec
 from tfmq.errors import TfmqError
 from tfmq.hooks import Hook
 from tfmq.message import Message
+from tfmq.transactions import Transaction
+from tfmq.xa import XAResource
 
 _new = tuple.__new__
 
@@ -149,13 +151,48 @@ class Producer(LaterProducing):
         with self._driver.lock:
             return self._core.stats()
 
-    def transaction(self) -> NoReturn:
-        """A local transaction: a later release. Raises `NotSupported`."""
-        no_transactions()
+    def transaction(self) -> Transaction:
+        """Messages that become visible together or not at all: `with producer.transaction() as tx: tx.send(...)`.
 
-    def begin(self, xid: str | None = None, timeout: float | None = None) -> NoReturn:
-        """A two-phase transaction: a later release. Raises `NotSupported`."""
-        no_transactions()
+        Touches no network: up to a megabyte goes as one request when it is committed. It ends with this producer's
+        connection once it is larger; what shall outlive that is begun with an xid. Raises `Closed`.
+        """
+        with self._driver.lock:
+            return Transaction(self._core.transactions.begin())
+
+    def begin(self, xid: str | None = None, timeout: float | None = None) -> Transaction:
+        """Begin a transaction at the broker now, to be prepared, and to be committed or rolled back from any process
+        that knows its name: `xid`, 1 to 249 bytes of text, or None, and the broker gives it one.
+
+        Unprepared it ends by itself after `timeout` seconds (None: the broker's setting), and without an xid also with
+        this producer's connection. Raises `TransactionExists` for a name that is in use, `BadRequest`, `Busy`.
+        """
+        with self._driver.lock:
+            core = self._core.transactions.begin(xid, timeout)
+        self._driver.run(core.beginning())
+        return Transaction(core)
+
+    def resume(self, xid: str) -> Transaction:
+        """Take up the latest transaction of that name, begun by whichever process: to commit it, to roll it back, or to
+        see its `state`. Raises `UnknownTransaction`.
+        """
+        return Transaction(self._driver.run(self._core.transactions.resuming(xid)))
+
+    def transaction_check(self, function: Check) -> Check:
+        """A decorator: have `function(transaction)` say what is to become of prepared transactions that nobody ended.
+
+        The broker asks one connected producer of the group (`Producer(group=...)`), over its open connection, about the
+        transactions of all of them. `transaction` has `xid`, `epoch`, `prepared_at` and `topics`; the answer is
+        "commit", "rollback", or None: not known yet, ask again. It runs in a thread of its own; what it raises is
+        logged and means None. Several are asked in turn until one knows. Raises `BadRequest` without a group.
+        """
+        with self._driver.lock:
+            self._core.transactions.check(function)
+        return function
+
+    def xa(self) -> XAResource:
+        """This producer as a resource of a transaction manager."""
+        return XAResource(self)
 
     def __enter__(self) -> Producer:
         return self

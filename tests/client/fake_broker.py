@@ -17,6 +17,7 @@ from typing import Any
 
 from journal.header import records_of, split_body
 from journal.record import verify_batch
+from tests.client.fake_transactions import FakeTransactions
 from tfmq.errors import (
     BadFrame,
     SequenceGap,
@@ -51,10 +52,11 @@ class Stored:
         return found
 
 
-class FakeBroker:
+class FakeBroker(FakeTransactions):
     """Topics by name with a number of partitions; everything else is made as it is asked for."""
 
     def __init__(self, partitions: int = 1, limits: dict[str, int] | None = None) -> None:
+        super().__init__()
         self.partitions = partitions
         self.limits = limits or {}
         self.incarnations: dict[str, int] = {}
@@ -113,6 +115,8 @@ class FakeBroker:
         return commands.LeaseProducerIdsReply(first, request.count)
 
     def produce(self, request: commands.Produce, body: bytes) -> Any:
+        if request.transaction is not None:
+            return self.produce_inside(request, body)
         self._check_topic(request.topic, request.incarnation)
         verify_batch(
             body, request.blocks, request.producer_id, request.sequence, request.count, verify="records"
@@ -129,8 +133,12 @@ class FakeBroker:
         if request.sequence != expected:
             raise SequenceGap() if key in self.streams or expected == 0 else UnknownProducer()
         self.streams[key] = request.sequence + request.count
+        return self._produced(self._append(request, body), False)
+
+    def _append(self, request: commands.Produce, body: bytes) -> Stored:
+        log = self.logs[request.topic, request.partition]
         log.append(Stored(request, body, sum(len(each.body) + 100 for each in log)))
-        return self._produced(log[-1], False)
+        return log[-1]
 
     def _produced(self, batch: Stored, repeated: bool) -> Any:
         return commands.ProduceReply(
@@ -172,6 +180,10 @@ class Session:
             if not self.cut:
                 self._serve(frame.header, bytes(frame.body))
 
+    def _cut(self) -> None:
+        self.cut = True
+        self.broker.session_lost(self)
+
     def say(self, header: list[Any]) -> None:
         self.output += [bytes(part) for part in encode(header)]
         if self.on_output is not None:
@@ -184,19 +196,27 @@ class Session:
         plans = self.broker.plans[type(request)]
         action = plans.popleft() if plans else None
         if action == CUT:
-            self.cut = True
+            self._cut()
             return
         try:
             if isinstance(action, TfmqError):
                 raise action
+            if isinstance(request, commands.AwaitChecks) and not self.broker.checks:
+                self.broker.parked.append((self, header[1]))
+                return
             handler = getattr(self.broker, command.name.lower())
-            reply = handler(request, body) if isinstance(request, commands.Produce) else handler(request)
+            if isinstance(request, commands.Produce | commands.Transact):
+                reply = handler(request, body)
+            elif isinstance(request, commands.BeginTransaction):
+                reply = handler(request, self)
+            else:
+                reply = handler(request)
         except TfmqError as error:
             self.say([-error.number, header[1], *to_wire(error)[1:]])
             return
         answer = [0, header[1], *reply]
         if action == LOSE:
-            self.cut = True
+            self._cut()
         elif action == HOLD:
             self.broker.held.append((self, answer))
         elif action != SWALLOW and getattr(request, "acks", 1) != commands.ACKS_NONE:

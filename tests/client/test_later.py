@@ -13,10 +13,6 @@ from tfmq.errors import NotSupported
 from tfmq.producer import Producer
 
 PRODUCING: list[Callable[[Any], Any]] = [
-    lambda producer: producer.transaction(),
-    lambda producer: producer.begin("xid", timeout=5),
-    lambda producer: producer.resume("xid"),
-    lambda producer: producer.transaction_check(print),
     lambda producer: producer.cancel("handle"),
     lambda producer: producer.reschedule("handle", delay=5),
 ]

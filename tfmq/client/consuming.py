@@ -281,7 +281,7 @@ class Consuming:
 
     def committed(self, name: PartitionName) -> Operation[int | None]:
         """The offset that the group's store has of the partition; None: none."""
-        membership = self._member()
+        membership = self.member()
         feed = yield from self._feed(name)
         stored = (yield from membership.read([name])).get(name)
         return stored.offset if stored is not None and stored.incarnation == feed.incarnation else None
@@ -314,7 +314,7 @@ class Consuming:
 
     def commit(self, message: ReceivedMessage | None = None) -> Operation[None]:
         """Saves all that was handed out, or one partition up to `message` and including it."""
-        self._member()
+        self.member()
         try:
             yield from self._saving.commit(message, self.link.now() + self.options.timeout)
         except Fenced as fenced:
@@ -322,7 +322,8 @@ class Consuming:
             self.positions.drop_ready()
             raise
 
-    def _member(self) -> Membership:
+    def member(self) -> Membership:
+        """Its place in the group. Raises `Closed`, `BadRequest` without a group."""
         if self.closed:
             raise Closed("The consumer is closed; make a new one.")
         if self.membership is None:

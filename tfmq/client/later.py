@@ -17,14 +17,6 @@ class LaterProducing:
 
     __slots__ = ()
 
-    def resume(self, xid: str) -> NoReturn:
-        """Take up a prepared transaction: a later release. Raises `NotSupported`."""
-        later("resume()", "send without a transaction")
-
-    def transaction_check(self, function: Any) -> NoReturn:
-        """Decide open transactions when the broker asks back: a later release. Raises `NotSupported`."""
-        later("transaction_check()", "send without a transaction")
-
     def cancel(self, handle: Any) -> NoReturn:
         """Take back a delayed message: a later release. Raises `NotSupported`."""
         later("cancel()", "messages are not delayed yet, so none can be taken back")

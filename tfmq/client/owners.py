@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tfmq.client.drivers.callbacks import refuse_in_callback
+from tfmq.client.waiting import Operation
+from tfmq.client.work import in_a_thread
 from tfmq.errors import NotAllowed, TfmqError, TimedOut
 
 if TYPE_CHECKING:
@@ -40,10 +42,22 @@ class BlockingOwner:
             "Deliveries of the blocking producer are not awaited: use tfmq.aio.Producer, or result()."
         )
 
+    def run(self, operation: Operation[None]) -> None:
+        """Go through `operation`, waiting where it does."""
+        self._core.driver.run(operation)
+
+    def run_async(self, operation: Operation[None]) -> Generator[Any, None, None]:
+        """Raises `NotAllowed`."""
+        return self.wait_async(())
+
     def call_back(self, callback: Callable[[], object]) -> None:
         """Run `callback` outside of every lock, soon."""
         self._core.driver.callbacks.add(callback)
         self._core.driver.attend()
+
+    def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """A `Run` (see `work`) in a thread of its own: it may take its time, and use this producer too."""
+        in_a_thread(self._core.driver)(work, done)
 
     def close(self, seconds: float) -> None:
         """Flush for at most `seconds`, then drop the connection. Raises `DeliveryFailed`."""
@@ -70,6 +84,18 @@ class AsyncOwner(BlockingOwner):
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Wait until all of `batches` are done."""
         yield from self._core.driver.run(self._core.waiting(batches, None, at_once=False)).__await__()
+
+    def run(self, operation: Operation[None]) -> None:
+        """Raises `NotAllowed`."""
+        self.wait_for((), None)
+
+    def run_async(self, operation: Operation[None]) -> Generator[Any, None, None]:
+        """Await what `operation` waits for."""
+        yield from self._core.driver.run(operation).__await__()
+
+    def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """A `Run` in the loop's pool of threads."""
+        self._core.driver.in_threads(work, done)
 
     def finish(self, seconds: float) -> int:
         """The loop is gone by now: what is not delivered is given up; how many messages that is."""

@@ -174,6 +174,18 @@ class Positions:
         places = {name: self.processed(name) for name in self._processed}
         return {name: place for name, place in places.items() if place.offset != self._saved[name]}
 
+    def unsaved_out(self) -> dict[PartitionName, Place]:
+        """The places behind all that was handed out, by partition, where the store has another one."""
+        places = {name: self.handed_out(name) for name in self._processed}
+        return {name: place for name, place in places.items() if place.offset != self._saved[name]}
+
+    def saved_elsewhere(self, places: Mapping[PartitionName, Place]) -> None:
+        """A transaction saved `places`; what is before them is processed, unless a `seek` has gone back meanwhile."""
+        self.note_saved(places)
+        for name, place in places.items():
+            if name in self and self.handed_out(name).offset >= place.offset:
+                self._advance(name, place)
+
     def note_saved(self, places: Mapping[PartitionName, Place]) -> None:
         """The store has `places` now."""
         for name in places.keys() & self._saved.keys():

@@ -6,10 +6,8 @@ A face adds the waiting (its driver) and the names that users see.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tfmq.client.batch import Batch, Deliveries, Delivery
 from tfmq.client.cluster import Cluster
@@ -18,7 +16,9 @@ from tfmq.client.operations import all_done
 from tfmq.client.partition_selector import PartitionSelector, find_selector
 from tfmq.client.sender import Options, Sender
 from tfmq.client.servers import parse_servers
-from tfmq.client.waiting import Flag, Operation, Wait, Waitable
+from tfmq.client.taking import Taking, cut
+from tfmq.client.transactions import Transactions
+from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.codecs import Codec
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, NotSupported, TfmqError, TimedOut
 from tfmq.hooks import Hook
@@ -34,13 +34,6 @@ BUFFER_BYTES = 32 << 20
 TIMEOUT_SECONDS = 30.0
 BATCH_BYTES_MAX = 8 << 20
 """A broker refuses frames of 16 MiB and more. One message alone may be larger than a batch."""
-CHUNK_COUNT = 500
-"""How many payloads `send_many` takes first, to see how large they are."""
-CHUNK_COUNT_MAX = 50_000
-FILLING = 0.95
-"""Then it takes as many as fill a batch to so much, by the average of the last ones; what is too much is cut off."""
-
-_PLAIN_TYPES = frozenset((bytes, str))
 
 
 class Settings(NamedTuple):
@@ -105,6 +98,7 @@ class ProducerCore:
         self.driver = driver_type(self.link)
         self.owner = owner_type(self)
         self._begin()
+        self.transactions = Transactions(self)
         self.driver.on_fork.append(self._forked)
 
     def _begin(self) -> None:
@@ -116,6 +110,7 @@ class ProducerCore:
         self.driver.tickers.remove(self.sender)
         self.sender.orphan()
         self._begin()
+        self.transactions = self.transactions.renewed()
         self.ended.done = self.closed  # the thread that was closing it is the parent's
 
     # Messages
@@ -181,9 +176,13 @@ class ProducerCore:
         """Take the message into a batch. Raises `Closed`."""
         self.check_open()
         delivery = self.sender.append(topic, message, payload)
+        self.hook(topic, message, delivery)
+        return delivery
+
+    def hook(self, topic: str, message: Message, delivery: Delivery) -> None:
+        """Have the hooks told what becomes of it."""
         if self.hooks:
             delivery.add_callback(lambda done: self._told(topic, message, done))
-        return delivery
 
     def _told(self, topic: str, message: Message, delivery: Delivery) -> None:
         error = delivery.peek()
@@ -196,39 +195,36 @@ class ProducerCore:
         if not self.may_append(topic, message):
             yield from self._making_room()
             if not (message.key is None and message.partition is None and self.selector.per_batch):
-                yield from self._knowing(topic)
+                yield from self.knowing(topic)
         return self.append(topic, message, payload)
 
     def sending_many(self, topic: str, payloads: Iterable[Any]) -> Operation[Deliveries]:
         """Send them all; ends when the last one is in a batch that is on its way."""
         self.checked(topic, Message(b"")) if not self.hooks else self.check_open()
         deliveries = Deliveries(self.owner)
-        taking = _Taking(payloads)
+        taking = Taking(payloads)
         while True:
             yield Wait(taking, 0.0)
-            chunk = taking.chunk
-            if not chunk:
+            if not taking.chunk:
                 break
             if not deliveries.runs:
-                yield from self._knowing(topic)
-            types = set(map(type, chunk))
-            if self.plain and types <= _PLAIN_TYPES:
-                taking.count = yield from self._sending_plain(topic, chunk, str in types, deliveries)
+                yield from self.knowing(topic)
+            chunk = taking.plain() if self.plain else None
+            if chunk is not None:
+                yield from self._sending_plain(topic, chunk, taking, deliveries)
             else:
-                yield from self._sending_each(topic, chunk, deliveries)
+                yield from self._sending_each(topic, taking.chunk, deliveries)
         self.sender.hurry(deliveries.batches)
         return deliveries
 
     def _sending_plain(
-        self, topic: str, chunk: list[Any], has_text: bool, deliveries: Deliveries
-    ) -> Generator[Wait, None, int]:
-        """Bytes and text without anything beside: whole batches at once. How many to take next."""
-        if has_text:
-            chunk = [each.encode() if type(each) is str else each for each in chunk]
+        self, topic: str, chunk: list[bytes], taking: Taking, deliveries: Deliveries
+    ) -> Operation[None]:
+        """Payloads without anything beside: whole batches at once."""
         sizes = list(map(len, chunk))
         overhead = self.sender.overhead_bytes
         start = 0
-        for stop in _cut(sizes, self.options.batch_bytes, overhead):
+        for stop in cut(sizes, self.options.batch_bytes, overhead):
             part = chunk if stop - start == len(chunk) else chunk[start:stop]
             yield from self._making_room()
             self.check_open()
@@ -237,8 +233,7 @@ class ProducerCore:
             start = stop
             yield Wait((), 0.0)
             self._stop_early(deliveries)
-        fitting = FILLING * self.options.batch_bytes / (sum(sizes) / len(chunk) + overhead)
-        return max(1, min(CHUNK_COUNT_MAX, int(fitting)))
+        taking.adjust(sum(sizes) + overhead * len(chunk), self.options.batch_bytes)
 
     def _sending_each(self, topic: str, chunk: list[Any], deliveries: Deliveries) -> Operation[None]:
         for item in chunk:
@@ -269,7 +264,7 @@ class ProducerCore:
                 )
             yield Wait((self.sender.room(),), remaining)
 
-    def _knowing(self, topic: str) -> Operation[None]:
+    def knowing(self, topic: str) -> Operation[None]:
         """Wait until the topic's partitions are known. Raises what asking for them raised."""
         until = self.link.now() + self.options.timeout
         while not self.sender.lanes.knows(topic):
@@ -321,10 +316,17 @@ class ProducerCore:
             return
         self.closed = True
         self.plain = False
+        try:
+            yield from self.transactions.closing(timeout)
+        finally:
+            yield from self._flushing_last(timeout)
+
+    def _flushing_last(self, timeout: float) -> Operation[None]:
         waited = self.sender.flush()
         try:
             yield from all_done(waited, timeout, self.link)
         finally:
+            self.transactions.stop()
             self.sender.abandon(
                 TimedOut(f"The producer was closed, and it was not delivered within {timeout:g} s.")
             )
@@ -344,47 +346,13 @@ class ProducerCore:
             "lost_messages": sender.lost,
             "buffered_bytes": sender.used_bytes,
             "unsettled_batches": len(sender.outstanding),
+            "transactions": self.transactions.committed,
+            "rolled_back_transactions": self.transactions.rolled_back,
+            "open_transactions": len(self.transactions),
             "connections": link.connections,
             "connected": link.state == "ready",
             "server": str(link.server),
         }
-
-
-class _Taking:
-    """Takes the next payloads when a driver goes through what is waited for, so outside of its lock: it is code of
-    the caller that runs then; it may take its time, and may even send.
-    """
-
-    def __init__(self, payloads: Iterable[Any]) -> None:
-        if isinstance(payloads, str | bytes | bytearray | memoryview | Message | Mapping):
-            raise TypeError(
-                f"send_many takes an iterable of payloads, not one {type(payloads).__name__}: use send, or a list."
-            )
-        self._iterator = iter(payloads)
-        self.count = CHUNK_COUNT
-        self.chunk: list[Any] = []
-
-    def __iter__(self) -> Iterator[Waitable]:
-        self.chunk = list(islice(self._iterator, self.count))
-        return iter(())
-
-
-def no_transactions() -> NoReturn:
-    """Raises `NotSupported`."""
-    raise NotSupported("Transactions need a later release; send without one.")
-
-
-def _cut(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
-    """Where batches end: behind the last payload that fits, and each has one."""
-    ends = list(accumulate([size + overhead for size in sizes]))
-    if ends[-1] <= batch_bytes:
-        return [len(sizes)]
-    cuts, first, start = [], 0, 0
-    while first < len(sizes):
-        first = max(bisect_right(ends, start + batch_bytes), first + 1)
-        start = ends[first - 1]
-        cuts.append(first)
-    return cuts
 
 
 def _failure(failed: list[Delivery]) -> TfmqError:

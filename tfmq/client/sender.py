@@ -86,7 +86,7 @@ class Sender:
         self.lost = self.sent_messages = self.sent_batches = self.sent_bytes = self.failed_messages = 0
         self._times = times
         self._owner = owner
-        self._selector = selector
+        self.selector = selector
         self._wall_clock = wall_clock
         self.lanes = Lanes(self)
         self._streams: dict[tuple[str, int], Stream] = {}
@@ -181,8 +181,8 @@ class Sender:
 
         Raises `MessageTooLarge`, `UnknownPartition`, and what a selector raises.
         """
-        self._check_size(0 if payload is None else len(payload))
-        part = self._part(message)
+        self.check_size(0 if payload is None else len(payload))
+        part = self.part(message)
         lane = self.lanes.lane(topic)
         batch = self._target(lane, message)
         size = (0 if payload is None else len(payload)) + batch.overhead_bytes + len(part or b"")
@@ -198,14 +198,14 @@ class Sender:
 
     def append_many(self, topic: str, payloads: list[bytes], size_bytes: int) -> Batch:
         """Take payloads that make one batch: all without a key. The topic is known, or the batch waits for it."""
-        self._check_size(max(map(len, payloads)))
+        self.check_size(max(map(len, payloads)))
         lane = self.lanes.lane(topic)
         before = self.shared.get(topic)
         if before is not None:
             self.close_batch(before)
         partition = -1
         if lane.topic is not None:
-            partition = self._select(lane.topic, KEYLESS)
+            partition = self.select(lane.topic, KEYLESS)
             stream = self._stream(lane.topic, partition)
             if stream.open is not None:
                 self.close_batch(stream.open)
@@ -289,7 +289,7 @@ class Sender:
         if stream is None or stream.idle:
             self.close_batch(batch)
 
-    def _check_size(self, size_bytes: int) -> None:
+    def check_size(self, size_bytes: int) -> None:
         most = (
             self.link.hello.limits.get("message_bytes", MESSAGE_BYTES) if self.link.hello else MESSAGE_BYTES
         )
@@ -299,7 +299,7 @@ class Sender:
                 " limits.message_bytes there."
             )
 
-    def _part(self, message: Message) -> bytes | None:
+    def part(self, message: Message) -> bytes | None:
         """The attribute part of a message that does not share its batch's."""
         if message.key is None and not message.tag and not message.properties:
             return None
@@ -309,7 +309,7 @@ class Sender:
     def _target(self, lane: Lane, message: Message) -> Batch:
         """The open batch for `message`."""
         topic = lane.topic
-        any_partition = message.partition is None and message.key is None and self._selector.per_batch
+        any_partition = message.partition is None and message.key is None and self.selector.per_batch
         if any_partition:
             shared = self.shared.get(lane.name)
             if shared is not None and shared.is_open:
@@ -324,7 +324,7 @@ class Sender:
                 batch.due = 0.0
                 self.lanes.wait(lane, batch, message)
             return batch
-        stream = self._stream(topic, self._select(topic, message))
+        stream = self._stream(topic, self.select(topic, message))
         if stream.open is None:
             stream.open = self._make(lane.name, stream.partition)
             self._lingering.append(stream.open)
@@ -344,7 +344,7 @@ class Sender:
             self.outstanding[batch] = None
         return batch
 
-    def _select(self, topic: Topic, message: Message) -> int:
+    def select(self, topic: Topic, message: Message) -> int:
         partitions = topic.partitions
         if message.partition is not None:
             if not 0 <= message.partition < len(partitions):
@@ -354,7 +354,7 @@ class Sender:
             return message.partition
         if len(partitions) == 1:
             return 0
-        return self._selector.get_partition(topic.name, partitions, message).number
+        return self.selector.get_partition(topic.name, partitions, message).number
 
     def _stream(self, topic: Topic, partition: int) -> Stream:
         key = (topic.name, partition)
@@ -375,7 +375,7 @@ class Sender:
     def route(self, topic: Topic, batch: Batch, message: Message) -> None:
         """Bring a closed batch to its stream; `message` decides where its partition is still open."""
         try:
-            partition = self._select(topic, message) if batch.partition < 0 else batch.partition
+            partition = self.select(topic, message) if batch.partition < 0 else batch.partition
             if partition >= len(topic.partitions):
                 raise UnknownPartition(f"{topic.name} has only {len(topic.partitions)} partitions now.")
         except TfmqError as error:

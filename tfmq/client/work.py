@@ -1,7 +1,8 @@
 """Work that may wait for a disk or another network, done where the driver wants it: inline or in a worker thread."""
 
+import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tfmq.client.waiting import Operation, Wait, Waitable
 
@@ -33,6 +34,32 @@ def inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], 
         done(None, error)
     else:
         done(result, None)
+
+
+class Lively(Protocol):
+    """What a thread needs of a driver to bring a result."""
+
+    @property
+    def lock(self) -> Any: ...
+
+    def glance(self) -> None: ...
+
+    def attend(self) -> None: ...
+
+
+def in_a_thread(driver: Lively) -> Run:
+    """A `Run` that has each work done in a thread of its own: it may take its time, and use the driver's client too."""
+
+    def run(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        def finished(result: Any, error: BaseException | None) -> None:
+            with driver.lock:
+                done(result, error)
+                driver.glance()
+            driver.attend()
+
+        threading.Thread(target=inline, args=(work, finished), name="tfmq-work", daemon=True).start()
+
+    return run
 
 
 def work(run: Run, call: Callable[[], Result]) -> Operation[Result]:

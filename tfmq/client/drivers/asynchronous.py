@@ -61,6 +61,11 @@ class AsyncDriver:
         self._soon = False
         self._looking_up: asyncio.Task[None] | None = None
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that it belongs to; None before anybody waited."""
+        return self._loop
+
     # For the faces
 
     async def run(self, operation: Operation[Result]) -> Result:
@@ -105,6 +110,16 @@ class AsyncDriver:
         timer = self.timers.add(seconds, function)
         self.attend()
         return timer
+
+    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Have `work()` done in the loop's pool of threads, as it may wait for a disk or a network."""
+
+        def finished(future: asyncio.Future[Any]) -> None:
+            error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            done(None if error is not None else future.result(), error)
+            self.attend()
+
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(finished)
 
     def raise_flag(self, flag: Flag) -> None:
         """Settle `flag` from any thread, or from a signal handler."""

@@ -1,0 +1,105 @@
+"""The asyncio face of a transaction: names, parameters and promises as in `tfmq.transactions`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from inspect import iscoroutinefunction
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import tfmq.transactions
+from tfmq.client.batch import Deliveries, Delivery
+from tfmq.client.documented import documented_as
+from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.transaction import TransactionCore
+from tfmq.client.transaction_checks import Check, InDoubt
+from tfmq.client.transaction_handle import TransactionHandle
+from tfmq.client.transaction_offsets import handed_out
+
+if TYPE_CHECKING:
+    from tfmq.aio_consumer import Consumer
+
+
+@documented_as(tfmq.transactions.Transaction)
+class Transaction(TransactionHandle):
+    """`tfmq.transactions.Transaction` for asyncio, with `async with`. A task that is cancelled inside rolls back."""
+
+    def __init__(self, core: TransactionCore) -> None:
+        self._core = core
+        self._producer = core.producer
+        self._driver: AsyncDriver = core.producer.driver
+
+    async def send(
+        self,
+        topic: str,
+        payload: Any,
+        key: bytes | bytearray | memoryview | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Any = None,
+        partition: int | None = None,
+        *,
+        deliver_at: Any = None,
+    ) -> Delivery:
+        """Here it gives the handle too, which may be awaited behind the commit."""
+        core = self._core
+        message = self._producer.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        data = self._producer.payload(message)
+        if not core.may_append(topic):
+            return await self._driver.run(core.sending(topic, message, data))
+        return core.append(topic, message, data)
+
+    async def send_many(self, topic: str, payloads: Iterable[Any]) -> Deliveries:
+        return await self._driver.run(self._core.sending_many(topic, payloads))
+
+    def commit_offsets(self, consumer: Consumer[Any]) -> None:
+        self._core.add_offsets(handed_out(consumer))
+
+    async def prepare(self) -> str:
+        return await self._driver.run(self._core.preparing())
+
+    async def commit(self) -> str:
+        try:
+            return await self._driver.run(self._core.committing())
+        finally:
+            self._tell()
+
+    async def rollback(self) -> str:
+        return await self._driver.run(self._core.rolling_back())
+
+    async def __aenter__(self) -> Transaction:
+        self._core.enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(
+            error, GeneratorExit
+        ):  # an asynchronous generator is thrown away, perhaps without a loop
+            self._core.drop(None)
+            self._driver.attend()
+            return
+        try:
+            await self._driver.run(self._core.leaving(error))
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"Besides: {failure}")
+        finally:
+            self._tell()
+
+
+def checked_in(driver: AsyncDriver, function: Any) -> Check:
+    """`function` as a thread can call it: a coroutine function is awaited in the driver's loop."""
+    if not iscoroutinefunction(function):
+        check: Check = function
+        return check
+
+    def ask(transaction: InDoubt) -> Any:
+        loop = driver.loop
+        assert loop is not None, "the question came through it"
+        return asyncio.run_coroutine_threadsafe(function(transaction), loop).result()
+
+    return ask

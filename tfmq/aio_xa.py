@@ -1,0 +1,52 @@
+"""The asyncio face of a producer as an XA resource: names, parameters and promises as in `tfmq.xa`, awaited."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import tfmq.xa
+from tfmq.aio_transactions import Transaction
+from tfmq.client.documented import documented_as
+from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.producing import ProducerCore
+from tfmq.client.xa import Branches
+
+
+class Resource(Protocol):
+    """A `tfmq.aio.Producer`."""
+
+    _core: ProducerCore
+    _driver: AsyncDriver
+
+
+@documented_as(tfmq.xa.XAResource)
+class XAResource:
+    """`tfmq.XAResource` for asyncio."""
+
+    def __init__(self, producer: Resource) -> None:
+        self._driver = producer._driver
+        self._branches = Branches(producer._core.transactions)
+
+    async def start(self, xid: str, timeout: float | None = None, *, resume: bool = False) -> Transaction:
+        return Transaction(await self._driver.run(self._branches.starting(xid, timeout, resume)))
+
+    def end(self, xid: str) -> None:
+        self._branches.end(xid)
+
+    async def prepare(self, xid: str) -> str:
+        return await self._driver.run(self._branches.preparing(xid))
+
+    async def commit(self, xid: str, one_phase: bool = False) -> str:
+        branch = await self._driver.run(self._branches.committing(xid, one_phase))
+        for each in branch.take_committed():
+            each.committed()
+        return branch.state
+
+    async def rollback(self, xid: str) -> str:
+        return await self._driver.run(self._branches.rolling_back(xid))
+
+    async def recover(self, group: str | None = None) -> list[str]:
+        return await self._driver.run(self._branches.recovering(group))
+
+    async def forget(self, xid: str) -> bool:
+        return await self._driver.run(self._branches.forgetting(xid))

@@ -1,0 +1,326 @@
+"""How one transaction reaches the broker: its frame, or its begin and the requests of its steps.
+
+Every request is one that the broker knows again, so it is repeated over new connections, and by whoever calls the step
+again because an answer never came.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfmq.client.call import Call
+from tfmq.client.tasks import Task
+from tfmq.client.transaction_asking import answered
+from tfmq.client.transaction_batch import TransactionBatch
+from tfmq.client.transaction_gathering import Gathering
+from tfmq.client.transaction_pipeline import STRANGE, Beginning, Pipeline
+from tfmq.client.transaction_steps import APPLYING, PREPARED, READ_ONLY, ROLLED_BACK
+from tfmq.client.transaction_streams import TransactionStream
+from tfmq.client.waiting import Operation, Wait
+from tfmq.errors import (
+    ConnectionFailed,
+    SequenceGap,
+    TfmqError,
+    TimedOut,
+    TransactionRolledBack,
+    TransactionState,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from tfmq.protocol.commands import (
+    CommitTransaction,
+    PrepareTransaction,
+    RollbackTransaction,
+    Transact,
+    TransactionOffsets,
+)
+from tfmq.protocol.commands import TransactionBatch as BatchRow
+
+if TYPE_CHECKING:
+    from tfmq.client.transactions import Transactions
+
+log = logging.getLogger("tfmq.transaction")
+
+
+class Ending:
+    """The requests of one transaction. `asked` is true from the moment when what was asked for may have happened."""
+
+    def __init__(self, home: Transactions, gathering: Gathering, beginning: Beginning) -> None:
+        self.xid = beginning.xid
+        self.epoch = 0
+        self.prepared = False
+        """Whether the broker said so; then the offsets are there as well."""
+        self.asked = False
+        self.pipeline: Pipeline | None = None
+        self.offsets: dict[str, TransactionOffsets] = {}
+        """By group."""
+        self.placed: Sequence[int] = ()
+        """The offsets that the commit told, one a batch in the order sent."""
+        self.dropped = 0
+        """Messages that had no topic any more when the transaction was committed."""
+        self._home = home
+        self._link = home.link
+        self._gathering = gathering
+        self._beginning = beginning
+        self._stream: TransactionStream | None = None
+        self._framed: list[TransactionBatch] = []
+        self._task: Task | None = None
+        self._commits_sent = 0
+        self._prepare_sent = False
+        self._ours = True
+
+    @property
+    def begun(self) -> bool:
+        """Whether the broker knows of it, or soon will."""
+        return self.pipeline is not None or self.epoch > 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it that anybody knows of here."""
+        return self.pipeline is None and self._is_empty()
+
+    @property
+    def framed(self) -> bool:
+        """Whether its one frame is under way, or was."""
+        return self._stream is not None
+
+    def found(self, xid: str, epoch: int, prepared: bool) -> None:
+        """It is one that the broker has already."""
+        self.xid, self.epoch, self.prepared, self._ours = xid, epoch, prepared, False
+
+    def grow(self) -> Pipeline:
+        """Begin it at the broker, and let go what is gathered in full batches."""
+        pipeline = self.pipeline
+        if pipeline is None:
+            home = self._home
+            pipeline = Pipeline(home.link, home.streams, self._beginning, home.seconds, self.epoch)
+            self.pipeline = pipeline
+            self._task = home.start(pipeline.run(), pipeline.broke)
+        pipeline.push(self._gathering.take_full())
+        return pipeline
+
+    def beginning(self) -> Operation[None]:
+        """Begin it now, and wait until it is."""
+        pipeline = self.grow()
+        while not pipeline.begun:
+            _raise(pipeline.failure)
+            yield Wait((pipeline.moved(),))
+        self.xid, self.epoch = pipeline.xid, pipeline.epoch
+
+    # Steps: each gives the state behind it
+
+    def preparing(self, ttl_ms: int | None) -> Operation[str]:
+        if not self.begun and self._is_empty():
+            return READ_ONLY
+        yield from self._sent()
+        self.asked = self._prepare_sent = True
+        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, self._rows())
+        call = yield from self._answered(request)
+        state = str(call.result().state)
+        self.prepared = state == PREPARED
+        return state
+
+    def committing(self) -> Operation[str]:
+        if not self.begun:
+            if self._framed:
+                return APPLYING  # nobody but its partitions can tell more
+            if self._is_empty():
+                return READ_ONLY
+            if self._home.fits_a_frame(self._gathering):
+                return (yield from self._transacting())
+        if self._prepare_sent and not self.prepared:
+            yield from self.preparing(None)  # its answer never came
+        elif not self.prepared:
+            yield from self._sent()
+        self.asked = True
+        request = CommitTransaction(
+            self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._rows()
+        )
+        call = yield from self._answered(request)
+        self._commits_sent += call.sends
+        if isinstance(call.error, UnknownTransaction) and self._ours and self._commits_sent == 1:
+            raise TransactionRolledBack(
+                "The transaction was rolled back before its commit came: its time was over, or its connection lost."
+            )
+        reply = call.result()
+        self._take(reply.offsets, reply.dropped)
+        return str(reply.state)
+
+    def rolling_back(self, seconds: float | None) -> Operation[str]:
+        """At most `seconds`; None: as long as any step."""
+        if self.framed:
+            raise TransactionState(
+                "Whether the transaction was committed is not known, so it cannot be rolled back: call commit() again,"
+                " which tells, and cannot commit twice."
+            )
+        if not self.begun:
+            return ROLLED_BACK
+        until = self._link.now() + (self._home.seconds if seconds is None else seconds)
+        if self.pipeline is not None:
+            if not (yield from self._halted(self.pipeline, until)):
+                return ROLLED_BACK
+            self.xid, self.epoch = self.pipeline.xid, self.pipeline.epoch
+        self.asked = True
+        request = RollbackTransaction(self.xid, self.epoch, False)
+        call = yield from answered(self._link, request, until=until)
+        if call.error is not None and self._ends_by_itself(call.error):
+            return ROLLED_BACK
+        return str(call.result().state)
+
+    def _halted(self, pipeline: Pipeline, until: float) -> Operation[bool]:
+        """Send nothing more; whether there is something to roll back."""
+        while not pipeline.begun and pipeline.failure is None:
+            remaining = until - self._link.now()
+            if remaining <= 0:
+                break
+            yield Wait((pipeline.moved(),), remaining)
+        self.halt()
+        return pipeline.begun
+
+    def _ends_by_itself(self, error: TfmqError) -> bool:
+        """Whether nobody but this client could commit it, and this one will not."""
+        if self.prepared or not self._ours:
+            return False
+        if isinstance(error, UnknownTransaction | TransactionRolledBack):
+            return True
+        lost = isinstance(error, ConnectionFailed | TimedOut)
+        return lost and not self._beginning.xid and not self._prepare_sent
+
+    # Parts of steps
+
+    def _answered(self, request: Any) -> Operation[Call]:
+        return answered(self._link, request, until=self._link.now() + self._home.seconds)
+
+    def _rows(self) -> list[TransactionOffsets]:
+        return list(self.offsets.values())
+
+    def _is_empty(self) -> bool:
+        return self._gathering.empty and not self.offsets
+
+    def _take(self, placed: Sequence[int], dropped: int) -> None:
+        self.placed, self.dropped = placed, dropped
+        if dropped:
+            log.warning(
+                "%d messages of transaction %s were dropped: their topics were deleted before it was committed.",
+                dropped,
+                self.xid,
+            )
+
+    def _sent(self) -> Operation[None]:
+        """Wait until the broker has all of it. Raises why it cannot have that."""
+        if self._gathering.empty and self.pipeline is None and self.epoch:
+            return  # taken up, and nothing was added
+        pipeline = self.grow()
+        pipeline.push(self._gathering.take_all())
+        while pipeline.failure is None and (pipeline.bytes or not pipeline.begun):
+            yield Wait((pipeline.moved(),))
+        _raise(pipeline.failure)
+        self.xid, self.epoch = pipeline.xid, pipeline.epoch
+
+    def _transacting(self) -> Operation[str]:
+        """Begin, sends and commit as one frame."""
+        until = self._link.now() + self._home.seconds
+        batches, first = self._gathering.take_all(), self._stream is None
+        done = False
+        try:
+            stream = yield from self._stream_for(batches, until)
+            self.asked = True
+            call = yield from self._framed_call(stream, batches, until)
+            if first and _strange(call):
+                self._stream = None
+                stream = yield from self._stream_for(batches, until, fresh=True)
+                call = yield from self._framed_call(stream, batches, until)
+            reply = call.result()
+            done = True
+        except TfmqError as error:
+            if isinstance(error, UnknownTopic):
+                self._gathering.forget_topics()
+            if error.outcome == "not done":
+                self._stream = None
+            raise
+        finally:
+            if not done:
+                self._gathering.put_back(batches)
+        self._framed = batches
+        self._take(reply.offsets, reply.dropped)
+        stream.sequence += sum(batch.count for batch in batches)
+        self._home.streams.give(stream)
+        return str(reply.state)
+
+    def _stream_for(
+        self, batches: Sequence[TransactionBatch], until: float, fresh: bool = False
+    ) -> Operation[TransactionStream]:
+        """The stream that the frame was sent in before, or one for its first time."""
+        stream = self._stream
+        if stream is None:
+            streams = self._home.streams
+            stream = yield from (streams.leasing(until) if fresh else streams.taking(until))
+            if not stream.fits(sum(batch.count for batch in batches)):
+                stream = yield from streams.leasing(until)
+            stream.number += 1
+            self._stream = stream
+        return stream
+
+    def _framed_call(
+        self, stream: TransactionStream, batches: Sequence[TransactionBatch], until: float
+    ) -> Operation[Call]:
+        rows, bodies, sequence = [], [], stream.sequence
+        for batch in batches:
+            encoded = batch.number(stream.producer_id, sequence)
+            size = len(encoded.data)
+            rows.append(
+                BatchRow(
+                    batch.topic,
+                    batch.incarnation,
+                    batch.partition,
+                    sequence,
+                    batch.count,
+                    size,
+                    encoded.blocks,  # type: ignore[arg-type]
+                )
+            )
+            bodies.append(encoded.data)
+            sequence += batch.count
+        request = Transact(stream.producer_id, stream.number, rows, self._rows())
+        return answered(self._link, request, *bodies, until=until)
+
+    # The end
+
+    def halt(self) -> None:
+        """Send nothing more of it."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def let_go(self) -> None:
+        """Tell the broker that it ends, and do not wait for the answer."""
+        self.halt()
+        pipeline = self.pipeline
+        if pipeline is not None and pipeline.begun and self._link.state != "closed":
+            request = RollbackTransaction(pipeline.xid, pipeline.epoch, False)
+            self._link.call(request, seconds=self._home.seconds, unattended=True)
+
+    def over(self) -> None:
+        """The broker's last word is here."""
+        self.halt()
+        if self.pipeline is not None:
+            self.pipeline.end()
+
+    def batches(self) -> Iterator[TransactionBatch | None]:
+        """All that went or was to go, in order; None for one that nobody holds any more."""
+        yield from self._framed
+        if self.pipeline is not None:
+            yield from (held() for held in self.pipeline.journalled)
+            yield from self.pipeline.waiting()
+
+
+def _strange(call: Call) -> bool:
+    """Whether the broker knows the stream otherwise, and for sure has not taken the frame, which is new."""
+    return isinstance(call.error, SequenceGap) or (isinstance(call.error, STRANGE) and call.sends == 1)
+
+
+def _raise(error: TfmqError | None) -> None:
+    if error is not None:
+        raise type(error)(error.sentence, outcome=error.outcome)

@@ -1,0 +1,68 @@
+"""The offsets of a consumer inside a transaction: what it was handed out counts as processed if that commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tfmq.client.consuming import Consuming
+from tfmq.client.positions import PartitionName, Place
+from tfmq.errors import BadRequest
+from tfmq.protocol.commands import GroupOffset, TransactionOffsets
+
+
+class HandedOut(NamedTuple):
+    """Where a consumer stood: `row` is what the broker gets, `places` what the consumer has saved once it commits.
+
+    The last two are taken and told under the consumer's own lock, which is never taken under another one's.
+    """
+
+    consuming: Consuming
+    lock: Any
+    row: TransactionOffsets
+    places: Mapping[PartitionName, Place]
+
+    def committed(self) -> None:
+        """The transaction is committed: the consumer's next save goes on from there."""
+        with self.lock:
+            self.consuming.positions.saved_elsewhere(self.places)
+
+
+def handed_out(consumer: Any) -> HandedOut:
+    """Where `consumer`, a `Consumer` of either face, stands. Raises `BadRequest` for one whose offsets cannot be part
+    of a transaction, `TypeError` for what is no consumer, `Closed`, `Fenced`.
+    """
+    consuming = getattr(consumer, "_core", None)
+    if not isinstance(consuming, Consuming):
+        raise TypeError(f"commit_offsets takes a tfmq consumer, not {type(consumer).__name__}.")
+    with consumer._driver.lock:
+        return HandedOut(consuming, consumer._driver.lock, *_standing(consuming))
+
+
+def _standing(consuming: Consuming) -> tuple[TransactionOffsets, dict[PartitionName, Place]]:
+    membership = consuming.member()
+    if consuming.options.commits != "manual":
+        raise BadRequest(
+            'commit_offsets needs a consumer with commits="manual": otherwise it saves offsets by itself, before the'
+            " transaction is committed."
+        )
+    if consuming.options.storage is not None:
+        raise BadRequest(
+            'commit_offsets needs a consumer with offsets="broker": the broker cannot commit what is kept elsewhere.'
+        )
+    if membership.failure is not None:
+        raise membership.failure
+    places = consuming.positions.unsaved_out()
+    rows = [
+        GroupOffset(
+            name.topic,
+            consuming.fetcher.feeds[name].incarnation,
+            name.partition,
+            place.offset,
+            0,
+            place.epoch,
+        )
+        for name, place in places.items()
+        if name in consuming.fetcher.feeds
+    ]
+    return TransactionOffsets(membership.group, membership.member, membership.generation, rows), places

@@ -1,0 +1,113 @@
+"""The states of a transaction as its client sees them, and what each step does in each, as tables.
+
+open              takes messages
+preparing, committing, rolling_back
+                  a step is under way
+prepared          kept by the broker until somebody says commit or rollback
+read_only         there was nothing in it: over
+committed         over, and visible
+applying          committed; a partition that takes no writes now will have its part later
+rolled_back       over, and nothing of it is there
+heuristic_committed, heuristic_rolled_back
+                  an operator ended it
+unknown           the answer to a step did not come: it may have happened
+abandoned         it belongs to the process that forked
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tfmq.errors import (
+    UNKNOWN,
+    Abandoned,
+    HeuristicOutcome,
+    TfmqError,
+    TransactionCommitted,
+    TransactionRolledBack,
+    TransactionState,
+    UnknownTransaction,
+)
+
+OPEN: Final = "open"
+PREPARED: Final = "prepared"
+READ_ONLY: Final = "read_only"
+COMMITTED: Final = "committed"
+APPLYING: Final = "applying"
+ROLLED_BACK: Final = "rolled_back"
+HEURISTIC_COMMITTED: Final = "heuristic_committed"
+HEURISTIC_ROLLED_BACK: Final = "heuristic_rolled_back"
+IN_DOUBT: Final = "unknown"
+ABANDONED: Final = "abandoned"
+
+SEND, PREPARE, COMMIT, ROLLBACK = "send", "prepare", "commit", "rollback"
+UNDER_WAY: Final = {PREPARE: "preparing", COMMIT: "committing", ROLLBACK: "rolling_back"}
+STEPPING: Final = frozenset(UNDER_WAY.values())
+LIVE: Final = frozenset((OPEN, *STEPPING))
+"""States in which a transaction ends when its producer is closed, or nobody holds it any more."""
+SUCCEEDED: Final = frozenset((COMMITTED, APPLYING, READ_ONLY, HEURISTIC_COMMITTED))
+FAILED: Final = frozenset((ROLLED_BACK, HEURISTIC_ROLLED_BACK))
+SETTLED: Final = SUCCEEDED | FAILED
+
+GO, DONE = "go", "done"
+"""Do the step; it was done before, so its answer is the state."""
+
+TABLE: Final[dict[tuple[str, str], str]] = {
+    (SEND, OPEN): GO,
+    (PREPARE, OPEN): GO,
+    (PREPARE, PREPARED): DONE,
+    (PREPARE, READ_ONLY): DONE,
+    (PREPARE, IN_DOUBT): GO,
+    (COMMIT, OPEN): GO,
+    (COMMIT, PREPARED): GO,
+    (COMMIT, READ_ONLY): DONE,
+    (COMMIT, COMMITTED): DONE,
+    (COMMIT, APPLYING): GO,
+    (COMMIT, IN_DOUBT): GO,
+    (COMMIT, HEURISTIC_COMMITTED): GO,
+    (COMMIT, HEURISTIC_ROLLED_BACK): GO,
+    (ROLLBACK, OPEN): GO,
+    (ROLLBACK, PREPARED): GO,
+    (ROLLBACK, READ_ONLY): DONE,
+    (ROLLBACK, ROLLED_BACK): DONE,
+    (ROLLBACK, IN_DOUBT): GO,
+    (ROLLBACK, HEURISTIC_COMMITTED): GO,
+    (ROLLBACK, HEURISTIC_ROLLED_BACK): GO,
+}
+
+_ENDED_OTHERWISE: Final[dict[tuple[str, str], type[TfmqError]]] = {
+    (COMMIT, ROLLED_BACK): TransactionRolledBack,
+    (ROLLBACK, COMMITTED): TransactionCommitted,
+    (ROLLBACK, APPLYING): TransactionCommitted,
+}
+_ADVICE: Final = {
+    SEND: "begin another one for further messages",
+    PREPARE: "it cannot be prepared any more",
+    COMMIT: "it cannot be committed any more",
+    ROLLBACK: "it cannot be rolled back any more",
+}
+
+
+def verdict(step: str, state: str, why: str = "") -> str:
+    """`GO` or `DONE`. Raises for what cannot be done in `state`; `why` is the sentence of how it came about."""
+    found = TABLE.get((step, state))
+    if found is not None:
+        return found
+    if state == ABANDONED:
+        raise Abandoned(why, outcome="not done")
+    error = _ENDED_OTHERWISE.get((step, state), TransactionState)
+    words = state.replace("_", " ")
+    raise error(why or f"The transaction is {words}: {_ADVICE[step]}.")
+
+
+def state_behind(step: str, error: TfmqError) -> str | None:
+    """What the broker's refusal of `step` says about the transaction; None: it is as it was before."""
+    if isinstance(error, TransactionRolledBack):
+        return ROLLED_BACK
+    if isinstance(error, TransactionCommitted):
+        return COMMITTED
+    if isinstance(error, HeuristicOutcome) and error.state in (HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK):
+        return str(error.state)
+    if isinstance(error, UnknownTransaction) or error.outcome == UNKNOWN:
+        return IN_DOUBT
+    return None
