@@ -120,8 +120,14 @@ class Destination(Protocol):
         Errors: UnknownTopic (gone for ever: whoever asks drops it), StorageStopped and DiskFull (not done,
         unless the error's outcome says "unknown": then `applied` tells once the target is resumed), anything
         else as StorageStopped. Since the highest place wins, a source that must not lose one never calls this
-        for a key while an earlier call for it has no answer, unless both are to be joined.
+        for a key while an earlier call for it has no answer, unless both are to be joined. For the same reason
+        a stopped target answers StorageStopped until its sources were told that it is resumed: what it had
+        written, but not forced, may be gone, and is to be written again before anything later.
         """
+        ...
+
+    def slice_bytes(self, key: int) -> int:
+        """The most bytes of batches that one `Append` to `key` should have; a single block may be larger."""
         ...
 
     def hold(self, key: int) -> None:

@@ -1,0 +1,249 @@
+"""Brings decided transactions to their targets: everything, in order, exactly once, however long it takes.
+
+One line a target (`line`), so that a target which takes nothing holds up only what must come behind; a large
+part goes as a convoy (`convoy`); what is written is watched until it is on the disk (`settling`). Nothing here
+can undo a decision: an error of a target is waited out, and only a target that is gone for ever lets go.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from journal.header import SEQUENCE_BITS
+from tfmq.effects import OFFSETS_KEY, Destination, Mark
+from tfmq.transaction.convoy import Pace
+from tfmq.transaction.course import Course
+from tfmq.transaction.line import Line
+from tfmq.transaction.queue import Run
+from tfmq.transaction.requests import Timers
+from tfmq.transaction.settling import Part, Settling
+from tfmq.transaction.store import JournalTransactionStore
+from tfmq.transaction.transaction import Target
+
+LATE_SECONDS: Final = 10.0
+"""Who waits for a commit is told so long after the decision that it is still being applied."""
+TURN_BYTES: Final = 8 << 20
+"""Small parts bring no more in one turn, about ten milliseconds' work; the rest waits for the next."""
+OFFSETS_TARGET: Final = Target(OFFSETS_KEY, "", 0, 0, 0)
+
+
+class Applier:
+    """See the module. `ended(course)` when a course is applied for the first time, before anybody is told."""
+
+    def __init__(
+        self,
+        store: JournalTransactionStore,
+        destination: Destination,
+        *,
+        timers: Timers,
+        run: Run,
+        release: Callable[[int], None],
+        ended: Callable[[Course], None],
+    ) -> None:
+        self.store, self.destination, self.timers, self.run = store, destination, timers, run
+        self.journal_id = store.journal_id
+        self.pace = Pace(destination)
+        self.settling = Settling(destination, timers, self._settle)
+        self.stopping = False
+        self._release, self._ended = release, ended
+        self._lines: dict[int, Line] = {}
+        self._due: dict[Line, None] = {}
+        self._next_turn: dict[Line, None] = {}
+        self._turn = float("-inf")
+        self._turn_bytes = 0
+        self._late: deque[tuple[float, Course]] = deque()
+        self._timer: Any = None
+        self._stopped: Callable[[], None] | None = None
+
+    # Decisions
+
+    def start(self, course: Course) -> None:
+        """The decision is on the disk: it goes to its targets, behind all that were decided before."""
+        targets = course.decision.targets
+        offsets = any(each.offsets for each in course.decision.transactions)
+        course.left = len(targets) + offsets
+        if not course.left:
+            self._over(course)
+            return
+        self._watch(course)
+        for key, target in targets.items():
+            self._put(key, Part(course, target))
+        if offsets:
+            self._put(OFFSETS_KEY, Part(course, OFFSETS_TARGET))
+
+    def _put(self, key: int, part: Part) -> None:
+        line = self._line(key)
+        line.put(part)
+        self._due[line] = None
+
+    def _line(self, key: int) -> Line:
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(key, self)
+        return line
+
+    # Turning
+
+    @property
+    def due(self) -> bool:
+        """Whether `write` has something to do."""
+        return bool(self._due)
+
+    def write(self) -> bool:
+        """Hands effects to the targets that can take one; whether there was anything to do."""
+        due, self._due = self._due, {}
+        for line in due:
+            line.pump()
+        self._try_stop()
+        return bool(due)
+
+    def may_read(self, line: Line, size_bytes: int) -> bool:
+        """Whether this turn still has time for so many bytes; if not, the line goes on in the next one."""
+        now = self.timers.now()
+        if now != self._turn or self.stopping:
+            self._turn, self._turn_bytes = now, 0
+        if self._turn_bytes and self._turn_bytes + size_bytes > TURN_BYTES:
+            if not self._next_turn:
+                self.timers.after(0.0, self._new_turn)
+            self._next_turn[line] = None
+            return False
+        self._turn_bytes += size_bytes
+        return True
+
+    def _new_turn(self) -> None:
+        self._turn_bytes = 0
+        lines, self._next_turn = self._next_turn, {}
+        self._due.update(lines)
+
+    # What lines tell
+
+    def ready(self, line: Line) -> None:
+        """It may have something to send."""
+        self._due[line] = None
+
+    def rested(self, line: Line) -> None:
+        """Its target takes nothing for now."""
+        self._try_stop()
+
+    def arrived(self, line: Line, parts: Sequence[Part], mark: Mark) -> None:
+        """They are written."""
+        self.settling.add(mark, parts)
+        self._done(line, parts)
+
+    def dropped(self, line: Line, parts: Sequence[Part]) -> None:
+        """Their target is gone for ever."""
+        for course, target in parts:
+            course.dropped += target.messages
+        self._done(line, parts)
+
+    def _done(self, line: Line, parts: Sequence[Part]) -> None:
+        if line.empty:
+            line.close()
+            self._lines.pop(line.key, None)
+        else:
+            self._due[line] = None
+        for course, target in parts:
+            freed = min(course.reserved, target.size_bytes)
+            if freed:
+                course.reserved -= freed
+                self._release(freed)
+            course.left -= 1
+            if not course.left:
+                self._over(course)
+
+    def _over(self, course: Course) -> None:
+        """Everything is written or dropped; also once more after a target had lost something."""
+        if not course.applied:
+            course.applied = True
+            self.store.applied(course.decision)
+            self._ended(course)
+            course.tell()
+        if course.safe:
+            self._settle(course)
+
+    def _settle(self, course: Course) -> None:
+        self.store.settle(course.decision)
+
+    # Targets
+
+    def resumed(self, key: int) -> None:
+        """A target takes writes again. What it had written but not forced may be gone: that comes first, again."""
+        lost = self.settling.lost(key, self.destination.applied(key, self.journal_id))
+        if lost:
+            for course, _ in lost:
+                course.left += 1
+            self._line(key).put_back(lost)
+        if key in self._lines:
+            self._lines[key].look_again()
+
+    def topic_gone(self, incarnation: int) -> None:
+        """Its partitions' lines have nobody to wait for any more."""
+        for key, line in list(self._lines.items()):
+            if key >> SEQUENCE_BITS == incarnation:
+                line.look_again()
+
+    def name(self, key: int) -> str:
+        """A target for people."""
+        return (
+            "the groups' offsets"
+            if key == OFFSETS_KEY
+            else self.destination.name(key) or "a topic that is gone"
+        )
+
+    def parked(self) -> dict[int, str]:
+        """Targets that take nothing at the moment: key -> why."""
+        return {key: line.parked for key, line in self._lines.items() if line.parked}
+
+    @staticmethod
+    def concerns(key: int, course: Course) -> bool:
+        """Whether a decision goes to that target."""
+        if key == OFFSETS_KEY:
+            return any(each.offsets for each in course.decision.transactions)
+        return key in course.decision.targets
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was decided is written, or waits for a target that takes nothing."""
+        return (
+            not self._due
+            and not self._next_turn
+            and all(each.parked and not each.busy for each in self._lines.values())
+        )
+
+    # Those that take long
+
+    def _watch(self, course: Course) -> None:
+        while self._late and self._late[0][1].applied:
+            self._late.popleft()
+        self._late.append((self.timers.now() + LATE_SECONDS, course))
+        if self._timer is None:
+            self._timer = self.timers.after(LATE_SECONDS, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = self.timers.now()
+        while self._late and (self._late[0][0] <= now or self._late[0][1].applied):
+            course = self._late.popleft()[1]
+            if not course.applied:
+                course.tell_late()
+        if self._late:
+            self._timer = self.timers.after(self._late[0][0] - now, self._ring)
+
+    # Stopping
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Brings what is small, ends convoys after their next slice; then forces what was written: `done()`."""
+        self.stopping = True
+        self._stopped = done
+        self._try_stop()
+
+    def _try_stop(self) -> None:
+        if self._stopped is None or not self.idle:
+            return
+        done, self._stopped = self._stopped, None
+        if self._timer is not None:
+            self.timers.cancel(self._timer)
+        for line in self._lines.values():
+            line.close()
+        self.settling.close()
+        self.settling.force_all(done)

@@ -1,0 +1,86 @@
+"""A decision on its way to its targets: how many do not have their part yet, and who waits to hear of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from tfmq.transaction import states
+from tfmq.transaction.transaction import Decision
+
+OFFSETS_MAX: Final = 4096
+"""Batches of which the offsets are answered: as many as one TRANSACT may have. More would fill a frame."""
+
+UNKNOWN_OFFSET: Final = -1
+
+Waiting: TypeAlias = Callable[["Course", BaseException | None], None]
+"""waiting(course, None) when it is applied, or when it is sure to take long; waiting(course, error) when nobody
+knows whether the decision is on the disk."""
+
+
+class Course:
+    """`left`: targets without their part. `unforced`: parts that are written, not known to be on the disk.
+
+    `reserved`: bytes set aside for it. `offsets`: where each batch begins, -1 where that is not known; empty for many
+    batches, for groups and after a restart. `applied`: every target had its part once.
+    """
+
+    __slots__ = (
+        "applied",
+        "decision",
+        "dropped",
+        "failure",
+        "late",
+        "left",
+        "offsets",
+        "reserved",
+        "unforced",
+        "waiting",
+    )
+
+    def __init__(self, decision: Decision, reserved: int = 0, batches: int = 0) -> None:
+        self.decision = decision
+        self.reserved = reserved
+        self.left = self.unforced = self.dropped = 0
+        self.applied = self.late = False
+        self.failure: BaseException | None = None
+        self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
+        self.waiting: list[Waiting] = []
+
+    @property
+    def state(self) -> str:
+        """What an answer says of it."""
+        return states.COMMITTED if self.applied else states.APPLYING
+
+    @property
+    def safe(self) -> bool:
+        """All of it is written, and all of that on the disk."""
+        return self.applied and not self.left and not self.unforced
+
+    def wait(self, waiting: Waiting) -> None:
+        """Tells `waiting` now if there is something to tell, else later."""
+        if self.failure is not None or self.applied or self.late:
+            waiting(self, self.failure)
+        else:
+            self.waiting.append(waiting)
+
+    def tell(self) -> None:
+        """It is applied, it failed, or it takes long: whoever waits hears which."""
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            each(self, self.failure)
+
+    def tell_late(self) -> None:
+        """A target takes nothing, or too much time has passed."""
+        self.late = True
+        self.tell()
+
+    def fail(self, error: BaseException) -> None:
+        """The journal stopped before it was known that the decision is on the disk."""
+        self.failure = error
+        self.tell()
+
+    def note_offsets(self, pieces: Sequence[int], offsets: Sequence[int]) -> None:
+        """Where batches of it begin; `pieces`: their numbers, -1 for the rest of one that was noted before."""
+        if self.offsets:
+            for piece, offset in zip(pieces, offsets, strict=False):
+                if piece >= 0:
+                    self.offsets[piece] = offset

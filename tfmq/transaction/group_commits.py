@@ -1,0 +1,243 @@
+"""Commands of commit groups: many prepared transactions decided by one record, in sequences that never go back.
+
+Commands of one group are taken one after the other: what is asked for while a record of that group is on its way
+waits for it.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from tfmq.errors import BadRequest, GroupIncomplete
+from tfmq.transaction import refusals, states
+from tfmq.transaction.books import Books
+from tfmq.transaction.course import Course
+from tfmq.transaction.requests import Done, GroupAborted, GroupCommit, GroupEnded
+from tfmq.transaction.transaction import Transaction
+
+DROPPABLE: Final = frozenset((states.OPEN, states.PREPARED))
+ABORTED: Final = "aborted"
+TWICE: Final = "The transaction {epoch} is in the list twice: name each member once."
+TOO_MANY: Final = "A commit group commits at most {most} transactions at once (limits.commit_group_members)."
+MISSING: Final = (
+    "Of the commit group {group}, sequence {sequence}, {count} transactions are not prepared members, the first is"
+    " {first}. Nothing was committed: run the missing parts again, or abort the run."
+)
+NAMES_TOLD: Final = 100
+"""An error names no more of the missing ones."""
+
+
+class GroupCommits:
+    """One method a command; each gives `done` one call or raises what refuses it."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._store = books.store
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
+        self._courses: dict[str, tuple[int, Course]] = {}
+
+    # Commit
+
+    def commit(self, request: GroupCommit, done: Done) -> None:
+        group, sequence, run, names, rows, other_total = request
+        if group in self._waiting:
+            self._waiting[group].append(partial(self._again, self.commit, (request, done), done))
+            return
+        self._refuse_bad(names)
+        first = self._store.groups.repeated(group, sequence, run, rows, other_total=other_total)
+        if first is not None:
+            self._repeat(request, first.rows, done)
+            return
+        members = self._members(request)
+        dropped = self._live(self._store.groups.leftovers(group, sequence, [each.epoch for each in members]))
+
+        def written(place: int, error: BaseException | None) -> None:
+            if error is not None:
+                done(None, refusals.of_journal(error))
+                for each in (*members, *dropped):
+                    self._books.go_on(each)
+            else:
+                self._committed(request, members, dropped, place, done)
+            self._go_on(group)
+
+        self._waiting[group] = []
+        self._put(
+            group, lambda: self._store.commit_group(group, sequence, run, rows, members, dropped, written)
+        )
+
+    def _refuse_bad(self, names: Iterable[tuple[str, int]]) -> None:
+        epochs: set[int] = set()
+        for _, epoch in names:
+            if epoch in epochs:
+                raise BadRequest(TWICE.format(epoch=epoch))
+            epochs.add(epoch)
+        most = self._books.limits["commit_group_members"]
+        if len(epochs) > most:
+            raise BadRequest(TOO_MANY.format(most=most))
+
+    def _members(self, request: GroupCommit) -> list[Transaction]:
+        """All that are named, in their order. Raises GroupIncomplete."""
+        if self._store.stopped is not None:
+            raise refusals.stopped(self._store.stopped)
+        strangers = set(
+            self._store.groups.missing(
+                request.group, request.sequence, [epoch for _, epoch in request.transactions]
+            )
+        )
+        members, missing = [], []
+        for xid, epoch in request.transactions:
+            found = None if epoch in strangers else self._store.transactions.get(epoch)
+            if found is not None and found.xid == xid and found.state == states.PREPARED:
+                members.append(found)
+            else:
+                missing.append(xid)
+        if missing:
+            sentence = MISSING.format(
+                group=request.group, sequence=request.sequence, count=len(missing), first=missing[0]
+            )
+            raise GroupIncomplete(sentence, missing=missing[:NAMES_TOLD])
+        return members
+
+    def _committed(
+        self,
+        request: GroupCommit,
+        members: list[Transaction],
+        dropped: list[Transaction],
+        place: int,
+        done: Done,
+    ) -> None:
+        tell = partial(_tell, False, request.rows, done)
+        if members:
+            decision = members[0].decision
+            assert decision is not None
+            self._books.decided(decision, tell)
+            self._courses[request.group] = (request.sequence, self._books.course(members[0]))
+        else:
+            self._courses.pop(request.group, None)
+            answer = GroupEnded(states.COMMITTED, False, request.rows, 0)
+            self._store.when_forced(place, partial(_answer, done, answer))
+        self._books.dropped(dropped, place)
+
+    def _repeat(self, request: GroupCommit, rows: int, done: Done) -> None:
+        """The first answer; and what other attempts left over since then goes."""
+        group, sequence = request.group, request.sequence
+        dropped = self._live(self._store.groups.leftovers(group, sequence))
+        if not dropped:
+            self._tell_first(group, sequence, rows, done)
+            return
+
+        def written(place: int, error: BaseException | None) -> None:
+            if error is not None:
+                done(None, refusals.of_journal(error))
+            else:
+                self._books.dropped(dropped, place)
+                self._tell_first(group, sequence, rows, done)
+            self._go_on(group)
+
+        self._waiting[group] = []
+        self._put(
+            group,
+            lambda: self._store.commit_group(group, sequence, request.run, rows, (), dropped, written),
+        )
+
+    def _tell_first(self, group: str, sequence: int, rows: int, done: Done) -> None:
+        known, course = self._courses.get(group, (-1, None))
+        if course is not None and known == sequence:
+            course.wait(partial(_tell, True, rows, done))
+        else:
+            self._books.when_sure(partial(_answer, done, GroupEnded(states.COMMITTED, True, rows, 0)))
+
+    # Abort and forget
+
+    def abort(self, group: str, sequence: int, run: str, done: Done) -> None:
+        if group in self._waiting:
+            self._waiting[group].append(partial(self._again, self.abort, (group, sequence, run, done), done))
+            return
+        if self._store.groups.too_late(group, sequence):
+            self._books.when_sure(partial(_answer, done, GroupAborted(states.COMMITTED)))
+            return
+        dropped = self._live(self._store.groups.of_run(group, run))
+
+        def written(place: int, error: BaseException | None) -> None:
+            if error is not None:
+                done(None, refusals.of_journal(error))
+            else:
+                self._books.dropped(dropped, place)
+                self._store.when_forced(place, partial(_answer, done, GroupAborted(ABORTED)))
+            self._go_on(group)
+
+        self._waiting[group] = []
+        self._put(group, lambda: self._store.abort_group(group, sequence, run, dropped, written))
+
+    def forget(self, group: str, done: Done) -> None:
+        known = self._store.groups.by_name.get(group)
+        if known is None or not known.lasting:
+            done(False, None)
+            return
+
+        def written(place: int, error: BaseException | None) -> None:
+            if error is not None:
+                done(None, refusals.of_journal(error))
+                return
+            self._courses.pop(group, None)
+            self._books.recorded(place)
+            self._store.when_forced(place, partial(_answer, done, True))
+
+        self._store.forget_group(group, written)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One map a group that has committed or aborted anything, or has live members."""
+        found = []
+        for name, group in self._store.groups.by_name.items():
+            last = group.last
+            found.append(
+                {
+                    "group": name,
+                    "sequence": -1 if last is None else last.sequence,
+                    "run": "" if last is None else last.run,
+                    "rows": 0 if last is None else last.rows,
+                    "committed_ms": 0 if last is None else last.time_ms,
+                    "members": len(group.members),
+                    "runs_fenced": len(group.fenced),
+                }
+            )
+        return found
+
+    # What several share
+
+    def _live(self, epochs: Iterable[int]) -> list[Transaction]:
+        """Those that can end with a group's record. One that is being decided by itself is let be."""
+        found = [self._store.transactions.get(epoch) for epoch in epochs]
+        return [each for each in found if each is not None and each.state in DROPPABLE]
+
+    def _put(self, group: str, put: Callable[[], None]) -> None:
+        """Puts the record into the queue; the group is free again if that raises."""
+        try:
+            put()
+        except Exception:
+            self._go_on(group)
+            raise
+
+    def _go_on(self, group: str) -> None:
+        for again in self._waiting.pop(group, ()):
+            again()
+
+    def _again(self, command: Callable[..., None], asked: tuple[Any, ...], done: Done) -> None:
+        try:
+            command(*asked)
+        except Exception as error:
+            done(None, refusals.of_step(error))
+
+
+def _tell(repeated: bool, rows: int, done: Done, course: Course, error: BaseException | None) -> None:
+    if error is not None:
+        done(None, error)
+    else:
+        done(GroupEnded(course.state, repeated, rows, course.dropped), None)
+
+
+def _answer(done: Done, answer: Any, error: BaseException | None) -> None:
+    if error is not None:
+        done(None, refusals.not_forced(error))
+    else:
+        done(answer, None)

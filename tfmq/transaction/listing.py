@@ -1,0 +1,134 @@
+"""Transactions for people: rows of those that need somebody, page by page, and everything about one."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from tfmq.transaction import states
+from tfmq.transaction.books import Books, topics_of
+from tfmq.transaction.live import Live
+from tfmq.transaction.transaction import Transaction
+
+TOPICS_DESCRIBED: Final = 1000
+"""A description names no more topics: it must fit into a frame's header."""
+TARGETS_DESCRIBED: Final = 100
+"""Likewise the targets that a transaction waits for."""
+
+NEEDS_SOMEBODY: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC))
+UNKNOWN: Final = "unknown"
+
+
+class Listing:
+    """See the module; changes nothing."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._store = books.store
+
+    def page(
+        self, wanted: Sequence[str] | None, after_epoch: int, limit: int, group: str
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """See `TransactionHandler.list`."""
+        rows: list[dict[str, Any]] = []
+        for transaction in self._wanted(wanted, after_epoch, group):
+            if len(rows) == limit:
+                return rows, True
+            rows.append(self._row(transaction))
+        return rows, False
+
+    def _wanted(self, wanted: Sequence[str] | None, after_epoch: int, group: str) -> Iterator[Transaction]:
+        for transaction in self._store.listed(after_epoch):
+            if group and transaction.origin.group != group:
+                continue
+            if needs_somebody(transaction) if wanted is None else transaction.state in wanted:
+                yield transaction
+
+    def _row(self, transaction: Transaction) -> dict[str, Any]:
+        most = self._books.limits["transaction_topics_listed"]
+        origin = transaction.origin
+        since_ms = transaction.prepared_ms or origin.began_ms
+        member = origin.member
+        return {
+            "xid": transaction.xid,
+            "epoch": transaction.epoch,
+            "state": transaction.state,
+            "group": origin.group,
+            "owner": origin.owner,
+            "began_ms": origin.began_ms,
+            "prepared_ms": transaction.prepared_ms,
+            "age_seconds": max(0, self._books.clock.wall_ms() - since_ms) // 1000,
+            "bytes": transaction.size_bytes,
+            "messages": transaction.messages,
+            "topics": topics_of(transaction)[:most],
+            "expires_ms": transaction.expires_ms,
+            "commit_group": "" if member is None else member.group,
+        }
+
+    def describe(self, xid: str, epoch: int) -> dict[str, Any]:
+        """See `TransactionHandler.describe`."""
+        transaction = self._find(xid, epoch)
+        if transaction is not None:
+            return self._everything(transaction)
+        outcome = self._store.outcome(xid, epoch)
+        if outcome is not None:
+            return {"xid": xid, "epoch": outcome.epoch, "state": outcome.state, "decided_ms": outcome.time_ms}
+        if self._books.was_empty(xid, epoch):
+            return {"xid": xid, "epoch": epoch, "state": states.READ_ONLY}
+        return {"xid": xid, "epoch": 0, "state": UNKNOWN}
+
+    def _find(self, xid: str, epoch: int) -> Transaction | None:
+        if not epoch:
+            return self._store.named.get(xid)
+        found = self._store.transactions.get(epoch)
+        return found if found is not None and found.xid == xid else None
+
+    def _everything(self, transaction: Transaction) -> dict[str, Any]:
+        count, client = self._books.checks.asked(transaction.epoch)
+        member = transaction.origin.member
+        return {
+            **self._row(transaction),
+            "topics": topics_of(transaction)[:TOPICS_DESCRIBED],
+            "batches": transaction.locations.rows,
+            "offset_groups": [each.group for each in transaction.offsets],
+            "decided_ms": transaction.decided_ms,
+            "asked": count,
+            "asked_last": client,
+            "local": transaction.origin.local,
+            "lost": transaction.lost,
+            "waits_for": self._waits_for(transaction),
+            "sequence": -1 if member is None else member.sequence,
+            "run": "" if member is None else member.run,
+        }
+
+    def _waits_for(self, transaction: Transaction) -> dict[str, str]:
+        """Targets that it goes to and that take nothing at the moment, with the reason."""
+        live: Live | None = transaction.live
+        if live is None or live.course is None or live.course.applied:
+            return {}
+        applier = self._books.applier
+        parked = {key: why for key, why in applier.parked().items() if applier.concerns(key, live.course)}
+        return {applier.name(key): why for key, why in list(parked.items())[:TARGETS_DESCRIBED]}
+
+    def status(self) -> dict[str, Any]:
+        """See `TransactionHandler.status`."""
+        counts, books = self._store.counts, self._books
+        oldest_ms = books.ages.oldest_ms
+        age_seconds = 0 if oldest_ms is None else max(0, books.clock.wall_ms() - oldest_ms) // 1000
+        journal = self._store.status()
+        return {
+            "open": counts[states.OPEN],
+            "prepared": len(books.ages),
+            "applying": counts[states.APPLYING],
+            "heuristic": sum(counts[each] for each in states.HEURISTIC),
+            "oldest_prepared_seconds": age_seconds,
+            "alarm": oldest_ms is not None and age_seconds > books.settings["alarm_seconds"],
+            "waits_for": sorted(map(books.applier.name, books.applier.parked()))[:TARGETS_DESCRIBED],
+            "journal": journal["journal"],
+            "journal_bytes": journal["journal_bytes"],
+        }
+
+
+def needs_somebody(transaction: Transaction) -> bool:
+    """Prepared, on the way from there, being applied, or ended by hand."""
+    return transaction.state in NEEDS_SOMEBODY or bool(
+        transaction.prepared_ms and transaction.state in states.IN_DOUBT
+    )

@@ -1,0 +1,115 @@
+"""Why a step of a transaction is refused: the errors that sessions get, each made in one place."""
+
+import logging
+from typing import Final
+
+from journal import errors as journal
+from tfmq.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    Busy,
+    DiskFull,
+    GroupStale,
+    HeuristicOutcome,
+    Outcome,
+    ServerError,
+    StorageStopped,
+    TfmqError,
+    TransactionCommitted,
+    TransactionRolledBack,
+    TransactionState,
+    UnknownTransaction,
+)
+from tfmq.transaction import states
+from tfmq.transaction.requests import Member
+
+logger = logging.getLogger("tfmq.transaction")
+
+STOPPED: Final = (
+    "The transaction journal takes no writes: {reason}. Mend the disk and start the broker again."
+)
+STOPPING: Final = "The broker is stopping. Connect again when it is back."
+NOT_OPEN: Final = (
+    "No open transaction has the epoch {epoch}: it was prepared, ended, timed out, or its connection is gone."
+)
+WRONG_STATE: Final = "The transaction {xid} is {state}; {rule}."
+INCOMPLETE: Final = (
+    "The transaction {xid} lacks a batch that could not be written. Send that batch again, or roll back."
+)
+
+GROUP_DONE: Final = (
+    "The commit group {group} has committed its sequence {sequence} already, without this transaction."
+)
+
+
+def of_journal(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
+    """What a session is told of an error of the transaction journal; an error of ours stays what it is."""
+    if isinstance(error, TfmqError):
+        return error
+    refusal: TfmqError
+    if isinstance(error, journal.Full):
+        refusal = DiskFull(outcome=outcome)
+    elif isinstance(error, journal.Stopped):
+        refusal = stopped(error.reason, outcome)
+    elif isinstance(error, journal.Closed):
+        refusal = Busy(STOPPING, outcome=outcome)
+    else:
+        refusal = ServerError(outcome=outcome)
+    refusal.__cause__ = error
+    return refusal
+
+
+def of_step(error: BaseException) -> TfmqError:
+    """What a session is told of whatever a step raised."""
+    if isinstance(error, TfmqError):
+        return error
+    if isinstance(error, states.WrongStep):
+        return TransactionState(state=error.state)
+    if not isinstance(error, journal.JournalError | OSError):
+        logger.error("a step of a transaction failed", exc_info=error)
+    return of_journal(error)
+
+
+def stopped(reason: str, outcome: Outcome = NOT_DONE) -> StorageStopped:
+    """The journal is stopped."""
+    return StorageStopped(STOPPED.format(reason=reason), outcome=outcome, reason=reason)
+
+
+def not_forced(error: BaseException) -> TfmqError:
+    """The record is written, and nobody knows whether it is on the disk."""
+    return of_journal(error, UNKNOWN)
+
+
+def not_open(epoch: int) -> UnknownTransaction:
+    """A send for a transaction that takes none; it was certainly not taken."""
+    return UnknownTransaction(NOT_OPEN.format(epoch=epoch), outcome=NOT_DONE, epoch=epoch)
+
+
+def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
+    """`rule` ends the sentence: what that step needs."""
+    return TransactionState(WRONG_STATE.format(xid=xid, state=state, rule=rule), state=state)
+
+
+def incomplete(xid: str) -> TransactionState:
+    """A batch of it was refused by the disk and has not come again."""
+    return TransactionState(INCOMPLETE.format(xid=xid), state=states.OPEN)
+
+
+def by_hand(state: str) -> HeuristicOutcome:
+    """An operator was there before."""
+    return HeuristicOutcome(state=state)
+
+
+def committed(epoch: int) -> TransactionCommitted:
+    return TransactionCommitted(epoch=epoch)
+
+
+def rolled_back(epoch: int) -> TransactionRolledBack:
+    return TransactionRolledBack(epoch=epoch)
+
+
+def group_done(member: Member) -> GroupStale:
+    """Its sequence is committed already, without it."""
+    return GroupStale(
+        GROUP_DONE.format(group=member.group, sequence=member.sequence), sequence=member.sequence
+    )

@@ -1,0 +1,122 @@
+"""A whole local transaction in one request: begin, sends and commit are one record, forced once."""
+
+from functools import partial
+from typing import Final
+
+from tfmq.effects import OFFSETS_KEY
+from tfmq.errors import SequenceGap
+from tfmq.transaction import refusals, states
+from tfmq.transaction.books import Books, live_of
+from tfmq.transaction.ending import tell_ended
+from tfmq.transaction.live import Live
+from tfmq.transaction.operations import Origin
+from tfmq.transaction.requests import Caller, Done, Ended, Transact
+from tfmq.transaction.transaction import Transaction
+
+NAMELESS: Final = "without a name"
+
+
+class Transacting:
+    """Gives `done` one call or raises what refuses the request; nothing of a refused one is left."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._store = books.store
+
+    def transact(self, request: Transact, session: Caller, done: Done) -> None:
+        now_ms = self._books.clock.wall_ms()
+        ending = self._store.streams.find(request.producer_id, request.number, now_ms)
+        if ending is not None and self._repeated(ending.epoch, ending.state, request, session, done):
+            return
+        if not request.pieces and not request.offsets:
+            done(Ended(states.READ_ONLY, 0), None)
+            return
+        groups = self._books.destination.check_offsets(request.offsets, session) if request.offsets else ()
+        if groups:
+            self._books.destination.check(OFFSETS_KEY, 0)
+        transaction = self._store.begin(
+            Origin("", True, request.producer_id, request.number, now_ms, "", session.identity)
+        )
+        live = transaction.live = Live()
+        try:
+            self._check(transaction, live, request, now_ms)
+            live.reserved = self._books.reservations.reserve(live.sizes)
+            if groups:
+                self._books.destination.lock_offsets(transaction.epoch, NAMELESS, groups)
+            self._store.commit(
+                transaction, self._written(transaction, done), offsets=groups, pieces=request.pieces
+            )
+        except Exception:
+            self._give_back(transaction)
+            raise
+
+    def _check(self, transaction: Transaction, live: Live, request: Transact, now_ms: int) -> None:
+        """The limits, and the rule of contiguous sequences over all its batches; sums up what goes where."""
+        sizes = live.sizes
+        total = 0
+        expected = -1
+        for piece in request.pieces:
+            if expected < 0:
+                self._store.streams.check(
+                    piece.producer_id, transaction.epoch, piece.sequence, piece.count, now_ms
+                )
+            elif piece.sequence != expected:
+                raise SequenceGap(expected=expected, found=piece.sequence)
+            expected = piece.sequence + piece.count
+            size = len(piece.data)
+            total += size
+            sizes[piece.log_id] = sizes.get(piece.log_id, 0) + size
+        self._store.check(total)
+        self._books.reservations.require_room(self._store.size_bytes, transaction, total, len(request.pieces))
+
+    def _written(self, transaction: Transaction, done: Done):  # type: ignore[no-untyped-def]
+        def written(place: int, error: BaseException | None) -> None:
+            if error is not None:
+                waiting = live_of(transaction).waiting
+                self._give_back(transaction)
+                done(None, refusals.of_journal(error))
+                for again in waiting:
+                    again()
+                return
+            assert transaction.decision is not None
+            self._books.decided(transaction.decision, partial(tell_ended, transaction.epoch, False, done))
+
+        return written
+
+    def _give_back(self, transaction: Transaction) -> None:
+        live = live_of(transaction)
+        self._books.reservations.release(live.reserved)
+        live.reserved = 0
+        self._books.destination.unlock_offsets(transaction.epoch)
+        self._store.discard(transaction)
+
+    def _repeated(self, epoch: int, state: str, request: Transact, session: Caller, done: Done) -> bool:
+        """Answers a request that came before; False if nothing of it is left, so that it is done now."""
+        transaction = self._store.transactions.get(epoch)
+        if transaction is not None and self._books.busy(transaction):
+            own = request._replace(pieces=[each._replace(data=bytes(each.data)) for each in request.pieces])
+            self._books.later(transaction, partial(self._again, own, session, done))
+        elif transaction is not None and live_of(transaction).course is not None:
+            course = live_of(transaction).course
+            assert course is not None
+            course.wait(partial(tell_ended, epoch, True, done))
+        elif state == states.COMMITTED:
+            self._books.when_sure(partial(_committed, epoch, done))
+        elif state == states.ROLLED_BACK:
+            raise refusals.rolled_back(epoch)
+        else:
+            return False
+        return True
+
+    def _again(self, request: Transact, session: Caller, done: Done) -> None:
+        try:
+            self.transact(request, session, done)
+        except Exception as error:
+            done(None, refusals.of_step(error))
+
+
+def _committed(epoch: int, done: Done, error: BaseException | None) -> None:
+    if error is not None:
+        done(None, refusals.not_forced(error))
+    else:
+        done(Ended(states.COMMITTED, epoch, repeated=True), None)
