@@ -258,10 +258,15 @@ class JournalOpening:
                 self._path(file.number), 0, file.size, f"{label}: it is not what the snapshot lists"
             )
         if found.hole is not None:
-            reason = f"{label}: it begins at place {found.hole.first}, behind the file before it"
+            reason = (
+                f"{label}: it begins at place {found.hole.first}, which is not where the one before it ends"
+            )
             return Corrupt(self._path(found.hole.number), 0, HEAD_SIZE, reason)
         if not found.files:
             return Corrupt(self._path(self.checkpoint.file_number), 0, 0, label)
+        if not found.replayed:
+            reason = f"{label}: no file has place {found.place}, from which the snapshot goes on"
+            return Corrupt(self._path(found.files[0].number), 0, 0, reason)
         last = found.files[-1]
         wanted = max(found.forced, found.place)
         reason = f"{label}: the journal was forced up to place {wanted}, file {found.file_number}"

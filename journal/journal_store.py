@@ -234,6 +234,7 @@ class JournalStore:
             if file is None:
                 raise Corrupt(self._files.folder, place, place, f"no file has the entry at place {place}")
             pread = file.pread_cached if cached else file.pread
+            size = max(size, HEADER_SIZE)
             data: Buffer | None = pread(size, place)
             if data is not None and size < (claimed := claimed_size(data)):
                 if place + claimed > file.end:
@@ -319,9 +320,9 @@ class JournalStore:
     def checkpointed(self, error: Exception | None) -> None:
         """The end of the work of a `checkpoint`, in the owner's thread."""
         self._under_way = False
-        self._checkpoint_after = self._clock.monotonic() + (
-            RECLAIM_SECONDS if error or self._files.idle else 0
-        )
+        now = self._clock.monotonic()
+        self._reclaim_after = now + RECLAIM_SECONDS
+        self._retry_after = now if error is None else now + RETRY_SECONDS
 
     # Ending.
 

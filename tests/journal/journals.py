@@ -41,7 +41,7 @@ def row_of(entry: Entry) -> Seen:
 
 
 class RememberingState:
-    """`seen` is every entry ever applied; the pieces of an epoch are held until a FORGET of it."""
+    """`seen` is every entry ever applied; the pieces of an epoch are held until its FORGET."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -66,8 +66,17 @@ class RememberingState:
         return lambda: repr(seen).encode()
 
     def held(self) -> Iterable[int]:
-        settled = {epoch for _, kind, epoch, _ in self.seen if kind == FORGET}
-        return [place for place, kind, epoch, _ in self.seen if not kind and epoch not in settled]
+        return [place for places in self.live().values() for place in places]
+
+    def live(self) -> dict[int, list[int]]:
+        """The places of the pieces of each epoch that came since it was forgotten last."""
+        found: dict[int, list[int]] = {}
+        for place, kind, epoch, _ in self.seen:
+            if kind == FORGET:
+                found.pop(epoch, None)
+            elif not kind:
+                found.setdefault(epoch, []).append(place)
+        return found
 
 
 class Journal:
@@ -125,7 +134,7 @@ class Journal:
 
     def settle(self, epoch: int) -> None:
         """The transaction is over: nothing of it is held any more."""
-        places = [place for place, kind, found, _ in self.state.seen if not kind and found == epoch]
+        places = self.state.live().get(epoch, [])
         self.tell(epoch, FORGET)
         for place in places:
             self.store.release(place)

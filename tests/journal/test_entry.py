@@ -174,10 +174,11 @@ def test_more_forced_than_written_is_refused() -> None:
         decode_entry(changed(20, (PLACE + 1).to_bytes(8, "big")), PLACE, SEED)
 
 
-def test_an_entry_that_is_too_large_is_refused() -> None:
-    data = memoryview(bytearray(ENTRY_SIZE_MAX - HEADER_SIZE - MESSAGES.size - 24 + 1))
+def test_an_entry_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_module, "ENTRY_SIZE_MAX", entry_size(PIECE))
+    assert encoded(PIECE)
     with pytest.raises(TooLarge):
-        encode_entries([PIECE._replace(data=data)], PLACE, 0, SEED)
+        encoded(PIECE._replace(data=bytes(PIECE.data) + b"?"))
 
 
 def test_a_filler_stands_for_so_many_bytes() -> None:
@@ -189,7 +190,7 @@ def test_a_filler_stands_for_so_many_bytes() -> None:
 
 
 def test_entries_are_found_again_behind_damage_at_any_byte() -> None:
-    contents = [PIECE, DECISION, PIECE._replace(data=b"x" * 3000), DECISION]
+    contents: list[Content] = [PIECE, DECISION, PIECE._replace(data=b"x" * 3000), DECISION]
     buffers, places, _ = encode_entries(contents, PLACE, FORCED, SEED)
     data = b"".join(buffers)
     for at in range(0, len(data), 7):

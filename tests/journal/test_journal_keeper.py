@@ -1,0 +1,472 @@
+"""What of the journal is durable and in which order: forces, rolls, checkpoints, and each of them failing."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from journal.entry import COMMIT, Operation
+from journal.errors import Full, JournalError, Stopped
+from journal.journal_checkpoint import REWRITE_SECONDS
+from journal.journal_file import HEAD_SIZE
+from journal.journal_store import JournalOptions
+from journal.keeper import KEPT_OPEN
+from journal.testing import SimulatedDisk, crash_states
+from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, message, opened
+from tests.scale import scaled, seeded
+
+
+class Story:
+    """A short life with rolls, forces, checkpoints, settlements and a restart; it ends where the disk fails it."""
+
+    def __init__(self) -> None:
+        self.journal = Journal()
+        self.acknowledged: list[tuple[int, int, int, bytes]] = []
+        self.errors: list[Exception] = []
+
+    def run(self) -> Story:
+        journal = self.journal
+        try:
+            journal.open()
+            for number in range(14):
+                journal.append(message(number, 1), message(number, 2), Operation(COMMIT, number, b"x"))
+                if number % 2:
+                    journal.store.force()
+                    self.acknowledged = list(journal.state.seen)
+                journal.clock.advance(REWRITE_SECONDS)
+                if number % 4 == 3:
+                    journal.settle(number - 2)
+                    journal.settle(number - 1)
+                    journal.checkpoint()
+                if number == 8:
+                    journal.store.close()
+                    self.acknowledged = list(journal.state.seen)
+                    journal.open()
+        except (OSError, JournalError) as error:
+            self.errors.append(error)
+        return self
+
+    def whole(self, disk: SimulatedDisk) -> None:
+        """What was acknowledged is there, in a journal that opens and goes on."""
+        after = Journal(disk)
+        after.number = 1000
+        after.open()
+        assert after.state.seen[: len(self.acknowledged)] == self.acknowledged
+        after.sent(1)
+        after.checkpoint()
+
+
+def calls_of(kind: str) -> int:
+    """How many calls of a kind an undisturbed story makes."""
+    story = Story()
+    never = story.journal.disk.faults.fail(kind, nth=10**9)
+    assert story.run().errors == []
+    return never.seen
+
+
+@pytest.mark.parametrize("kind", ["force", "force_folder"])
+def test_an_error_at_every_single_force_is_told_stops_the_journal_and_loses_nothing(kind: str) -> None:
+    for nth in range(1, calls_of(kind) + 1):
+        story = Story()
+        fault = story.journal.disk.faults.fail(kind, nth=nth)
+        story.run()
+        assert fault.hit == 1 and len(story.errors) == 1, f"{kind} {nth} failed and nobody was told"
+        for keep in ("nothing", "everything"):
+            story.whole(story.journal.disk.crash(keep=keep))
+
+
+@pytest.mark.parametrize("kind", ["write", "create", "rename", "unlink", "truncate", "open"])
+def test_an_error_at_every_single_call_loses_nothing_that_was_acknowledged(kind: str) -> None:
+    for nth in range(1, calls_of(kind) + 1):
+        story = Story()
+        story.journal.disk.faults.fail(kind, nth=nth)
+        story.run()
+        for keep in ("nothing", "everything"):
+            story.whole(story.journal.disk.crash(keep=keep))
+
+
+@pytest.mark.parametrize("kind", ["write", "create", "rename"])
+def test_no_space_at_every_single_call_stops_nothing_and_loses_nothing(kind: str) -> None:
+    for nth in range(1, calls_of(kind) + 1):
+        story = Story()
+        story.journal.disk.faults.fail(kind, nth=nth, error=errno.ENOSPC)
+        story.run()
+        assert all(isinstance(error, Full) for error in story.errors)
+        story.journal.disk.faults.clear()
+        if hasattr(story.journal, "store") and not story.journal.store.closed:
+            assert story.journal.store.stopped is None
+            story.journal.sent(2)
+            story.acknowledged = list(story.journal.state.seen)
+        for keep in ("nothing", "everything"):
+            story.whole(story.journal.disk.crash(keep=keep))
+
+
+def test_no_space_for_any_part_of_an_append_takes_it_back_whole_and_it_goes_on_when_there_is_space() -> None:
+    for space in range(0, 3 * ONE + 1):
+        journal = opened(JournalOptions()).sent(2)
+        before = journal.disk.read_file(journal.file())
+        journal.disk.space_bytes = journal.disk.used_bytes() + space
+        contents = (message(2, 1), message(2, 2), message(2, 3))
+        if space == 3 * ONE:
+            assert len(journal.append(*contents)) == 3
+            continue
+        with pytest.raises(Full):
+            journal.append(*contents)
+        assert journal.disk.read_file(journal.file()) == before
+        assert (journal.store.stopped, journal.store.end_offset) == (None, HEAD_SIZE + 2 * ONE)
+        journal.disk.space_bytes = None
+        journal.append(*contents)
+        journal.store.force()
+        assert journal.crash().state.seen == journal.state.seen
+
+
+def test_an_append_that_was_refused_never_comes_back_by_a_power_cut() -> None:
+    generator = seeded("refused")
+    for space in (1, ONE - 1, ONE, ONE + 1, 2 * ONE, 2 * ONE + 30, 3 * ONE - 1):
+        journal = opened(JournalOptions()).sent(2)
+        journal.send()
+        journal.disk.space_bytes = journal.disk.used_bytes() + space
+        with pytest.raises(Full):
+            journal.append(message(9, 1), message(9, 2), message(9, 3))
+        journal.disk.space_bytes = None
+        for _ in range(2):
+            for state in crash_states(journal.disk, 20, generator):
+                after = Journal(state, journal.options)
+                after.open()
+                assert 9 not in {epoch for _, _, epoch, _ in after.state.seen}, space
+            journal.send()
+
+
+def test_a_cut_that_cannot_be_forced_stops_the_journal() -> None:
+    journal = opened(JournalOptions()).sent(2)
+    journal.disk.space_bytes = journal.disk.used_bytes() + 10
+    journal.disk.faults.fail("force")
+    with pytest.raises(Stopped):
+        journal.send()
+    journal.disk.space_bytes = None
+    with pytest.raises(Stopped):
+        journal.send()
+    assert journal.store.stopped is not None
+
+
+def test_an_error_of_a_write_stops_the_journal_and_reads_go_on() -> None:
+    journal = opened().sent(2)
+    journal.disk.faults.fail("write")
+    with pytest.raises(Stopped, match="a write failed"):
+        journal.send()
+    for call in (
+        journal.send,
+        journal.store.force,
+        journal.store.checkpoint,
+        lambda: journal.store.before_append(1),
+    ):
+        with pytest.raises(Stopped):
+            call()
+    assert not journal.store.checkpoint_due and not journal.store.flush_due
+    assert journal.store.read(HEAD_SIZE).place == HEAD_SIZE
+
+
+def test_after_a_failed_force_nothing_is_ever_forced_again() -> None:
+    journal = opened().sent(2)
+    journal.send()
+    journal.disk.faults.fail("force")
+    with pytest.raises(Stopped, match="a force failed"):
+        journal.store.force()
+    forces = journal.disk.faults.counts["force"]
+    plan = journal.store.force_plan()
+    assert plan is None
+    with pytest.raises(OSError):
+        journal.store._keeper.force(journal.store._files.active)
+    journal.store.close()
+    assert journal.disk.faults.counts["force"] == forces
+
+
+def test_a_file_with_bytes_that_are_not_known_to_be_forced_is_never_closed() -> None:
+    journal = opened().sent(2)
+    journal.send()
+    journal.disk.faults.fail("force")
+    with pytest.raises(Stopped):
+        journal.store.force()
+    journal.store.close()
+    assert journal.disk.closed_unforced == []
+    assert KEPT_OPEN[-1].path == journal.file()
+    assert KEPT_OPEN.pop().path in {file.path for file in journal.disk.open_files}
+
+
+def test_hazard_07_a_failed_force_leaves_what_it_should_have_forced_unforced() -> None:
+    """The ancestor cleared its list of dirty files even if the force had failed."""
+    journal = opened().sent(2)
+    forced = journal.store.forced_offset
+    journal.tell(1, COMMIT)
+    plan = journal.store.force_plan()
+    assert plan is not None
+    journal.disk.faults.fail("force")
+    with pytest.raises(OSError) as error:
+        plan.force()
+    assert journal.store.force_done(plan, error.value) is None
+    assert journal.store.forced_offset == forced and journal.store.stopped is not None
+    assert len(journal.crash().state.seen) == 2
+
+
+def test_a_roll_forces_the_old_file_before_the_new_one_is_there() -> None:
+    journal = opened()
+    for _ in range(5):
+        journal.send()
+    told: list[tuple[str, str]] = []
+    journal.disk.after = lambda kind, path: told.append((kind, path.rpartition("/")[2]))
+    journal.send()
+    old, new = "0000000000000001.journal", "0000000000000002.journal"
+    assert told[:5] == [
+        ("force", old), ("create", new), ("write", new), ("force", new), ("force_folder", "transactions"),
+    ]  # fmt: skip
+    assert journal.store.forced_offset == HEAD_SIZE + 5 * ONE + HEAD_SIZE
+
+
+def test_a_roll_on_a_full_disk_is_tried_again_when_there_is_space() -> None:
+    journal = opened().sent(5)
+    for space in (0, HEAD_SIZE - 1):
+        journal.disk.space_bytes = journal.disk.used_bytes() + space
+        with pytest.raises(Full):
+            journal.send()
+        assert journal.numbers == [1]
+    assert journal.store.read(HEAD_SIZE).place == HEAD_SIZE
+    journal.disk.space_bytes = None
+    journal.sent(1)
+    assert journal.numbers == [1, 2]
+    assert journal.crash().state.seen == journal.state.seen
+
+
+def test_a_file_that_a_roll_could_not_finish_does_not_stand_in_the_way() -> None:
+    journal = opened().sent(5)
+    journal.disk.space_bytes = journal.disk.used_bytes() + 3
+    journal.disk.faults.fail("unlink")
+    with pytest.raises(Stopped):
+        journal.send()
+    journal.disk.space_bytes = None
+    assert journal.numbers == [1, 2]
+    journal.kill()
+    assert journal.store.recovery.labels[1] == "unfinished roll"
+    journal.sent(2)
+    assert journal.numbers == [1, 2]
+
+
+def steps_of_a_checkpoint(journal: Journal) -> list[str]:
+    told: list[str] = []
+    journal.disk.after = lambda kind, path: told.append(f"{kind} {path.rpartition('/')[2]}")
+    journal.checkpoint()
+    journal.disk.after = None
+    return told
+
+
+def test_hazard_06_files_go_only_after_the_snapshot_and_the_checkpoint_are_on_the_disk() -> None:
+    """The ancestor removed its files before what was to replace them was forced."""
+    journal = opened().sent(12)
+    journal.settle(1)
+    for _ in range(2):
+        journal.send(2)
+        told = steps_of_a_checkpoint(journal)
+        assert told[0] == "force 0000000000000003.journal", "the entries that it describes come first"
+    new = next(step for step in told if step.startswith("rename"))
+    order = [
+        f"force {new.removeprefix('rename ')}.new", new, "force_folder transactions", "force checkpoint",
+        "unlink 0000000000000001.journal", "unlink 0000000000000002.journal",
+    ]  # fmt: skip
+    places = [told.index(step) for step in order]
+    assert places == sorted(places)
+    assert (
+        told[places[3] :].count("force checkpoint") == 2 and told[places[4] :].count("force checkpoint") == 0
+    )
+
+
+def test_a_power_cut_at_any_moment_of_a_checkpoint_loses_nothing() -> None:
+    generator = seeded("checkpoint")
+    for _ in range(scaled(40)):
+        journal = opened().sent(generator.randint(1, 20))
+        journal.settle(1)
+        journal.store.force()
+        for _ in range(3):
+            journal.sent(generator.randint(1, 8), 2)
+            states: list[SimulatedDisk] = []
+            journal.disk.after = lambda kind, path: states.extend(crash_states(journal.disk, 8, generator))  # noqa: B023
+            journal.checkpoint()
+            journal.disk.after = None
+            for state in states:
+                after = Journal(state)
+                after.open()
+                assert after.state.seen == journal.state.seen
+
+
+def test_what_is_appended_while_a_checkpoint_is_made_is_not_part_of_it_and_not_lost() -> None:
+    journal = opened().sent(4)
+    work = journal.store.checkpoint()
+    for _ in range(8):
+        journal.send(2)
+    work()
+    journal.store.checkpointed(None)
+    journal.send(3)
+    journal.store.force()
+    after = journal.crash()
+    assert after.state.seen == journal.state.seen and after.state.replayed == 9
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "force", "rename", "force_folder", "unlink"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_checkpoint_that_fails_anywhere_leaves_one_that_is_good(kind: str, error: int) -> None:
+    for nth in range(1, 6):
+        journal = opened().sent(12)
+        journal.checkpoint()
+        journal.settle(1)
+        journal.sent(1, 2)
+        fault = journal.disk.faults.fail(kind, nth=nth, error=error)
+        try:
+            journal.checkpoint()
+        except Full as failure:
+            assert error == errno.ENOSPC and journal.store.stopped is None
+            journal.store.checkpointed(failure)
+        except Stopped as failure:
+            journal.store.checkpointed(failure)
+        else:
+            assert not fault.hit
+            continue
+        for keep in ("nothing", "everything"):
+            after = Journal(journal.disk.crash(keep=keep))
+            after.open()
+            assert after.state.seen == journal.state.seen
+
+
+def test_the_forced_mark_is_rewritten_once_a_second_and_only_then() -> None:
+    journal = opened()
+
+    def force() -> Callable[[], None] | None:
+        journal.send()
+        plan = journal.store.force_plan()
+        assert plan is not None
+        plan.force()
+        return journal.store.force_done(plan, None)
+
+    assert force() is None
+    journal.clock.advance(REWRITE_SECONDS)
+    work = force()
+    assert work is not None
+    forces = journal.disk.faults.counts["force"]
+    work()
+    assert journal.disk.faults.counts["force"] == forces
+    assert force() is None
+    journal.clock.advance(REWRITE_SECONDS)
+    last = force()
+    assert last is not None
+    journal.disk.faults.fail("write", error=errno.ENOSPC)
+    last()
+    assert journal.store.stopped is None, "a full disk lets it be old"
+    journal.clock.advance(REWRITE_SECONDS)
+    again = force()
+    assert again is not None
+    journal.disk.faults.fail("write")
+    again()
+    assert "checkpoint cannot be written" in (journal.store.stopped or "")
+
+
+def test_the_forced_mark_tells_rot_of_the_last_entry_from_a_torn_tail() -> None:
+    journal = opened().sent(2)
+    journal.clock.advance(REWRITE_SECONDS)
+    journal.send()
+    plan = journal.store.force_plan()
+    assert plan is not None
+    plan.force()
+    work = journal.store.force_done(plan, None)
+    assert work is not None
+    work()
+    journal.disk.damage(journal.file(), HEAD_SIZE + 2 * ONE + 50, b"\xff")
+    with pytest.raises(JournalError, match="forced entries lost"):
+        journal.kill()
+
+
+def test_forces_come_one_at_a_time_however_many_ask() -> None:
+    journal = opened(JournalOptions()).sent(1)
+    inside, most = 0, 0
+    lock = threading.Lock()
+
+    def before(kind: str, path: str) -> None:
+        nonlocal inside, most
+        if kind == "force":
+            with lock:
+                inside += 1
+                most = max(most, inside)
+
+    def after(kind: str, path: str) -> None:
+        nonlocal inside
+        if kind == "force":
+            with lock:
+                inside -= 1
+
+    journal.disk.faults.before, journal.disk.after = before, after
+    for _ in range(20):
+        journal.send()
+        plan = journal.store.force_plan()
+        assert plan is not None
+        threads = [threading.Thread(target=plan.force) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert most == 1
+
+
+def test_a_plan_made_before_a_roll_finds_its_file_forced_already() -> None:
+    journal = opened()
+    for _ in range(5):
+        journal.send()
+    plan = journal.store.force_plan()
+    journal.send()
+    assert plan is not None
+    forces = journal.disk.faults.counts["force"]
+    plan.force()
+    assert journal.disk.faults.counts["force"] == forces
+    journal.store.force_done(plan, None)
+    assert journal.store.forced_offset > plan.end
+
+
+def test_two_snapshots_are_kept_and_two_slots() -> None:
+    journal = opened(SMALL)
+    for number in range(1, 6):
+        journal.sent(3)
+        journal.checkpoint()
+        assert journal.snapshots == [number, number + 1]
+    assert len(journal.disk.read_file(CHECKPOINT)) > 4096
+    assert journal.disk.list(FOLDER)[-1] == "checkpoint"
+
+
+def test_a_held_file_stays_through_any_number_of_checkpoints() -> None:
+    journal = opened()
+    journal.send(1)
+    journal.sent(20, 2)
+    journal.settle(2)
+    for _ in range(5):
+        journal.store.force()
+        journal.checkpoint()
+    assert journal.numbers == [1, journal.numbers[-1]]
+    journal.settle(1)
+    for _ in range(2):
+        journal.checkpoint()
+    assert len(journal.numbers) == 1
+
+
+def test_what_the_fallback_needs_stays_until_it_is_no_fallback_any_more() -> None:
+    """The newest snapshot rots at any moment: the older one's files are all there."""
+    journal = opened()
+    for epoch in range(1, 12):
+        journal.sent(4, epoch)
+        if epoch > 2:
+            journal.settle(epoch - 2)
+        journal.store.force()
+        journal.checkpoint()
+        other = Journal(journal.disk.crash(keep="nothing"))
+        newest = other.path(f"{journal.snapshots[-1]:020d}.snapshot")
+        other.disk.damage(newest, 60, b"\xff\xff\xff")
+        other.open()
+        assert other.state.seen == journal.state.seen
+        if epoch > 1:
+            assert other.store.recovery.labels[0] == "older snapshot"
