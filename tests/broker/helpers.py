@@ -97,6 +97,25 @@ class Session:
         self.paused = False
 
 
+class Stream:
+    """A transactional stream: a leased producer id, and the numbers that come next."""
+
+    def __init__(self, producer_id: int) -> None:
+        self.id = producer_id
+        self.sequence = 0
+        self.number = 0
+
+    def take(self, count: int) -> int:
+        """The first of the next `count` sequences."""
+        self.sequence += count
+        return self.sequence - count
+
+    def begin(self) -> int:
+        """The number of the next transaction."""
+        self.number += 1
+        return self.number
+
+
 class Randomness:
     """Bytes that never repeat, the same in every run."""
 
@@ -295,6 +314,124 @@ class Broker:
         answer = self.ask(commands.ReadOffsets(group, None))
         self.work()
         return {(row[0], row[2]): row[3] for row in answer.offsets}
+
+    # Transactions
+
+    def stream(self) -> Stream:
+        return Stream(self.lease())
+
+    def begin(self, stream: Stream, xid: str = "", session: Session | None = None, **fields: Any) -> Answer:
+        request = commands.BeginTransaction(
+            stream.id,
+            fields.pop("number", 0) or stream.begin(),
+            xid,
+            fields.pop("timeout_ms", None),
+            fields.pop("group", ""),
+            **fields,
+        )
+        answer = self.ask(request, session=session)
+        self.work()
+        return answer
+
+    def send(
+        self,
+        stream: Stream,
+        began: Answer,
+        payloads: Sequence[bytes] = (b"hello",),
+        *,
+        topic: str = "orders",
+        partition: int = 0,
+        sequence: int | None = None,
+        turn: bool = True,
+    ) -> Answer:
+        """A PRODUCE inside the transaction that `began`."""
+        first = stream.take(len(payloads)) if sequence is None else sequence
+        request = commands.Produce(
+            topic,
+            self.incarnation(topic),
+            partition,
+            stream.id,
+            first,
+            len(payloads),
+            commands.ACKS_WRITTEN,
+            [],
+            None,
+            began.epoch,
+        )
+        return self.ask(request, batch(stream.id, first, payloads), turn=turn)
+
+    def prepare(self, began: Answer, offsets: Sequence[Any] = (), **fields: Any) -> Answer:
+        session = fields.pop("session", None)
+        request = commands.PrepareTransaction(
+            began.xid, began.epoch, fields.pop("ttl_ms", None), list(offsets)
+        )
+        return self.ask(request, session=session, **fields)
+
+    def decide(
+        self,
+        began: Answer,
+        offsets: Sequence[Any] = (),
+        *,
+        one_phase: bool = False,
+        heuristic: bool = False,
+        session: Session | None = None,
+        turn: bool = True,
+    ) -> Answer:
+        """Commits it."""
+        request = commands.CommitTransaction(began.xid, began.epoch, one_phase, heuristic, list(offsets))
+        return self.ask(request, session=session, turn=turn)
+
+    def rollback(self, began: Answer, *, heuristic: bool = False) -> Answer:
+        return self.ask(commands.RollbackTransaction(began.xid, began.epoch, heuristic))
+
+    def transact(
+        self,
+        stream: Stream,
+        batches: Sequence[tuple[str, int, Sequence[bytes]]],
+        offsets: Sequence[Any] = (),
+        *,
+        session: Session | None = None,
+        turn: bool = True,
+    ) -> Answer:
+        """A whole transaction; `batches` are (topic, partition, payloads)."""
+        request, body = self.transaction(stream, batches, offsets)
+        return self.ask(request, body, session, turn=turn)
+
+    def transaction(
+        self, stream: Stream, batches: Sequence[tuple[str, int, Sequence[bytes]]], offsets: Sequence[Any] = ()
+    ) -> tuple[commands.Transact, bytes]:
+        """The request of `transact`, to be repeated as it is."""
+        rows, body = [], b""
+        for topic, partition, payloads in batches:
+            first = stream.take(len(payloads))
+            data = batch(stream.id, first, payloads)
+            rows.append(
+                commands.TransactionBatch(
+                    topic, self.incarnation(topic), partition, first, len(payloads), len(data), []
+                )
+            )
+            body += data
+        return commands.Transact(stream.id, stream.begin(), rows, list(offsets)), body
+
+    def state(self, began: Answer) -> str:
+        """The transaction's, as it is described."""
+        answer = self.ask(commands.DescribeTransaction(began.xid, began.epoch))
+        return str(answer.description["state"])
+
+    def listed(self, states: list[str] | None = None, **fields: Any) -> list[dict[str, Any]]:
+        found = self.ask(commands.ListTransactions(states, **fields)).transactions
+        return [dict(each) for each in found]
+
+    def group_offsets(
+        self, member: Answer, offset: int, topic: str = "orders", group: str = "billing"
+    ) -> Any:
+        """A group's offset for the inside of a transaction, from what `join` answered."""
+        offsets = [commands.GroupOffset(topic, self.incarnation(topic), 0, offset)]
+        return commands.TransactionOffsets(group, member.member, member.generation, offsets)
+
+    def settled(self) -> bool:
+        """Whether the journal need not keep anything any more."""
+        return not self.engine.house.transactions.store.transactions
 
 
 def batch(producer_id: int, sequence: int, payloads: Sequence[bytes], tag: str = "") -> bytes:

@@ -122,7 +122,7 @@ def test_what_a_full_disk_kept_from_being_made_durable_is_not_read_as_if_it_were
     broker.join("first")
     broker.engine.house.catalog.submit((GENERATION, "billing", 2, "m"), lambda error: None, forced=False)
     broker.engine.turn_ended()
-    disk = broker.disk.crash(keep="all")
+    disk = broker.disk.crash(keep="everything")
     disk.space_bytes = disk.used_bytes()
     again = Broker(disk, broker.clock)
     assert again.engine.house.catalog.log.waits_for_space

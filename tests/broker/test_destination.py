@@ -215,7 +215,7 @@ def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_force
     broker.create()
     forced(broker, written(broker, 1))
     written(broker, 2)
-    disk = broker.disk.crash(keep="all")
+    disk = broker.disk.crash(keep="everything")
     disk.space_bytes = disk.used_bytes()
     again = Broker(disk, broker.clock)
     to = destination(again)

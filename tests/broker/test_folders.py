@@ -54,6 +54,6 @@ def test_putting_aside_can_be_repeated_and_removal_goes_on_where_it_failed() -> 
 
 def test_strangers_are_named_and_the_house_s_own_folders_are_none() -> None:
     broker = Broker()
-    for name in ("meta-1", "bills-0", "notes", "archive", "transactions"):
+    for name in ("meta-1", "bills-0", "notes", "archive"):
         broker.disk.make_folder(f"{DATA}/{name}")
     assert broker.engine.house.folders.strangers({}) == ["bills-0", "meta-1"]

@@ -103,7 +103,8 @@ class Engine:
 
     @answered
     def cancel(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        reply.ok(self.house.polls.cancel(session, request.target))
+        house, target = self.house, request.target
+        reply.ok(house.polls.cancel(session, target) or house.transactions.cancel(session, target))
 
     # Topics
 
@@ -143,7 +144,10 @@ class Engine:
 
     @answered
     def produce(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.writes.produce(request, body, reply, session)
+        if request.transaction is None:
+            self.house.writes.produce(request, body, reply, session)
+        else:
+            self.house.transactions.send(request, body, reply, session)
 
     @answered
     def succeed_producer(self, request: Any, body: Body, reply: Reply, session: Session) -> None:

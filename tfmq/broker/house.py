@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from journal.aio import Flight, Landed
 from journal.clock import Clock
 from journal.disk import Disk, Lock
 from journal.errors import JournalError
+from journal.file import File
 from journal.force import Forceable, Forcer, Waiter
 from journal.header import HEADER_SIZE
 from journal.keeper import Begin
@@ -39,6 +41,8 @@ from tfmq.broker.writes import Writes
 from tfmq.config import Config
 from tfmq.errors import Busy
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
+from tfmq.transaction.handler import TransactionHandler
+from tfmq.transaction.store import JournalTransactionStore
 
 log = logging.getLogger("tfmq.broker")
 
@@ -74,8 +78,10 @@ class House:
         self.jobs = 0
         self.started = clock.monotonic()
         self.open = False
+        self.starting = True
+        """Nobody turns yet: what would run in a worker, or end in a later turn, is done at once."""
         self.strangers: list[str] = []
-        self.begin_force = begin_force
+        self.begin_force = None if begin_force is None else partial(self._begin, begin_force)
         self._run = run
         self._stopped: Callable[[], None] | None = None
 
@@ -102,6 +108,8 @@ class House:
             limits=self.limits,
             partitions_default=lambda name, own: self.settings(name, own)["topics.partitions"],
             auto_create=self.config.topics.auto_create,
+            gone=lambda incarnation: self.transactions.handler.topic_gone(incarnation),
+            resumed=lambda log_id: self.transactions.handler.resumed(log_id),
         )
         self.writes = Writes(
             partition=self.topics.partition,
@@ -136,6 +144,37 @@ class House:
             groups=self.groups,
         )
         self.retention = Retention(topics=self.topics, timers=self.timers, clock=self.clock)
+
+    def join_transactions(self, store: JournalTransactionStore) -> None:
+        """Makes the parts that stand on the journal of transactions."""
+        handler = TransactionHandler(
+            store,
+            self.destination,
+            timers=self.timers,
+            clock=self.clock,
+            run=self.run,
+            limits=self.limits,
+            settings=self.transaction_settings,
+        )
+        self.transactions = Transactions(
+            handler=handler,
+            store=store,
+            destination=self.destination,
+            topics=self.topics,
+            writes=self.writes,
+            quotas=self.quotas,
+            clock=self.clock,
+        )
+
+    @property
+    def transaction_settings(self) -> Mapping[str, Any]:
+        """The keys `transaction.*`, without that."""
+        prefix = "transaction."
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.config.values.items()
+            if key.startswith(prefix)
+        }
 
     def log_options(self, name: str, number: int, own: Mapping[str, Any]) -> LogOptions:
         """The options of one log of a topic."""
@@ -190,7 +229,11 @@ class House:
             self.jobs -= 1
             done(result, error)
 
-        self._run(work, ended)
+        (run_at_once if self.starting else self._run)(work, ended)
+
+    def _begin(self, begin: Begin, file: File, landed: Landed) -> Flight | None:
+        """Forces a file without a worker; not during the start, where nobody would hear of its end."""
+        return None if self.starting else begin(file, landed)
 
     def want(self, wanted: Forceable, offset: int, waiter: Waiter) -> None:
         """A force, begun at the end of the turn, so that one serves all logs that were written in it."""
@@ -200,7 +243,8 @@ class House:
         """Writes and starts a force, until nothing is left that need not wait."""
         busy = True
         while busy:
-            busy = self.offset_effects.write()
+            busy = self.transactions.handler.write()
+            busy = self.offset_effects.write() or busy
             busy = self.catalog.write() or busy
             busy = self.writes.write() or busy
             if not busy:
@@ -210,7 +254,7 @@ class House:
             self._try_stop()
 
     def _due(self) -> bool:
-        return self.catalog.due or self.writes.due or self.offset_effects.due
+        return self.catalog.due or self.writes.due or self.transactions.handler.due or self.offset_effects.due
 
     def require_open(self) -> None:
         if not self.open:
@@ -270,6 +314,7 @@ class House:
             "parked_fetches": self.polls.count,
             "pending_bytes": self.quotas.bytes,
             "forces": self.forcer.forces,
+            "transactions": self.transactions.handler.status(),
         }
 
     # Stopping
@@ -280,11 +325,12 @@ class House:
         self._stopped = done
         self.polls.close()
         self.retention.stop()
+        self.transactions.stop()
         self.turn_ended()
 
     def _try_stop(self) -> None:
         """Closes the logs once no worker, no queue and no force has anything left."""
-        if self.jobs or not self.forcer.idle or self._stopped is None:
+        if self.jobs or not self.forcer.idle or not self.transactions.stopped or self._stopped is None:
             return
         done, self._stopped = self._stopped, None
         self._run(self._close_all, partial(self._closed, done))
@@ -293,6 +339,7 @@ class House:
         for partition in self.topics.partitions():
             close(partition.log, f"{partition.name}-{partition.number}")
         close(self.catalog.log, "the catalog")
+        close(self.transactions.store, "the transaction journal")
 
     def _closed(self, done: Callable[[], None], result: Any, error: BaseException | None) -> None:
         self.forcer.close()
@@ -302,7 +349,17 @@ class House:
         done()
 
 
-def close(closing: Log, name: str) -> None:
+def run_at_once(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    """A `Run` without workers."""
+    try:
+        result = work()
+    except Exception as error:
+        done(None, error)
+    else:
+        done(result, None)
+
+
+def close(closing: Log | JournalTransactionStore, name: str) -> None:
     """Closes a log as clean; one that cannot be is found by the next start, which does what is needed."""
     try:
         closing.close()

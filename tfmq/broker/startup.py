@@ -17,6 +17,7 @@ from tfmq.broker.folders import HOUSE_NAMES
 from tfmq.broker.house import House
 from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, LEASE, OPEN, READY, TopicRow
 from tfmq.broker.topics import Topic
+from tfmq.broker.transaction_opening import open_store, recover
 
 log = logging.getLogger("tfmq.broker")
 
@@ -129,9 +130,16 @@ def ids(house: House) -> None:
         house.catalog.enter((LEASE, known + 1, house.clock.wall_ms()))
 
 
+def transactions(house: House) -> None:
+    """What is in doubt is back, what was decided is written: before anybody can ask."""
+    house.join_transactions(open_store(house))
+    recover(house)
+
+
 def housekeeping(house: House) -> None:
     """Retention by the clock."""
     house.retention.start()
+    house.starting = False
     house.open = True
 
 
@@ -145,6 +153,7 @@ STEPS: Final[tuple[Callable[[House], None], ...]] = (
     finish_creations,
     logs,
     ids,
+    transactions,
     housekeeping,
 )
 
@@ -170,6 +179,8 @@ def let_go(house: House) -> None:
     """Releases what a failed start holds. Nothing was promised to anybody, so nothing needs to be forced."""
     for topic in house.topics.all() if hasattr(house, "topics") else ():
         _abandon(topic)
+    if hasattr(house, "transactions"):
+        house.transactions.store.abandon("the start failed")
     if hasattr(house, "catalog"):
         house.catalog.log.abandon("the start failed")
     if hasattr(house, "lock"):

@@ -51,8 +51,12 @@ class TopicChanges:
         limits: Mapping[str, int],
         partitions_default: Callable[[str, Mapping[str, Any]], int],
         auto_create: bool,
+        gone: Callable[[int], None],
+        resumed: Callable[[int], None],
     ) -> None:
+        """`gone(incarnation)` when a deletion is decided, `resumed(log id)` when a partition takes writes again."""
         self._topics = topics
+        self._gone, self._resumed = gone, resumed
         self._catalog, self._leases, self._folders, self._run = catalog, leases, folders, run
         self._limits = limits
         self._partitions_default, self._auto_create = partitions_default, auto_create
@@ -289,6 +293,7 @@ class TopicChanges:
         error.
         """
         self._topics.remove(topic)
+        self._gone(topic.incarnation)
         left = len(topic.partitions)
 
         def retired() -> None:
@@ -341,6 +346,7 @@ class TopicChanges:
             now = topic.partitions[request.partition]
             if isinstance(now, Partition):
                 now.wake()
+                self._resumed(now.log.log_id)
             reply.ok(state_of(now))
 
         if not isinstance(found, Partition):

@@ -7,6 +7,7 @@ more. Its sequence is the handler's business.
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from journal.clock import Clock
@@ -39,7 +40,7 @@ from tfmq.protocol.commands import (
     TransactionBatch,
 )
 from tfmq.transaction.handler import TransactionHandler
-from tfmq.transaction.requests import Begin, Check, Done, Ended, GroupCommit, Member
+from tfmq.transaction.requests import Begin, Done, Ended, GroupCommit, Member
 from tfmq.transaction.requests import Transact as WholeTransaction
 from tfmq.transaction.store import JournalTransactionStore
 from tfmq.transaction.transaction import Piece
@@ -68,7 +69,7 @@ class Transactions:
         self._destination, self._topics, self._writes = destination, topics, writes
         self._quotas, self._clock = quotas, clock
         self._watched: set[Session] = set()
-        self._waits: dict[tuple[Session, int], Callable[[], None]] = {}
+        self._waits: dict[Session, dict[int, Callable[[], None]]] = {}
         self.stopped = False
         """Nothing is under way any more."""
 
@@ -98,6 +99,8 @@ class Transactions:
 
     def _lost(self, session: Session) -> None:
         self._watched.discard(session)
+        for cancel in list(self._waits.get(session, {}).values()):
+            cancel()
         self.handler.session_lost(session)
 
     # One transaction, step by step
@@ -193,24 +196,32 @@ class Transactions:
 
     def await_checks(self, request: AwaitChecks, reply: Reply, session: Session) -> None:
         """Parked until there is something to ask, the time is over, the session is gone, or CANCEL."""
-        place = (session, reply.correlation)
-        answered = self._pending(reply, session, checks)
+        number = reply.correlation
         over = False
 
         def done(result: Any, error: BaseException | None) -> None:
             nonlocal over
             over = True
-            self._waits.pop(place, None)
-            answered(result, error)
+            self._wait_over(session, number)
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok([each._asdict() for each in result])
 
         cancel = self.handler.await_checks(request.group, request.wait_ms, session, done)
         if not over:
-            self._waits[place] = cancel
+            self._waits.setdefault(session, {})[number] = cancel
             self._watch(session)
+
+    def _wait_over(self, session: Session, number: int) -> None:
+        waits = self._waits.get(session, {})
+        waits.pop(number, None)
+        if not waits:
+            self._waits.pop(session, None)
 
     def cancel(self, session: Session, correlation: int) -> bool:
         """Ends a wait of `await_checks` with an empty answer; whether there was one."""
-        cancel = self._waits.pop((session, correlation), None)
+        cancel = self._waits.get(session, {}).get(correlation)
         if cancel is not None:
             cancel()
         return cancel is not None
@@ -226,7 +237,10 @@ class Transactions:
         self.handler.abort_group(*request, self._pending(reply, session, tuple))
 
     def list_groups(self, request: ListCommitGroups, reply: Reply) -> None:
-        reply.ok(*self.handler.list_groups(request.after, request.limit))
+        """By name; a page of them."""
+        behind = (each for each in self.handler.list_groups() if each["group"] > request.after)
+        groups = sorted(behind, key=itemgetter("group"))
+        reply.ok(groups[: request.limit], len(groups) > request.limit)
 
     def forget_group(self, request: ForgetCommitGroup, reply: Reply, session: Session) -> None:
         self.handler.forget_group(request.group, self._pending(reply, session, one))
@@ -259,7 +273,3 @@ def committed(ended: Ended) -> tuple[Any, ...]:
 
 def whole(ended: Ended) -> tuple[Any, ...]:
     return ended.state, ended.epoch, ended.dropped, ended.offsets, ended.repeated
-
-
-def checks(found: list[Check]) -> tuple[Any, ...]:
-    return ([each._asdict() for each in found],)

@@ -164,6 +164,11 @@ class JournalTransactionStore(Recording):
         return self._journal.journal_id
 
     @property
+    def end_place(self) -> int:
+        """The place where the next entry goes: every decision so far lies before it."""
+        return self._journal.end_offset
+
+    @property
     def size_bytes(self) -> int:
         """Of all messages that are kept for transactions."""
         return self._ledger.size_bytes
