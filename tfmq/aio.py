@@ -8,6 +8,7 @@ awaited. One client belongs to the event loop that first uses it; making one nee
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -160,3 +161,10 @@ class Producer(LaterProducing):
             if error is None:
                 raise
             error.add_note(f"Besides: {failure}")
+
+
+def __getattr__(name: str) -> Any:
+    """`tfmq.aio.sql` is `tfmq.sql`, which has both faces; it loads SQLAlchemy when it is used."""
+    if name != "sql":
+        raise AttributeError(f"module 'tfmq.aio' has no attribute {name!r}")
+    return import_module("tfmq.sql")

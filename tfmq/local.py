@@ -96,7 +96,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
                 start_new_session=True,  # Ctrl-C ends the program first, which then stops its broker
             )
         except OSError as error:
@@ -130,7 +130,7 @@ class _Child:
                 stream.close()
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """What a child runs first, so that it ends when its parent does: Linux does that for whoever asks."""
     if not sys.platform.startswith("linux"):
         return None

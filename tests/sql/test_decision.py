@@ -1,0 +1,255 @@
+"""The row decides: who finds it, who finds none, and both at the same moment."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.orm import Session
+
+from tests.scale import scaled, seeded
+from tests.sql.conftest import prepared_names
+from tests.sql.shop import Order, orders
+from tfmq.sql import decision as decisions
+from tfmq.sql import table as rows
+from tfmq.sql.database import new_xid
+from tfmq.sql.decision import decide
+from tfmq.sql.prepared import Decision, finish, name
+from tfmq.sql.table import TABLE
+from tools.rigs.postgresql import PostgresServer
+
+
+def asked(engine: Engine, xid: str = "x", prepared: Decision = "commit") -> Decision | None:
+    with engine.connect() as connection:
+        return decide(connection, TABLE, xid, prepared)
+
+
+def owner_writes(connection: Connection, xid: str = "x") -> None:
+    rows.write(connection, TABLE, xid, rows.COMMITTED, rows.now())
+
+
+@contextmanager
+def prepared_by_its_owner(engine: Engine, xid: str = "x", number: int = 1) -> Iterator[None]:
+    """An owner that died between its database's prepare and the commit."""
+    connection = engine.connect()
+    transaction = connection.begin_twophase(name(xid, "node"))
+    session = Session(connection, join_transaction_mode="rollback_only")
+    session.add(Order(number=number))
+    session.flush()
+    owner_writes(connection, xid)
+    transaction.prepare()
+    connection.invalidate()
+    connection.close()
+    yield
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody in these tests has to wait for a lock as long as in earnest."""
+    monkeypatch.setattr(decisions, "LOCK_SECONDS", 0.1)
+
+
+@pytest.fixture
+def impatient(sqlite_engine: Engine) -> Iterator[Engine]:
+    """An SQLite whose driver waits a moment only."""
+    engine = create_engine(sqlite_engine.url, connect_args={"timeout": 0.1})
+    yield engine
+    engine.dispose()
+
+
+def test_a_row_is_the_answer(engine: Engine) -> None:
+    with engine.begin() as connection:
+        owner_writes(connection)
+        rows.write(connection, TABLE, "y", rows.ABORTED, rows.now())
+    assert (asked(engine, "x"), asked(engine, "y")) == ("commit", "rollback")
+
+
+def test_without_a_row_it_is_over_for_the_owner_too(engine: Engine) -> None:
+    assert asked(engine) == "rollback"
+    with pytest.raises(IntegrityError), engine.begin() as connection:
+        owner_writes(connection)
+    assert asked(engine) == "rollback"
+
+
+def test_an_owner_that_is_just_committing_is_waited_for(postgres_engine: Engine) -> None:
+    with ThreadPoolExecutor(1) as pool, postgres_engine.connect() as owner:
+        with owner.begin():
+            owner_writes(owner)
+            answer = pool.submit(asked, postgres_engine)
+            wait_until(lambda: is_waiting(postgres_engine))
+        assert answer.result(10) == "commit"
+
+
+def test_an_owner_that_rolls_back_meanwhile_leaves_rollback(postgres_engine: Engine) -> None:
+    with ThreadPoolExecutor(1) as pool, postgres_engine.connect() as owner:
+        begun = owner.begin()
+        owner_writes(owner)
+        answer = pool.submit(asked, postgres_engine)
+        wait_until(lambda: is_waiting(postgres_engine))
+        begun.rollback()
+        assert answer.result(10) == "rollback"
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_owner_that_takes_long_is_asked_about_again(postgres_engine: Engine) -> None:
+    with postgres_engine.connect() as owner, owner.begin():
+        owner_writes(owner)
+        assert asked(postgres_engine) is None
+    assert asked(postgres_engine) == "commit"
+
+
+def test_sqlite_answers_later_while_somebody_writes(sqlite_engine: Engine, impatient: Engine) -> None:
+    with sqlite_engine.connect() as owner, owner.begin():
+        owner_writes(owner)
+        assert asked(impatient) is None
+    assert asked(impatient) == "commit"
+
+
+@pytest.mark.parametrize(("answer", "kept"), [("commit", [1]), ("rollback", [])])
+def test_what_the_database_holds_prepared_is_finished(
+    postgres_engine: Engine, answer: Decision, kept: list[int]
+) -> None:
+    with prepared_by_its_owner(postgres_engine):
+        assert asked(postgres_engine, prepared=answer) == answer
+    assert (orders(postgres_engine), prepared_names(postgres_engine)) == (kept, [])
+
+
+def test_a_vanished_prepared_transaction_proves_nothing(postgres_engine: Engine) -> None:
+    for xid, word, answer in (("x", "COMMIT", "commit"), ("y", "ROLLBACK", "rollback")):
+        with prepared_by_its_owner(postgres_engine, xid, ord(xid)):
+            finish_by_hand(postgres_engine, word, name(xid, "node"))
+        assert asked(postgres_engine, xid, prepared="commit") == answer
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_prepared_transaction_of_another_name_that_holds_the_row_stops_nobody(
+    postgres_engine: Engine,
+) -> None:
+    connection = postgres_engine.connect()
+    transaction = connection.begin_twophase("somebody-elses")
+    owner_writes(connection)
+    transaction.prepare()
+    connection.invalidate()
+    connection.close()
+    began = time.monotonic()
+    assert asked(postgres_engine) is None
+    assert time.monotonic() - began < 10
+    finish_by_hand(postgres_engine, "COMMIT", "somebody-elses")
+    assert asked(postgres_engine) == "commit"
+
+
+def test_somebody_who_finishes_it_at_the_same_moment_is_no_error(
+    postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = finish
+
+    def gone_already(connection: Connection, gid: str, word: Decision) -> None:
+        finish_by_hand(postgres_engine, "COMMIT", gid)
+        really(connection, gid, word)
+
+    monkeypatch.setattr(decisions, "finish", gone_already)
+    with prepared_by_its_owner(postgres_engine):
+        assert asked(postgres_engine, prepared="rollback") == "commit"
+
+
+def test_what_may_not_be_finished_is_no_answer(postgres_engine: Engine) -> None:
+    with postgres_engine.begin() as connection:
+        connection.exec_driver_sql("DROP ROLE IF EXISTS stranger")
+        connection.exec_driver_sql("CREATE ROLE stranger LOGIN")
+        connection.exec_driver_sql(f"GRANT ALL ON {TABLE.name} TO stranger")
+    stranger = create_engine(postgres_engine.url.set(username="stranger"))
+    with prepared_by_its_owner(postgres_engine):
+        with pytest.raises(Exception, match="permission denied"):
+            asked(stranger)
+        assert asked(postgres_engine) == "commit"
+    stranger.dispose()
+    with postgres_engine.begin() as connection:
+        connection.exec_driver_sql("DROP OWNED BY stranger")
+        connection.exec_driver_sql("DROP ROLE stranger")
+
+
+def test_another_databases_transaction_of_the_same_name_is_left_alone(postgres_engine: Engine) -> None:
+    in_other = create_engine(postgres_engine.url.set(database="template1"))
+    connection = in_other.connect()
+    transaction = connection.begin_twophase("x@node")
+    connection.exec_driver_sql("CREATE TABLE other (number int)")
+    transaction.prepare()
+    connection.invalidate()
+    connection.close()
+    assert asked(postgres_engine, prepared="commit") == "rollback"
+    assert prepared_names(postgres_engine) == ["x@node"]
+    finish_by_hand(in_other, "ROLLBACK", "x@node")
+    in_other.dispose()
+
+
+def test_a_database_that_is_down_says_so(postgres: PostgresServer) -> None:
+    engine = create_engine(postgres.url().replace("tfmq-postgresql", "tfmq-nowhere"))
+    with pytest.raises(OperationalError):
+        asked(engine)
+
+
+def test_owner_and_checkers_never_disagree(engine: Engine) -> None:
+    """Whoever is first: the owner's commit and the answers say the same."""
+    random = seeded("checkers")
+    ended = set()
+    with ThreadPoolExecutor(3) as pool:
+        for number in range(scaled(300) + 5):
+            xid = new_xid(make_url("sqlite://"))
+            wait = [random.random() * 0.004 for _ in range(3)]
+            line = threading.Barrier(3)
+            owner = pool.submit(commits, engine, xid, number, line, wait[0])
+            checkers = [pool.submit(answers, engine, xid, line, each) for each in wait[1:]]
+            committed = owner.result(60)
+            expected = "commit" if committed else "rollback"
+            assert {each.result(60) for each in checkers} <= {expected, None}
+            assert asked(engine, xid) == expected
+            assert (number in orders(engine)) == committed
+            ended.add(expected)
+    assert ended == {"commit", "rollback"}, "the race must go both ways to be one"
+
+
+def commits(engine: Engine, xid: str, number: int, line: threading.Barrier, wait: float) -> bool:
+    """An owner; whether it committed."""
+    line.wait(60)
+    time.sleep(wait)
+    try:
+        with Session(engine) as session, session.begin():
+            session.add(Order(number=number))
+            session.flush()
+            owner_writes(session.connection(), xid)
+    except DBAPIError:
+        return False
+    return True
+
+
+def answers(engine: Engine, xid: str, line: threading.Barrier, wait: float) -> Decision | None:
+    line.wait(60)
+    time.sleep(wait)
+    try:
+        return asked(engine, xid)
+    except OperationalError:  # SQLite: a reader may find it locked, too
+        return None
+
+
+def finish_by_hand(engine: Engine, word: str, xid: str) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"{word} PREPARED '{xid}'")
+
+
+def is_waiting(engine: Engine) -> bool:
+    """Whether a session of the server waits for another one's lock."""
+    with engine.connect() as connection:
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        return bool(connection.exec_driver_sql(waits).scalar())
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

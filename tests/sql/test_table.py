@@ -1,0 +1,85 @@
+"""The table whose rows decide: one row a name, looked up, pruned."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import MetaData, create_engine, inspect, select
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import IntegrityError
+
+from tfmq.sql import table as rows
+from tfmq.sql.table import ABORTED, COMMITTED, TABLE
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def written(engine: Engine, xid: str, time: datetime = NOW) -> None:
+    with engine.begin() as connection:
+        rows.write(connection, TABLE, xid, COMMITTED, time)
+
+
+def test_a_row_says_how_it_ended(engine: Engine) -> None:
+    written(engine, "a")
+    with engine.connect() as connection:
+        assert rows.state_of(connection, TABLE, "a") == "committed"
+        assert rows.state_of(connection, TABLE, "b") is None
+
+
+def test_a_name_is_decided_once(engine: Engine) -> None:
+    written(engine, "a")
+    with pytest.raises(IntegrityError), engine.begin() as connection:
+        rows.write(connection, TABLE, "a", ABORTED, NOW)
+
+
+def test_it_is_made_where_it_is_missing(engine: Engine) -> None:
+    TABLE.drop(engine)
+    with engine.connect() as connection:
+        assert not rows.exists(connection, TABLE)
+    rows.create_table(engine)
+    rows.create_table(engine)
+    with engine.connect() as connection:
+        assert rows.exists(connection, TABLE)
+
+
+def test_it_joins_the_tables_that_migrations_look_at(engine: Engine) -> None:
+    metadata = MetaData()
+    mine = rows.transaction_table(metadata, name="shop_transaction")
+    metadata.create_all(engine)
+    columns = {each["name"] for each in inspect(engine).get_columns("shop_transaction")}
+    assert columns == {"xid", "state", "time"}
+    with engine.begin() as connection:
+        rows.write(connection, mine, "a", COMMITTED, NOW)
+        assert rows.state_of(connection, mine, "a") == "committed"
+    mine.drop(engine)
+
+
+def test_the_longest_name_fits(engine: Engine) -> None:
+    written(engine, "x" * 249)
+
+
+def test_old_rows_go_and_those_in_doubt_stay(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PRUNED_ROWS_AT_ONCE", 3)
+    for number in range(10):
+        written(engine, f"old-{number}", NOW - timedelta(days=8))
+    written(engine, "young", NOW - timedelta(days=6))
+    gone = rows.delete_before(engine, TABLE, NOW - timedelta(days=7), {"old-3", "old-9"})
+    with engine.connect() as connection:
+        left = list(connection.scalars(select(TABLE.c.xid).order_by(TABLE.c.xid)))
+    assert (gone, left) == (8, ["old-3", "old-9", "young"])
+
+
+def test_times_compare_in_every_time_zone(sqlite_engine: Engine) -> None:
+    """SQLite keeps no zone: what is written and what is compared must both be UTC."""
+    written(sqlite_engine, "now", rows.now())
+    assert rows.delete_before(sqlite_engine, TABLE, rows.now() - timedelta(minutes=1), ()) == 0
+    assert rows.delete_before(sqlite_engine, TABLE, rows.now() + timedelta(minutes=1), ()) == 1
+
+
+def test_the_clock_tells_utc() -> None:
+    assert rows.now().tzinfo is UTC
+
+
+def test_making_it_needs_no_rights_where_it_is_there(sqlite_engine: Engine) -> None:
+    read_only = create_engine(f"sqlite:///file:{sqlite_engine.url.database}?mode=ro&uri=true")
+    rows.create_table(read_only)
+    read_only.dispose()

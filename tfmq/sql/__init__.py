@@ -1,0 +1,30 @@
+"""Rows of a database and messages, together or not at all. For SQLAlchemy 2, blocking and asyncio.
+
+    tfmq.sql.create_table(engine)                               # once
+
+    with tfmq.sql.transaction(session, producer) as tx:
+        session.add(order)
+        tx.send("orders", order.as_json())
+
+Both commit or neither does, whatever crashes: docs/database-transactions.md tells how, and what to look after.
+"""
+
+from tfmq.sql.asking import check as check
+from tfmq.sql.pruning import prune as prune
+from tfmq.sql.table import TABLE as TABLE
+from tfmq.sql.table import create_table as create_table
+from tfmq.sql.table import transaction_table as transaction_table
+from tfmq.sql.transaction import AsyncTransaction as AsyncTransaction
+from tfmq.sql.transaction import Transaction as Transaction
+from tfmq.sql.transaction import transaction as transaction
+
+__all__ = [
+    "TABLE",
+    "AsyncTransaction",
+    "Transaction",
+    "check",
+    "create_table",
+    "prune",
+    "transaction",
+    "transaction_table",
+]

@@ -1,0 +1,258 @@
+"""The course of a transaction of database and broker: which step follows which, and what is done when one fails.
+
+    broker begins, session begins
+    ... the user's block: changes, sends ...
+    the changes and the row are written, and prepared where the database prepares
+    broker prepares                     from here on the broker asks, when nobody comes back
+    database commits                    THE DECISION: now the row is there
+    broker commits
+
+Before the decision every failure rolls both back. What fails at the decision itself is settled by looking at the row
+(`decision`), as the broker's question would be. Behind it nothing can undo the transaction: a broker that cannot be
+reached asks later, and the row answers "commit".
+
+Written once for both faces: generators of steps, which `walk` does one after another and `walk_async` awaits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from tfmq.errors import (
+    HeuristicOutcome,
+    StaleEpoch,
+    TfmqError,
+    TransactionError,
+    TransactionRolledBack,
+    UnknownTransaction,
+)
+from tfmq.sql.decision import decide
+from tfmq.sql.joining import SessionPart
+from tfmq.sql.prepared import Decision, name
+
+log = logging.getLogger("tfmq.sql")
+
+Result = TypeVar("Result")
+
+
+class Step(NamedTuple):
+    """One thing to do, by its name; `do()` gives its result, or something to await."""
+
+    name: str
+    do: Callable[[], Any]
+
+
+Course = Generator[Step, Any, Result]
+
+CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome)
+"""What a broker may say to the commit of a transaction that the database has committed, and that is not "later"."""
+
+
+class Hands(Protocol):
+    """How a face does things: at once, or giving something to await."""
+
+    def in_session(self, work: Callable[[], Any]) -> Any:
+        """Do `work` where the session may be used."""
+        ...
+
+    def on_connection(self, work: Callable[[Connection], Any]) -> Any:
+        """Do `work` with a fresh connection of the session's engine."""
+        ...
+
+
+class Sharing:
+    """One transaction that the session of `part` and the broker share, under the name `xid`; `begin()` begins the
+    broker's, `node()` is the broker's id once it has.
+    """
+
+    def __init__(
+        self, xid: str, part: SessionPart, hands: Hands, begin: Callable[[], Any], node: Callable[[], str]
+    ) -> None:
+        self.xid, self.part, self._hands = xid, part, hands
+        self._begin, self._node = begin, node
+        self.transaction: Any = None
+        self.is_empty = True
+        """Nothing was sent: then the database commits alone."""
+
+    def begin(self) -> Course[None]:
+        self.transaction = yield Step("broker begins", self._begin)
+        gid = name(self.xid, self._node())
+        try:
+            yield self._in_session("session begins", lambda: self.part.begin(gid))
+        except BaseException as error:
+            yield from self._rollback_broker(error)
+            raise
+
+    def end(self, error: BaseException | None) -> Course[None]:
+        """Behind the user's block, which `error` ended. Raises what is to be raised instead of it."""
+        if error is not None:
+            yield from self._rollback_both(error)
+        elif self.is_empty:
+            yield from self._commit_session_alone()
+        else:
+            yield from self._commit_both()
+
+    def _commit_session_alone(self) -> Course[None]:
+        try:
+            yield self._in_session("database commits", self.part.commit)
+        except BaseException as error:
+            yield from self._rollback_both(error)
+            raise
+        yield from self._rollback_broker(None)
+
+    def _commit_both(self) -> Course[None]:
+        yield from self._prepare_database()
+        decided = yield from self._prepare_broker()
+        if not decided:
+            yield from self._decide()
+        yield from self._commit_broker()
+
+    def _prepare_database(self) -> Course[None]:
+        try:
+            yield self._in_session("database prepares", lambda: self.part.prepare(self.xid))
+        except BaseException as error:
+            yield from self._rollback_session(error)
+            if self.part.may_be_prepared:
+                # The answer to its prepare may be what was lost. The broker is not prepared, so nobody commits it.
+                yield from self._settle("rollback", error)
+            yield from self._rollback_broker(error)
+            raise
+
+    def _prepare_broker(self) -> Course[bool]:
+        """True: somebody who was asked has committed the database's part already."""
+        try:
+            yield Step("broker prepares", self.transaction.prepare)
+        except BaseException as error:
+            gone = yield from self._rollback_session(error)
+            if not gone and self.part.two_phase:
+                # Prepared on both sides after all, it may be committed by who was asked.
+                decision = yield from self._settle("rollback", error)
+                if decision == "commit" and isinstance(error, TfmqError):
+                    return True
+                if decision == "commit":
+                    yield from self._commit_nevertheless(error)
+                    raise
+            yield from self._rollback_broker(error)
+            raise
+        return False
+
+    def _decide(self) -> Course[None]:
+        try:
+            yield self._in_session("database commits", self.part.commit)
+        except BaseException as error:
+            yield from self._rollback_session(error)
+            decision = yield from self._settle("commit", error)
+            if decision == "commit":
+                if isinstance(error, DBAPIError):
+                    return  # only its answer was lost
+                yield from self._commit_nevertheless(error)
+            elif decision == "rollback":
+                yield from self._rollback_broker(error)
+            elif isinstance(error, Exception):
+                raise TransactionError(
+                    f"It is not known yet whether the transaction {self.xid} was committed: the database does not"
+                    " say. Messages and changes will agree: the broker asks until the row answers."
+                ) from error
+            raise
+
+    def _commit_nevertheless(self, error: BaseException) -> Course[None]:
+        yield from self._commit_broker()
+        error.add_note(f"The transaction {self.xid} is committed nevertheless, its messages too.")
+
+    def _commit_broker(self) -> Course[None]:
+        """The database has committed: only what contradicts that is raised."""
+        try:
+            yield Step("broker commits", self.transaction.commit)
+        except CONTRADICTIONS as error:
+            if isinstance(error, HeuristicOutcome) and error.state == "heuristic_committed":
+                return
+            error.add_note(f"The database has committed its part of {self.xid}, the messages were not sent.")
+            raise
+        except TfmqError as error:
+            log.warning(
+                "The transaction %s is committed in the database; the broker will learn it when it asks: %s",
+                self.xid,
+                error,
+            )
+
+    def _settle(self, prepared: Decision, error: BaseException) -> Course[Decision | None]:
+        """What the row says; None: nothing yet."""
+
+        def look(connection: Connection) -> Decision | None:
+            return decide(connection, self.part.table, self.xid, prepared)
+
+        try:
+            decision: Decision | None = yield Step("row decides", lambda: self._hands.on_connection(look))
+        except Exception as failure:
+            error.add_note(f"Besides: {failure}")
+            return None
+        return decision
+
+    def _rollback_both(self, error: BaseException) -> Course[None]:
+        yield from self._rollback_session(error)
+        yield from self._rollback_broker(error)
+
+    def _rollback_session(self, error: BaseException) -> Course[bool]:
+        """Whether the database said that it is rolled back. `error` goes on, and gets a note of what else failed."""
+        try:
+            yield self._in_session("database rolls back", self.part.rollback)
+        except Exception as failure:
+            error.add_note(f"Besides: {failure}")
+            return False
+        return True
+
+    def _rollback_broker(self, error: BaseException | None) -> Course[None]:
+        """An unprepared one ends by itself, of a prepared one the broker asks: its failure is worth a note only."""
+        try:
+            yield Step("broker rolls back", self.transaction.rollback)
+        except TfmqError as failure:
+            if error is not None:
+                error.add_note(f"Besides: {failure}")
+
+    def _in_session(self, name: str, work: Callable[[], Any]) -> Step:
+        return Step(name, lambda: self._hands.in_session(work))
+
+
+def walk(course: Course[Result]) -> Result:
+    """Do the steps one after another."""
+    try:
+        step = next(course)
+        while True:
+            try:
+                result = perform(step)
+            except BaseException as error:
+                step = course.throw(error)
+            else:
+                step = course.send(result)
+    except StopIteration as end:
+        value: Result = end.value
+        return value
+
+
+async def walk_async(course: Course[Result]) -> Result:
+    """Do the steps one after another, awaiting each."""
+    try:
+        step = next(course)
+        while True:
+            try:
+                result = perform(step)
+                if inspect.isawaitable(result):
+                    result = await result
+            except BaseException as error:
+                step = course.throw(error)
+            else:
+                step = course.send(result)
+    except StopIteration as end:
+        value: Result = end.value
+        return value
+
+
+def perform(step: Step) -> Any:
+    """Do one step: the place where tests stand between them."""
+    return step.do()

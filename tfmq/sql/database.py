@@ -1,0 +1,71 @@
+"""Which database it is: the name by which those who use the same one find each other, and what it can do.
+
+The name is made of the address without user, password and options, so that it may be shown and logged. It is part of
+every xid, and of the group of producers that have none of their own: the broker asks about a transaction only who
+can look into the database that decides it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from sqlalchemy.engine import URL, Engine
+
+PREFIX = "tfmq.sql"
+DIGEST_CHARACTERS = 16
+RANDOM_BYTES = 16
+GROUP_NAME_CHARACTERS = 60
+"""Of the database's name in that of a group: to be recognised; the digest tells them apart."""
+
+ADDRESS_OPTIONS = ("host", "port", "service", "dbname")
+"""What an address may say behind its question mark about where the database is; all else stays out."""
+
+TWO_PHASE_DRIVERS = frozenset({"psycopg", "psycopg2"})
+"""Drivers of PostgreSQL whose two-phase commit SQLAlchemy steers."""
+
+
+def address(url: URL) -> str:
+    """Where it is, without who asks: equal for the same database."""
+    name = url.database or ""
+    if url.get_backend_name() == "sqlite":
+        memory = name in ("", ":memory:") or url.query.get("mode") == "memory"
+        return (
+            f"sqlite:memory:{os.getpid()}"
+            if memory
+            else f"sqlite:{Path(name.removeprefix('file:')).resolve()}"
+        )
+    options = [f"{key}={url.query[key]}" for key in ADDRESS_OPTIONS if key in url.query]
+    return f"{url.get_backend_name()}:{url.host or ''}:{url.port or ''}:{name}:{':'.join(options)}"
+
+
+def digest(url: URL) -> str:
+    """Some characters that stand for the address."""
+    return hashlib.sha256(address(url).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def group_name(url: URL) -> str:
+    """The group of producers that use this database and have no group of their own."""
+    name = (
+        Path(url.database or "memory").stem
+        if url.get_backend_name() == "sqlite"
+        else url.database or "database"
+    )
+    return f"sql-{re.sub('[^A-Za-z0-9_-]', '-', name)[:GROUP_NAME_CHARACTERS]}-{digest(url)}"
+
+
+def new_xid(url: URL) -> str:
+    """A name for a transaction that was never used before; PostgreSQL shows it in pg_prepared_xacts, too."""
+    return f"{PREFIX}.{digest(url)}.{os.urandom(RANDOM_BYTES).hex()}"
+
+
+def is_ours(xid: str, url: URL) -> bool:
+    """Whether `new_xid` made it for this database."""
+    return xid.startswith(f"{PREFIX}.{digest(url)}.")
+
+
+def has_two_phase_driver(engine: Engine) -> bool:
+    """Whether SQLAlchemy can prepare a transaction of this database, if the database lets it."""
+    return engine.dialect.name == "postgresql" and engine.dialect.driver in TWO_PHASE_DRIVERS
