@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import msgpack
 import pytest
 
+CHECK_SECONDS = 0.2
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "protocol.md"
 
 
@@ -61,6 +63,19 @@ class PageClient:
         assert answered == correlation
         return reply, reply_body
 
+    def refused(self, command: int, *fields: Any) -> str:
+        """The code of the error that answers it."""
+        with pytest.raises(PageError) as caught:
+            self.call(command, *fields)
+        return str(caught.value.args[1])
+
+    @staticmethod
+    def records(producer_id: int, sequence: int, payloads: list[bytes]) -> bytes:
+        return b"".join(
+            struct.pack(">IIQI", len(payload), zlib.crc32(payload), producer_id << 24 | number, 0) + payload
+            for number, payload in enumerate(payloads, sequence)
+        )
+
     def produce(
         self,
         topic: str,
@@ -69,21 +84,39 @@ class PageClient:
         sequence: int,
         payloads: list[bytes],
         acks: int = 2,
+        transaction: int | None = None,
     ) -> list[Any]:
-        body = b""
-        for number, payload in enumerate(payloads, sequence):
-            body += (
-                struct.pack(">IIQI", len(payload), zlib.crc32(payload), producer_id << 24 | number, 0)
-                + payload
-            )
+        body = self.records(producer_id, sequence, payloads)
         blocks = [[len(body), len(payloads), zlib.crc32(body)]]
         fields = (topic, incarnation, 0, producer_id, sequence, len(payloads), acks, blocks)
-        return self.call(21, *fields, body=body)[0]
+        inside = () if transaction is None else (None, transaction)
+        return self.call(21, *fields, *inside, body=body)[0]
+
+    def transact(
+        self,
+        producer_id: int,
+        number: int,
+        sequence: int,
+        sends: list[tuple[str, int, list[bytes]]],
+        offsets: list[Any] | None = None,
+    ) -> list[Any]:
+        batches, body = [], b""
+        for topic, incarnation, payloads in sends:
+            data = self.records(producer_id, sequence, payloads)
+            blocks = [[len(data), len(payloads), zlib.crc32(data)]]
+            batches.append([topic, incarnation, 0, sequence, len(payloads), len(data), blocks])
+            sequence += len(payloads)
+            body += data
+        return self.call(57, producer_id, number, batches, offsets or [], body=body)[0]
+
+    def payloads(self, topic: str, incarnation: int) -> list[bytes]:
+        """Everything that is written, whether a power cut could take it back or not."""
+        return [payload for _, payload in self.fetch(topic, incarnation, 0, read=1)[0]]
 
     def fetch(
-        self, topic: str, incarnation: int, offset: int, wait_ms: int = 0
+        self, topic: str, incarnation: int, offset: int, wait_ms: int = 0, read: int = 0
     ) -> tuple[list[tuple[int, bytes]], int]:
-        reply, body = self.call(30, topic, incarnation, 0, offset, -1, 262_144, wait_ms, 0, None)
+        reply, body = self.call(30, topic, incarnation, 0, offset, -1, 262_144, wait_ms, read, None)
         start, skip_to, following, *_, log_id = reply
         found, position, block = [], 0, 0
         while position < len(body):
@@ -93,7 +126,7 @@ class PageClient:
             if flag & 64:
                 control = struct.unpack(">HHIIIQIIQQQQQQ", content)
                 assert record_id == log_id and zlib.crc32(content) == checksum
-                assert zlib.crc32(body[block:position]) == control[4] and control[9] == start + block
+                assert zlib.crc32(body[block:position]) == control[4] and control[10] == start + block
                 block = end
             elif not flag & 32 and start + position >= skip_to:
                 assert zlib.crc32(content) == checksum
@@ -107,6 +140,7 @@ class PageClient:
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     data = tmp_path_factory.mktemp("page") / "data"
     command = [sys.executable, "-m", "tfmq.server.main", "--data", str(data), "--listen", "127.0.0.1:0"]
+    command += ["--set", f"transaction.check_seconds={CHECK_SECONDS}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     try:
@@ -219,8 +253,224 @@ def test_a_parked_fetch_can_be_cancelled(client: PageClient) -> None:
     assert replies[parked][0][2] == 0 and replies[parked][1] == b""
 
 
+BEGIN, PREPARE, COMMIT, ROLLBACK, FORGET, LIST, DESCRIBE, TRANSACT, AWAIT_CHECKS = range(50, 59)
+COMMIT_GROUP, ABORT_COMMIT_GROUP, LIST_COMMIT_GROUPS, FORGET_COMMIT_GROUP = range(80, 84)
+READ_OFFSETS, JOIN_GROUP = 44, 40
+
+
+def begun(client: PageClient, sender: int, number: int, xid: str, *more: Any) -> int:
+    """The epoch of a new transaction."""
+    fields = more or (60_000, "")
+    (epoch, name, state, timeout_ms), _ = client.call(BEGIN, sender, number, xid, *fields)
+    assert state == "open" and epoch > 0 and timeout_ms > 0
+    assert name == xid if xid else name
+    return int(epoch)
+
+
+def test_a_transaction_in_one_frame(client: PageClient) -> None:
+    orders, bills, sender = topic(client, "page-g"), topic(client, "page-h"), producer(client)
+    sends = [("page-g", orders, [b"one", b"two"]), ("page-h", bills, [b"bill"])]
+    state, epoch, dropped, offsets, repeated = client.transact(sender, 1, 0, sends)
+    assert (state, dropped, repeated) == ("committed", 0, False) and epoch > 0
+    assert all(offset in (0, -1) for offset in offsets)
+    assert client.payloads("page-g", orders) == [b"one", b"two"]
+    assert client.payloads("page-h", bills) == [b"bill"]
+    again = client.transact(sender, 1, 0, sends)
+    assert again[0] == "committed" and again[1] == epoch and again[4] is True
+    client.transact(sender, 2, 3, [("page-g", orders, [b"three"])])
+    assert client.payloads("page-g", orders) == [b"one", b"two", b"three"]
+    with pytest.raises(PageError) as caught:
+        client.transact(sender, 1, 0, sends)
+    assert caught.value.args[1] == "unknown_transaction", "a lower number"
+    with pytest.raises(PageError) as caught:
+        client.transact(sender, 3, 9, [("page-g", orders, [b"gap"])])
+    assert caught.value.args[1] == "sequence_gap" and caught.value.args[2] == "not done"
+
+
+def test_a_transaction_step_by_step_over_two_connections(client: PageClient, port: int) -> None:
+    orders, sender = topic(client, "page-i"), producer(client)
+    epoch = begun(client, sender, 1, "page order 1")
+    (again, *_), _ = client.call(BEGIN, sender, 1, "page order 1", 60_000, "")
+    assert again == epoch, "the same number is the same request"
+    positions, durability, *_ = client.produce("page-i", orders, sender, 0, [b"x", b"y"], 2, epoch)
+    assert (positions, durability) == ([], 1)
+    assert client.refused(COMMIT, "page order 1", epoch, False, False, []) == "transaction_state"
+    assert client.call(PREPARE, "page order 1", epoch, None, [])[0] == ["prepared", 0]
+    assert client.call(PREPARE, "page order 1", epoch, None, [])[0] == ["prepared", 0]
+    assert client.payloads("page-i", orders) == []
+    with pytest.raises(PageError) as caught:
+        client.produce("page-i", orders, sender, 2, [b"late"], 2, epoch)
+    assert caught.value.args[1] == "transaction_state"
+    client.socket.close()
+    other = PageClient(port)
+    (found,), _ = other.call(DESCRIBE, "page order 1")
+    assert (found["xid"], found["epoch"], found["state"]) == ("page order 1", epoch, "prepared")
+    assert found["messages"] == 2 and found["topics"] == ["page-i"]
+    (state, dropped, _), _ = other.call(COMMIT, "page order 1", epoch, False, False, [])
+    assert (state, dropped) == ("committed", 0)
+    assert other.payloads("page-i", orders) == [b"x", b"y"]
+    assert other.call(COMMIT, "page order 1", epoch, False, False, [])[0][0] == "committed"
+    assert other.refused(ROLLBACK, "page order 1", epoch) == "transaction_committed"
+    assert other.payloads("page-i", orders) == [b"x", b"y"]
+    other.socket.close()
+
+
+def test_what_is_rolled_back_leaves_nothing(client: PageClient) -> None:
+    orders, sender = topic(client, "page-j"), producer(client)
+    epoch = begun(client, sender, 1, "page order 2")
+    client.produce("page-j", orders, sender, 0, [b"x"], 2, epoch)
+    assert client.call(ROLLBACK, "page order 2", epoch)[0] == ["rolled_back"]
+    assert client.call(ROLLBACK, "page order 2", epoch)[0] == ["rolled_back"]
+    assert client.refused(COMMIT, "page order 2", epoch, True, False, []) == "transaction_rolled_back"
+    later = begun(client, sender, 2, "page order 2")
+    assert later > epoch
+    assert client.refused(ROLLBACK, "page order 2", epoch + 1000) == "unknown_transaction"
+    client.produce("page-j", orders, sender, 1, [b"y"], 2, later)
+    assert client.call(COMMIT, "page order 2", later, True, False, [])[0][0] == "committed"
+    assert client.payloads("page-j", orders) == [b"y"]
+    assert client.refused(COMMIT, "nobody's", 1, True, False, []) == "unknown_transaction"
+
+
+def test_a_local_transaction_ends_with_its_connection(client: PageClient, port: int) -> None:
+    orders, sender = topic(client, "page-k"), producer(client)
+    other = PageClient(port)
+    epoch = begun(other, sender, 1, "")
+    other.produce("page-k", orders, sender, 0, [b"x"], 2, epoch)
+    assert epoch in [row["epoch"] for row in client.call(LIST, ["open"])[0][0]]
+    other.socket.close()
+    deadline = time.monotonic() + 20
+    while epoch in [row["epoch"] for row in client.call(LIST, ["open"])[0][0]]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with pytest.raises(PageError) as caught:
+        client.produce("page-k", orders, sender, 1, [b"y"], 2, epoch)
+    assert caught.value.args[1] in ("unknown_transaction", "transaction_rolled_back")
+    assert client.payloads("page-k", orders) == []
+
+
+def test_one_without_anything_in_it_is_over_when_it_is_prepared(client: PageClient) -> None:
+    epoch = begun(client, producer(client), 1, "page empty")
+    assert client.call(PREPARE, "page empty", epoch, None, [])[0] == ["read_only", 0]
+
+
+def test_offsets_inside_are_locked_until_the_end(client: PageClient) -> None:
+    orders, sender = topic(client, "page-l"), producer(client)
+    client.produce("page-l", orders, producer(client), 0, [b"x"])
+    (member, generation), _ = client.call(JOIN_GROUP, "page-readers", "", ["page-l"])
+    offsets = [["page-readers", member, generation, [["page-l", orders, 0, 0]]]]
+    epoch = begun(client, sender, 1, "page offsets")
+    client.produce("page-l", orders, sender, 0, [b"y"], 2, epoch)
+    wrong = [["page-readers", member, generation + 1, [["page-l", orders, 0, 0]]]]
+    assert client.refused(PREPARE, "page offsets", epoch, None, wrong) == "fenced"
+    assert client.call(PREPARE, "page offsets", epoch, None, offsets)[0][0] == "prepared"
+    with pytest.raises(PageError) as caught:
+        client.call(READ_OFFSETS, "page-readers")
+    assert caught.value.args[1] == "busy" and "page offsets" in caught.value.args[3]
+    assert client.call(COMMIT, "page offsets", epoch, False, False, [])[0][0] == "committed"
+    (saved,), _ = client.call(READ_OFFSETS, "page-readers")
+    assert [each[:4] for each in saved] == [["page-l", orders, 0, 0]]
+
+
+def test_whoever_can_know_is_asked(client: PageClient, port: int) -> None:
+    orders, sender = topic(client, "page-m"), producer(client)
+    asked = PageClient(port)
+    parked = asked.send(AWAIT_CHECKS, "page-shop", 15_000)
+    epoch = begun(client, sender, 1, "page in doubt", 60_000, "page-shop")
+    client.produce("page-m", orders, sender, 0, [b"x"], 2, epoch)
+    client.call(PREPARE, "page in doubt", epoch, None, [])
+    correlation, ((check,),), _ = asked.receive()
+    assert correlation == parked
+    assert (check["xid"], check["epoch"], check["topics"]) == ("page in doubt", epoch, ["page-m"])
+    assert check["prepared_ms"] > 1_700_000_000_000
+    asked.call(COMMIT, check["xid"], check["epoch"], False, False, [])
+    assert client.payloads("page-m", orders) == [b"x"]
+    parked = asked.send(AWAIT_CHECKS, "page-shop", 15_000)
+    cancelled = asked.send(4, parked)
+    replies = {correlation: fields for correlation, fields, _ in (asked.receive(), asked.receive())}
+    assert replies == {parked: [[]], cancelled: [True]}
+    assert asked.call(AWAIT_CHECKS, "page-shop", 0)[0] == [[]]
+    asked.socket.close()
+
+
+def test_an_operator_decides_and_the_owner_is_told(client: PageClient) -> None:
+    orders, sender = topic(client, "page-n"), producer(client)
+    epoch = begun(client, sender, 1, "page by hand")
+    client.produce("page-n", orders, sender, 0, [b"x"], 2, epoch)
+    client.call(PREPARE, "page by hand", epoch, None, [])
+    assert "page by hand" in [row["xid"] for row in client.call(LIST)[0][0]]
+    assert client.call(ROLLBACK, "page by hand", epoch, True)[0] == ["heuristic_rolled_back"]
+    with pytest.raises(PageError) as caught:
+        client.call(COMMIT, "page by hand", epoch, False, False, [])
+    assert caught.value.args[1] == "heuristic_outcome"
+    assert caught.value.args[4]["state"] == "heuristic_rolled_back"
+    (rows, more), _ = client.call(LIST, ["heuristic_rolled_back"])
+    assert [(row["xid"], row["messages"]) for row in rows] == [("page by hand", 1)] and more is False
+    assert client.call(FORGET, "page by hand", epoch)[0] == [True]
+    assert client.call(FORGET, "page by hand", epoch)[0] == [False]
+    assert client.payloads("page-n", orders) == []
+
+
+def member_prepared(
+    client: PageClient, xid: str, sequence: int, run: str, incarnation: int, payload: bytes
+) -> int:
+    sender = producer(client)
+    epoch = begun(client, sender, 1, xid, 60_000, "", ["page-query", sequence, run])
+    client.produce("page-o", incarnation, sender, 0, [payload], 2, epoch)
+    (state, expires_ms), _ = client.call(PREPARE, xid, epoch, 3_600_000, [])
+    assert state == "prepared" and expires_ms > 1_700_000_000_000
+    return epoch
+
+
+def test_a_commit_group_commits_all_or_none(client: PageClient) -> None:
+    rows = topic(client, "page-o")
+    one = member_prepared(client, "q-1", 5, "run-1", rows, b"a")
+    two = member_prepared(client, "q-2", 5, "run-1", rows, b"b")
+    orphan = member_prepared(client, "q-3", 5, "run-1", rows, b"lost attempt")
+    missing = [["q-1", one], ["q-9", 99]]
+    assert client.refused(COMMIT_GROUP, "page-query", 5, "run-1", missing, 2) == "group_incomplete"
+    names = [["q-1", one], ["q-2", two]]
+    assert client.call(COMMIT_GROUP, "page-query", 5, "run-1", names, 2)[0] == ["committed", False, 2, 0]
+    assert client.call(COMMIT_GROUP, "page-query", 5, "run-1", names, 2)[0] == ["committed", True, 2, 0]
+    assert client.payloads("page-o", rows) == [b"a", b"b"]
+    assert client.refused(COMMIT, "q-3", orphan, False, False, []) == "transaction_rolled_back"
+    assert client.refused(COMMIT_GROUP, "page-query", 5, "run-1", names, 3) == "group_stale"
+    assert client.refused(COMMIT_GROUP, "page-query", 4, "run-1", names, 2) == "group_stale"
+    (epoch, _, state, _), _ = client.call(
+        BEGIN, producer(client), 1, "q-4", None, "", ["page-query", 5, "run-1"]
+    )
+    assert (epoch, state) == (0, "done")
+    assert client.call(ABORT_COMMIT_GROUP, "page-query", 5, "run-1")[0] == ["committed"]
+    assert client.call(ABORT_COMMIT_GROUP, "page-query", 6, "run-2")[0] == ["aborted"]
+    fenced = (producer(client), 1, "q-5", None, "", ["page-query", 6, "run-2"])
+    assert client.refused(BEGIN, *fenced) == "group_fenced"
+    (groups, _), _ = client.call(LIST_COMMIT_GROUPS)
+    assert [(each["group"], each["sequence"], each["rows"]) for each in groups] == [("page-query", 5, 2)]
+    assert client.call(FORGET_COMMIT_GROUP, "page-query")[0] == [True]
+    assert client.call(FORGET_COMMIT_GROUP, "page-query")[0] == [False]
+
+
+def test_requests_of_transactions_that_make_no_sense_are_refused(client: PageClient) -> None:
+    sender = producer(client)
+    for fields in (
+        (sender, 1, "x", 0, ""),
+        (sender, 1, "x" * 250, None, ""),
+        (sender, 1, "x", 1 << 32, ""),
+        (sender, 1, "x", None, "", ["g", 1]),
+        (0, 1, "x", None, ""),
+    ):
+        assert client.refused(BEGIN, *fields) == "bad_request"
+    assert client.refused(PREPARE, "", 1, None, []) == "bad_request"
+    assert client.refused(COMMIT, "x", 0, True, False, []) == "bad_request"
+    assert client.refused(COMMIT, "x", 1, 1, False, []) == "bad_request"
+    assert client.refused(TRANSACT, sender, 1, [["t", 1, 0, 0, 1, 5, [[5, 1, 0]]]], []) in (
+        "bad_request",
+        "unknown_topic",
+    )
+    client.call(2)
+
+
 @pytest.mark.parametrize(
-    ("code", "error"), [(50, "not_supported"), (79, "not_supported"), (99, "unknown_command")]
+    ("code", "error"), [(60, "not_supported"), (79, "not_supported"), (99, "unknown_command")]
 )
 def test_unknown_commands_are_answered_and_the_connection_goes_on(
     client: PageClient, code: int, error: str
@@ -300,4 +550,10 @@ def test_the_worked_examples_are_what_a_client_sends_and_reads() -> None:
     request, reply = printed("fetch-example")
     client = Recorded(10, reply)
     assert client.fetch("orders", 5, 0, 500) == ([(0, b"hello")], 125)
+    assert client.sent == request
+
+    request, reply = printed("transact-example")
+    client = Recorded(11, reply)
+    sends = [("orders", 5, [b"hello"]), ("bills", 6, [b"world!"])]
+    assert client.transact(7, 1, 0, sends) == ["committed", 42, 0, [1200, -1], False]
     assert client.sent == request
