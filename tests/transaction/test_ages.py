@@ -1,0 +1,38 @@
+"""The oldest prepared transaction, whatever comes and goes."""
+
+from tests.scale import seeded
+from tfmq.transaction.ages import DEAD_MIN, Ages
+
+
+def test_without_any_there_is_no_oldest() -> None:
+    assert Ages().oldest_ms is None
+
+
+def test_the_oldest_is_by_time_and_not_by_epoch() -> None:
+    ages = Ages()
+    ages.add(1, 5000)
+    ages.add(2, 3000)
+    ages.add(3, 4000)
+    assert ages.oldest_ms == 3000
+    ages.remove(2)
+    assert ages.oldest_ms == 4000
+    assert len(ages) == 2
+    ages.remove(3)
+    ages.remove(3)
+    ages.remove(1)
+    assert ages.oldest_ms is None
+
+
+def test_it_agrees_with_a_plain_dict_over_many_changes_and_keeps_no_dead_ones() -> None:
+    generator = seeded("ages")
+    ages = Ages()
+    plain: dict[int, int] = {}
+    for epoch in range(6 * DEAD_MIN):
+        ages.add(epoch, plain.setdefault(epoch, generator.randrange(1 << 40)))
+        if generator.random() < 0.98:
+            gone = generator.choice(list(plain)[:50])
+            ages.remove(gone)
+            del plain[gone]
+        if epoch % 100 == 0:
+            assert ages.oldest_ms == min(plain.values(), default=None)
+    assert len(ages._heap) <= 2 * len(plain) + DEAD_MIN + 1
