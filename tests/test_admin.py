@@ -5,7 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 import tfmq
-from tfmq.errors import ConnectionFailed, NotAllowed, TopicExists, UnknownTopic
+from tests.server.owner import Owner
+from tfmq.errors import (
+    ConnectionFailed,
+    GroupIncomplete,
+    HeuristicOutcome,
+    NotAllowed,
+    TopicExists,
+    UnknownTopic,
+    UnknownTransaction,
+)
 from tfmq.message import Ordinal
 
 SECONDS = 20.0
@@ -68,3 +77,49 @@ def test_how_the_broker_is(admin: tfmq.Admin) -> None:
 def test_nobody_there_is_told() -> None:
     with tfmq.Admin("127.0.0.1:1") as admin, pytest.raises(ConnectionFailed, match="start tfmq-server"):
         admin.ping()
+
+
+def test_transactions_in_doubt_are_found_decided_and_forgotten(admin: tfmq.Admin, servers: str) -> None:
+    owner = Owner(servers, "in-doubt")
+    epochs = {xid: owner.prepare(xid, b"x", group="shop") for xid in ("one", "two", "three")}
+    found = admin.transactions(group="shop")
+    assert [(each.xid, each.epoch, each.state) for each in found] == [
+        (xid, epoch, "prepared") for xid, epoch in epochs.items()
+    ]
+    assert found[0].topics == ("in-doubt",) and found[0].messages == 1 and found[0].age_seconds >= 0
+    assert [each.xid for each in admin.transactions(group="shop", after=epochs["one"], limit=1)] == ["two"]
+    assert admin.transaction("two").state == "prepared"
+    assert admin.transaction("nobody's").state == "unknown"
+    assert admin.commit_transaction("one") == ("one", epochs["one"], "committed", 0)
+    assert admin.rollback_transaction("two").state == "heuristic_rolled_back"
+    with pytest.raises(HeuristicOutcome) as told:
+        admin.rollback_transaction("one", heuristic=False)
+    assert told.value.state == "heuristic_committed"
+    assert admin.commit_transaction("three", heuristic=False).state == "committed"
+    assert [each.state for each in admin.transactions(group="shop")] == [
+        "heuristic_committed",
+        "heuristic_rolled_back",
+    ]
+    assert [admin.forget_transaction(xid) for xid in ("one", "two", "three")] == [True, True, False]
+    with pytest.raises(UnknownTransaction):
+        admin.commit_transaction("nobody's")
+    assert admin.transactions(group="shop") == []
+    assert messages_of(admin, "in-doubt") == 2
+
+
+def test_a_commit_group_commits_its_members_together(admin: tfmq.Admin, servers: str) -> None:
+    owner = Owner(servers, "rows")
+    names = [(xid, owner.prepare(xid, b"x", member=("query", 3, "run-1"))) for xid in ("part-1", "part-2")]
+    with pytest.raises(GroupIncomplete):
+        admin.commit_group("query", 3, "run-1", [*names, ("part-3", 1 << 40)], 3)
+    assert admin.commit_group("query", 3, "run-1", names, 2) == ("committed", False, 2, 0)
+    assert admin.commit_group("query", 3, "run-1", names, 2).repeated is True
+    assert [(each.group, each.sequence, each.rows) for each in admin.commit_groups()] == [("query", 3, 2)]
+    assert admin.abort_commit_group("query", 4, "run-2") == "aborted"
+    assert [admin.forget_commit_group("query") for _ in range(2)] == [True, False]
+    assert messages_of(admin, "rows") == 2
+
+
+def messages_of(admin: tfmq.Admin, topic: str) -> int:
+    """What is in the partition, forced or not."""
+    return admin.topic(topic).messages

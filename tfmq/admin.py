@@ -117,7 +117,7 @@ class Admin:
         return self._driver.run(self._operations.transaction(xid, epoch))
 
     def commit_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
-        """Commit a prepared transaction by hand: its owner is told so when it comes back and decides otherwise.
+        """Commit a prepared transaction by hand: its owner is told so when it comes back, until it is forgotten.
         `heuristic` False: in its owner's name, as if it had come back. `epoch` 0: the one that bears the xid now.
 
         Raises `UnknownTransaction`, `TransactionState` if it is not prepared, `TransactionRolledBack`,

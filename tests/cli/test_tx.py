@@ -100,7 +100,7 @@ def test_a_wrong_name_gets_the_likely_one(desk: Desk) -> None:
         assert len(ran.err.splitlines()) == 1
     assert desk.broker.decided == []
     other = desk("show", "order-42", "--epoch", "6")
-    assert other.code == 1 and "the latest has epoch 7" in other.err
+    assert other.code == 1 and "the latest has 7" in other.err
     assert "`tfmq tx list` has all" in desk("show", "zzz").err
 
 
@@ -161,10 +161,10 @@ def test_an_operator_commits_rolls_back_and_forgets(desk: Desk) -> None:
     desk.put(row("a", 1), row("b", 2), row("c", 3, dropped=2))
     ran = desk("commit", "a", "c", "--yes")
     assert (ran.code, ran.out) == (0, b"")
-    assert "a: heuristic committed\n  once its owner knows: tfmq tx forget a\n" in ran.err
+    assert "a: committed by hand\n  once its owner knows: tfmq tx forget a\n" in ran.err
     assert "2 messages dropped: the topic is gone" in ran.err
     assert desk("rollback", "b", "--yes", "--json").json == [
-        {"xid": "b", "epoch": 2, "state": "heuristic_rolled_back", "dropped": 0}
+        {"xid": "b", "epoch": 2, "state": "heuristic_rolled_back", "dropped": 0, "by_hand": True}
     ]
     assert desk("forget", "a", "b", "--json").json == [
         {"xid": "a", "epoch": 1, "state": "forgotten"},
@@ -208,7 +208,7 @@ def test_one_that_cannot_be_decided_does_not_keep_the_others(desk: Desk) -> None
 def test_a_decision_whose_answer_was_lost_is_asked_for_again(desk: Desk) -> None:
     desk.put(row("a", 1))
     desk.broker.plan(commands.CommitTransaction, LOSE)
-    assert desk("commit", "a", "--yes", "--json").json[0]["state"] == "heuristic_committed"
+    assert desk("commit", "a", "--yes", "--json").json[0]["state"] == "committed"
     assert desk.broker.decided == [commands.CommitTransaction("a", 1, False, True, [])] * 2
 
 
@@ -240,7 +240,9 @@ def test_a_decision_that_a_full_disk_holds_up_is_told_as_such(desk: Desk) -> Non
     desk.broker.commit_transaction = applying  # type: ignore[method-assign]
     ran = desk("commit", "a", "--yes")
     assert ran.code == 0
-    assert "a: applying\n  committed; a partition takes no writes now and gets its part later" in ran.err
+    assert (
+        "a: applying by hand\n  committed; a partition takes no writes now and gets its part later" in ran.err
+    )
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class InDoubtBroker(FakeBroker):
         if "rolled_back" in found["state"]:
             raise TransactionRolledBack()
         found["state"] = "heuristic_committed" if request.heuristic else "committed"
-        return commands.CommitTransactionReply(found["state"], found.get("dropped", 0), [])
+        return commands.CommitTransactionReply("committed", found.get("dropped", 0), [])
 
     def rollback_transaction(self, request: commands.RollbackTransaction) -> Any:
         found = self._decided(request)

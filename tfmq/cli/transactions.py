@@ -80,12 +80,12 @@ def known_transaction(admin: "Admin", xid: str, epoch: int | None) -> "Transacti
     if not 1 <= size <= XID_BYTES:
         raise click.UsageError(f"An xid has 1 to {XID_BYTES:d} bytes, not {size}.")
     found = admin.transaction(xid, epoch or 0)
-    if found.epoch:
+    if found.state != "unknown":
         return found
-    others = [each.epoch for each in [admin.transaction(xid)] if epoch and each.epoch]
-    if others:
+    latest = admin.transaction(xid).epoch if epoch else 0
+    if latest:
         raise UnknownTransaction(
-            f"There is no transaction {xid!r} of epoch {epoch}: the latest has epoch {others[0]}."
+            f"There is no transaction {xid!r} of epoch {epoch}: the latest has {latest}."
         )
     names = [each.xid for each in islice(every(admin, None, None, 0), NAMES_COMPARED)]
     hint = did_you_mean(xid, names) or (" `tfmq tx list` has all." if names else " None waits for anybody.")

@@ -188,7 +188,12 @@ def decide(
         if not yes:
             confirm(what, found, as_owner)
         method = admin.commit_transaction if what == "commit" else admin.rollback_transaction
-        return ended(output, found, lambda xid, number: method(xid, number, heuristic=not as_owner)._asdict())
+
+        def end(xid: str, number: int) -> dict[str, Any]:
+            done = method(xid, number, heuristic=not as_owner)
+            return {**done._asdict(), "by_hand": not as_owner}
+
+        return ended(output, found, end)
 
 
 def ended(
@@ -219,15 +224,15 @@ def ended(
 
 def tell(output: Output, row: dict[str, Any]) -> None:
     """What became of one, in a sentence."""
-    name, state = printable(row["xid"]), row["state"]
-    output.say(f"{name}: {state.replace('_', ' ')}")
+    name, state, by_hand = printable(row["xid"]), row["state"], row.get("by_hand", False)
+    output.say(f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}")
     if state == "applying":
         output.say(
             f"  committed; a partition takes no writes now and gets its part later: tfmq tx show {name}"
         )
     if row.get("dropped"):
         output.say(f"  {counted(row['dropped'], 'message')} dropped: the topic is gone")
-    if state.startswith("heuristic"):
+    if by_hand:
         output.say(f"  once its owner knows: tfmq tx forget {name}")
 
 

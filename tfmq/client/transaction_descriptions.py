@@ -33,7 +33,7 @@ class TransactionDescription(NamedTuple):
 
 class TransactionEnd(NamedTuple):
     """What became of a decision: `state` "committed", "applying" (decided, finished when a target takes writes
-    again), "rolled_back", "heuristic_committed", "heuristic_rolled_back" or "read_only"; `dropped` messages whose
+    again), "rolled_back", "heuristic_rolled_back" or "read_only"; `dropped` messages whose
     topic is gone.
     """
 

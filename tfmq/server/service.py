@@ -26,6 +26,7 @@ from tfmq.server import listening, memory
 from tfmq.server.alarm import Alarm
 from tfmq.server.commands import HANDLERS
 from tfmq.server.forces import Forces
+from tfmq.server.in_doubt import InDoubt
 from tfmq.server.reactor import Turn
 from tfmq.server.session import Session, Welcome, everybody
 from tfmq.server.traffic import Traffic
@@ -65,6 +66,9 @@ class Service:
         self._refused = 0
         self._listener: Listener | None = None
         self._alarm = Alarm(reactor, clock, self._tick)
+        self._in_doubt = InDoubt(
+            reactor.callLater, self._engine.transactions_map, config.transaction.alarm_seconds
+        )
         self._allocated = 0
         self._trimmed = False
         self.address = config.server.listen
@@ -87,6 +91,7 @@ class Service:
         )
         self._turn.at_end(self._arm)
         self._listen(bound, host)
+        self._in_doubt.start()
         self._turn.want()
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 
@@ -95,6 +100,7 @@ class Service:
         if self._listener is not None:
             self._listener.stopListening()
             self._listener = None
+        self._in_doubt.stop()
         self._engine.stop(lambda: self._engine_stopped(done))
         self._turn.want()
 
