@@ -4,6 +4,7 @@ ours escapes; an `OSError` from the disk comes through as it is, except a full d
 
     JournalError
      +- Corrupt          bytes on the disk are not what was written
+     |   +- Lost         they were, and a repair has given them up
      +- BadBatch         what was handed to append is not well formed
      +- OutOfRange
      |   +- BelowStart   deleted by retention or truncation
@@ -38,6 +39,10 @@ class Corrupt(JournalError):
         self.first = first
         self.next = next
         self.reason = reason
+
+
+class Lost(Corrupt):
+    """What was there could not be read any more, and a repair has closed the gap: it will never come back."""
 
 
 class BadBatch(JournalError):

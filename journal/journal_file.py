@@ -19,7 +19,7 @@ from zlib import crc32
 
 from journal import names
 from journal.disk import Bytes, Disk, File, write_all
-from journal.entry import HEADER_SIZE, Entry, candidates, claimed_size, decode_entry, entries_of
+from journal.entry import HEADER_SIZE, Entry, Filler, candidates, claimed_size, decode_entry, entries_of
 from journal.errors import Corrupt, Full, NewerFormat
 from journal.header import BadRecord, Incomplete
 
@@ -172,6 +172,16 @@ class JournalFile:
                     return found
             place += max(len(data) - HEADER_SIZE + 1, 1)
         return None
+
+    def lost(self, place: int, seed: int) -> bool:
+        """Whether a filler has the byte at `place`. Walks the file from its beginning."""
+        try:
+            for entry in self.entries(self.first + HEAD_SIZE, seed):
+                if entry.next > place:
+                    return type(entry.content) is Filler
+        except BadRecord:
+            return False
+        return False
 
     def _whole(self, place: int, size: int, seed: int) -> Entry | None:
         if place + size > self.end:

@@ -58,8 +58,8 @@ class JournalState(Protocol):
         ...
 
     def apply(self, entry: Entry) -> None:
-        """One entry (never a filler). Its `data` is valid only during the call. Raises ValueError if it makes no
-        sense."""
+        """One entry; a filler tells that a repair found entries lost there. Its `data` is valid only during the call.
+        Raises ValueError if it makes no sense."""
         ...
 
     def dump(self) -> Callable[[], bytes]:

@@ -28,7 +28,7 @@ from journal.entry import (
     decode_entry,
     encode_entries,
 )
-from journal.errors import Closed, Corrupt, Stopped
+from journal.errors import Closed, Corrupt, Lost, Stopped
 from journal.header import BadRecord, Buffer
 from journal.journal_file import HEAD_SIZE, JournalFile
 from journal.journal_files import find
@@ -215,7 +215,7 @@ class JournalStore:
     def read(self, place: int, size: int = 0) -> Entry:
         """The entry at `place`, verified; `size`, if it is known, saves a read. Any thread.
 
-        Raises Corrupt, OSError, Closed.
+        Raises Corrupt (Lost: and a repair has given it up), OSError, Closed.
         """
         entry = self._read(place, size or READ_SIZE, cached=False)
         if entry is None:
@@ -238,17 +238,25 @@ class JournalStore:
             data: Buffer | None = pread(size, place)
             if data is not None and size < (claimed := claimed_size(data)):
                 if place + claimed > file.end:
-                    raise _bad(file, place, "it says that it is longer than its file")
+                    raise self._bad(file, place, "it says that it is longer than its file")
                 data = pread(claimed, place)
             if data is None:
                 return None
             try:
                 entry = decode_entry(data, place, self._seed)
             except BadRecord as error:
-                raise _bad(file, place, error.reason) from error
-        if type(entry.content) is Filler:
-            raise _bad(file, place, "it was lost; a repair has closed the gap")
-        return entry
+                raise self._bad(file, place, error.reason) from error
+            if type(entry.content) is Filler:
+                raise self._bad(file, place, "a filler")
+            return entry
+
+    def _bad(self, file: JournalFile, place: int, reason: str) -> Corrupt:
+        """The entry at `place` of a file cannot be read."""
+        position = place - file.first
+        if file.lost(place, self._seed):
+            reason = f"the entry at place {place} was lost, a repair has closed the gap"
+            return Lost(file.path, position, position + HEADER_SIZE, reason)
+        return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at place {place}: {reason}")
 
     # Holding.
 
@@ -350,9 +358,3 @@ class JournalStore:
         if not self.closed:
             self.closed = True
             self._keeper.drop(reason)
-
-
-def _bad(file: JournalFile, place: int, reason: str) -> Corrupt:
-    """The entry at `place` of a file cannot be read."""
-    position = place - file.first
-    return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at place {place}: {reason}")

@@ -6,7 +6,7 @@ import ast
 import random
 from collections.abc import Callable, Iterable
 
-from journal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, Entry, Operation
+from journal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, Entry, Filler, Operation
 from journal.journal_file import HEAD_SIZE
 from journal.journal_store import JournalOptions, JournalStore
 from journal.names import journal_name, parse_journal_name, parse_snapshot_name
@@ -23,7 +23,7 @@ SMALL = JournalOptions(file_bytes=HEAD_SIZE + 5 * ONE, checkpoint_bytes=8 * ONE,
 """Five such entries a file."""
 
 Seen = tuple[int, int, int, bytes]
-"""(place, kind, epoch, bytes) of an entry."""
+"""(place, kind, epoch, bytes) of an entry: kind 0 is a piece, -1 a filler."""
 
 
 def message(epoch: int, number: int, size: int = PAYLOAD_SIZE, moved_from: int = 0) -> AppendMsg:
@@ -36,6 +36,8 @@ def row_of(entry: Entry) -> Seen:
     content = entry.content
     if isinstance(content, AppendMsg):
         return entry.place, 0, content.epoch, bytes(content.data)
+    if isinstance(content, Filler):
+        return entry.place, -1, 0, b""
     assert isinstance(content, Operation)
     return entry.place, content.kind, content.epoch, content.payload
 
@@ -74,7 +76,7 @@ class RememberingState:
         for place, kind, epoch, _ in self.seen:
             if kind == FORGET:
                 found.pop(epoch, None)
-            elif not kind:
+            elif kind == 0:
                 found.setdefault(epoch, []).append(place)
         return found
 

@@ -16,6 +16,7 @@ from journal.journal_store import JournalOptions
 from journal.keeper import KEPT_OPEN
 from journal.testing import SimulatedDisk, crash_states
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, message, opened
+from tests.journal.test_force import Kernel
 from tests.scale import scaled, seeded
 
 
@@ -427,6 +428,54 @@ def test_a_plan_made_before_a_roll_finds_its_file_forced_already() -> None:
     assert journal.disk.faults.counts["force"] == forces
     journal.store.force_done(plan, None)
     assert journal.store.forced_offset > plan.end
+
+
+def test_a_force_without_a_worker_moves_the_mark_when_it_has_ended() -> None:
+    journal = opened(JournalOptions()).sent(1)
+    kernel, told = Kernel(), []
+    journal.send()
+    plan = journal.store.force_plan()
+    assert plan is not None and plan.begin(kernel.begin, told.append)
+    assert not plan.begin(kernel.begin, told.append), "one at a time"
+    assert told == []
+    kernel.go()
+    assert told == [None]
+    journal.store.force_done(plan, None)
+    assert journal.crash().state.seen == journal.state.seen
+
+
+def test_a_force_without_a_worker_that_failed_is_never_retried() -> None:
+    """Whoever waits for it, or comes later, gets the same error: the system tells it once."""
+    for told_first in (True, False):
+        journal = opened(JournalOptions()).sent(1)
+        kernel, told = Kernel(), []
+        journal.send()
+        plan = journal.store.force_plan()
+        assert plan is not None
+        plan.begin(kernel.begin, told.append)
+        journal.disk.faults.fail("force")
+        if told_first:
+            kernel.go()
+            assert isinstance(told[0], OSError)
+        with pytest.raises(OSError):
+            plan.force()
+        assert not plan.begin(kernel.begin, told.append)
+        with pytest.raises(Stopped):
+            journal.store.force()
+        assert journal.store.stopped is not None
+
+
+def test_a_file_is_not_closed_while_the_kernel_forces_it() -> None:
+    journal = opened(JournalOptions()).sent(1)
+    kernel, told = Kernel(), []
+    journal.send()
+    plan = journal.store.force_plan()
+    assert plan is not None
+    plan.begin(kernel.begin, told.append)
+    journal.store._files.drop()
+    assert [file.path for file in journal.disk.open_files] == [journal.file()]
+    kernel.go()
+    assert told == [None] and not journal.disk.open_files
 
 
 def test_two_snapshots_are_kept_and_two_slots() -> None:

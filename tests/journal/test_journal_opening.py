@@ -13,7 +13,7 @@ from journal.journal_opening import TORN_FILES_MAX, TORN_SIZE_MAX
 from journal.journal_store import JournalOptions
 from journal.names import journal_name, parse_torn_name, snapshot_name
 from journal.testing import Moment, SimulatedDisk, crash_states
-from tests.journal.journals import CHECKPOINT, FOLDER, ONE, Journal, make_disk, opened
+from tests.journal.journals import CHECKPOINT, FOLDER, ONE, PAYLOAD_SIZE, Journal, make_disk, opened
 from tests.scale import scaled, seeded
 
 
@@ -78,6 +78,38 @@ def test_a_last_file_whose_name_is_not_known_to_be_forced_is_made_durable_too() 
     place = again.send()
     again.store.force()
     assert again.crash().state.seen[-1][0] == place
+
+
+def test_only_what_is_not_known_to_be_forced_is_written_again() -> None:
+    journal = opened(JournalOptions())
+    for _ in range(10):
+        journal.sent(1)
+    journal.send()
+    journal.kill()
+    assert journal.store.recovery.rewritten_bytes == ONE
+    journal.kill()
+    assert journal.store.recovery.rewritten_bytes == 0
+
+
+def test_what_was_cut_off_does_not_come_back_behind_what_is_written_in_its_place() -> None:
+    """Entries that begin where sectors do, so that a power cut may keep each of them alone."""
+    generator = seeded("cut off")
+    journal = opened(JournalOptions())
+    journal.send(1, 1024 - HEAD_SIZE - (ONE - PAYLOAD_SIZE))
+    journal.store.force()
+    for _ in range(3):
+        journal.send(2, 1024 - (ONE - PAYLOAD_SIZE))
+    state = journal.disk.crash(keep="everything")
+    state.damage(journal.file(), 1024 + 60, b"\xff")
+    cut = Journal(state, JournalOptions())
+    cut.open()
+    assert len(cut.state.seen) == 1
+    cut.number = 50
+    cut.send(3, 1024 - (ONE - PAYLOAD_SIZE))
+    for found in crash_states(cut.disk, 100, generator):
+        after = Journal(found, JournalOptions())
+        after.open()
+        assert 2 not in {epoch for _, _, epoch, _ in after.state.seen}
 
 
 def test_the_walk_begins_behind_the_newest_snapshot() -> None:
