@@ -310,7 +310,7 @@ class JournalOpening:
                 text = f"{row.label} at place {place}: {reason}; forced up to place {tail.forced}"
                 raise Corrupt(file.path, bad, max(bad, later), text)
         self.report.labels.append(row.label)
-        return place, forced, row.decision
+        return place, tail.forced, row.decision
 
     def _walk(self, file: JournalFile, begin: int, forced: int) -> tuple[int, int, str]:
         """Applies the entries of a file from the place `begin`. Answers (where they stop adding up, the highest place
