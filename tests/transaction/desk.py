@@ -101,7 +101,7 @@ def payloads_of(data: bytes) -> list[bytes]:
 class Desk:
     def __init__(
         self,
-        disk: SimulatedDisk | None = None,
+        disk: Any = None,
         clock: SimulatedClock | None = None,
         targets: Targets | None = None,
         *,
@@ -109,8 +109,10 @@ class Desk:
         start: bool = True,
         limits: dict[str, int] | None = None,
         settings: dict[str, float] | None = None,
+        folder: str = FOLDER,
     ) -> None:
-        self.disk = disk or SimulatedDisk()
+        self.disk: Any = disk or SimulatedDisk()
+        self.folder = folder
         self.clock = clock or SimulatedClock()
         self.targets = targets or Targets()
         self.queued, self.limits, self.settings = queued, limits or {}, settings or {}
@@ -123,15 +125,16 @@ class Desk:
             self.start()
 
     def start(self) -> None:
-        if not self.disk.exists(FOLDER):
-            for folder in (FOLDER.rsplit("/", 1)[0], FOLDER):
-                if not self.disk.exists(folder):
-                    self.disk.make_folder(folder)
-        self.forcer = Forcer(self.disk, self.run, anchor_path=FOLDER.rsplit("/", 1)[0], clock=self.clock)
+        data = self.folder.rsplit("/", 1)[0]
+        for folder in (data, self.folder):
+            if not self.disk.exists(folder):
+                self.disk.make_folder(folder)
+                self.disk.force_folder(folder.rsplit("/", 1)[0] or "/")
+        self.forcer = Forcer(self.disk, self.run, anchor_path=data, clock=self.clock)
         settings: Any = {**SETTINGS, **self.settings}
         self.store = JournalTransactionStore.open(
             self.disk,
-            FOLDER,
+            self.folder,
             clock=self.clock,
             randomness=lambda size: b"7" * size,
             new_id=lambda: 5,

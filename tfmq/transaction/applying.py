@@ -168,11 +168,11 @@ class Applier:
 
     def resumed(self, key: int) -> None:
         """A target takes writes again. What it had written but not forced may be gone: that comes first, again."""
-        lost = self.settling.lost(key, self.destination.applied(key, self.journal_id))
-        if lost:
-            for course, _ in lost:
+        parts = self.settling.take_back(key)
+        if parts:
+            for course, _ in parts:
                 course.left += 1
-            self._line(key).put_back(lost)
+            self._line(key).put_back(parts)
         if key in self._lines:
             self._lines[key].look_again()
 

@@ -6,7 +6,7 @@ goes on. Commands decide; here it is only written down, the same way for each of
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from journal.clock import Clock
 from tfmq.effects import Destination
@@ -27,6 +27,8 @@ from tfmq.transaction.transaction import Decision, Transaction
 
 READ_ONLY_REMEMBERED: Final = 10_000
 """Empty transactions leave no record; so many of the last are remembered for a repeat."""
+DROPS_REMEMBERED: Final = 10_000
+"""Likewise how many messages a decision had for topics that were gone."""
 UNDER_WAY: Final = frozenset((states.PREPARING, states.COMMITTING, states.ROLLING_BACK))
 TOPICS_ASKED: Final = 8
 """A producer that is asked about a transaction is told the first topics of it."""
@@ -76,6 +78,7 @@ class Books:
         self._place = 0
         self._pending: deque[Course] = deque()
         self._read_only: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._drops: OrderedDict[int, int] = OrderedDict()
 
     # Finding
 
@@ -201,6 +204,8 @@ class Books:
         for transaction in course.decision.transactions:
             if transaction.offsets:
                 self.destination.unlock_offsets(transaction.epoch)
+            if course.dropped:
+                _remember(self._drops, transaction.epoch, course.dropped, DROPS_REMEMBERED)
 
     def ended(self, transaction: Transaction) -> None:
         """It is over without a decision: rolled back, forgotten, or empty."""
@@ -232,10 +237,12 @@ class Books:
     def finish_empty(self, transaction: Transaction) -> None:
         """Nothing was in it, so nothing needs to be done."""
         self.store.finish_empty(transaction)
-        self._read_only[transaction.xid, transaction.epoch] = None
-        if len(self._read_only) > READ_ONLY_REMEMBERED:
-            self._read_only.popitem(last=False)
+        _remember(self._read_only, (transaction.xid, transaction.epoch), None, READ_ONLY_REMEMBERED)
         self.ended(transaction)
+
+    def drops(self, epoch: int) -> int:
+        """How many messages of a committed one were for topics that are gone, if that was not long ago."""
+        return self._drops.get(epoch, 0)
 
     def was_empty(self, xid: str, epoch: int) -> bool:
         """Whether that transaction ended as read_only not long ago."""
@@ -291,3 +298,10 @@ def live_of(transaction: Transaction) -> Live:
 def topics_of(transaction: Transaction) -> list[str]:
     """The topics it sends to, each once."""
     return sorted(set(transaction.topics.values()))
+
+
+def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """The oldest goes where there are too many."""
+    memory[key] = value
+    if len(memory) > most:
+        memory.popitem(last=False)

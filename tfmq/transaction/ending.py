@@ -194,7 +194,9 @@ class Endings:
         if self._books.was_empty(xid, epoch):
             done(Ended(states.READ_ONLY, epoch, repeated=True), None)
         else:
-            self._over(xid, epoch, done, {states.COMMITTED: Ended(states.COMMITTED, epoch, repeated=True)})
+            dropped = self._books.drops(epoch)
+            answer = Ended(states.COMMITTED, epoch, dropped, repeated=True)
+            self._over(xid, epoch, done, {states.COMMITTED: answer})
 
     # Rollback
 

@@ -1,7 +1,7 @@
 """Decisions that are written everywhere, until all of it is on the disk: only then the journal need not keep them.
 
-Nothing is forced for a transaction alone: partitions are forced by their own rules, and what became true is
-noticed by looking. Only what waits for long, or is much, asks for a force.
+Who reads forced data sees them then, too. So a force is asked for soon, though not for each decision: what many bring
+within a few milliseconds shares one, and a commit is answered without waiting for it.
 """
 
 from collections import deque
@@ -14,13 +14,10 @@ from tfmq.transaction.course import Course
 from tfmq.transaction.requests import Timers
 from tfmq.transaction.transaction import Target
 
-SWEEP_SECONDS: Final = 0.5
-"""Twice a second is often enough to free memory, and seldom enough to cost nothing."""
-FORCE_SECONDS: Final = 15.0
-"""A partition that forces seldom does not keep the journal's files for longer."""
-UNSETTLED_MAX: Final = 20_000
-UNSETTLED_BYTES_MAX: Final = 256 << 20
-"""Above these everything is forced: a decision costs about a kilobyte of memory, its messages lie on the disk twice."""
+SOON_SECONDS: Final = 0.005
+"""Readers of forced data see a commit so much later at most; two hundred forces a second leave the disk to others."""
+RETRY_SECONDS: Final = 30.0
+"""A target whose force failed has stopped; should nobody say that it is back, it is asked again after this."""
 
 
 class Part(NamedTuple):
@@ -36,11 +33,10 @@ class Part(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Parts that one append brought to a target, and when."""
+    """Parts that one append brought to a target."""
 
     mark: Mark
     parts: Sequence[Part]
-    since: float
 
 
 class Settling:
@@ -50,10 +46,10 @@ class Settling:
         self._destination, self._timers, self._settle = destination, timers, settle
         self._keys: dict[int, deque[Written]] = {}
         self._asked: set[int] = set()
+        """Keys of which a force is under way, or has failed not long ago."""
         self._timer: Any = None
         self._parts = 0
-        self._size_bytes = 0
-        self._drained: Callable[[], None] | None = None
+        self._closed = False
 
     def __len__(self) -> int:
         """How many parts are not known to be on the disk."""
@@ -64,31 +60,18 @@ class Settling:
         written = self._keys.get(mark.key)
         if written is None:
             written = self._keys[mark.key] = deque()
-        written.append(Written(mark, parts, self._timers.now()))
+        written.append(Written(mark, parts))
         self._parts += len(parts)
-        for course, target in parts:
+        for course, _ in parts:
             course.unforced += 1
-            self._size_bytes += target.size_bytes
-        if self._timer is None:
-            self._timer = self._timers.after(SWEEP_SECONDS, self._ring)
+        self._arm(mark.key)
 
-    def lost(self, key: int, applied: tuple[int, int] | None) -> list[Part]:
-        """The target came back and has only what is at or below `applied`: the parts that must be written again."""
-        written = self._keys.pop(key, None)
-        if written is None:
-            return []
-        lost: list[Part] = []
-        kept: deque[Written] = deque()
-        for each in written:
-            gone = [part for part in each.parts if applied is None or part.place > applied]
-            there = [part for part in each.parts if applied is not None and part.place <= applied]
-            lost += gone
-            if there:
-                kept.append(Written(each.mark._replace(end=0), there, each.since))
-        self._take_out(lost)
-        if kept:
-            self._keys[key] = kept
-        return lost
+    def take_back(self, key: int) -> list[Part]:
+        """Everything that a target is not known to have on the disk, in order: it came back, and must be asked."""
+        self._asked.discard(key)
+        parts = [part for each in self._keys.pop(key, ()) for part in each.parts]
+        self._take_out(parts)
+        return parts
 
     def force_all(self, done: Callable[[], None]) -> None:
         """Forces what can be forced; `done()` when that has ended, with or without success."""
@@ -106,7 +89,8 @@ class Settling:
         ended(None)
 
     def close(self) -> None:
-        """Looks no more."""
+        """Looks no more by itself."""
+        self._closed = True
         if self._timer is not None:
             self._timers.cancel(self._timer)
             self._timer = None
@@ -116,27 +100,31 @@ class Settling:
         for key in list(self._keys):
             self._sweep(key)
 
+    def _arm(self, key: int) -> None:
+        if self._timer is None and not self._closed and key not in self._asked:
+            self._timer = self._timers.after(SOON_SECONDS, self._ring)
+
     def _ring(self) -> None:
         self._timer = None
-        self.sweep()
-        pressing = self._parts > UNSETTLED_MAX or self._size_bytes > UNSETTLED_BYTES_MAX
-        old = self._timers.now() - FORCE_SECONDS
-        for key, written in list(self._keys.items()):
-            if pressing or written[0].since <= old:
-                self._ask(key, written[-1].mark)
-        if self._keys:
-            self._timer = self._timers.after(SWEEP_SECONDS, self._ring)
-
-    def _ask(self, key: int, mark: Mark) -> None:
-        if key not in self._asked:
-            self._asked.add(key)
-            self._destination.when_forced(mark, partial(self._forced, key))
+        for key in list(self._keys):
+            self._sweep(key)
+            written = self._keys.get(key)
+            if written and key not in self._asked:
+                self._asked.add(key)
+                self._destination.when_forced(written[-1].mark, partial(self._forced, key))
 
     def _forced(self, key: int, error: BaseException | None) -> None:
-        """A failed force has stopped the target: what becomes of its parts is told by `lost`."""
+        """A failed force has stopped the target: it is asked again when it comes back, or after a pause."""
+        if error is not None:
+            self._timers.after(RETRY_SECONDS, partial(self._again, key))
+            return
+        self._sweep(key)
+        self._again(key)
+
+    def _again(self, key: int) -> None:
         self._asked.discard(key)
-        if error is None:
-            self._sweep(key)
+        if key in self._keys:
+            self._arm(key)
 
     def _sweep(self, key: int) -> None:
         written = self._keys.get(key)
@@ -151,6 +139,5 @@ class Settling:
 
     def _take_out(self, parts: Sequence[Part]) -> None:
         self._parts -= len(parts)
-        for course, target in parts:
+        for course, _ in parts:
             course.unforced -= 1
-            self._size_bytes -= target.size_bytes

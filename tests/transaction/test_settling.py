@@ -1,0 +1,167 @@
+"""Written everywhere is not enough: a decision is settled when all of it is on the disk."""
+
+from collections.abc import Callable
+
+from journal.testing import SimulatedClock
+from tests.transaction.desk import BILLS, ORDERS
+from tests.transaction.targets import Append, Targets
+from tfmq.broker.timers import Timers
+from tfmq.effects import Mark
+from tfmq.transaction.course import Course
+from tfmq.transaction.settling import RETRY_SECONDS, SOON_SECONDS, Part, Settling
+from tfmq.transaction.transaction import Decision, Target
+
+
+class Scene:
+    """Targets to which parts are written by hand."""
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.timers = Timers(self.clock)
+        self.targets = Targets()
+        self.targets.automatic = False
+        self.settled: list[int] = []
+        self.settling = Settling(
+            self.targets, self.timers, lambda course: self.settled.append(course.decision.place)
+        )
+
+    def write(self, key: int, *courses: Course) -> None:
+        """One append with a part of each of the courses."""
+        target = self.targets.target(key)
+        place = courses[-1].decision.place
+        target.appends.append(Append((place, 1), [], 0))
+        parts = [Part(course, Target(key, "topic", 1, 10, 1)) for course in courses]
+        self.settling.add(Mark(key, target.end, ()), parts)
+
+    def advance(self, seconds: float = 2 * SOON_SECONDS) -> None:
+        end = self.clock.monotonic() + seconds
+        while (due := self.timers.next_due()) is not None and due <= end:
+            self.clock.advance(max(0.0, due - self.clock.monotonic()))
+            self.timers.tick(self.clock.monotonic())
+        self.clock.advance(max(0.0, end - self.clock.monotonic()))
+
+    def forces(self) -> list[int]:
+        return [asked[1] for asked in self.targets.asked if asked[0] == "force"]
+
+
+def course(place: int) -> Course:
+    made = Course(Decision(place, 0, ()))
+    made.applied = True
+    return made
+
+
+def test_a_decision_is_settled_when_every_target_has_forced_its_part() -> None:
+    scene, each = Scene(), course(100)
+    scene.write(ORDERS, each)
+    scene.write(BILLS, each)
+    scene.advance()
+    assert sorted(scene.forces()) == sorted([ORDERS, BILLS])
+    scene.targets.force(ORDERS)
+    assert scene.settled == []
+    scene.targets.force(BILLS)
+    assert scene.settled == [100]
+    assert len(scene.settling) == 0
+
+
+def test_many_share_one_force_and_nobody_waits_for_long() -> None:
+    scene = Scene()
+    for place in range(100, 150):
+        scene.write(ORDERS, course(place))
+    scene.advance(0.9 * SOON_SECONDS)
+    assert scene.forces() == []
+    scene.advance(0.2 * SOON_SECONDS)
+    assert scene.forces() == [ORDERS]
+    scene.targets.force()
+    assert scene.settled == list(range(100, 150))
+    scene.advance(10)
+    assert scene.forces() == [ORDERS], "there is nothing left to ask for"
+
+
+def test_what_was_written_during_a_force_is_asked_for_after_it() -> None:
+    scene = Scene()
+    scene.write(ORDERS, course(100))
+    scene.advance()
+    scene.targets.target(ORDERS).forced = 1
+    scene.write(ORDERS, course(200))
+    scene.targets._tell_forced()
+    assert scene.settled == [100]
+    scene.advance()
+    scene.targets.force()
+    assert scene.settled == [100, 200]
+
+
+def test_one_that_others_have_forced_is_settled_without_asking() -> None:
+    scene = Scene()
+    scene.write(ORDERS, course(100))
+    scene.targets.force()
+    scene.advance()
+    assert scene.settled == [100]
+    assert scene.forces() == []
+
+
+def test_one_that_is_not_applied_everywhere_waits() -> None:
+    scene, each = Scene(), course(100)
+    each.applied = False
+    scene.write(ORDERS, each)
+    scene.targets.force()
+    scene.advance()
+    assert scene.settled == []
+    assert each.unforced == 0, "whoever ends it sees that all of it is on the disk"
+
+
+def test_after_a_failed_force_nothing_is_settled_and_it_is_asked_again_later() -> None:
+    scene = Scene()
+    scene.write(ORDERS, course(100))
+    scene.advance()
+    scene.targets.fail_force(ORDERS)
+    scene.advance(RETRY_SECONDS / 2)
+    assert (scene.settled, scene.forces()) == ([], [ORDERS])
+    scene.advance(RETRY_SECONDS)
+    assert scene.forces() == [ORDERS, ORDERS]
+
+
+def test_a_target_that_came_back_is_asked_for_everything_not_known_to_be_there() -> None:
+    scene = Scene()
+    first, second, third = course(100), course(200), course(300)
+    scene.write(ORDERS, first)
+    scene.write(ORDERS, second, third)
+    scene.write(BILLS, third)
+    parts = scene.settling.take_back(ORDERS)
+    assert [part.course for part in parts] == [first, second, third]
+    assert [each.unforced for each in (first, second, third)] == [0, 0, 1]
+    assert scene.settling.take_back(ORDERS) == []
+    scene.targets.force()
+    scene.advance()
+    assert scene.settled == [300]
+
+
+def test_what_is_for_a_topic_that_is_gone_needs_no_force() -> None:
+    scene = Scene()
+    scene.write(ORDERS, course(100))
+    scene.targets.delete(16)
+    scene.advance()
+    assert scene.settled == [100]
+
+
+def force_all(scene: Scene) -> Callable[[], int]:
+    ended: list[bool] = []
+    scene.settling.force_all(lambda: ended.append(True))
+    return lambda: len(ended)
+
+
+def test_at_the_end_everything_is_forced_that_can_be() -> None:
+    scene = Scene()
+    scene.write(ORDERS, course(100))
+    scene.write(BILLS, course(200))
+    scene.settling.close()
+    ended = force_all(scene)
+    assert ended() == 0
+    scene.targets.force(ORDERS)
+    scene.targets.fail_force(BILLS)
+    assert ended() == 1
+    assert scene.settled == [100]
+    assert scene.timers.next_due() is None
+
+
+def test_with_nothing_to_force_the_end_comes_at_once() -> None:
+    assert force_all(Scene())() == 1
