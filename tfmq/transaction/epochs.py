@@ -38,7 +38,9 @@ class Epochs:
         self._next, self._end = first, end
 
     def take(self) -> int:
-        """The next one. Raises Busy while the next range is on its way, DiskFull or StorageStopped if it is not."""
+        """The next one. Raises Busy while the next range is on its way, DiskFull or StorageStopped if the last try
+        failed; each call tries again.
+        """
         if self._end - self._next < AHEAD and not self._leasing:
             self._renew()
         if self._next >= self._end:
@@ -60,7 +62,7 @@ class Epochs:
         self._lease(end, forced)
 
     def _error(self) -> Exception:
-        if self._trouble is None or self._leasing:
+        if self._trouble is None:
             return Busy(WAITING)
         if isinstance(self._trouble, Full):
             return DiskFull()

@@ -231,7 +231,7 @@ class Ledger:
         origin = transaction.origin
         if origin.xid:
             self.named[origin.xid] = transaction
-        if origin.member is not None:
+        if origin.member is not None and transaction.decision is None and not transaction.settled:
             self.groups.join(transaction.epoch, origin.member)
 
     def _add(self, transaction: Transaction) -> Transaction:
@@ -306,8 +306,6 @@ class Ledger:
         if transaction is None or transaction.decision is not None or transaction.settled:
             return None
         if not self._moves.move(transaction, place, moved_from):
-            if transaction.prepared_ms and not self.repaired:
-                raise ValueError(f"transaction {epoch} has no batch at {moved_from}")
             return None
         if self.holds is not None:
             self.holds.add(transaction, place)

@@ -10,11 +10,25 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
+from journal.entry import (
+    COMMIT,
+    EPOCHS,
+    FORGET,
+    GROUP_ABORT,
+    GROUP_COMMIT,
+    GROUP_FORGET,
+    HEURISTIC_COMMIT,
+    HEURISTIC_ROLLBACK,
+    LOCAL_COMMIT,
+    LOCAL_ROLLBACK,
+    PREPARE,
+    ROLLBACK,
+)
 from tfmq.effects import GroupPlaces
 from tfmq.transaction.requests import Member
 
-PREPARE, COMMIT, ROLLBACK, LOCAL_COMMIT, LOCAL_ROLLBACK, HEURISTIC_COMMIT, HEURISTIC_ROLLBACK = range(1, 8)
-FORGET, EPOCHS, GROUP_COMMIT, GROUP_ABORT, GROUP_FORGET = range(8, 13)
+PLACE_FIELDS: Final = 5
+"""Of a place of `GroupPlaces`."""
 
 Topics: TypeAlias = Sequence[tuple[int, str]]
 """(log id, name of the topic), for people: names change hands, log ids never."""
@@ -163,44 +177,91 @@ Operation: TypeAlias = (
 )
 
 
-def origin_of(fields: Sequence[Any]) -> Origin:
-    """An `Origin` that was packed."""
-    origin = Origin(*fields[: len(Origin._fields)])
-    return origin if origin.member is None else origin._replace(member=Member(*origin.member[:3]))
+def _known(fields: Any, *kinds: type) -> Sequence[Any]:
+    """The first fields, each of its kind; what is behind them is a later version's. Raises TypeError."""
+    if type(fields) is not tuple:
+        raise TypeError(f"an array is expected, not {type(fields).__name__}")
+    for value, kind in zip(fields, kinds, strict=False):
+        if type(value) is not kind:
+            raise TypeError(f"{kind.__name__} is expected, not {type(value).__name__}")
+    found: Sequence[Any] = fields[: len(kinds)]
+    return found
 
 
-def offsets_of(rows: Sequence[Sequence[Any]]) -> tuple[GroupPlaces, ...]:
-    """Groups' places that were packed."""
-    return tuple(GroupPlaces(*row[:3]) for row in rows)
+def origin_of(fields: Any) -> Origin:
+    """An `Origin` that was packed. Raises TypeError."""
+    known = _known(fields, str, bool, int, int, int, str, str)
+    origin = Origin(*known)
+    member = fields[len(known)] if len(fields) > len(known) else None
+    return origin if member is None else origin._replace(member=Member(*_known(member, str, int, str)))
 
 
-def _prepare(epoch: int, fields: Sequence[Any]) -> Prepare:
-    time_ms, origin, topics, offsets, messages, expires_ms = fields[:6]
-    return Prepare(epoch, time_ms, origin_of(origin), topics, offsets_of(offsets), messages, expires_ms)
+def topics_of(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
+    """Topics that were packed. Raises TypeError, ValueError."""
+    found = []
+    for row in rows:
+        log_id, name = _known(row, int, str)
+        found.append((log_id, name))
+    return tuple(found)
 
 
-def _local_commit(epoch: int, fields: Sequence[Any]) -> LocalCommit:
-    time_ms, origin, topics, offsets, messages = fields[:5]
-    return LocalCommit(epoch, time_ms, origin_of(origin), topics, offsets_of(offsets), messages)
+def offsets_of(rows: Sequence[Any]) -> tuple[GroupPlaces, ...]:
+    """Groups' places that were packed. Raises TypeError, ValueError."""
+    found = []
+    for row in rows:
+        group, generation, places = _known(row, str, int, tuple)
+        for place in places:
+            if len(_known(place, int, int, int, int, int)) != PLACE_FIELDS:
+                raise TypeError("a group's place that is too short")
+        found.append(GroupPlaces(group, generation, tuple(place[:PLACE_FIELDS] for place in places)))
+    return tuple(found)
 
 
-def _local_rollback(epoch: int, fields: Sequence[Any]) -> LocalRollback:
-    return LocalRollback(epoch, fields[0], origin_of(fields[1]))
+def _prepare(epoch: int, fields: Any) -> Prepare:
+    time_ms, origin, topics, offsets, messages, expires_ms = _known(
+        fields, int, tuple, tuple, tuple, int, int
+    )
+    described = origin_of(origin), topics_of(topics), offsets_of(offsets)
+    return Prepare(epoch, time_ms, *described, messages, expires_ms)
 
 
-_READERS: Final[dict[int, Callable[[int, Sequence[Any]], Operation]]] = {
+def _local_commit(epoch: int, fields: Any) -> LocalCommit:
+    time_ms, origin, topics, offsets, messages = _known(fields, int, tuple, tuple, tuple, int)
+    return LocalCommit(epoch, time_ms, origin_of(origin), topics_of(topics), offsets_of(offsets), messages)
+
+
+def _local_rollback(epoch: int, fields: Any) -> LocalRollback:
+    time_ms, origin = _known(fields, int, tuple)
+    return LocalRollback(epoch, time_ms, origin_of(origin))
+
+
+def _group_commit(epoch: int, fields: Any) -> GroupCommit:
+    said = GroupCommit(*_known(fields, str, int, str, int, tuple, tuple, int))
+    return said._replace(members=_epochs(said.members), dropped=_epochs(said.dropped))
+
+
+def _group_abort(epoch: int, fields: Any) -> GroupAbort:
+    said = GroupAbort(*_known(fields, str, int, str, tuple, int))
+    return said._replace(dropped=_epochs(said.dropped))
+
+
+def _epochs(found: Sequence[Any]) -> Sequence[int]:
+    return _known(found, *[int] * len(found))
+
+
+_READERS: Final[dict[int, Callable[[int, Any], Operation]]] = {
     PREPARE: _prepare,
-    COMMIT: lambda epoch, fields: Commit(epoch, fields[0]),
-    ROLLBACK: lambda epoch, fields: Rollback(epoch, fields[0]),
+    COMMIT: lambda epoch, fields: Commit(epoch, *_known(fields, int)),
+    ROLLBACK: lambda epoch, fields: Rollback(epoch, *_known(fields, int)),
     LOCAL_COMMIT: _local_commit,
     LOCAL_ROLLBACK: _local_rollback,
-    HEURISTIC_COMMIT: lambda epoch, fields: HeuristicCommit(epoch, fields[0]),
-    HEURISTIC_ROLLBACK: lambda epoch, fields: HeuristicRollback(epoch, fields[0]),
-    FORGET: lambda epoch, fields: Forget(epoch, fields[0]),
-    EPOCHS: lambda epoch, fields: Epochs(*fields[:3]),
-    GROUP_COMMIT: lambda epoch, fields: GroupCommit(*fields[:7]),
-    GROUP_ABORT: lambda epoch, fields: GroupAbort(*fields[:5]),
-    GROUP_FORGET: lambda epoch, fields: GroupForget(*fields[:2]),
+    HEURISTIC_COMMIT: lambda epoch, fields: HeuristicCommit(epoch, *_known(fields, int)),
+    HEURISTIC_ROLLBACK: lambda epoch, fields: HeuristicRollback(epoch, *_known(fields, int)),
+    FORGET: lambda epoch, fields: Forget(epoch, *_known(fields, int)),
+    EPOCHS: lambda epoch, fields: Epochs(*_known(fields, int, int, bytes)),
+    GROUP_COMMIT: _group_commit,
+    GROUP_ABORT: _group_abort,
+    GROUP_FORGET: lambda epoch, fields: GroupForget(*_known(fields, str, int)),
 }
 
 KINDS: Final[dict[type, int]] = {

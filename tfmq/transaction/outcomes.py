@@ -25,15 +25,14 @@ _TAIL: Final = Struct(">QQ")
 STATES: Final = (COMMITTED, ROLLED_BACK)
 STATE_BITS: Final = 8
 
-NEWEST_MAX: Final = 1024
-"""Outcomes in the dict, which takes 250 bytes for each; then they are sealed, which takes 0.3 ms."""
+NEWEST_MAX: Final = 2048
+"""Outcomes in the dict, which takes 250 bytes for each; then they are sealed, which takes 0.6 ms."""
 NEWEST_SHARE: Final = 16
 """A memory for few outcomes keeps at most this part of them in the dict: sealing and forgetting stay gradual."""
 
-LEVELS: Final = (16, 4)
-"""So many runs of one level are merged to one of the next: a look-up asks some 35 runs of a million outcomes, and the
-largest merge, of 65,536 rows, takes 15 ms."""
-
+MERGED_RUNS: Final = 16
+"""So many sealed runs are merged to one: a look-up asks some 45 runs of a million outcomes (0.2 ms), and a merge, of
+32,768 rows, takes 12 ms."""
 MERGED_SHARE: Final = 12
 """No merged run is more than this part of all that may be remembered, since it is forgotten as a whole."""
 
@@ -49,7 +48,7 @@ class Outcome(NamedTuple):
 class Run(NamedTuple):
     """Sealed rows, sorted. `newest_ms`: the highest time among them."""
 
-    level: int
+    merged: bool
     newest_ms: int
     rows: bytes
 
@@ -127,20 +126,19 @@ class Outcomes:
             for position in range(0, len(tails), size)
         ]
         rows.sort()
-        self._runs.append(Run(0, self._newest_ms, b"".join(rows)))
+        self._runs.append(Run(False, self._newest_ms, b"".join(rows)))
         self._sealed += len(rows)
         self._newest.clear()
         self._newest_count = self._newest_ms = 0
-        for level, count in enumerate(LEVELS):
-            self._merge(level, count)
+        self._merge()
         while self._sealed > self._outcomes_max - self._newest_max and len(self._runs) > 1:
             self._drop_oldest()
 
-    def _merge(self, level: int, count: int) -> None:
-        """The runs of `level`, which stand last, become one of the next when there are `count`."""
-        runs = self._runs[-count:]
+    def _merge(self) -> None:
+        """The runs that are not merged yet, which stand last, become one when there are enough."""
+        runs = self._runs[-MERGED_RUNS:]
         size = sum(len(run.rows) for run in runs) // ROW_SIZE
-        if len(runs) < count or runs[0].level != level or size * MERGED_SHARE > self._outcomes_max:
+        if len(runs) < MERGED_RUNS or runs[0].merged or size * MERGED_SHARE > self._outcomes_max:
             return
         rows = [
             run.rows[position : position + ROW_SIZE]
@@ -148,7 +146,7 @@ class Outcomes:
             for position in range(0, len(run.rows), ROW_SIZE)
         ]
         rows.sort()
-        self._runs[-count:] = [Run(level + 1, max(run.newest_ms for run in runs), b"".join(rows))]
+        self._runs[-MERGED_RUNS:] = [Run(True, max(run.newest_ms for run in runs), b"".join(rows))]
 
     def _drop_oldest(self) -> None:
         self._sealed -= len(self._runs.pop(0).rows) // ROW_SIZE
@@ -166,7 +164,7 @@ class Outcomes:
         self.key, self._newest_ms = bytes(key), int(newest_ms)
         self._newest = {bytes(digest): bytes(tails) for digest, tails in newest}
         self._newest_count = sum(len(tails) // _TAIL.size for tails in self._newest.values())
-        self._runs = [Run(int(level), int(time_ms), bytes(rows)) for level, time_ms, rows in runs]
+        self._runs = [Run(bool(merged), int(time_ms), bytes(rows)) for merged, time_ms, rows in runs]
         if any(len(run.rows) % ROW_SIZE for run in self._runs):
             raise ValueError("a run of outcomes ends inside a row")
         self._sealed = sum(len(run.rows) // ROW_SIZE for run in self._runs)

@@ -191,26 +191,39 @@ class Recording:
         the same `decision`. Without members it only drops what was left over.
         """
         self._ask_all(members, dropped)
+        prepared = [each for each in dropped if each.prepared_ms]
         operation = operations.GroupCommit(
             group,
             sequence,
             run,
             rows,
             [each.epoch for each in members],
-            [each.epoch for each in dropped],
+            [each.epoch for each in prepared],
             self._clock.wall_ms(),
         )
-        self._queue.put(operation, written, refused=partial(self._refused, [*members, *dropped]))
+        self._queue.put(operation, written, refused=partial(self._refused, [*members, *prepared]))
+        self._drop_open(dropped)
 
     def abort_group(
         self, group: str, sequence: int, run: str, dropped: Sequence[Transaction], written: Written
     ) -> None:
         """Queues the fence of a run and the end of `dropped`."""
         self._ask_all((), dropped)
+        prepared = [each for each in dropped if each.prepared_ms]
         operation = operations.GroupAbort(
-            group, sequence, run, [each.epoch for each in dropped], self._clock.wall_ms()
+            group, sequence, run, [each.epoch for each in prepared], self._clock.wall_ms()
         )
-        self._queue.put(operation, written, refused=partial(self._refused, dropped))
+        self._queue.put(operation, written, refused=partial(self._refused, prepared))
+        self._drop_open(dropped)
+
+    def _drop_open(self, dropped: Sequence[Transaction]) -> None:
+        """Those of which no record says who they are end by records of their own, which do."""
+        for transaction in dropped:
+            if not transaction.prepared_ms:
+                operation = operations.LocalRollback(
+                    transaction.epoch, self._clock.wall_ms(), transaction.origin
+                )
+                self._put(operation, _nobody, transaction)
 
     def forget_group(self, group: str, written: Written) -> None:
         """Queues the end of a group's memory."""
@@ -226,3 +239,7 @@ class Recording:
             self._ask(member, states.ASK_COMMIT)
         for transaction in dropped:
             self._ask(transaction, states.ASK_ROLLBACK)
+
+
+def _nobody(place: int, error: BaseException | None) -> None:
+    """An unprepared transaction of which the end was not written ends with the broker, or by its timeout."""

@@ -106,7 +106,8 @@ class JournalTransactionStore(Recording):
             ),
             groups=CommitGroups(groups_max=limits["commit_groups"]),
         )
-        options = JournalOptions(file_bytes=settings["journal_file_bytes"])
+        file_bytes = settings["journal_file_bytes"]
+        options = JournalOptions(file_bytes=file_bytes, checkpoint_bytes=file_bytes)
         journal = JournalStore.open(
             disk,
             folder,

@@ -1,0 +1,126 @@
+"""Epochs: never given out twice, over any crash, and never before their range is on the disk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from journal.errors import Full, Stopped
+from journal.testing.crash import Moment
+from tests.scale import scaled
+from tests.transaction.stores import Store
+from tfmq.errors import Busy, DiskFull, StorageStopped
+from tfmq.transaction.epochs import AHEAD, RANGE, Epochs
+
+Forced = Callable[[BaseException | None], None]
+
+
+class Leases:
+    """Remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, Forced]] = []
+        self.epochs = Epochs(lambda end, forced: self.asked.append((end, forced)))
+
+    def answer(self, error: BaseException | None = None) -> int:
+        end, forced = self.asked.pop(0)
+        forced(error)
+        return end
+
+
+def test_epochs_rise_one_by_one() -> None:
+    leases = Leases()
+    leases.epochs.start(5, 5 + RANGE)
+    assert [leases.epochs.take() for _ in range(3)] == [5, 6, 7]
+    assert leases.asked == []
+
+
+def test_the_next_range_is_leased_ahead_once() -> None:
+    leases = Leases()
+    leases.epochs.start(1, 1 + AHEAD)
+    first = [leases.epochs.take() for _ in range(10)]
+    assert first == list(range(1, 11)) and len(leases.asked) == 1
+    assert leases.answer() == 1 + AHEAD + RANGE
+    leases.epochs.take()
+    assert leases.asked == []
+
+
+def test_nothing_is_given_out_before_its_range_is_forced() -> None:
+    leases = Leases()
+    leases.epochs.start(5, 6)
+    assert leases.epochs.take() == 5
+    with pytest.raises(Busy, match="wait"):
+        leases.epochs.take()
+    leases.answer()
+    assert leases.epochs.take() == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(Full("no space"), DiskFull), (Stopped("a force failed"), StorageStopped)]
+)
+def test_a_lease_that_failed_is_told_and_tried_again(error: Exception, told: type[Exception]) -> None:
+    leases = Leases()
+    leases.epochs.start(5, 5)
+    with pytest.raises(Busy):
+        leases.epochs.take()
+    leases.answer(error)
+    for _ in range(2):
+        with pytest.raises(told):
+            leases.epochs.take()
+    leases.answer()
+    assert leases.epochs.take() == 5
+
+
+# With the journal
+
+
+def test_no_epoch_is_used_twice_over_any_crash() -> None:
+    """A seed that is printed gives the same crashes again."""
+    generator = random.Random(20)
+    store, used = Store(), set()
+    for life in range(scaled(200) + 10):
+        for _ in range(generator.randrange(6)):
+            transaction = store.begin(generator.choice(("", "x")))
+            assert transaction.epoch not in used, f"life {life}"
+            used.add(transaction.epoch)
+            if generator.random() < 0.5:
+                store.send(transaction)
+            if generator.random() < 0.5:
+                store.force()
+        ways = (store.killed, store.power_cut, lambda store=store: store.power_cut("some"), store.closed)
+        store = generator.choice(ways)()
+        store.seed = life
+
+
+def test_a_range_that_runs_out_is_followed_by_another() -> None:
+    store = Store()
+    store.store._epochs.start(5, 6)
+    assert store.begin().epoch == 5
+    with pytest.raises(Busy):
+        store.begin()
+    store.turn()
+    after = store.begin().epoch
+    assert after == 6
+    assert store.ledger.epochs_end >= 6 + RANGE
+    assert store.power_cut().begin().epoch >= 6 + RANGE
+
+
+def test_a_start_on_a_full_disk_gives_epochs_when_there_is_space() -> None:
+    store = Store()
+    store.prepared("x")
+    disk = Moment(store.disk).crash(keep="everything")
+    disk.space_bytes = 0
+    life = store.next(disk)
+    assert set(life.store.named) == {"x"}, "everything is back"
+    with pytest.raises(Busy):
+        life.begin()
+    life.turn()
+    with pytest.raises(DiskFull):
+        life.begin()
+    disk.space_bytes = None
+    life.turn()
+    epoch = life.begin().epoch
+    assert epoch >= store.ledger.epochs_end
+    assert life.power_cut().begin().epoch > epoch

@@ -1,0 +1,124 @@
+"""What the records say, packed and unpacked: golden bytes, tolerance, and every bit of it flipped."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from journal import entry
+from tests.scale import scaled, seeded
+from tfmq.effects import GroupPlaces
+from tfmq.transaction import operations
+from tfmq.transaction.operations import Origin
+from tfmq.transaction.requests import Member
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "operations.hex"
+
+ORIGIN = Origin("order-42", False, 4000, 7, 1_700_000_000_000, "payments", "a client", None)
+MEMBER = ORIGIN._replace(xid="part-1", member=Member("query", 12, "run-1"))
+OFFSETS = (GroupPlaces("readers", 5, ((50, 0, 1234, 0, 1), (50, 1, 99, 3, -1))),)
+TOPICS = ((50 << 24, "orders"), (51 << 24 | 3, "bills"))
+
+ALL: dict[str, operations.Operation] = {
+    "prepare": operations.Prepare(17, 1_700_000_000_500, ORIGIN, TOPICS, OFFSETS, 12, 0),
+    "prepare of a member": operations.Prepare(
+        18, 1_700_000_000_500, MEMBER, TOPICS, (), 1, 1_700_086_400_000
+    ),
+    "commit": operations.Commit(17, 1_700_000_000_600),
+    "rollback": operations.Rollback(17, 1_700_000_000_600),
+    "local commit": operations.LocalCommit(
+        19, 1_700_000_000_700, Origin("", True, 4001, 1, 1_700_000_000_690), TOPICS[:1], (), 10
+    ),
+    "local rollback": operations.LocalRollback(20, 1_700_000_000_800, ORIGIN),
+    "heuristic commit": operations.HeuristicCommit(17, 1_700_000_000_900),
+    "heuristic rollback": operations.HeuristicRollback(17, 1_700_000_000_900),
+    "forget": operations.Forget(17, 1_700_000_001_000),
+    "epochs": operations.Epochs(1 << 20, 1_700_000_000_000, bytes(range(16))),
+    "group commit": operations.GroupCommit("query", 12, "run-1", 1000, (18, 21), (22,), 1_700_000_002_000),
+    "group abort": operations.GroupAbort("query", 13, "run-2", (23,), 1_700_000_003_000),
+    "group forget": operations.GroupForget("query", 1_700_000_004_000),
+}
+
+
+def lines() -> list[str]:
+    return [
+        f"{name}: {kind} {epoch} {payload.hex()}"
+        for name, operation in ALL.items()
+        for kind, epoch, payload in [operations.pack(operation)]
+    ]
+
+
+def test_the_bytes_are_those_of_the_golden_file() -> None:
+    assert GOLDEN.read_text().splitlines() == lines()
+
+
+@pytest.mark.parametrize("line", GOLDEN.read_text().splitlines() if GOLDEN.exists() else [])
+def test_the_golden_file_is_read(line: str) -> None:
+    name, rest = line.split(": ")
+    kind, epoch, payload = rest.split(" ")
+    assert operations.unpack(int(kind), int(epoch), bytes.fromhex(payload)) == ALL[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_was_packed_comes_back(name: str) -> None:
+    found = operations.unpack(*operations.pack(ALL[name]))
+    assert found == ALL[name] and type(found) is type(ALL[name])
+
+
+def test_the_kinds_are_those_of_the_journal() -> None:
+    assert {operations.KINDS[type(each)] for each in ALL.values()} == set(entry.OPERATION_NAMES)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_fields_that_a_later_version_adds_are_left_out(name: str) -> None:
+    kind, epoch, payload = operations.pack(ALL[name])
+    fields = [*msgpack.unpackb(payload, use_list=False), "new", {"more": 1}]
+    assert operations.unpack(kind, epoch, msgpack.packb(fields)) == ALL[name]
+
+
+def test_an_origin_with_more_fields_is_read() -> None:
+    kind, epoch, payload = operations.pack(ALL["prepare of a member"])
+    time_ms, origin, *rest = msgpack.unpackb(payload, use_list=False)
+    member = (*origin[-1], "new")
+    data = msgpack.packb([time_ms, (*origin[:-1], member, "new"), *rest])
+    assert operations.unpack(kind, epoch, data) == ALL["prepare of a member"]
+
+
+def test_an_unknown_kind_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown kind 99"):
+        operations.unpack(99, 1, b"\x90")
+
+
+def test_damage_raises_value_error_and_nothing_else() -> None:
+    """Item 38, the payload's part: behind a checksum that holds by chance, or a bug, nothing worse than a refusal."""
+    generator = seeded("operations")
+    packed = [operations.pack(each) for each in ALL.values()]
+    for _ in range(scaled(20_000)):
+        kind, epoch, payload = generator.choice(packed)
+        data = damaged(generator, payload)
+        try:
+            operations.unpack(kind, epoch, data)
+        except ValueError:
+            pass
+
+
+def damaged(generator: random.Random, payload: bytes) -> bytes:
+    data = bytearray(payload)
+    for _ in range(generator.randrange(1, 4)):
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    return bytes(data[: generator.randrange(len(data) + 1)])
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"\x90", b"\xc0", b"\xc4\x01a", b"\x81\x01\x02", b"\x94\x01\x02\x03\x04"]
+)
+@pytest.mark.parametrize("kind", sorted(entry.OPERATION_NAMES))
+def test_a_payload_of_another_shape_is_refused(kind: int, value: Any) -> None:
+    if kind in (operations.COMMIT, operations.ROLLBACK, operations.FORGET) and value[:1] == b"\x94":
+        return
+    if kind in (operations.HEURISTIC_COMMIT, operations.HEURISTIC_ROLLBACK) and value[:1] == b"\x94":
+        return
+    with pytest.raises(ValueError, match="does not fit"):
+        operations.unpack(kind, 1, value)
