@@ -64,6 +64,7 @@ class FakeTransactions:
         self.checks: deque[dict[str, Any]] = deque()
         self.parked: list[tuple[Any, int]] = []
         self.next_epoch = 1
+        self.dropped = 0
 
     # Helpers for tests
 
@@ -196,7 +197,7 @@ class FakeTransactions:
             self._end(found, True)
         elif found.state not in ("committed", "read_only"):
             raise self._wrong(found, TransactionState())
-        return commands.CommitTransactionReply(self._told(found), 0, found.placed)
+        return commands.CommitTransactionReply(self._told(found), self.dropped, found.placed)
 
     def rollback_transaction(self, request: commands.RollbackTransaction) -> Any:
         found = self._named(request.xid, request.epoch)

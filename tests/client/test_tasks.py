@@ -36,6 +36,21 @@ def test_a_task_begins_at_once_and_goes_on_with_its_target() -> None:
     assert task.done
 
 
+def test_a_task_that_is_thrown_away_is_not_stepped_by_what_it_gives_up() -> None:
+    rig = Rig()
+
+    def gives_up() -> Operation[None]:
+        try:
+            yield Wait((rig.flag,))
+        finally:
+            rig.flag.settle()
+
+    operation = gives_up()
+    task = rig.tasks.start(operation, rig.errors.append)
+    operation.close()  # as the garbage collector does
+    assert rig.errors == [] and not task.done
+
+
 def test_a_target_that_is_done_already_is_not_waited_for() -> None:
     rig = Rig()
     rig.flag.settle()

@@ -1,11 +1,12 @@
 """Work inside an operation: its result and its error come out, whoever does it and whenever."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tfmq.client.work import inline, work
+from tfmq.client.work import in_a_thread, inline, work
 
 
 def test_inline_work_needs_no_waiting() -> None:
@@ -21,6 +22,33 @@ def test_what_the_work_raises_is_raised() -> None:
 
     with pytest.raises(OSError, match="planted"):
         next(work(inline, fail))
+
+
+def test_work_in_a_thread_brings_its_result_under_the_lock() -> None:
+    class Driver:
+        """As far as a thread needs it."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.done = threading.Event()
+            self.glances = 0
+
+        def glance(self) -> None:
+            assert self.lock.locked()
+            self.glances += 1
+
+        def attend(self) -> None:
+            self.done.set()
+
+    driver = Driver()
+    results: list[Any] = []
+    run = in_a_thread(driver)
+    for call in (threading.get_ident, lambda: 1 // 0):
+        driver.done.clear()
+        run(call, lambda result, error: results.append((result, error, driver.lock.locked())))
+        assert driver.done.wait(10)
+    assert results[0][0] != threading.get_ident() and results[0][1:] == (None, True)
+    assert isinstance(results[1][1], ZeroDivisionError) and driver.glances == 2
 
 
 def test_work_elsewhere_is_waited_for() -> None:

@@ -48,8 +48,6 @@ class Ending:
     """The requests of one transaction. `asked` is true from the moment when what was asked for may have happened."""
 
     def __init__(self, home: Transactions, gathering: Gathering, beginning: Beginning) -> None:
-        self.xid = beginning.xid
-        self.epoch = 0
         self.prepared = False
         """Whether the broker said so; then the offsets are there as well."""
         self.asked = False
@@ -60,6 +58,7 @@ class Ending:
         """The offsets that the commit told, one a batch in the order sent."""
         self.dropped = 0
         """Messages that had no topic any more when the transaction was committed."""
+        self._found_xid, self._found_epoch = beginning.xid, 0
         self._home = home
         self._link = home.link
         self._gathering = gathering
@@ -70,6 +69,16 @@ class Ending:
         self._commits_sent = 0
         self._prepare_sent = False
         self._ours = True
+
+    @property
+    def xid(self) -> str:
+        """Its name; "" before the broker gave it one."""
+        return self.pipeline.xid if self.pipeline is not None else self._found_xid
+
+    @property
+    def epoch(self) -> int:
+        """0 before the broker gave it one."""
+        return self.pipeline.epoch if self.pipeline is not None else self._found_epoch
 
     @property
     def begun(self) -> bool:
@@ -88,7 +97,7 @@ class Ending:
 
     def found(self, xid: str, epoch: int, prepared: bool) -> None:
         """It is one that the broker has already."""
-        self.xid, self.epoch, self.prepared, self._ours = xid, epoch, prepared, False
+        self._found_xid, self._found_epoch, self.prepared, self._ours = xid, epoch, prepared, False
 
     def grow(self) -> Pipeline:
         """Begin it at the broker, and let go what is gathered in full batches."""
@@ -107,7 +116,6 @@ class Ending:
         while not pipeline.begun:
             _raise(pipeline.failure)
             yield Wait((pipeline.moved(),))
-        self.xid, self.epoch = pipeline.xid, pipeline.epoch
 
     # Steps: each gives the state behind it
 
@@ -158,10 +166,8 @@ class Ending:
         if not self.begun:
             return ROLLED_BACK
         until = self._link.now() + (self._home.seconds if seconds is None else seconds)
-        if self.pipeline is not None:
-            if not (yield from self._halted(self.pipeline, until)):
-                return ROLLED_BACK
-            self.xid, self.epoch = self.pipeline.xid, self.pipeline.epoch
+        if self.pipeline is not None and not (yield from self._halted(self.pipeline, until)):
+            return ROLLED_BACK
         self.asked = True
         request = RollbackTransaction(self.xid, self.epoch, False)
         call = yield from answered(self._link, request, until=until)
@@ -217,7 +223,6 @@ class Ending:
         while pipeline.failure is None and (pipeline.bytes or not pipeline.begun):
             yield Wait((pipeline.moved(),))
         _raise(pipeline.failure)
-        self.xid, self.epoch = pipeline.xid, pipeline.epoch
 
     def _transacting(self) -> Operation[str]:
         """Begin, sends and commit as one frame."""

@@ -280,6 +280,6 @@ class Pipeline:
         """Nothing of a transaction is there before its commit, whatever became of a batch."""
         lost = not self.beginning.xid and self._link.connections != self._connection
         reason = " The connection was lost, and with it the transaction." if lost else ""
-        told = type(error)(f"{error.sentence}{reason}", outcome=NOT_DONE)
+        told = type(error)(f"{error.sentence}{reason} Nothing of it is visible.", outcome=NOT_DONE)
         told.__cause__ = error
         return told

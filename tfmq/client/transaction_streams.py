@@ -11,7 +11,7 @@ from tfmq.client.identities import Identities
 from tfmq.client.link import Link
 from tfmq.client.transaction_batch import TransactionBatch
 from tfmq.client.waiting import Flag, Operation, Wait
-from tfmq.errors import TfmqError, TimedOut
+from tfmq.errors import ConnectionFailed, TfmqError, TimedOut
 from tfmq.ids import sequences_left
 
 STREAMS_KEPT = 1000
@@ -65,11 +65,17 @@ class TransactionStreams:
         while not lease.done:
             remaining = until - self._link.now()
             if remaining <= 0:
-                raise TimedOut("The broker gave no producer id in time.", outcome="not done")
+                raise self._late()
             yield Wait((lease,), remaining)
         if lease.error is not None:
             raise type(lease.error)(lease.error.sentence, outcome="not done")
         return TransactionStream(lease.producer_id, self._link.now())
+
+    def _late(self) -> TfmqError:
+        link = self._link
+        if link.state != "ready" and link.last_error is not None:
+            return ConnectionFailed(link.last_error.sentence, outcome="not done")
+        return TimedOut("The broker gave no producer id in time.", outcome="not done")
 
     def _fresh(self) -> TransactionStream | None:
         """A free one that the broker has not forgotten meanwhile."""

@@ -1,0 +1,49 @@
+"""The payloads of one `send_many`, and where batches end."""
+
+import pytest
+
+from tfmq.client.taking import CHUNK_COUNT, CHUNK_COUNT_MAX, Taking, cut
+
+
+def chunks(taking: Taking) -> list[list[object]]:
+    found = []
+    while True:
+        assert list(taking) == []
+        if not taking.chunk:
+            return found
+        found.append(taking.chunk)
+
+
+def test_everything_is_taken_once_and_in_order() -> None:
+    found = chunks(Taking(iter(range(3 * CHUNK_COUNT + 1))))
+    assert [len(each) for each in found] == [CHUNK_COUNT] * 3 + [1]
+    assert [item for each in found for item in each] == list(range(3 * CHUNK_COUNT + 1))
+
+
+@pytest.mark.parametrize("wrong", ["text", b"bytes", {"a": 1}])
+def test_one_payload_is_not_many(wrong: object) -> None:
+    with pytest.raises(TypeError, match="use send, or a list"):
+        Taking(wrong)  # type: ignore[arg-type]
+
+
+def test_bytes_and_text_are_plain_and_nothing_else() -> None:
+    taking = Taking([b"a", "ü"])
+    list(taking)
+    assert taking.plain() == [b"a", "ü".encode()]
+    taking = Taking([b"a", None])
+    list(taking)
+    assert taking.plain() is None
+
+
+@pytest.mark.parametrize(("size", "count"), [(1_000_000_000, 1), (50_000, 4750), (1, CHUNK_COUNT_MAX)])
+def test_the_next_chunk_fills_a_batch(size: int, count: int) -> None:
+    taking = Taking([b"x"] * CHUNK_COUNT)
+    list(taking)
+    taking.adjust(size, 500_000)
+    assert taking.count == count
+
+
+def test_batches_end_behind_the_last_payload_that_fits() -> None:
+    assert cut([10, 10, 10], 100, 5) == [3]
+    assert cut([10, 10, 10], 30, 5) == [2, 3]
+    assert cut([100, 1, 1, 100], 30, 5) == [1, 3, 4]

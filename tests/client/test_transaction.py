@@ -1,0 +1,662 @@
+"""One transaction on the fake broker: what is sent when, what is visible when, and how it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW, FakeBroker
+from tests.client.transaction_rig import MEGABYTE, TransactionRig, large
+from tfmq.client.transaction_pipeline import BUFFER_BYTES
+from tfmq.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    Abandoned,
+    Busy,
+    Closed,
+    DiskFull,
+    HeuristicOutcome,
+    NotAllowed,
+    StorageStopped,
+    TfmqError,
+    TimedOut,
+    TransactionCommitted,
+    TransactionExists,
+    TransactionRolledBack,
+    TransactionState,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from tfmq.protocol.commands import (
+    BeginTransaction,
+    CommitTransaction,
+    PrepareTransaction,
+    Produce,
+    RollbackTransaction,
+    Transact,
+)
+
+
+@pytest.fixture
+def rig() -> TransactionRig:
+    return TransactionRig()
+
+
+def visible(rig: TransactionRig, topic: str = "orders") -> list[bytes]:
+    return rig.broker.payloads(topic)
+
+
+# Small ones
+
+
+def test_a_small_one_is_one_frame_and_invisible_before_it(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    deliveries = [rig.send(tx, b"a"), rig.send(tx, b"b", "bills", key="k"), rig.send(tx, "c")]
+    assert visible(rig) == [] and rig.frames() == [] and not deliveries[0].done()
+    assert rig.commit(tx) == tx.state == "committed"
+    assert (visible(rig), visible(rig, "bills")) == ([b"a", b"c"], [b"b"])
+    assert len(rig.frames()) == 1 and rig.requests(BeginTransaction) == []
+    assert [each.result().offset is not None for each in deliveries] == [True] * 3
+    assert deliveries[0].result().durability == "synced"
+
+
+def test_partitions_of_one_frame_keep_their_order() -> None:
+    rig = TransactionRig(FakeBroker(partitions=3))
+    tx = rig.begin()
+    for number in range(30):
+        rig.send(tx, b"%02d" % number, partition=number % 3)
+    rig.commit(tx)
+    for partition in range(3):
+        assert rig.broker.payloads("orders", partition) == [b"%02d" % n for n in range(partition, 30, 3)]
+
+
+def test_nothing_in_it_needs_no_broker(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    assert rig.commit(tx) == "read_only"
+    assert rig.prepare(rig.begin()) == "read_only"
+    assert rig.broker.requests == []
+
+
+def test_one_stream_is_lent_to_one_transaction_after_the_other(rig: TransactionRig) -> None:
+    for number in range(3):
+        tx = rig.begin()
+        rig.send_many(tx, [b"%d" % number] * 2)
+        rig.commit(tx)
+    assert len({frame.producer_id for frame in rig.frames()}) == 1
+    assert [frame.number for frame in rig.frames()] == [1, 2, 3]
+    assert [frame.batches[0].sequence for frame in rig.frames()] == [0, 2, 4]
+
+
+def test_transactions_at_the_same_time_have_streams_of_their_own(rig: TransactionRig) -> None:
+    first, second = rig.begin(), rig.begin()
+    rig.send(first, b"1"), rig.send(second, b"2")
+    rig.broker.plan(Transact, HOLD)
+    committing = rig.begun(first.committing(), Transact)
+    assert rig.commit(second) == "committed"
+    rig.broker.release()
+    assert rig.run(committing) == "committed"
+    assert len({frame.producer_id for frame in rig.frames()}) == 2
+
+
+def test_plain_and_transactional_sends_never_share_a_stream(rig: TransactionRig) -> None:
+    for number in range(3):
+        message = rig.core.message("orders", b"plain")
+        delivery = rig.run(rig.core.sending("orders", message, b"plain"))
+        rig.run(rig.core.waiting([delivery[0]], None))
+        tx = rig.begin()
+        rig.send(tx, b"%d" % number)
+        rig.commit(tx) if number != 1 else rig.rollback(tx)
+    plain = {each.producer_id for each in rig.requests(Produce)}
+    assert plain.isdisjoint(frame.producer_id for frame in rig.frames())
+    assert visible(rig) == [b"plain", b"0", b"plain", b"plain", b"2"]
+
+
+# Answers that do not come, and refusals
+
+
+@pytest.mark.parametrize("plan", [[LOSE], [CUT], [CUT, LOSE, CUT, LOSE]])
+def test_a_lost_answer_is_asked_for_again_and_commits_once(rig: TransactionRig, plan: list[str]) -> None:
+    rig.broker.plan(Transact, *plan)
+    tx = rig.begin()
+    delivery = rig.send(tx, b"a")
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == [b"a"] and delivery.result().offset == 0
+    assert len(rig.frames()) == 1 + len(plan)
+    assert len({(frame.producer_id, frame.number) for frame in rig.frames()}) == 1
+
+
+def test_an_answer_that_never_comes_is_unknown_and_commit_again_tells(rig: TransactionRig) -> None:
+    rig.broker.plan(Transact, SWALLOW)
+    tx = rig.begin()
+    delivery = rig.send(tx, b"a")
+    with pytest.raises(TimedOut, match="calling it again tells, and cannot do it twice") as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
+    with pytest.raises(TransactionState):
+        rig.send(tx, b"b")
+    with pytest.raises(TransactionState, match="cannot commit twice"):
+        rig.rollback(tx)
+    assert tx.state == "unknown" and not delivery.done()
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == [b"a"] and delivery.result().offset == 0
+
+
+def test_a_busy_broker_is_asked_again(rig: TransactionRig) -> None:
+    rig.broker.plan(Transact, Busy(), Busy(), Busy())
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+
+
+def test_one_that_stays_busy_is_told_in_time_and_can_be_tried_again(rig: TransactionRig) -> None:
+    rig.broker.plan(Transact, *[Busy()] * 1000)
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    begun = rig.time
+    with pytest.raises(Busy) as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == NOT_DONE and rig.time - begun <= 2.1
+    rig.broker.plans.clear()
+    assert tx.state == "open" and rig.commit(tx) == "committed"
+    assert visible(rig) == [b"a"]
+
+
+def test_a_refused_commit_leaves_it_open_and_may_be_tried_again(rig: TransactionRig) -> None:
+    rig.broker.plan(Transact, DiskFull())
+    tx = rig.begin()
+    first = rig.send(tx, b"a")
+    with pytest.raises(DiskFull):
+        rig.commit(tx)
+    assert tx.state == "open" and not first.done()
+    second = rig.send(tx, b"b")
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == [b"a", b"b"]
+    assert [first.result().offset, second.result().offset] == [0, rig.broker.logs["orders", 0][1].offset]
+
+
+def test_a_topic_that_was_made_anew_refuses_and_the_next_one_succeeds(rig: TransactionRig) -> None:
+    first = rig.begin()
+    rig.send(first, b"old")
+    rig.broker.delete("orders")
+    rig.broker.incarnations["orders"] = 99
+    with pytest.raises(UnknownTopic):
+        rig.commit(first)
+    assert rig.rollback(first) == "rolled_back"
+    again = rig.begin()
+    rig.send(again, b"new")
+    rig.commit(again)
+    assert visible(rig) == [b"new"]
+
+
+def test_a_topic_that_nobody_makes_is_told_at_once(rig: TransactionRig) -> None:
+    rig.broker.auto_create = False
+    with pytest.raises(UnknownTopic):
+        rig.send(rig.begin(), b"a")
+
+
+# Rollback
+
+
+def test_rollback_leaves_nothing_and_fails_the_deliveries(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    delivery = rig.send(tx, b"a")
+    assert rig.rollback(tx) == rig.rollback(tx) == "rolled_back"
+    with pytest.raises(TransactionRolledBack) as caught:
+        delivery.result()
+    assert caught.value.outcome == NOT_DONE
+    assert rig.frames() == [] and visible(rig) == []
+    rig.run(rig.core.flushing(1.0))  # a rollback is no failure that somebody has overlooked
+
+
+def test_steps_out_of_turn_name_the_rule(rig: TransactionRig) -> None:
+    rolled_back, committed = rig.begin(), rig.begin()
+    rig.send(rolled_back, b"a"), rig.send(committed, b"b")
+    rig.rollback(rolled_back), rig.commit(committed)
+    with pytest.raises(TransactionRolledBack):
+        rig.commit(rolled_back)
+    with pytest.raises(TransactionCommitted):
+        rig.rollback(committed)
+    with pytest.raises(TransactionState, match="it cannot be prepared any more"):
+        rig.prepare(committed)
+    with pytest.raises(TransactionState, match="begin another one for further messages"):
+        rig.send(committed, b"c")
+    assert rig.commit(committed) == "committed" and len(rig.frames()) == 1
+
+
+# Large ones
+
+
+def test_one_that_outgrows_a_frame_is_begun_and_sent_while_it_grows(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    payloads = large()
+    deliveries = rig.send_many(tx, payloads)
+    rig.exchange()
+    assert len(rig.requests(BeginTransaction)) == 1 and visible(rig) == []
+    assert len(rig.requests(Produce)) > 5 and tx.xid == "local-1"
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == payloads and rig.frames() == []
+    assert {each.durability for each in deliveries.result()} == {"synced"}
+    assert sum(each.count for each in deliveries.result()) == len(payloads)
+
+
+def test_single_sends_outgrow_a_frame_too(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    payloads = large(1500)
+    for number, payload in enumerate(payloads):
+        rig.send(tx, payload, key=str(number))
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == payloads and len(rig.requests(BeginTransaction)) == 1
+
+
+def test_what_the_broker_has_is_not_held_here(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    deliveries = rig.send_many(tx, large(20_000))
+    rig.exchange()
+    pipeline = tx.ending.pipeline
+    assert pipeline is not None and pipeline.bytes < 5 * MEGABYTE and pipeline.count > 50
+    assert all(not each.encoded.data for each in deliveries.batches[:50] if each.encoded is not None)
+    del deliveries
+    held = [batch for batch in tx.ending.batches() if batch is not None]
+    assert len(held) < 30
+    assert rig.commit(tx) == "committed"
+    assert len(visible(rig)) == 20_000
+
+
+def test_senders_wait_while_too_much_is_under_way(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.broker.plan(Produce, *[HOLD] * 10_000)
+    sending = tx.sending_many("orders", large(40_000))
+    for _ in range(400):
+        wait = next(sending)
+        for _ in wait.targets:
+            pass
+        rig.exchange()
+    pipeline = tx.ending.pipeline
+    assert pipeline is not None and BUFFER_BYTES <= pipeline.bytes < BUFFER_BYTES + 2 * MEGABYTE
+    rig.broker.plans.clear()
+    rig.broker.release()
+    rig.run(sending)
+    assert rig.commit(tx) == "committed" and len(visible(rig)) == 40_000
+
+
+def test_a_large_one_rolls_back_at_the_broker(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    deliveries = rig.send_many(tx, large())
+    assert rig.rollback(tx) == "rolled_back"
+    assert rig.broker.states() == ["rolled_back"] and visible(rig) == []
+    with pytest.raises(TransactionRolledBack):
+        deliveries.result()
+
+
+def test_a_large_local_one_ends_with_its_connection_and_says_so(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send_many(tx, large())
+    rig.exchange()
+    assert rig.session is not None
+    rig.broker.session_lost(rig.session)
+    rig.cut()
+    with pytest.raises(TfmqError, match="The connection was lost, and with it the transaction") as caught:
+        rig.send_many(tx, large())
+        rig.commit(tx)
+    assert caught.value.outcome == NOT_DONE
+    assert rig.rollback(tx) == "rolled_back" and visible(rig) == []
+
+
+def test_a_large_named_one_survives_its_connection(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.broker.plan(Produce, None, LOSE, None, CUT, LOSE)
+    payloads = large()
+    rig.send_many(tx, payloads)
+    rig.broker.plan(CommitTransaction, LOSE)
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == payloads
+
+
+def test_one_message_may_be_larger_than_a_frame(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"small")
+    rig.send(tx, bytes(5 * MEGABYTE))
+    assert rig.commit(tx) == "committed"
+    assert [len(each) for each in visible(rig)] == [5, 5 * MEGABYTE]
+
+
+# Two phases
+
+
+def test_two_phases(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42", timeout=60)
+    assert rig.requests(BeginTransaction)[0][2:5] == ("order-42", 60_000, "")
+    rig.send(tx, b"a")
+    assert rig.prepare(tx) == rig.prepare(tx) == tx.state == "prepared"
+    with pytest.raises(TransactionState):
+        rig.send(tx, b"b")
+    assert visible(rig) == []
+    assert rig.commit(tx) == rig.commit(tx) == "committed"
+    assert rig.requests(CommitTransaction)[0].one_phase is False
+    assert visible(rig) == [b"a"]
+
+
+def test_an_unprepared_one_with_a_name_commits_in_one_phase(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    assert rig.commit(tx) == "committed"
+    assert rig.requests(CommitTransaction)[0].one_phase is True and visible(rig) == [b"a"]
+
+
+def test_one_without_a_name_gets_it_when_it_is_prepared(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    assert tx.xid is None
+    assert rig.prepare(tx) == "prepared" and tx.xid == "local-1"
+    other = TransactionRig(rig.broker)
+    assert other.commit(other.resume("local-1")) == "committed"
+
+
+@pytest.mark.parametrize("plan", [[LOSE], [CUT], [Busy(), LOSE, CUT]])
+@pytest.mark.parametrize("request_", [BeginTransaction, PrepareTransaction, CommitTransaction])
+def test_every_step_may_lose_its_answer(
+    rig: TransactionRig, plan: list[str | TfmqError], request_: type
+) -> None:
+    rig.broker.plan(request_, *plan)
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    assert rig.prepare(tx) == "prepared"
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == [b"a"] and rig.broker.states() == ["committed"]
+
+
+def test_a_prepare_whose_answer_never_comes_is_prepared_again_by_commit(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.plan(PrepareTransaction, SWALLOW)
+    with pytest.raises(TimedOut, match=r"producer\.resume\('order-42'\) in any process"):
+        rig.prepare(tx)
+    assert tx.state == "unknown"
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+    assert rig.requests(CommitTransaction)[0].one_phase is False
+
+
+def test_a_commit_whose_answer_never_comes_can_be_found_out_elsewhere(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.plan(CommitTransaction, SWALLOW)
+    with pytest.raises(TimedOut) as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
+    other = TransactionRig(rig.broker)
+    found = other.resume("order-42")
+    assert found.state == other.commit(found) == "committed"
+    with pytest.raises(TransactionCommitted):
+        rig.rollback(tx)
+    assert tx.state == "committed" and visible(rig) == [b"a"]
+
+
+def test_a_refused_prepare_leaves_it_open(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.plan(PrepareTransaction, StorageStopped("stopped", outcome=NOT_DONE))
+    with pytest.raises(StorageStopped):
+        rig.prepare(tx)
+    assert tx.state == "open"
+    rig.send(tx, b"b")
+    assert rig.prepare(tx) == "prepared" and rig.commit(tx) == "committed"
+    assert visible(rig) == [b"a", b"b"]
+
+
+def test_a_refused_commit_leaves_a_prepared_one_prepared(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.prepare(tx)
+    rig.broker.plan(CommitTransaction, DiskFull())
+    with pytest.raises(DiskFull):
+        rig.commit(tx)
+    assert tx.state == "prepared" and rig.rollback(tx) == "rolled_back"
+
+
+def test_an_unprepared_one_whose_time_was_over_is_rolled_back(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    delivery = rig.send(tx, b"a")
+    rig.run(tx.ending._sent())
+    rig.broker.transactions.clear()
+    with pytest.raises(TransactionRolledBack, match="its time was over"):
+        rig.commit(tx)
+    assert tx.state == "rolled_back" and isinstance(delivery.error(), TransactionRolledBack)
+
+
+def test_a_name_in_use_is_refused(rig: TransactionRig) -> None:
+    rig.begin("order-42")
+    with pytest.raises(TransactionExists):
+        rig.begin("order-42")
+    assert len(rig.transactions) == 1
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_what_an_operator_decided_is_told(rig: TransactionRig, by_hand: bool) -> None:
+    tx = rig.begin("order-42")
+    delivery = rig.send(tx, b"a")
+    rig.prepare(tx)
+    rig.broker.by_hand(1, by_hand)
+    with pytest.raises(HeuristicOutcome) as caught:
+        rig.commit(tx)
+    assert caught.value.state == tx.state == ("heuristic_committed" if by_hand else "heuristic_rolled_back")
+    assert (delivery.error() is None) == by_hand
+    with pytest.raises(HeuristicOutcome):
+        rig.rollback(tx)
+
+
+def test_applying_is_committed_and_asked_for_again(rig: TransactionRig) -> None:
+    tx, small = rig.begin("order-42"), rig.begin()
+    delivery = rig.send(tx, b"a")
+    rig.send(small, b"b")
+    rig.broker.applying |= {"order-42", "local-2"}
+    assert rig.commit(tx) == tx.state == "applying"
+    assert delivery.result().durability == "synced"
+    assert rig.commit(small) == rig.commit(small) == "applying"
+    with pytest.raises(TransactionCommitted):
+        rig.rollback(tx)
+    rig.broker.applying.clear()
+    assert rig.commit(tx) == "committed"
+
+
+# `with`
+
+
+def test_leaving_commits_what_is_open_or_prepared_and_leaves_the_rest(rig: TransactionRig) -> None:
+    first, prepared, over = rig.begin(), rig.begin("p"), rig.begin()
+    for tx in (first, prepared, over):
+        rig.send(tx, b"x")
+    rig.prepare(prepared)
+    rig.rollback(over)
+    for tx in (first, prepared, over):
+        rig.leave(tx)
+    assert [first.state, prepared.state, over.state] == ["committed", "committed", "rolled_back"]
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt()])
+def test_an_exception_rolls_back(rig: TransactionRig, error: BaseException) -> None:
+    small, grown, named = rig.begin(), rig.begin(), rig.begin("n")
+    deliveries = [rig.send(small, b"x"), rig.send(named, b"x")]
+    rig.send_many(grown, large())
+    for tx in (small, grown, named):
+        rig.leave(tx, error)
+        assert tx.state == "rolled_back"
+    assert set(rig.broker.states()) == {"rolled_back"} and visible(rig) == []
+    assert all(isinstance(each.error(), TransactionRolledBack) for each in deliveries)
+    assert not getattr(error, "__notes__", [])
+
+
+def test_behind_an_exception_a_prepared_one_stays_and_a_note_says_so(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"x")
+    rig.prepare(tx)
+    error = KeyError("mine")
+    rig.leave(tx, error)
+    assert tx.state == "prepared" and rig.broker.states() == ["prepared"]
+    assert "producer.resume('order-42')" in error.__notes__[0]
+
+
+def test_an_exception_does_not_wait_long_for_a_broker_that_is_away(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"x")
+    rig.reachable = False
+    rig.cut()
+    begun = rig.time
+    rig.leave(tx, KeyError("mine"))
+    assert tx.state == "rolled_back" and rig.time - begun < 6
+    rig.reachable = True
+    rig.advance(3)
+    assert rig.broker.states() == ["rolled_back"]
+
+
+def test_a_commit_that_fails_at_the_end_of_with_rolls_back(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    delivery = rig.send(tx, b"x")
+    rig.broker.plan(Transact, DiskFull())
+    with pytest.raises(DiskFull):
+        rig.leave(tx)
+    assert tx.state == "rolled_back" and isinstance(delivery.error(), DiskFull)
+
+
+def test_a_commit_of_unknown_end_stays_unknown_behind_with(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"x")
+    rig.broker.plan(Transact, SWALLOW)
+    with pytest.raises(TimedOut):
+        rig.leave(tx)
+    assert tx.state == "unknown" and rig.commit(tx) == "committed"
+
+
+def test_with_is_entered_once(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    tx.enter()
+    with pytest.raises(NotAllowed, match="begin another one"):
+        tx.enter()
+
+
+# Interruptions and threads
+
+
+def test_a_commit_that_is_interrupted_is_unknown_and_can_go_on(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    delivery = rig.send(tx, b"x")
+    rig.broker.plan(Transact, HOLD)
+    rig.begun(tx.committing(), Transact).close()
+    assert tx.state == "unknown" and visible(rig) == [b"x"]
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == [b"x"] and delivery.result().offset == 0
+
+
+def test_a_commit_that_is_interrupted_before_it_was_asked_for_leaves_it_open(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.broker.plan(Produce, HOLD)
+    rig.send(tx, b"x")
+    rig.begun(tx.committing(), Produce).close()
+    assert tx.state == "open" and rig.rollback(tx) == "rolled_back"
+
+
+def test_a_step_waits_for_the_one_under_way(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"x")
+    rig.broker.plan(Transact, HOLD)
+    first, second = rig.begun(tx.committing(), Transact), tx.committing()
+    next(second)
+    with pytest.raises(TransactionState):
+        rig.send(tx, b"y")
+    rig.broker.release()
+    assert rig.run(first) == rig.run(second) == "committed"
+    assert len(rig.frames()) == 1
+
+
+# Handles
+
+
+def test_waiting_inside_is_refused_and_behind_a_commit_answered(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    delivery = rig.send(tx, b"x")
+    with pytest.raises(NotAllowed, match="the transaction is open"):
+        delivery.result()
+    rig.commit(tx)
+    assert delivery.result(0.0).offset == 0
+
+
+def test_somebody_who_waits_while_it_commits_is_answered(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    delivery = rig.send(tx, b"x")
+    rig.broker.plan(Transact, HOLD)
+    committing = rig.begun(tx.committing(), Transact)
+    waiting = tx._awaiting([delivery[0]], 1.0)
+    next(waiting)
+    rig.broker.release()
+    rig.run(committing)
+    rig.run(waiting)
+    assert delivery.result().offset == 0
+
+
+def test_callbacks_and_hooks_are_told_although_nobody_holds_a_handle() -> None:
+    rig = TransactionRig()
+    told: list[object] = []
+    tx = rig.begin()
+    for payload in large(100):
+        rig.send(tx, payload).add_callback(lambda done: told.append(done.peek()))
+    rig.send_many(tx, large())
+    rig.commit(tx)
+    rig.callbacks.run()
+    assert told == [None] * 100
+
+
+def test_offsets_are_those_of_the_records_as_far_as_the_commit_tells(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    deliveries = [rig.send(tx, b"x" * size) for size in (10, 200, 30)]
+    many = [rig.send(tx, bytes(1000), "bills") for _ in range(200)]
+    rig.commit(tx)
+    offsets = [each.result().offset for each in deliveries]
+    assert offsets[0] == 0 and offsets[2] is not None and offsets[1] is not None
+    assert offsets[2] - offsets[1] > 200
+    assert many[0].result().offset == 0 and many[-1].result().offset is None
+
+
+# Forks and ends
+
+
+def test_in_a_forked_child_it_is_the_parents(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    delivery = rig.send(tx, b"x")
+    for forget in rig.on_fork:
+        forget()  # type: ignore[operator]
+    assert tx.state == "abandoned" and isinstance(delivery.error(), Abandoned)
+    for use in (tx.committing, tx.rolling_back, tx.preparing):
+        with pytest.raises(Abandoned, match="the process that forked"):
+            rig.run(use())
+    with pytest.raises(Abandoned):
+        rig.leave(tx)
+    assert rig.core.transactions is not rig.transactions and len(rig.core.transactions) == 0
+
+
+def test_closing_rolls_back_what_is_open_and_says_so(rig: TransactionRig) -> None:
+    small, grown, empty, prepared = rig.begin(), rig.begin(), rig.begin(), rig.begin("p")
+    delivery = rig.send(small, b"x")
+    rig.send_many(grown, large())
+    rig.send(prepared, b"y")
+    rig.prepare(prepared)
+    with pytest.raises(TransactionRolledBack, match="2 transactions were open when the producer was closed"):
+        rig.run(rig.core.closing(5.0))
+    assert [each.state for each in (small, grown, empty)] == ["rolled_back"] * 3
+    assert prepared.state == "prepared" and "prepared" in rig.broker.states()
+    assert isinstance(delivery.error(), TransactionRolledBack)
+    assert len(rig.requests(RollbackTransaction)) == 1
+    with pytest.raises(Closed):
+        rig.begin()
+    with pytest.raises(TransactionRolledBack, match="The producer was closed"):
+        rig.commit(small)
+
+
+def test_closing_with_nothing_open_says_nothing(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"x")
+    rig.commit(tx)
+    rig.begin()
+    rig.run(rig.core.closing(5.0))
+
+
+def test_one_that_the_broker_forgot_is_unknown_when_taken_up(rig: TransactionRig) -> None:
+    with pytest.raises(UnknownTransaction, match="remembers no outcome"):
+        rig.resume("nobody")

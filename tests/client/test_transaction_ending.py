@@ -1,0 +1,160 @@
+"""The requests of one transaction: what is in them, and which answers are certain."""
+
+import pytest
+
+from tests.client.fake_broker import LOSE, SWALLOW
+from tests.client.transaction_rig import TransactionRig, large
+from tfmq.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    SequenceGap,
+    TimedOut,
+    UnknownProducer,
+    UnknownTransaction,
+)
+from tfmq.protocol.commands import (
+    CommitTransaction,
+    PrepareTransaction,
+    Produce,
+    RollbackTransaction,
+    Transact,
+)
+
+
+@pytest.fixture
+def rig() -> TransactionRig:
+    return TransactionRig()
+
+
+def visible(rig: TransactionRig) -> list[bytes]:
+    return rig.broker.payloads("orders")
+
+
+@pytest.mark.parametrize("error", [SequenceGap(), UnknownProducer()])
+def test_a_frame_in_a_strange_stream_goes_again_in_a_fresh_one(rig: TransactionRig, error: Exception) -> None:
+    rig.broker.plan(Transact, error)  # type: ignore[arg-type]
+    tx = rig.begin()
+    delivery = rig.send(tx, b"a")
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+    first, second = rig.frames()
+    assert first.producer_id != second.producer_id
+    assert delivery.result().message_id >> 24 == second.producer_id
+
+
+def test_a_frame_that_may_be_done_never_goes_in_another_stream(rig: TransactionRig) -> None:
+    rig.broker.plan(Transact, LOSE, UnknownProducer())
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    with pytest.raises(UnknownProducer) as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
+    rig.broker.plan(Transact, UnknownProducer())
+    with pytest.raises(UnknownProducer):
+        rig.commit(tx)
+    assert visible(rig) == [b"a"] and len({each.producer_id for each in rig.frames()}) == 1
+
+
+def test_messages_beyond_a_frames_batches_are_sent_otherwise() -> None:
+    rig = TransactionRig()
+    rig.broker.limits["transact_batches"] = 3
+    tx = rig.begin()
+    for number in range(4):
+        rig.send(tx, b"x", f"topic-{number}")
+    assert rig.commit(tx) == "committed"
+    assert rig.frames() == [] and len(rig.requests(Produce)) == 4
+
+
+def test_a_frame_full_of_short_sends_is_sent_otherwise(rig: TransactionRig) -> None:
+    """The short way counts nothing, so it is the commit that sees how much there is."""
+    tx = rig.begin()
+    for topic in "abcdefgh":
+        rig.send(tx, b"x", topic)
+    for batch in tx.shared.values():
+        while batch.room > 2000:
+            batch.payloads.append(bytes(1000))
+            batch.room -= 1000 + batch.overhead_bytes
+    assert rig.frames() == [] and rig.requests(Produce) == []
+    assert rig.commit(tx) == "committed" and rig.frames() == []
+    assert sum(len(rig.broker.payloads(topic)) for topic in "abcdefgh") > 1500
+
+
+def test_a_commit_that_was_sent_once_and_finds_nothing_has_not_happened(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.plan(CommitTransaction, SWALLOW, UnknownTransaction())
+    with pytest.raises(TimedOut):
+        rig.commit(tx)
+    with pytest.raises(UnknownTransaction) as caught:  # sent twice by now: it may have been the first
+        rig.commit(tx)
+    assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
+    other = rig.begin("order-43")
+    rig.send(other, b"b")
+    rig.broker.plan(CommitTransaction, UnknownTransaction())
+    rig.leave_failing(other)
+    assert other.state == "rolled_back"
+
+
+def test_one_that_was_taken_up_can_be_sent_to(rig: TransactionRig) -> None:
+    rig.send(rig.begin("order-42"), b"first")
+    other = TransactionRig(rig.broker)
+    found = other.resume("order-42")
+    assert found.state == "open"
+    other.send(found, b"second")
+    assert other.commit(found) == "committed"
+    assert rig.broker.payloads("orders") == [b"second"]  # the first one's was not sent before
+
+
+def test_rolling_back_a_local_one_needs_no_answer(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send_many(tx, large())
+    rig.broker.plan(RollbackTransaction, SWALLOW)
+    assert rig.rollback(tx) == "rolled_back"
+
+
+def test_rolling_back_a_named_one_is_certain_only_with_an_answer(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.plan(RollbackTransaction, SWALLOW)
+    with pytest.raises(TimedOut, match="resume"):
+        rig.rollback(tx)
+    assert tx.state == "unknown" and rig.rollback(tx) == "rolled_back"
+
+
+def test_rolling_back_after_a_prepare_of_unknown_end_is_certain_only_with_an_answer(
+    rig: TransactionRig,
+) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    rig.broker.plan(PrepareTransaction, SWALLOW)
+    rig.broker.plan(RollbackTransaction, SWALLOW)
+    for step in (rig.prepare, rig.rollback):
+        with pytest.raises(TimedOut):
+            step(tx)
+    assert rig.broker.states() == ["rolled_back"] and rig.rollback(tx) == "rolled_back"
+
+
+def test_a_transaction_that_is_gone_is_rolled_back(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.transactions.clear()
+    assert rig.rollback(tx) == "rolled_back"
+
+
+def test_dropped_messages_are_counted(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.prepare(tx)
+    rig.broker.dropped = 3
+    assert rig.commit(tx) == "committed" and tx.ending.dropped == 3
+
+
+def test_an_error_that_was_not_sent_is_not_done(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    rig.reachable = False
+    rig.cut()
+    with pytest.raises(ConnectionError) as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == NOT_DONE and tx.state == "open"  # type: ignore[attr-defined]
+    rig.reachable = True
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]

@@ -1,0 +1,103 @@
+"""What a transaction gathers: order in a partition, sizes, and topics as they were first seen."""
+
+import pytest
+
+from tests.client.fake_broker import FakeBroker
+from tests.client.transaction_rig import TransactionRig
+from tfmq.client.transaction import TransactionCore
+from tfmq.client.transaction_gathering import BATCH_BYTES, LOOK_BYTES, Gathering
+from tfmq.errors import MessageTooLarge, UnknownPartition
+from tfmq.protocol.commands import Metadata
+
+
+@pytest.fixture
+def rig() -> TransactionRig:
+    return TransactionRig(FakeBroker(partitions=2))
+
+
+@pytest.fixture
+def tx(rig: TransactionRig) -> TransactionCore:
+    return rig.begin()
+
+
+def test_messages_with_and_without_a_key_share_the_batch_of_their_partition(
+    rig: TransactionRig, tx: TransactionCore
+) -> None:
+    first = rig.send(tx, b"0")[0]
+    rig.send(tx, b"1", partition=first.partition)
+    rig.send(tx, b"2")
+    rig.send(tx, b"other", partition=1 - first.partition)
+    batches = tx.gathering.take_all()
+    assert [batch.count for batch in batches] == [3, 1] and batches[0] is first
+
+
+def test_full_batches_are_closed_in_order(rig: TransactionRig, tx: TransactionCore) -> None:
+    for number in range(700):
+        rig.send(tx, b"%03d" % number + bytes(1000))
+    full = tx.gathering.take_full()
+    assert len(full) == 2 and all(batch.size_bytes <= BATCH_BYTES for batch in full)
+    rest = tx.gathering.take_all()
+    found = [payload[:3] for batch in full + rest for payload in batch.payloads]
+    assert sorted(found) == [b"%03d" % number for number in range(700)]
+    assert tx.gathering.empty and tx.gathering.size_bytes() == 0
+
+
+def test_it_is_seen_in_time_that_it_has_grown(rig: TransactionRig, tx: TransactionCore) -> None:
+    gathering: Gathering = tx.gathering
+    for topic in ("a", "b", "c", "d", "e"):
+        rig.send(tx, b"x", topic, key="k")
+    seen = 0
+    while not gathering.outgrew(500_000):
+        gathering.append("a", rig.core.message("a", bytes(1000), key="k"), bytes(1000))
+        seen += 1
+    assert 500_000 < gathering.size_bytes() <= 500_000 + LOOK_BYTES + 2000
+
+
+def test_many_payloads_share_the_open_batch_while_they_fit(rig: TransactionRig, tx: TransactionCore) -> None:
+    rig.send(tx, b"first")
+    rig.send_many(tx, [b"second", "third"])
+    rig.send(tx, b"fourth")
+    (batch,) = tx.gathering.take_all()
+    assert batch.payloads == [b"first", b"second", b"third", b"fourth"]
+
+
+def test_what_was_put_back_comes_first(rig: TransactionRig, tx: TransactionCore) -> None:
+    rig.send(tx, b"1")
+    taken = tx.gathering.take_all()
+    rig.send(tx, b"2")
+    size = tx.gathering.size_bytes()
+    tx.gathering.put_back(taken)
+    assert tx.gathering.size_bytes() == size + taken[0].size_bytes
+    assert tx.gathering.batch_count == 2 and tx.gathering.take_all()[0] is taken[0]
+
+
+def test_a_topic_is_the_one_that_its_first_message_saw(rig: TransactionRig, tx: TransactionCore) -> None:
+    rig.send(tx, b"1", partition=0)
+    rig.broker.incarnations["orders"] = 99
+    rig.core.cluster.forget("orders")
+    rig.core.sender.lanes.forget(rig.core.sender.lanes.lane("orders").topic)  # type: ignore[arg-type]
+    rig.send(tx, b"2", partition=1)
+    other = rig.begin()
+    rig.send(other, b"3")
+    assert {batch.incarnation for batch in tx.gathering.take_all()} == {7}
+    assert {batch.incarnation for batch in other.gathering.take_all()} == {99}
+
+
+def test_a_topic_that_has_grown_is_noticed_by_later_transactions(rig: TransactionRig) -> None:
+    rig.send(rig.begin(), b"x")
+    rig.broker.partitions = 5
+    rig.time += 61
+    rig.send(rig.begin(), b"x")
+    rig.exchange()
+    assert len(rig.requests(Metadata)) == 2
+    rig.send(rig.begin(), b"x", partition=4)
+
+
+def test_wrong_messages_are_refused_and_leave_nothing(rig: TransactionRig, tx: TransactionCore) -> None:
+    with pytest.raises(MessageTooLarge):
+        rig.send(tx, bytes(9 << 20))
+    with pytest.raises(UnknownPartition):
+        rig.send(tx, b"x", partition=7)
+    with pytest.raises(MessageTooLarge):
+        rig.send_many(tx, [bytes(9 << 20)])
+    assert tx.gathering.empty and rig.commit(tx) == "read_only"

@@ -1,0 +1,53 @@
+"""A transaction as its holder sees it; one that nobody holds any more."""
+
+import gc
+import logging
+
+import pytest
+
+from tests.client.transaction_rig import TransactionRig
+from tfmq.client.transaction import TransactionCore
+from tfmq.client.transaction_handle import TransactionHandle
+
+
+class Handle(TransactionHandle):
+    """Without any waiting."""
+
+    def __init__(self, core: TransactionCore) -> None:
+        self._core = core
+
+
+def test_it_shows_its_name_and_state() -> None:
+    rig = TransactionRig()
+    handle = Handle(rig.begin("order-42"))
+    assert (handle.xid, handle.state, handle.dropped) == ("order-42", "open", 0)
+    assert repr(handle) == "<Transaction order-42 open>"
+
+
+def test_one_that_is_forgotten_is_rolled_back_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    rig = TransactionRig()
+    core = rig.begin("order-42")
+    handle = Handle(core)
+    rig.send(core, b"x")
+    del handle
+    gc.collect()
+    assert core.state == "open"
+    with caplog.at_level(logging.WARNING):
+        rig.transactions.sweep()
+    rig.exchange()
+    assert core.state == "rolled_back" and rig.broker.states() == ["rolled_back"]
+    assert "order-42 was given up without commit or rollback" in caplog.text
+
+
+def test_one_that_is_over_or_prepared_is_forgotten_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    rig = TransactionRig()
+    over, prepared = rig.begin(), rig.begin("p")
+    for core in (over, prepared):
+        rig.send(core, b"x")
+    rig.commit(over), rig.prepare(prepared)
+    handles = [Handle(over), Handle(prepared)]
+    del handles
+    gc.collect()
+    rig.transactions.sweep()
+    assert prepared.state == "prepared" and "prepared" in rig.broker.states() and caplog.text == ""
+    assert len(rig.transactions) == 0

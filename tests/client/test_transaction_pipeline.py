@@ -1,0 +1,173 @@
+"""A transaction that is sent while it grows: order, refusals, strange and full streams."""
+
+import pytest
+
+from tests.client.fake_broker import CUT, LOSE, SWALLOW
+from tests.client.transaction_rig import TransactionRig, large
+from tfmq.client.stream import FLIGHT_BATCHES
+from tfmq.client.transaction import TransactionCore
+from tfmq.client.transaction_pipeline import Pipeline
+from tfmq.errors import (
+    NOT_DONE,
+    Busy,
+    SequenceGap,
+    TfmqError,
+    TimedOut,
+    TransactionTooLarge,
+    UnknownProducer,
+)
+from tfmq.protocol.commands import BeginTransaction, LeaseProducerIds, Produce
+
+
+@pytest.fixture
+def rig() -> TransactionRig:
+    return TransactionRig()
+
+
+def grown(rig: TransactionRig, xid: str | None = "order-42") -> tuple[TransactionCore, Pipeline]:
+    tx = rig.begin(xid)
+    rig.send_many(tx, large())
+    rig.run(tx.ending._sent())
+    pipeline = tx.ending.pipeline
+    assert pipeline is not None
+    return tx, pipeline
+
+
+def committed(rig: TransactionRig, tx: TransactionCore, payloads: list[bytes]) -> None:
+    assert rig.commit(tx) == "committed"
+    assert rig.broker.payloads("orders") == payloads
+
+
+def test_several_batches_are_under_way_at_once_and_not_too_many(rig: TransactionRig) -> None:
+    tx, pipeline = grown(rig)
+    rig.broker.plan(Produce, *[SWALLOW] * 1000)
+    for payload in large():
+        tx.append("orders", rig.core.message("orders", payload), payload)
+    rig.exchange()
+    assert 3 < len(pipeline._flight) <= FLIGHT_BATCHES
+    assert rig.requests(Produce)[-1].transaction == pipeline.epoch
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        [Busy()] * 3,
+        [None, Busy(), None, Busy(), Busy()],
+        [None, None, LOSE, Busy(), CUT, None, Busy(), LOSE],
+    ],
+)
+def test_what_a_busy_broker_does_not_take_goes_again_in_order(
+    rig: TransactionRig, plan: list[str | TfmqError | None]
+) -> None:
+    rig.broker.plan(Produce, *plan)
+    tx, _ = grown(rig)
+    committed(rig, tx, large())
+
+
+def test_a_broker_that_stays_busy_ends_it(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.broker.plan(Produce, *[Busy()] * 10_000)
+    rig.send_many(tx, large())
+    with pytest.raises(Busy) as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == NOT_DONE and tx.state == "open"
+    with pytest.raises(Busy, match="can only be rolled back"):
+        rig.send(tx, b"more")
+    rig.broker.plans.clear()
+    assert rig.rollback(tx) == "rolled_back"
+
+
+def test_a_refusal_is_told_by_the_next_send_and_by_the_commit(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.broker.plan(Produce, None, None, TransactionTooLarge("too large"))
+    with pytest.raises(TransactionTooLarge, match="too large"):
+        for _ in range(10):
+            rig.send_many(tx, large())
+    with pytest.raises(TransactionTooLarge):
+        rig.commit(tx)
+    rig.leave(tx, ValueError())
+    assert tx.state == "rolled_back" and rig.broker.states() == ["rolled_back"]
+
+
+def test_a_batch_whose_answer_never_comes_ends_it_and_nothing_is_done(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.broker.plan(Produce, None, *[SWALLOW] * 100)
+    rig.send_many(tx, large())
+    with pytest.raises(TimedOut) as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == NOT_DONE and tx.state == "open"
+
+
+def test_a_strange_stream_is_replaced_before_anything_has_landed(rig: TransactionRig) -> None:
+    first = rig.begin()
+    rig.send(first, b"x")
+    rig.commit(first)
+    known = rig.frames()[0].producer_id
+    rig.broker.logs.clear()
+    rig.broker.tx_streams[known] = 50
+    tx, _ = grown(rig, None)
+    committed(rig, tx, large())
+    assert {each.producer_id for each in rig.requests(Produce)} > {known}
+
+
+def test_a_stream_that_was_forgotten_is_replaced_at_begin(rig: TransactionRig) -> None:
+    rig.broker.forgotten_ids.add(100)
+    tx, _ = grown(rig)
+    committed(rig, tx, large())
+    assert [each.producer_id for each in rig.requests(BeginTransaction)] == [100, 101]
+
+
+@pytest.mark.parametrize("error", [SequenceGap(), UnknownProducer()])
+def test_a_stream_that_turns_strange_in_the_middle_ends_it(rig: TransactionRig, error: TfmqError) -> None:
+    tx = rig.begin("order-42")
+    rig.broker.plan(Produce, None, None, error)
+    with pytest.raises(type(error), match="Nothing of it is visible") as caught:
+        rig.send_many(tx, large())
+        rig.commit(tx)
+    assert caught.value.outcome == NOT_DONE and rig.rollback(tx) == "rolled_back"
+
+
+def test_a_full_stream_is_followed_by_another_one(rig: TransactionRig) -> None:
+    tx, pipeline = grown(rig)
+    assert pipeline._stream is not None
+    pipeline._stream.sequence = rig.broker.tx_streams[pipeline._stream.producer_id] = (1 << 24) - 400
+    rig.send_many(tx, large())
+    committed(rig, tx, large() * 2)
+    assert len({each.producer_id for each in rig.requests(Produce)}) == 2
+
+
+def test_a_begin_of_a_local_one_that_lost_its_connection_begins_another_one(rig: TransactionRig) -> None:
+    rig.send(rig.begin(), b"to be connected")
+    rig.broker.plan(BeginTransaction, LOSE, CUT)
+    tx, _ = grown(rig, None)
+    committed(rig, tx, large())
+    assert [each.number for each in rig.requests(BeginTransaction)] == [1, 2, 3]
+    assert rig.broker.states() == ["rolled_back", "committed"]
+
+
+def test_a_begin_that_is_refused_is_told_by_the_step(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.broker.plan(BeginTransaction, TransactionTooLarge("too many"))
+    with pytest.raises(TransactionTooLarge, match="too many"):
+        rig.send_many(tx, large())
+        rig.commit(tx)
+    assert rig.rollback(tx) == "rolled_back"
+
+
+def test_its_stream_goes_back_to_the_pool_only_if_all_is_answered(rig: TransactionRig) -> None:
+    tx, _ = grown(rig)
+    rig.commit(tx)
+    small = rig.begin()
+    rig.send(small, b"x")
+    rig.commit(small)
+    assert rig.frames()[0].producer_id == rig.requests(Produce)[0].producer_id
+    again = rig.begin("again")
+    rig.broker.plan(Produce, None, *[SWALLOW] * 100)
+    rig.send_many(again, large())
+    rig.exchange()
+    rig.rollback(again)
+    other = rig.begin()
+    rig.send(other, b"y")
+    rig.commit(other)
+    assert rig.frames()[1].producer_id != rig.requests(Produce)[-1].producer_id
+    assert len(rig.requests(LeaseProducerIds)) == 1

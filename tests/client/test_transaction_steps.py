@@ -1,0 +1,67 @@
+"""The table of steps: every pair of step and state is decided, and every refusal says why."""
+
+import itertools
+
+import pytest
+
+from tfmq.client import transaction_steps as steps
+from tfmq.client.transaction_steps import state_behind, verdict
+from tfmq.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    Abandoned,
+    Busy,
+    HeuristicOutcome,
+    TimedOut,
+    TransactionCommitted,
+    TransactionError,
+    TransactionRolledBack,
+    UnknownTransaction,
+)
+
+STATES = [
+    *("open", "prepared", "read_only", "committed", "applying", "rolled_back", "unknown", "abandoned"),
+    *("preparing", "committing", "rolling_back", "heuristic_committed", "heuristic_rolled_back"),
+]
+STEPS = ["send", "prepare", "commit", "rollback"]
+
+
+@pytest.mark.parametrize(("step", "state"), list(itertools.product(STEPS, STATES)))
+def test_every_step_is_allowed_or_refused_with_a_reason(step: str, state: str) -> None:
+    if (step, state) in steps.TABLE:
+        assert verdict(step, state) in (steps.GO, steps.DONE)
+        return
+    with pytest.raises((TransactionError, Abandoned)) as caught:
+        verdict(step, state, "because")
+    assert caught.value.outcome == NOT_DONE and caught.value.sentence == "because"
+
+
+def test_the_table_names_known_states_only() -> None:
+    assert {state for _, state in steps.TABLE} <= set(STATES) and {step for step, _ in steps.TABLE} == set(
+        STEPS
+    )
+
+
+def test_nothing_may_be_done_to_what_ended_otherwise() -> None:
+    with pytest.raises(TransactionRolledBack):
+        verdict("commit", "rolled_back")
+    for state in ("committed", "applying"):
+        with pytest.raises(TransactionCommitted):
+            verdict("rollback", state)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (Busy(), None),
+        (TimedOut(outcome=NOT_DONE), None),
+        (TimedOut(outcome=UNKNOWN), "unknown"),
+        (UnknownTransaction(), "unknown"),
+        (TransactionRolledBack(), "rolled_back"),
+        (TransactionCommitted(), "committed"),
+        (HeuristicOutcome(state="heuristic_committed"), "heuristic_committed"),
+        (HeuristicOutcome(state="a later one"), None),
+    ],
+)
+def test_what_a_refusal_says_about_the_transaction(error: TransactionError, state: str | None) -> None:
+    assert state_behind("commit", error) == state
