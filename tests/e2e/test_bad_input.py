@@ -2,8 +2,11 @@
 
 import os
 import pwd
+import random
 import shutil
 import tempfile
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -13,14 +16,17 @@ from typing import Any
 import pytest
 
 import tfmq as client
+from journal.record import make_record
 from tests.e2e import neighbours
 from tests.e2e.commands import tfmq, tfmq_server
 from tests.e2e.neighbours import http_server, neighbour
 from tests.e2e.reading import payloads
+from tests.scale import SEED, scaled
 from tests.server.wire import Wire
 from tfmq.cli import main
 from tfmq.client import link
-from tfmq.protocol import commands
+from tfmq.protocol import commands, frames
+from tfmq.protocol.commands import COMMANDS
 from tools.rigs.live_server import LiveServer
 
 WRONG_NAMES = ["", ".", "..", "a/b", "../a", "a b", "ä", "a\0b", "a\nb", "x" * 250, "a:b", "*"]
@@ -151,6 +157,123 @@ def test_an_address_that_is_none_is_wrong_usage(servers: str) -> None:
     ended = tfmq("status", "--servers", servers)
     assert ended.code == 2, ended
     assert ended.sentence
+
+
+# Transactions
+
+
+class Mischief:
+    """Requests of transactions that a seeded stranger makes up: most of them well formed, few that make sense."""
+
+    def __init__(self, seed: int, incarnation: int, first_id: int) -> None:
+        self._source = random.Random(seed)
+        self._incarnation = incarnation
+        self._ids = [first_id, first_id + 1, first_id + 2, 1 << 39]
+        self._known = [("a", 1 << 40)]
+        self._next = dict.fromkeys(self._ids, 0)
+        self._number = 0
+
+    def request(self) -> tuple[int, list[Any], bytes]:
+        """Command, fields, body."""
+        choose, luck = self._source.choice, self._source.random
+        command = choose([each for each in COMMANDS if each.code in range(50, 84) or each.code == 21])
+        producer_id = choose(self._ids)
+        following = self._next[producer_id]
+        sequence = choose([following, following, following, 0, following + 1])
+        record = make_record(b"hello", producer_id << 24 | sequence)
+        likely = self._likely(producer_id, sequence, record)
+        fields = [likely.get(name) if luck() < 0.97 else self._wild() for name in command.request.names]
+        if luck() < 0.05:
+            del fields[self._source.randrange(len(fields) + 1) :]
+        return command.code, fields, record if command.body and luck() < 0.9 else b""
+
+    def learn(self, code: int, fields: list[Any], reply: list[Any]) -> None:
+        """What a request was answered: what comes next follows from it now and then."""
+        if code == 50 and reply[0] == 0:
+            self._known = [*self._known[-2:], (reply[3], reply[2])]
+        elif code == 21 and reply[0] == 0:
+            self._next[fields[3]] = max(self._next[fields[3]], fields[4] + 1)
+        elif code == 57 and reply[0] == 0 and fields[2]:
+            self._next[fields[0]] = max(self._next[fields[0]], fields[2][0][3] + 1)
+
+    def _likely(self, producer_id: int, sequence: int, record: bytes) -> dict[str, Any]:
+        choose, here = self._source.choice, self._incarnation
+        self._number += choose([0, 1, 1])
+        xid, epoch = choose(self._known)
+        block = [[len(record), 1, zlib.crc32(record)]]
+        batch = ["orders", here, 0, sequence, 1, len(record), block]
+        return {
+            "producer_id": producer_id,
+            "number": self._number,
+            "xid": choose([xid, xid, "order 1", ""]),
+            "timeout_ms": choose([None, 1, 5000, 1 << 31]),
+            "group": choose(["shop", "query"]),
+            "member": choose([None, None, ["query", choose([3, 4]), choose(["run-1", "run-2"])]]),
+            "epoch": choose([epoch, epoch, epoch, epoch + 1, 0]),
+            "one_phase": choose([True, False]),
+            "heuristic": choose([True, False]),
+            "ttl_ms": choose([None, None, 1000]),
+            "offsets": choose([[], [], [["g", "", 0, [["orders", here, 0, choose([0, 5])]]]]]),
+            "states": choose([None, ["open"], ["nonsense"]]),
+            "after": choose([0, 3, ""]),
+            "limit": choose([1, 1000]),
+            "batches": choose([[], [batch], [batch, batch]]),
+            "wait_ms": choose([0, 1]),
+            "sequence": sequence,
+            "run": choose(["run-1", "run-2"]),
+            "transactions": choose([[], [[xid, epoch]], [[xid, epoch], [xid, epoch]], [["b", 1 << 62]]]),
+            "rows": choose([0, 7]),
+            "other_total": choose([True, False]),
+            "topic": choose(["orders", "orders", "orders", "nowhere"]),
+            "incarnation": here,
+            "partition": choose([0, 0, 0, 7]),
+            "count": 1,
+            "acks": choose([1, 2]),
+            "blocks": block,
+            "transaction": choose([epoch, epoch, None]),
+        }
+
+    def _wild(self) -> Any:
+        wild: tuple[Any, ...] = (
+            None,
+            -1,
+            1 << 63,
+            "",
+            "x" * 300,
+            b"\xff",
+            [],
+            [[]],
+            {},
+            [None] * 20,
+            1.5,
+            True,
+        )
+        return self._source.choice(wild)
+
+
+def test_whatever_a_stranger_asks_of_transactions_is_answered_and_nothing_else_suffers(
+    broker: LiveServer,
+) -> None:
+    host, _, port = broker.address.rpartition(":")
+    wire = Wire((host, int(port)))
+    (topics,) = wire.ask(commands.Metadata(["orders"], True))
+    (first_id, _) = wire.ask(commands.LeaseProducerIds(3))
+    mischief = Mischief(SEED, topics[0][1], first_id)
+    codes = Counter[str]()
+    for number in range(max(4000, scaled(50_000))):
+        code, fields, body = mischief.request()
+        wire.socket.sendall(b"".join(frames.encode((code, number, *fields), body)))
+        header = wire.receive().header
+        assert header[1] == number, (SEED, number)
+        mischief.learn(code, fields, header)
+        codes[header[2] if header[0] else "done"] += 1
+    assert "internal_error" not in codes, (SEED, codes)
+    assert len(codes) >= 12, f"too little was tried: {codes}"
+    assert "Traceback" not in broker.log.read_text()
+    with client.Producer(broker.address) as producer:
+        assert producer.send("bystanders", b"x").result(30).durability == "synced"
+    with client.Admin(broker.address) as admin:
+        admin.transactions(["open", "prepared", "applying"])
 
 
 # Configuration
