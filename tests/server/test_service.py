@@ -186,3 +186,36 @@ def test_the_status_tells_version_address_and_settings(tmp_path: Path) -> None:
         assert status["listen"] == f"127.0.0.1:{address[1]}"
         assert status["settings"]["flush.messages"] == 1000
         assert status["memory_bytes"] > MIB
+
+
+def test_who_waits_to_be_asked_about_transactions_gives_up_the_place_with_the_connection(
+    tmp_path: Path,
+) -> None:
+    one_place = ("--set", "limits.checks_parked=1")
+    with running(tmp_path / "data", *one_place) as (_, address):
+        first, second = Wire(address), Wire(address)
+        first.send(commands.AwaitChecks("shop", 30_000))
+        first.send(commands.Ping())
+        first.receive()
+        second.send(commands.AwaitChecks("shop", 30_000))
+        assert second.receive().header[2] == "busy"
+        first.close()
+        parked = wait_for_place(second)
+        cancelled = second.send(commands.Cancel(parked))
+        replies = {each.header[1]: each.header[2:] for each in (second.receive(), second.receive())}
+        assert replies == {parked: [[]], cancelled: [True]}
+        parked = second.send(commands.AwaitChecks("shop", 0))
+        assert second.receive().header == [0, parked, []]
+
+
+def wait_for_place(wire: Wire) -> int:
+    """Asks to wait until it is not refused any more; the correlation of the request that waits."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        parked = wire.send(commands.AwaitChecks("shop", 30_000))
+        asked = wire.send(commands.Ping())
+        answers = {wire.receive().header[1]}
+        if answers == {asked}:
+            return parked
+        wire.receive()
+        assert time.monotonic() < deadline, "the place of the lost connection stays taken"
