@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker, row
-from tfmq.cli.transactions import described, readable, row_of, time_text, xids
+from tfmq.cli.transactions import described, everything, readable, row_of, time_text, xids
 from tfmq.client.transaction_descriptions import transaction_description
 
 
@@ -41,13 +41,24 @@ def test_a_row_for_programs_has_everything_and_one_for_people_what_fits() -> Non
     assert readable(found)["age"] == "1 min 30 s" and readable(found)["size"] == "2.0 KiB"
 
 
+def test_all_of_one_leaves_out_what_says_nothing() -> None:
+    found = transaction_description(row("order-1", 1, asked=0, local=False, sequence=-1, run="", batches=2))
+    shown = everything(found)
+    assert shown["batches"] == 2 and shown["messages"] == 3 and str(shown["began"]).startswith("2023-11-1")
+    assert not {"asked", "local", "sequence", "run", "commit_group", "ends_by_itself"} & set(shown)
+    over = transaction_description(
+        {"xid": "x", "epoch": 7, "state": "committed", "decided_ms": 1_700_000_000_000}
+    )
+    assert set(everything(over)) == {"xid", "epoch", "state", "decided"}
+
+
 def test_one_in_a_line() -> None:
     found = transaction_description(row("order-1", 1))
     assert described(found) == (
-        "order-1 (prepared since 1 min 30 s by a client at 127.0.0.1:5, 3 messages for orders)"
+        "order-1 (prepared, 1 min 30 s old, by a client at 127.0.0.1:5, 3 messages for orders)"
     )
     bare = transaction_description({"xid": "x", "state": "open"})
-    assert described(bare) == "x (open since 0 s, 0 messages)"
+    assert described(bare) == "x (open, 0 s old, 0 messages)"
 
 
 def test_a_time_that_is_none_is_not_1970() -> None:

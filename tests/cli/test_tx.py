@@ -136,7 +136,7 @@ def test_a_person_is_asked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         tx.confirm("commit", found, as_owner=True)
     with pytest.raises(click.Abort):
         tx.confirm("rollback", found * 3, as_owner=False)
-    assert asked[0].startswith("Commit order-42 (prepared since 1 min 30 s by a client")
+    assert asked[0].startswith("Commit order-42 (prepared, 1 min 30 s old, by a client")
     assert "in its owner's name" in asked[0] and "cannot be undone" in asked[0]
     assert asked[1].startswith("Roll back 3 transactions (6.0 KiB; the first is order-42")
 
@@ -180,6 +180,13 @@ def test_what_is_done_in_the_owners_name_leaves_nothing_to_forget(desk: Desk) ->
     assert desk.broker.decided == [commands.CommitTransaction("a", 1, False, False, [])]
     refused = desk("forget", "a")
     assert refused.code == 1 and "was not ended by hand, but is committed" in refused.err
+
+
+def test_who_agrees_with_what_is_done_has_nothing_to_forget(desk: Desk) -> None:
+    desk.put(row("a", 1, "committed"), row("b", 2, "rolled_back"), row("c", 3, "heuristic_committed"))
+    assert desk("commit", "a", "--yes").err == "a: committed\n"
+    assert desk("rollback", "b", "--yes", "--json").json[0]["by_hand"] is False
+    assert "tfmq tx forget c" in desk("commit", "c", "--yes").err
 
 
 def test_the_transaction_that_was_looked_at_is_the_one_that_is_decided(desk: Desk) -> None:

@@ -65,13 +65,33 @@ def time_text(time_ms: int) -> str | None:
     return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
 
 
+def everything(found: "TransactionDescription") -> dict[str, Any]:
+    """All that is known of one, as `show` has it: what says nothing is left out."""
+    rows = {
+        **readable(found),
+        "began": time_text(found.began_ms),
+        "prepared": time_text(found.prepared_ms),
+        "ends_by_itself": time_text(found.expires_ms),
+        "commit_group": found.commit_group,
+        **{key: printable(each) if isinstance(each, str) else each for key, each in found.details.items()},
+    }
+    for name in [name for name in rows if name.endswith("_ms")]:
+        rows[name.removesuffix("_ms")] = time_text(rows.pop(name))
+    if not found.began_ms:
+        for name in ("age", "size", "messages"):
+            del rows[name]
+    return {name: value for name, value in rows.items() if value not in NOTHING or name == "messages"}
+
+
+NOTHING: tuple[Any, ...] = (None, "", 0, -1, False, [], {}, ())
+
+
 def described(found: "TransactionDescription") -> str:
     """One transaction in a line."""
-    name = printable(found.xid)
-    owner = f" by {printable(found.owner)}" if found.owner else ""
+    parts = [found.state, f"{age_text(found.age_seconds)} old"]
+    parts += [f"by {printable(found.owner)}"] if found.owner else []
     where = f" for {', '.join(found.topics)}" if found.topics else ""
-    messages = counted(found.messages, "message")
-    return f"{name} ({found.state} since {age_text(found.age_seconds)}{owner}, {messages}{where})"
+    return f"{printable(found.xid)} ({', '.join(parts)}, {counted(found.messages, 'message')}{where})"
 
 
 def known_transaction(admin: "Admin", xid: str, epoch: int | None) -> "TransactionDescription":

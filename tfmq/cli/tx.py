@@ -12,10 +12,10 @@ from tfmq.cli.transactions import (
     COLUMNS,
     described,
     every,
+    everything,
     known_transaction,
     readable,
     row_of,
-    time_text,
     xids,
 )
 from tfmq.errors import ConnectionFailed, TfmqError
@@ -33,6 +33,8 @@ STATES = (
     "heuristic_committed",
     "heuristic_rolled_back",
 )
+OVER = ("committed", "rolled_back", "read_only")
+"""Nobody decides these any more, so nothing is left to be forgotten of a decision that agrees."""
 ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
 
@@ -111,16 +113,7 @@ def show(xid: str, epoch: int | None, output: Output) -> None:
     if output.json:
         output.object(row_of(found))
         return
-    output.object(
-        {
-            **readable(found),
-            "began": time_text(found.began_ms),
-            "prepared": time_text(found.prepared_ms),
-            "ends_by_itself": time_text(found.expires_ms),
-            "commit_group": found.commit_group or None,
-            **found.details,
-        }
-    )
+    output.object(everything(found))
 
 
 # Ending by hand
@@ -188,10 +181,11 @@ def decide(
         if not yes:
             confirm(what, found, as_owner)
         method = admin.commit_transaction if what == "commit" else admin.rollback_transaction
+        over = {(each.xid, each.epoch) for each in found if each.state in OVER}
 
         def end(xid: str, number: int) -> dict[str, Any]:
             done = method(xid, number, heuristic=not as_owner)
-            return {**done._asdict(), "by_hand": not as_owner}
+            return {**done._asdict(), "by_hand": not as_owner and (xid, number) not in over}
 
         return ended(output, found, end)
 
