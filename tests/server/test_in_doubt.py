@@ -26,6 +26,10 @@ class Watched:
         age = self.reactor.seconds() - self.since
         return {"prepared": 2, "oldest_prepared_seconds": age, "alarm": age > self.alarm_seconds}
 
+    def start(self) -> None:
+        self.watch.start()
+        self.reactor.advance(0)
+
     def pass_seconds(self, seconds: int) -> None:
         self.reactor.pump([1.0] * seconds)
 
@@ -38,7 +42,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def test_it_is_silent_as_long_as_nobody_waits_too_long(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
-    watched.watch.start()
+    watched.start()
     watched.since = 10.0
     watched.pass_seconds(105)
     assert errors.messages == [] and watched.looks == 3, "at the start, and every 50 s"
@@ -47,7 +51,7 @@ def test_it_is_silent_as_long_as_nobody_waits_too_long(errors: pytest.LogCapture
 def test_it_is_told_once_and_again_after_an_hour(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.since = 0.0
-    watched.watch.start()
+    watched.start()
     watched.pass_seconds(200)
     (told,) = errors.records
     assert told.levelno == logging.ERROR
@@ -65,7 +69,7 @@ def test_it_is_told_once_and_again_after_an_hour(errors: pytest.LogCaptureFixtur
 def test_the_end_of_it_is_told_and_the_next_one_is_new(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.since = 0.0
-    watched.watch.start()
+    watched.start()
     watched.pass_seconds(150)
     watched.since = None
     watched.pass_seconds(50)
@@ -78,13 +82,13 @@ def test_the_end_of_it_is_told_and_the_next_one_is_new(errors: pytest.LogCapture
 def test_one_that_was_too_old_before_the_start_is_told_at_once(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.since = -1e6
-    watched.watch.start()
+    watched.start()
     assert len(errors.records) == 1
 
 
 def test_it_looks_soon_where_the_alarm_is_early_and_no_more_after_the_stop() -> None:
     watched = Watched(alarm_seconds=0.2)
-    watched.watch.start()
+    watched.start()
     watched.reactor.pump([0.1] * 10)
     assert watched.looks >= 9
     watched.watch.stop()
@@ -98,5 +102,5 @@ def test_a_look_that_fails_is_not_the_last(errors: pytest.LogCaptureFixture) -> 
     watched = Watched()
     watched.watch = InDoubt(watched.reactor.callLater, lambda: 1 / 0, 100.0)  # type: ignore[arg-type,return-value]
     with pytest.raises(ZeroDivisionError):
-        watched.watch.start()
+        watched.start()
     assert len(watched.reactor.getDelayedCalls()) == 1

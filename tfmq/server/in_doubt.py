@@ -34,11 +34,14 @@ class InDoubt:
         self._call: Any = None
 
     def start(self) -> None:
-        """Look now and from now on: what was prepared before the start may be old already."""
+        """Look soon and from now on: what was prepared before the start may be old already."""
+        self._call = self._call_later(0, self._look)
+
+    def _look(self) -> None:
         try:
             self._judge(self._status())
         finally:
-            self._call = self._call_later(self._pause_seconds, self.start)
+            self._call = self._call_later(self._pause_seconds, self._look)
 
     def stop(self) -> None:
         """Look no more."""
