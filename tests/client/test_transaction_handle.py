@@ -8,6 +8,7 @@ import pytest
 from tests.client.transaction_rig import TransactionRig
 from tfmq.client.transaction import TransactionCore
 from tfmq.client.transaction_handle import TransactionHandle
+from tfmq.client.xa import Branches
 
 
 class Handle(TransactionHandle):
@@ -37,6 +38,16 @@ def test_one_that_is_forgotten_is_rolled_back_and_told(caplog: pytest.LogCapture
     rig.exchange()
     assert core.state == "rolled_back" and rig.broker.states() == ["rolled_back"]
     assert "order-42 was given up without commit or rollback" in caplog.text
+
+
+def test_one_that_is_held_by_its_name_is_not_forgotten() -> None:
+    rig = TransactionRig()
+    core = rig.run(Branches(rig.transactions).starting("branch", None, False))
+    handle = Handle(core)
+    del handle
+    gc.collect()
+    rig.transactions.sweep()
+    assert core.state == "open" and rig.broker.states() == ["open"]
 
 
 def test_one_that_is_over_or_prepared_is_forgotten_in_silence(caplog: pytest.LogCaptureFixture) -> None:

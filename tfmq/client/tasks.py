@@ -28,7 +28,8 @@ class Task:
 
     def step(self, _: object = None) -> None:
         """Goes on until it has to wait. A target that becomes done meanwhile is seen in the same loop."""
-        if self._stepping or self.done or self._operation.gi_running:  # the last: it is being thrown away
+        thrown_away = getattr(self._operation, "gi_running", False)
+        if self._stepping or self.done or thrown_away:
             return
         self._stepping = True
         try:

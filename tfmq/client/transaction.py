@@ -72,6 +72,8 @@ class TransactionCore:
         """What `send`'s short way appends to; empty where nothing may be sent."""
         self.entered = False
         self.suspended = False
+        self.held = False
+        """Whether somebody goes on with it by its name, although nobody holds a handle on it."""
         self._why = ""
         self._stepped = Flag()
         self._kept: set[TransactionBatch] = set()

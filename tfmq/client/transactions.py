@@ -151,6 +151,8 @@ class Transactions:
         """Roll back what nobody holds any more."""
         while self.forgotten:
             transaction = self.forgotten.popleft()
+            if transaction.held:
+                continue
             if transaction.state == OPEN:
                 log.warning(
                     "A transaction%s was given up without commit or rollback: it is rolled back.",

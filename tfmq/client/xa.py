@@ -37,6 +37,7 @@ class Branches:
             return branch
         branch = self._transactions.begin(checked_xid(xid), timeout)
         yield from branch.beginning()
+        branch.held = True
         self._branches[xid] = branch
         return branch
 
