@@ -502,3 +502,52 @@ def test_a_crash_between_slices_resumes_in_the_middle() -> None:
     for moment in written:
         for keep in ("nothing", "everything"):
             assert three_starts(broker, moment.crash(keep=keep)).payloads() == wanted
+
+
+# Stopping in the middle
+
+
+def test_a_stop_does_not_wait_for_a_partition_that_takes_nothing(broker: Broker) -> None:
+    began = prepared(broker)
+    full_after_the_decision(broker, began)
+    broker.stop()
+    broker.disk.faults.clear()
+    again = Broker(broker.disk, broker.clock)
+    assert found(again) == ([b"a", b"b"], [b"c"]) and again.decide(began).state == "committed"
+
+
+def test_a_stop_in_the_middle_of_a_large_one_leaves_it_to_be_finished_once() -> None:
+    for steps in range(1, 12):
+        broker = made(queued=True, log__segment_bytes=1 << 26)
+        stream = broker.stream()
+        began = broker.begin(stream, "large")
+        wanted = [b"%d." % n + bytes(300_000) for n in range(12)]
+        for payload in wanted:
+            broker.send(stream, began, [payload])
+            broker.work()
+        broker.prepare(began)
+        broker.work()
+        answer = broker.decide(began)
+        for _ in range(steps):
+            if broker.jobs:
+                broker.step()
+        stopped: list[bool] = []
+        broker.engine.stop(lambda stopped=stopped: stopped.append(True))  # type: ignore[misc]
+        broker.work()
+        assert stopped and answer.done, f"after {steps} jobs"
+        left = three_starts(broker, broker.disk.crash(keep="nothing"))
+        assert left.payloads() == wanted, f"after {steps} jobs"
+
+
+def test_hazard_11_what_was_recovered_is_committed_to_the_partitions_that_there_are_now(
+    broker: Broker,
+) -> None:
+    """The log of a partition is opened anew by a resumption after the start: a later commit goes to that one."""
+    began = prepared(broker)
+    left = broker.crashed(broker.disk.crash(keep="nothing"))
+    left.log("bills").stop("a test stops it")
+    left.ask(commands.ResumePartition("bills", 0))
+    plain = left.produce(left.lease(), 0, [b"newer"], topic="bills")
+    assert plain.code == "ok" and left.decide(began).state == "committed"
+    assert left.payloads("bills") == [b"newer", b"c"]
+    assert left.restart().payloads("bills") == [b"newer", b"c"]

@@ -9,7 +9,7 @@ from journal.shapes import Batch, Source
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker, batch
 from tfmq.effects import Append, Mark
-from tfmq.protocol.commands import ACKS_WRITTEN
+from tfmq.protocol.commands import ACKS_WRITTEN, ResumePartition
 
 JOURNAL = 5
 PRODUCER = 1 << 30
@@ -162,3 +162,14 @@ def test_an_effect_that_waits_for_file_work_is_written_behind_what_came_before()
     broker.work()
     assert rolling.code == "ok" and told[0][1] is None
     assert broker.payloads()[-1] == b"behind"
+
+
+def test_what_a_stopped_partition_has_applied_is_not_called_done(broker: Broker) -> None:
+    """It was written and not forced: nobody reads it there, and a resumption may cut it away."""
+    each = effect(broker, 1)
+    apply(broker, each)
+    broker.log().stop("a test stops it")
+    ((mark, error),) = apply(broker, each)
+    assert mark is None and getattr(error, "outcome", "") == "unknown"
+    assert broker.ask(ResumePartition("orders", 0)).state == "open"
+    assert apply(broker, each)[0][1] is None and broker.payloads() == [b"later"]

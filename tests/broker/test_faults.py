@@ -14,6 +14,7 @@ CASES = [
     (journal.NotARecord(7), "not_a_record"),
     (journal.CutAway(50, 40), "log_truncated"),
     (journal.Corrupt("/secret/path", 5, 10, "a bad checksum"), "damaged"),
+    (journal.Lost("/secret/path", 5, 10, "given up by a repair"), "damaged"),
     (journal.BadBatch("it is empty"), "bad_request"),
     (journal.TooLarge("the batch", 10, 5), "message_too_large"),
     (journal.Full("/secret/path"), "disk_full"),

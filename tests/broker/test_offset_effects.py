@@ -104,7 +104,9 @@ def test_offsets_of_a_topic_that_is_gone_are_left_out(broker: Broker) -> None:
 
 
 def test_a_stopped_catalog_refuses_and_says_so(broker: Broker) -> None:
+    apply(broker, offsets(broker, 5, 100))
     broker.disk.faults.fail("write", path="meta")
     told = apply(broker, offsets(broker, 10, 100))
     told += apply(broker, offsets(broker, 20, 100))
-    assert [getattr(error, "code", None) for _, error in told] == ["storage_stopped"] * 2
+    told += apply(broker, offsets(broker, 5, 100))
+    assert [getattr(error, "code", None) for _, error in told] == ["storage_stopped"] * 3

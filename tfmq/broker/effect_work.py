@@ -8,6 +8,7 @@ from journal.shapes import Appended, Batch, Source
 from tfmq.broker.partition import Partition
 from tfmq.broker.work import NotYet, Staged
 from tfmq.effects import Append, Mark
+from tfmq.errors import UNKNOWN, StorageStopped
 
 
 class EffectWork:
@@ -30,6 +31,9 @@ class EffectWork:
         place = (self.source.high, self.source.low)
         applied = partition.log.applied(self.source.kind, self.source.id)
         if applied is not None and place <= applied:
+            if partition.log.stopped is not None:
+                # Nobody reads it, and it may be lost yet: only a resumption tells.
+                raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
             self._done(Mark(self._key, partition.log.end_offset, ()), None)
             return None
         if staged.items and place <= staged.source[2:]:

@@ -11,6 +11,7 @@ from typing import Final
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.register import TX_OFFSETS
 from tfmq.effects import OFFSETS_KEY, CommitOffsets, Mark
+from tfmq.errors import UNKNOWN, StorageStopped
 
 JOINED_PLACES: Final = 10_000
 """Offsets in one change, unless one effect alone has more: some 400 KB, far below a segment of the catalog."""
@@ -34,10 +35,13 @@ class OffsetEffects:
     def put(self, effect: CommitOffsets, done: Done) -> None:
         """`done(mark, None)` when it is written, also if it was before; `done(None, error)` when it was not."""
         applied = self._catalog.register.applied.get(effect.source.id)
-        if applied is not None and effect.source[2:] <= applied:
-            done(self._mark(), None)
-        else:
+        stopped = self._catalog.log.stopped
+        if applied is None or effect.source[2:] > applied:
             self._queue.append((effect, done))
+        elif stopped is not None:
+            done(None, StorageStopped(reason=stopped, outcome=UNKNOWN))
+        else:
+            done(self._mark(), None)
 
     def write(self) -> bool:
         """Hands what is queued to the catalog; whether there was anything to do."""
