@@ -331,6 +331,55 @@ def test_what_is_rolled_back_leaves_nothing(client: PageClient) -> None:
     assert client.refused(COMMIT, "nobody's", 1, True, False, []) == "unknown_transaction"
 
 
+def table_of_steps() -> list[tuple[str, str, str]]:
+    """(request, state, what the page says of it) of the table of steps."""
+    rows = re.findall(
+        r"^\| ((?:PRODUCE|PREPARE_|COMMIT_|ROLLBACK_)[^|]*) \|(.*)\|$", PAGE.read_text(), re.MULTILINE
+    )
+    states = ("open", "prepared", "committed", "rolled back")
+    return [
+        (request, state, cell.strip())
+        for request, cells in rows
+        for state, cell in zip(states, cells.split("|"), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("request_", "state", "says"), table_of_steps())
+def test_each_step_in_each_state_does_what_the_page_says(
+    client: PageClient, request_: str, state: str, says: str
+) -> None:
+    orders, sender = topic(client, "page-steps"), producer(client)
+    xid = f"page {request_} {state}"
+    epoch = begun(client, sender, 1, xid)
+    client.produce("page-steps", orders, sender, 0, [b"x"], 2, epoch)
+    if state == "prepared":
+        client.call(PREPARE, xid, epoch, None, [])
+    elif state == "committed":
+        client.call(COMMIT, xid, epoch, True, False, [])
+    elif state == "rolled back":
+        client.call(ROLLBACK, xid, epoch)
+
+    def ask() -> str:
+        if request_ == "PRODUCE":
+            return "taken" if client.produce("page-steps", orders, sender, 1, [b"y"], 2, epoch) else ""
+        if request_.startswith("PREPARE"):
+            return str(client.call(PREPARE, xid, epoch, None, [])[0][0])
+        if request_.startswith("COMMIT"):
+            return str(client.call(COMMIT, xid, epoch, "not" not in request_, False, [])[0][0])
+        return str(client.call(ROLLBACK, xid, epoch)[0][0])
+
+    try:
+        found = ask()
+    except PageError as error:
+        found = error.args[1]
+        assert error.args[2] == "not done"
+    assert found in (re.findall(r"`(\w+)`", says) or [says])
+
+
+def test_the_table_of_steps_is_whole() -> None:
+    assert len(table_of_steps()) == 5 * 4
+
+
 def test_a_local_transaction_ends_with_its_connection(client: PageClient, port: int) -> None:
     orders, sender = topic(client, "page-k"), producer(client)
     other = PageClient(port)
