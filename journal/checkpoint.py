@@ -61,6 +61,18 @@ class Slots:
         self._sequence = 0
         return None
 
+    def faulty(self) -> list[int]:
+        """The numbers of the slots that hold something and are not whole. Raises OSError."""
+        if not self._disk.exists(self.path):
+            return []
+        file = self._disk.open_read(self.path)
+        try:
+            data = file.pread(2 * self._slot_size, 0)
+        finally:
+            file.close()
+        parts = (data[: self._slot_size], data[self._slot_size :])
+        return [n for n in (0, 1) if any(parts[n]) and self._decode(data, n) is None]
+
     def write(self, payload: bytes, force: bool) -> int:
         """Writes the older slot, with `force` up to the disk (a new file with its folder entry); the sequence.
 

@@ -288,7 +288,7 @@ _DECODERS: Final[dict[int, _Decoder]] = {
 }
 """By the word of kind, flags and zero: a set flag is a later version's, and refused."""
 
-_KINDS: Final = bytes(sorted(word >> KIND_SHIFT for word in _DECODERS))
+_KINDS: Final = re.escape(bytes(sorted(word >> KIND_SHIFT for word in _DECODERS)))
 _LOW_BITS: Final = 32
 """Places whose higher bits agree are searched for in one go: 4 GiB."""
 _WORD_POSITION: Final = 8
@@ -300,17 +300,29 @@ def candidates(data: Buffer, place: int) -> Iterator[int]:
     For the way back behind damage, where no start is known: an entry names its kind and its place, and its checksum,
     which is for the caller to prove, does the rest.
     """
-    view = memoryview(data)
     start = 0
-    while start + HEADER_SIZE <= len(view):
+    while start + HEADER_SIZE <= len(data):
         high = (place + start) >> _LOW_BITS
         limit = ((high + 1) << _LOW_BITS) - place
-        mark = re.escape(_KINDS).join((b"[", b"]")) + rb"\0\0\0" + re.escape(high.to_bytes(4, "big"))
-        for match in re.compile(b"(?=" + mark + b")").finditer(view, start + _WORD_POSITION):
-            position = match.start() - _WORD_POSITION
-            if position >= limit or position + HEADER_SIZE > len(view):
+        for position, found in headers(data, start, high.to_bytes(4, "big")):
+            if position >= limit:
                 break
-            size, _, _, found, forced = HEADER.unpack_from(view, position)
-            if found == place + position and HEADER_SIZE <= size <= ENTRY_SIZE_MAX and forced <= found:
+            if found == place + position:
                 yield position
         start = limit
+
+
+def headers(data: Buffer, start: int = 0, high: bytes = b"") -> Iterator[tuple[int, int]]:
+    """(position, the place that it names) of whatever in `data` from `start` on looks like an entry's header.
+
+    `high`: how the place, in its eight bytes, begins.
+    """
+    view = memoryview(data)
+    pattern = re.compile(b"(?=[" + _KINDS + rb"]\0\0\0" + re.escape(high) + b")")
+    for match in pattern.finditer(view, start + _WORD_POSITION):
+        position = match.start() - _WORD_POSITION
+        if position + HEADER_SIZE > len(view):
+            return
+        size, _, _, place, forced = HEADER.unpack_from(view, position)
+        if HEADER_SIZE <= size <= ENTRY_SIZE_MAX and forced <= place:
+            yield position, place

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from journal import names
-from journal.checkpoint import Slots
+from journal.checkpoint import SLOT_SIZE, Slots
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
 
@@ -80,6 +80,10 @@ class CheckpointFile:
         """None if nothing was ever written. Raises Corrupt, NewerFormat, OSError."""
         found = self._slots.read()
         return None if found is None else decode_checkpoint(found[1], self.path)
+
+    def faulty(self) -> list[tuple[int, int]]:
+        """(first, next): positions of the slots that hold something and are not whole. Raises OSError."""
+        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.faulty()]
 
     def settle(self, checkpoint: Checkpoint) -> None:
         """Both slots, each forced: what must not be forgotten. Raises OSError, Full."""

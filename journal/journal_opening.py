@@ -2,8 +2,7 @@
 does what they say.
 
 Nothing is changed before everything was looked at: a start that is refused leaves every byte as it was. Before anything
-is served, what was accepted behind the forced mark is written again in place and forced: after a crash the page cache
-proves nothing.
+is served, all of it is on the disk (journal.journal_tail).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from journal import names
-from journal.disk import Disk, write_all
+from journal.disk import Disk
 from journal.entry import Entry, Filler, seed_of
 from journal.errors import Corrupt, Full
 from journal.header import BadRecord
@@ -33,18 +32,14 @@ from journal.journal_recovery import (
     decide_tail,
 )
 from journal.journal_snapshot import JournalSnapshot, LiveFile, SnapshotHead, Snapshots
+from journal.journal_tail import JournalTail, make_true
 
 SALT_SIZE: Final = 8
 FIRST_FILE: Final = 1
 FIRST_SNAPSHOT: Final = 1
 
 PIECE_SIZE: Final = 1 << 20
-"""Bytes written again, or looked through for something other than zeros, at a time."""
-
-TORN_SIZE_MAX: Final = 16 << 20
-"""Bytes of a cut tail that are copied aside: enough to see what happened, and no second journal."""
-TORN_FILES_MAX: Final = 4
-"""Copies that stay; older ones are removed."""
+"""Bytes looked through for something other than zeros at a time."""
 
 
 class JournalState(Protocol):
@@ -202,7 +197,8 @@ class JournalOpening:
         except BaseException:
             self.files.drop()
             raise
-        self._make_true(*tail)
+        make_true(self._disk, self._folder, self.files.active, tail, self.report)
+        self.files.end = self.files.forced = tail.end
         self._hold()
         self._clean_up(numbers, [pointer.number for pointer in self.checkpoint.snapshots])
         self.checkpoint = self.checkpoint._replace(snapshots=pointers)
@@ -293,9 +289,8 @@ class JournalOpening:
 
     # Replay.
 
-    def _replay(self, found: FilesFound) -> tuple[int, int, Tail]:
-        """Applies every entry behind the snapshot. Answers (where the journal ends, the place up to which it is known
-        to be forced, what becomes of what lies behind the end). Raises Corrupt."""
+    def _replay(self, found: FilesFound) -> JournalTail:
+        """Applies every entry behind the snapshot; answers where the journal ends. Raises Corrupt."""
         first = found.replayed[0].number
         files = [file for file in self.files.files if file.number >= first]
         forced = max(found.forced, found.place, files[-1].first)
@@ -310,7 +305,7 @@ class JournalOpening:
                 text = f"{row.label} at place {place}: {reason}; forced up to place {tail.forced}"
                 raise Corrupt(file.path, bad, max(bad, later), text)
         self.report.labels.append(row.label)
-        return place, tail.forced, row.decision
+        return JournalTail(place, tail.forced, row.decision)
 
     def _walk(self, file: JournalFile, begin: int, forced: int) -> tuple[int, int, str]:
         """Applies the entries of a file from the place `begin`. Answers (where they stop adding up, the highest place
@@ -318,12 +313,9 @@ class JournalOpening:
         apply, place, count, reason = self._state.apply, begin, 0, "the file ends"
         try:
             for entry in file.entries(begin, self.seed):
+                apply(entry)
                 if type(entry.content) is Filler:
-                    self.report.warnings.append(
-                        f"{file.path}: {entry.size} bytes at place {entry.place} were lost"
-                    )
-                else:
-                    apply(entry)
+                    self._warn_of(file, entry)
                 place = entry.next
                 count += 1
                 if entry.forced > forced:
@@ -339,6 +331,9 @@ class JournalOpening:
         self.report.walked_bytes += place - begin
         return place, forced, reason
 
+    def _warn_of(self, file: JournalFile, filler: Entry) -> None:
+        self.report.warnings.append(f"{file.path}: {filler.size} bytes at place {filler.place} were lost")
+
     def _tail(self, file: JournalFile, place: int, forced: int, last: bool) -> TailFound:
         """What lies behind the place where the entries of a file stop adding up."""
         later: int | None = None
@@ -351,53 +346,6 @@ class JournalOpening:
             not any(file.pread(PIECE_SIZE, at)) for at in range(place, file.end, PIECE_SIZE)
         )
         return TailFound(place, file.end, forced, later, last, zeros)
-
-    # Making it true.
-
-    def _make_true(self, end: int, forced: int, decision: Tail) -> None:
-        """Cuts, writes again, forces: then everything up to the end is on the disk. Raises OSError."""
-        active = self.files.active
-        surplus = active.end - end
-        if surplus:
-            self.report.cut_bytes = surplus
-            if decision is Tail.CUT:
-                self._keep_torn(active, end)
-            active.file.truncate(end - active.first)
-            active.size = end - active.first
-            active.file.force()
-        self._force_again(active, forced)
-        self.files.end = self.files.forced = end
-
-    def _keep_torn(self, file: JournalFile, place: int) -> None:
-        """Copies the tail aside. A full disk is no reason not to start: then the copy is left out, and said so."""
-        path = names.join(self._folder, names.torn_name(place))
-        if self._disk.exists(path):
-            self._disk.unlink(path)
-        try:
-            copy = self._disk.create(path)
-            write_all(copy, [file.pread(TORN_SIZE_MAX, place)], 0)
-        except Full as error:
-            self.report.warnings.append(f"the bytes cut off at place {place} could not be kept: {error}")
-            return
-        copy.force()
-        copy.close()
-        self._disk.force_folder(self._folder)
-        self.report.torn_path = path
-        kept = [name for name in self._disk.list(self._folder) if names.parse_torn_name(name) is not None]
-        for name in kept[:-TORN_FILES_MAX]:
-            if names.join(self._folder, name) != path:
-                self._disk.unlink(names.join(self._folder, name))
-
-    def _force_again(self, file: JournalFile, forced: int) -> None:
-        """Writes what lies behind the place `forced` again, the same bytes at the same place, and forces it."""
-        place = max(forced, file.first)
-        if place >= file.end:
-            return
-        self.report.rewritten_bytes = file.end - place
-        while place < file.end:
-            place += write_all(file.file, [file.pread(PIECE_SIZE, place)], place - file.first)
-        file.file.force()
-        self._disk.force_folder(self._folder)
 
     def _hold(self) -> None:
         """Holds what the state still needs. Raises Corrupt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 from collections.abc import Callable, Iterable
+from zlib import crc32
 
 from journal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, Entry, Filler, Operation
 from journal.journal_file import HEAD_SIZE
@@ -29,7 +30,7 @@ Seen = tuple[int, int, int, bytes]
 def message(epoch: int, number: int, size: int = PAYLOAD_SIZE, moved_from: int = 0) -> AppendMsg:
     """A piece whose bytes name it."""
     data = (b"%d/%d " % (epoch, number)).ljust(size, b".")[:size]
-    return AppendMsg(epoch, LOG_ID, 70, number, 1, ((len(data), 1, 7),), data, moved_from)
+    return AppendMsg(epoch, LOG_ID, 70, number, 1, ((len(data), 1, crc32(data)),), data, moved_from)
 
 
 def row_of(entry: Entry) -> Seen:

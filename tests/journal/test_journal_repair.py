@@ -1,0 +1,302 @@
+"""A damaged journal is mended when an operator says so: what is whole stays where it is, what is lost is said."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from journal.errors import Corrupt, Lost
+from journal.journal_audit import verify_journal
+from journal.journal_file import HEAD_SIZE
+from journal.journal_repair import FILLER_SIZE_MAX, STATE_LOST, JournalRepaired, _parts, repair_journal
+from journal.names import journal_name, snapshot_name
+from journal.repair import remove_originals
+from journal.testing import SimulatedDisk, crash_states
+from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, Seen, opened
+from tests.scale import scaled, seeded
+
+
+@pytest.fixture
+def journal() -> Journal:
+    journal = opened().sent(12)
+    journal.checkpoint()
+    journal.sent(4).tell(1)
+    journal.store.force()
+    journal.kill()
+    return journal
+
+
+def mended(journal: Journal) -> list[JournalRepaired]:
+    """Repairs, after a rehearsal that changes nothing and says the same; then it opens, and is sound."""
+    before = journal.bytes()
+    rehearsal = repair_journal(journal.disk, FOLDER, dry_run=True)
+    assert journal.bytes() == before
+    done = repair_journal(journal.disk, FOLDER)
+    assert done == rehearsal
+    assert repair_journal(journal.disk, FOLDER) == []
+    journal.open()
+    assert not verify_journal(journal.disk, FOLDER).damaged
+    return done
+
+
+def kept(journal: Journal) -> list[Seen]:
+    """What the journal teaches, without fillers."""
+    return [row for row in journal.state.seen if row[1] >= 0]
+
+
+def rows_but(journal: Journal, *lost: int) -> list[Seen]:
+    return [row for number, row in enumerate(journal.state.seen) if number not in lost]
+
+
+def test_a_sound_journal_is_left_alone(journal: Journal) -> None:
+    before = journal.bytes()
+    assert repair_journal(journal.disk, FOLDER) == []
+    assert journal.bytes() == before
+
+
+def test_any_flipped_bit_costs_the_entry_that_has_it_and_no_other(journal: Journal) -> None:
+    generator = seeded("mend")
+    rows, whole = list(journal.state.seen), journal.bytes()
+    for _ in range(scaled(200)):
+        number = generator.randrange(12, len(rows) - 1)
+        journal = restored(whole)
+        journal.open()
+        file = next(f for f in reversed(journal.store.files) if f.first <= rows[number][0])
+        at = rows[number][0] - file.first + generator.randrange(ONE)
+        path = journal.path(journal_name(file.number))
+        journal.disk.damage(path, at, bytes([journal.disk.read_file(path)[at] ^ 1 << generator.randrange(8)]))
+        with pytest.raises(Corrupt):
+            journal.open()
+        (done,) = mended(journal)
+        assert (done.file, done.lost) == (path, ONE)
+        assert kept(journal) == [row for row in rows if row != rows[number]]
+
+
+def restored(files: dict[str, bytes]) -> Journal:
+    """A journal with these files."""
+    journal = Journal()
+    journal.disk.make_folder(FOLDER)
+    for name, data in files.items():
+        journal.disk.write_file(f"{FOLDER}/{name}", data)
+    return journal
+
+
+def test_what_was_lost_is_said_by_whoever_reads_it() -> None:
+    journal = opened().sent(12)
+    journal.checkpoint()
+    journal.disk.damage(journal.file(1), HEAD_SIZE + ONE + 60, b"\xff")
+    journal.disk.damage(journal.file(1), HEAD_SIZE + 2 * ONE + 60, b"\xff")
+    (done,) = mended(journal)
+    assert done.lost == 2 * ONE and "messages of transaction 1" in done.note
+    for place in (HEAD_SIZE + ONE, HEAD_SIZE + 2 * ONE):
+        with pytest.raises(Lost, match=f"place {place} was lost"):
+            journal.store.read(place)
+    assert journal.store.read(HEAD_SIZE + 3 * ONE).place == HEAD_SIZE + 3 * ONE
+    assert journal.store.files[0].holds == 5
+
+
+def test_the_original_is_kept_until_it_is_removed(journal: Journal) -> None:
+    journal.disk.damage(journal.file(), HEAD_SIZE + 50, b"\xff")
+    damaged = journal.disk.read_file(journal.file())
+    mended(journal)
+    original = journal.path(journal_name(journal.numbers[-1]) + ".damaged")
+    assert journal.disk.read_file(original) == damaged
+    assert remove_originals(journal.disk, FOLDER) == [original.rpartition("/")[2]]
+    assert not journal.disk.exists(original)
+
+
+def test_heads_are_made_anew(journal: Journal) -> None:
+    rows = list(journal.state.seen)
+    for number in journal.numbers:
+        journal.disk.damage(journal.file(number), 6, b"\xff" * 20)
+    done = mended(journal)
+    assert [row.lost for row in done] == [0] * len(journal.numbers)
+    assert kept(journal) == rows
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_missing_file_becomes_one_that_says_what_is_lost(journal: Journal, number: int) -> None:
+    rows = list(journal.state.seen)
+    info = {file.number: file for file in journal.store.files}
+    lost = info[number]
+    journal.disk.unlink(journal.file(number))
+    done = mended(journal)
+    assert sum(row.lost for row in done) == lost.size - HEAD_SIZE
+    assert kept(journal) == [
+        row for row in rows if not lost.first <= row[0] < lost.first + lost.size or row[0] < rows[12][0]
+    ]
+    assert [file[:3] for file in journal.store.files] == [file[:3] for file in info.values()]
+
+
+def test_a_file_that_is_shorter_than_it_was_is_filled_up(journal: Journal) -> None:
+    rows = list(journal.state.seen)
+    for number in (2, journal.numbers[-1]):
+        path = journal.file(number)
+        journal.disk.write_file(path, journal.disk.read_file(path)[: HEAD_SIZE + ONE + 5])
+    mended(journal)
+    assert [row for row in kept(journal) if row[0] < rows[12][0]] == rows[:12], "the snapshot still says it"
+    assert journal.store.end_offset >= rows[-1][0]
+
+
+def test_a_lost_checkpoint_is_made_anew_from_the_snapshots(journal: Journal) -> None:
+    rows = list(journal.state.seen)
+    for data in (None, b"?" * 8192):
+        if data is None:
+            journal.disk.unlink(CHECKPOINT)
+        else:
+            journal.disk.write_file(CHECKPOINT, data)
+        done = mended(journal)
+        assert "made anew from snapshot" in done[0].note
+        assert kept(journal) == rows and journal.store.journal_id == 5
+
+
+def test_without_any_snapshot_all_entries_are_replayed_if_all_are_there(journal: Journal) -> None:
+    rows = list(journal.state.seen)
+    for number in journal.snapshots:
+        journal.disk.write_file(journal.path(snapshot_name(number)), b"?" * 90)
+    (done,) = mended(journal)
+    assert "every entry that was ever written" in done.note
+    assert kept(journal) == rows
+
+
+def test_without_any_snapshot_and_without_the_first_files_it_is_said_that_the_state_is_lost() -> None:
+    journal = opened()
+    journal.send(1)
+    journal.sent(14, 2)
+    journal.settle(2)
+    for _ in range(3):
+        journal.sent(4, 3)
+        journal.checkpoint()
+    assert journal.numbers[0] == 1 and journal.numbers[1] > 2
+    rows, run = list(journal.state.seen), journal.store.files[1]
+    held = journal.disk.read_file(journal.file(1))
+    for number in journal.snapshots:
+        journal.disk.write_file(journal.path(snapshot_name(number)), b"?" * 90)
+    done = mended(journal)
+    assert done[0].note == STATE_LOST
+    assert journal.state.seen[0][1] == -1, "whoever replays is told that something is lost"
+    assert kept(journal) == [row for row in rows if row[0] > run.first]
+    assert journal.disk.read_file(journal.path(journal_name(1) + ".damaged")) == held
+
+
+def test_a_torn_tail_is_left_to_the_next_start() -> None:
+    journal = opened().sent(3)
+    journal.send()
+    journal.send()
+    journal.disk.damage(journal.file(), HEAD_SIZE + 3 * ONE + 50, b"\xff")
+    assert repair_journal(journal.disk, FOLDER) == []
+    journal.open()
+    assert len(journal.state.seen) == 3
+
+
+def test_an_end_that_was_forced_and_is_lost_is_filled_up(journal: Journal) -> None:
+    rows, end = list(journal.state.seen), journal.store.end_offset
+    path = journal.file()
+    size = len(journal.disk.read_file(path))
+    journal.disk.write_file(path, journal.disk.read_file(path)[: size - 10] + b"?" * 30)
+    mended(journal)
+    assert journal.store.end_offset >= end and kept(journal) == rows[:-1]
+
+
+def test_an_end_that_is_gone_with_its_file_gives_its_places_to_nobody_else(journal: Journal) -> None:
+    end, number = journal.store.end_offset, journal.numbers[-1]
+    journal.disk.unlink(journal.file())
+    mended(journal)
+    assert journal.store.end_offset == end and journal.numbers[-1] == number
+    assert journal.send() == end
+
+
+def test_where_nothing_says_whose_journal_it_is_nothing_is_made_of_it(journal: Journal) -> None:
+    for name in list(journal.bytes()):
+        journal.disk.write_file(journal.path(name), b"?" * 100)
+    with pytest.raises(Corrupt, match="whose journal"):
+        repair_journal(journal.disk, FOLDER)
+    for name in list(journal.bytes()):
+        journal.disk.unlink(journal.path(name))
+    assert repair_journal(journal.disk, FOLDER) == []
+
+
+def test_a_repair_that_a_power_cut_interrupts_is_finished_by_the_next_one(journal: Journal) -> None:
+    generator = seeded("repair cut")
+    journal.disk.damage(journal.file(1), HEAD_SIZE + ONE + 50, b"\xff")
+    journal.disk.damage(journal.file(), HEAD_SIZE + 50, b"\xff")
+    journal.disk.unlink(CHECKPOINT)
+    whole = journal.disk.crash(keep="everything")
+    expected = Journal(whole)
+    repair_journal(whole, FOLDER)
+    expected.open()
+    states: list[SimulatedDisk] = []
+    journal.disk.after = lambda kind, path: states.extend(crash_states(journal.disk, 4, generator))
+    repair_journal(journal.disk, FOLDER)
+    assert len(states) > 20
+    for state in states:
+        repair_journal(state, FOLDER)
+        after = Journal(state)
+        after.open()
+        assert after.state.seen == expected.state.seen
+
+
+def test_any_damage_that_a_start_refuses_can_be_mended() -> None:
+    generator = seeded("any damage")
+    refused = 0
+    for _ in range(scaled(300)):
+        journal = scars(generator)
+        rows = {row[0]: row for row in journal.state.seen}
+        for _ in range(generator.randint(1, 4)):
+            harm(journal, generator)
+        try:
+            journal.open()
+            continue
+        except Corrupt:
+            refused += 1
+        repair_journal(journal.disk, FOLDER)
+        journal.open()
+        assert all(rows[row[0]] == row for row in journal.state.seen if row[1] >= 0)
+        journal.sent(1)
+    print(f"{refused} starts were refused")
+    assert refused > 0
+
+
+def scars(generator: random.Random) -> Journal:
+    journal = opened(SMALL)
+    for epoch in range(1, generator.randint(3, 12)):
+        journal.sent(generator.randint(1, 6), epoch)
+        if generator.random() < 0.5:
+            journal.settle(generator.randint(1, epoch))
+            journal.store.force()
+        if generator.random() < 0.5:
+            journal.checkpoint()
+    journal.store.close()
+    return journal
+
+
+def harm(journal: Journal, generator: random.Random) -> None:
+    """One piece of rot, anywhere but in the state of both snapshots."""
+    files = [journal_name(number) for number in journal.numbers]
+    name = generator.choice([*files, *files, *(name for name in journal.bytes() if name == "checkpoint")])
+    path = journal.path(name)
+    data = journal.disk.read_file(path)
+    kind = generator.random()
+    if kind < 0.6 and data:
+        at = generator.randrange(len(data))
+        journal.disk.damage(
+            path, at, generator.randbytes(min(len(data) - at, generator.choice((1, 30, 300))))
+        )
+    elif kind < 0.8 and len(files) > 1:
+        journal.disk.write_file(path, data[: generator.randrange(len(data) + 1)])
+    elif len(files) > 1:
+        journal.disk.unlink(path)
+
+
+def test_a_long_gap_becomes_several_fillers() -> None:
+    for size in (
+        28,
+        1000,
+        FILLER_SIZE_MAX,
+        FILLER_SIZE_MAX + 1,
+        FILLER_SIZE_MAX + 28,
+        3 * FILLER_SIZE_MAX + 29,
+    ):
+        parts = list(_parts(size))
+        assert sum(parts) == size and min(parts) >= 28
