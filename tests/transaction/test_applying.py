@@ -164,3 +164,46 @@ def test_stopping_breaks_off_what_is_large_and_the_next_start_goes_on() -> None:
     assert 0 < len(desk.visible()) < 8
     again = desk.again(desk.disk, desk.targets.killed())
     assert [payload[:1] for payload in again.visible()] == [b"%d" % number for number in range(8)]
+
+
+def test_a_target_that_stopped_before_its_force_is_told_until_it_is_back() -> None:
+    desk = Desk()
+    desk.targets.automatic = False
+    began = desk.begin("x")
+    desk.send(began, [b"o"], ORDERS)
+    desk.send(began, [b"b"], BILLS)
+    assert desk.commit(began, one_phase=True).state == "committed"
+    desk.advance(1)
+    desk.targets.force(ORDERS)
+    desk.targets.fail_force(BILLS)
+    assert desk.commit(began).state == "applying"
+    assert [row["state"] for row in desk.handler.list(None, 0, 10)[0]] == ["applying"]
+    assert (desk.handler.status()["applying"], desk.handler.status()["waits_for"]) == (1, ["topic17-0"])
+    assert desk.handler.describe("x", 0)["waits_for"].keys() == {"topic17-0"}
+    desk.targets.resume(BILLS, keep=0)
+    desk.targets.target(BILLS).full = True
+    desk.handler.resumed(BILLS)
+    desk.turn()
+    assert desk.commit(began).state == "applying", "it lost its part, and cannot take it again yet"
+    assert desk.handler.status()["applying"] == 1
+    desk.targets.target(BILLS).full = False
+    desk.advance(60)
+    assert desk.visible(BILLS) == [b"b"]
+    desk.targets.force()
+    desk.advance(1)
+    assert desk.handler.list(None, 0, 10)[0] == []
+    assert desk.handler.status()["applying"] == 0
+
+
+def test_a_topic_that_goes_after_its_force_failed_lets_go() -> None:
+    desk = Desk()
+    desk.targets.automatic = False
+    desk.transact([(ORDERS, [b"o"])])
+    desk.advance(1)
+    desk.targets.fail_force(ORDERS)
+    assert desk.handler.status()["applying"] == 1
+    desk.targets.delete(16)
+    desk.handler.topic_gone(16)
+    desk.advance(1)
+    assert desk.handler.status()["applying"] == 0
+    assert not desk.store.transactions

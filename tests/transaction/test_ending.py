@@ -1,14 +1,11 @@
-"""Prepare, commit, rollback, forget: in every state, repeated, late, refused by the disk, and at the wrong moment."""
+"""Commit, rollback, forget: in every state, repeated, late, refused by the disk, and at the wrong moment."""
 
 import errno
-from itertools import pairwise
 
 import pytest
 
-from tests.transaction.desk import BILLS, ORDERS, Answer, Desk, Session
-from tests.transaction.targets import Row
+from tests.transaction.desk import ORDERS, Answer, Desk
 from tfmq.errors import NOT_DONE, UNKNOWN
-from tfmq.transaction.requests import Member
 
 
 def full(desk: Desk, times: int | None = 1) -> None:
@@ -19,223 +16,6 @@ def full(desk: Desk, times: int | None = 1) -> None:
 def outcome(answer: Answer) -> str:
     assert answer.failure is not None
     return str(answer.failure.outcome)  # type: ignore[attr-defined]
-
-
-# Prepare
-
-
-def test_a_prepare_is_answered_when_it_is_on_the_disk_and_survives_a_power_cut() -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"m"])
-    answer = desk.prepare(began)
-    assert (answer.state, answer.expires_ms) == ("prepared", 0)
-    again = desk.power_cut()
-    assert again.state(began) == "prepared"
-    assert again.commit(began).state == "committed"
-    assert again.visible() == [b"m"]
-
-
-def test_a_prepare_that_is_not_forced_is_not_answered() -> None:
-    desk = Desk(queued=True)
-    began = desk.begin("x")
-    desk.send(began, [b"m"])
-    desk.work()
-    answer = desk.prepare(began)
-    assert desk.state(began) == "prepared"
-    assert answer.code == "waiting"
-    again = desk.prepare(began)
-    assert again.code == "waiting", "a repeat waits for the same force"
-    desk.work()
-    assert (answer.state, again.state) == ("prepared", "prepared")
-
-
-def test_a_prepare_of_what_is_on_its_way_is_taken_behind_it() -> None:
-    desk = Desk()
-    began = desk.begin("x", turn=False)
-    sent = desk.send(began, [b"m"], turn=False)
-    prepared = desk.prepare(began, turn=False)
-    committed = desk.commit(began, turn=False)
-    assert [answer.code for answer in (sent, prepared, committed)] == ["waiting"] * 3
-    desk.turn()
-    assert (sent.code, prepared.state, committed.state) == ("ok", "prepared", "committed")
-
-
-def test_a_prepare_behind_a_batch_that_failed_is_refused() -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    full(desk)
-    sent = desk.send(began, [b"m"], turn=False)
-    prepared = desk.prepare(began, turn=False)
-    desk.turn()
-    assert (sent.code, prepared.code, desk.state(began)) == ("disk_full", "transaction_state", "open")
-
-
-def test_hazard_04_a_prepare_that_could_not_be_written_leaves_the_transaction_open() -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"m"])
-    full(desk)
-    answer = desk.prepare(began)
-    assert (answer.code, outcome(answer), desk.state(began)) == ("disk_full", NOT_DONE, "open")
-    assert (desk.targets.reserved, desk.targets.locks) == (0, {})
-    assert desk.kill().state(began) == "unknown", "a restart does not find it prepared either"
-
-
-def test_hazard_04_it_can_go_on_or_run_out_of_time_as_before() -> None:
-    desk = Desk()
-    first, second = desk.begin("x"), desk.begin("y")
-    for began in (first, second):
-        desk.send(began, [b"m"])
-        full(desk)
-        assert desk.prepare(began).code == "disk_full"
-    assert desk.prepare(first).state == "prepared"
-    desk.advance(61)
-    assert desk.state(first) == "prepared"
-    assert desk.commit(second, one_phase=True).code == "transaction_rolled_back"
-
-
-def test_hazard_10_a_timeout_during_a_prepare_waits_for_its_end() -> None:
-    desk = Desk(queued=True)
-    began = desk.begin("x")
-    desk.send(began, [b"m"])
-    answer = desk.prepare(began, turn=False)
-    desk.clock.advance(61)
-    desk.timers.tick(desk.clock.monotonic())
-    desk.turn()
-    desk.work()
-    assert (answer.state, desk.state(began)) == ("prepared", "prepared")
-
-
-def test_hazard_10_a_timeout_during_a_prepare_that_fails_ends_it() -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"m"])
-    answer = desk.prepare(began, turn=False)
-    desk.clock.advance(61)
-    desk.timers.tick(desk.clock.monotonic())
-    full(desk)
-    desk.turn()
-    assert (answer.code, desk.state(began)) == ("disk_full", "rolled_back")
-
-
-def test_item_28_an_empty_prepare_is_read_only_and_the_end() -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    assert desk.prepare(began).state == "read_only"
-    assert desk.prepare(began).state == "read_only"
-    assert desk.commit(began).state == "read_only"
-    assert desk.rollback(began).state == "rolled_back"
-    assert desk.state(began) == "read_only"
-    assert desk.begin("x").code == "ok"
-    assert desk.store.counts["open"] == 1
-
-
-@pytest.mark.parametrize("trouble", ["stopped", "full", "gone", "space"])
-def test_what_a_target_cannot_take_is_refused_before_the_decision(trouble: str) -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"o"], ORDERS)
-    desk.send(began, [b"b"], BILLS)
-    if trouble == "stopped":
-        desk.targets.stop(BILLS)
-    elif trouble == "full":
-        desk.targets.target(BILLS).full = True
-    elif trouble == "gone":
-        desk.targets.delete(17)
-    else:
-        desk.targets.space = 30
-    for answer in (desk.prepare(began), desk.commit(began, one_phase=True)):
-        assert answer.code in {"storage_stopped", "disk_full", "unknown_topic"}
-        assert outcome(answer) == NOT_DONE
-    assert (desk.state(began), desk.targets.reserved, desk.visible()) == ("open", 0, [])
-
-
-def test_a_prepared_one_keeps_its_space_so_that_its_commit_is_never_refused() -> None:
-    desk = Desk()
-    began = desk.prepared("x", [b"m" * 100])
-    desk.targets.space = desk.targets.reserved
-    assert desk.transact([(ORDERS, [b"other"])]).code == "disk_full"
-    assert desk.commit(began).state == "committed"
-    assert desk.targets.reserved == 0
-
-
-def test_only_members_of_a_commit_group_can_have_a_time_to_live() -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"m"])
-    assert desk.prepare(began, ttl_ms=1000).code == "bad_request"
-    member = desk.member("spark", 1)
-    desk.send(member, [b"m"])
-    assert desk.prepare(member, ttl_ms=0).code == "bad_request"
-    assert desk.prepare(member, ttl_ms=31 * 86_400_000).code == "bad_request"
-    answer = desk.prepare(member, ttl_ms=1000)
-    assert answer.expires_ms == desk.clock.wall_ms() + 1000
-    assert desk.prepare(member).expires_ms == answer.expires_ms
-
-
-def test_too_many_prepared_ones_are_refused_by_the_name_of_the_limit() -> None:
-    desk = Desk(limits={"transactions_prepared": 1})
-    desk.prepared("x")
-    began = desk.begin("y")
-    desk.send(began, [b"m"])
-    answer = desk.prepare(began)
-    assert (answer.code, "limits.transactions_prepared" in str(answer.failure)) == ("busy", True)
-
-
-# Offsets
-
-
-def test_offsets_are_locked_from_the_prepare_to_the_end() -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    assert desk.prepare(began, [Row("g", 1, 50)]).state == "prepared"
-    assert desk.targets.locks == {began.epoch: ("x", ["g"])}
-    assert desk.transact([(ORDERS, [b"m"])], offsets=[Row("g", 1, 60)]).code == "busy"
-    assert desk.targets.saved("g") is None
-    desk.commit(began)
-    assert (desk.targets.locks, desk.targets.saved("g")) == ({}, 50)
-
-
-def test_a_rollback_frees_the_offsets_once_it_is_on_the_disk() -> None:
-    desk = Desk(queued=True)
-    began = desk.begin("x")
-    desk.prepare(began, [Row("g", 1, 50)])
-    desk.work()
-    answer = desk.rollback(began)
-    assert (answer.code, list(desk.targets.locks)) == ("waiting", [began.epoch])
-    desk.work()
-    assert (answer.code, desk.targets.locks) == ("ok", {})
-
-
-def test_a_generation_that_is_over_refuses_the_prepare_and_the_commit() -> None:
-    desk = Desk()
-    desk.targets.generations["g"] = 5
-    began = desk.begin("x")
-    desk.send(began, [b"m"])
-    assert desk.prepare(began, [Row("g", 4, 50)]).code == "fenced"
-    assert desk.commit(began, [Row("g", 4, 50)], one_phase=True).code == "fenced"
-    assert (desk.state(began), desk.targets.locks) == ("open", {})
-
-
-def test_offsets_of_prepared_ones_are_locked_after_a_start_before_anything_is_asked() -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    desk.prepare(began, [Row("g", 1, 50)])
-    again = desk.power_cut()
-    assert again.targets.locks == {began.epoch: ("x", ["g"])}
-    again.rollback(began)
-    assert again.targets.locks == {}
-
-
-def test_offsets_belong_into_the_prepare_and_not_into_the_commit_behind_it() -> None:
-    desk = Desk()
-    began = desk.prepared("x")
-    assert desk.commit(began, [Row("g", 1, 50)]).code == "transaction_state"
-    assert desk.commit(began).state == "committed"
-    assert desk.commit(began, [Row("g", 1, 50)]).state == "committed", (
-        "the repeat of a commit in one phase has them"
-    )
 
 
 # Commit
@@ -523,124 +303,27 @@ def test_forgetting_drops_the_memory_of_a_decision_by_hand_and_nothing_else() ->
     assert desk.power_cut().handler.list(None, 0, 10)[0] == []
 
 
-def test_a_commit_by_hand_is_not_forgotten_before_all_of_it_is_on_the_disk() -> None:
+def test_a_commit_by_hand_is_forgotten_as_soon_as_all_of_it_is_on_the_disk() -> None:
     desk = Desk()
     desk.targets.automatic = False
     began = desk.prepared("x")
     desk.commit(began, by_hand=True)
-    assert desk.forget_outcome(began).code == "transaction_state"
-    desk.targets.force()
+    answer = desk.forget_outcome(began)
+    assert answer.code == "waiting"
     desk.advance(1)
-    assert desk.forget_outcome(began).result is True
-
-
-# Timeouts, sessions, members
-
-
-def test_item_26_an_unprepared_one_runs_out_of_time_and_a_prepared_one_does_not() -> None:
-    desk = Desk()
-    opened, prepared = desk.begin("x", timeout_ms=5000), desk.prepared("y", timeout_ms=5000)
-    desk.send(opened, [b"m"])
-    desk.advance(4.9)
-    assert desk.state(opened) == "open"
-    desk.advance(0.2)
-    assert desk.state(opened) == "rolled_back"
-    assert desk.commit(opened, one_phase=True).code == "transaction_rolled_back"
-    desk.advance(3 * 3600)
-    assert desk.state(prepared) == "prepared"
-
-
-def test_an_unprepared_one_runs_out_of_time_also_on_a_full_or_stopped_disk() -> None:
-    for error in (errno.ENOSPC, errno.EIO):
-        desk = Desk()
-        began = desk.begin("x")
-        desk.send(began, [b"m"])
-        desk.disk.faults.fail("write", times=None, error=error)
-        desk.advance(61)
-        assert desk.store.counts["open"] == 0
-        assert desk.handler.list(["open"], 0, 10) == ([], False)
-        assert desk.state(began) == "unknown"
-
-
-def test_a_lost_session_ends_its_local_transactions_and_no_others() -> None:
-    desk = Desk()
-    mine, other = Session(), Session()
-    local, named = desk.begin(session=mine), desk.begin("x", session=mine)
-    prepared, another = desk.begin(session=mine), desk.begin(session=other)
-    for began in (local, named, prepared, another):
-        desk.send(began, [b"m"])
-    desk.ask("prepare", prepared.xid, prepared.epoch, None, (), mine)
-    desk.handler.session_lost(mine)
+    desk.targets.force()
     desk.turn()
-    states = [desk.state(began) for began in (local, named, prepared, another)]
-    assert states == ["rolled_back", "open", "prepared", "open"]
+    assert answer.result is True
 
 
-def test_a_session_that_is_lost_during_a_commit_does_not_stop_it() -> None:
-    desk = Desk(queued=True)
-    began = desk.begin()
-    desk.send(began, [b"m"])
-    desk.work()
-    desk.commit(began, one_phase=True, turn=False)
-    desk.handler.session_lost(desk.session)
-    desk.turn()
-    desk.work()
-    assert desk.visible() == [b"m"]
-
-
-def test_a_session_that_is_lost_during_a_commit_that_fails_ends_it() -> None:
+@pytest.mark.parametrize("trouble", ["full", "failed force"])
+def test_a_commit_by_hand_that_a_target_keeps_waiting_is_not_forgotten(trouble: str) -> None:
     desk = Desk()
-    began = desk.begin()
-    desk.send(began, [b"m"])
-    full(desk)
-    desk.commit(began, one_phase=True, turn=False)
-    desk.handler.session_lost(desk.session)
-    desk.turn()
-    assert desk.state(began) == "rolled_back"
-
-
-def test_a_member_of_a_commit_group_ends_after_its_time_and_not_before() -> None:
-    desk = Desk()
-    member = desk.member("spark", 1)
-    desk.send(member, [b"m"])
-    desk.prepare(member, ttl_ms=60_000)
-    desk.advance(59)
-    again = desk.power_cut()
-    assert again.state(member) == "prepared"
-    again.advance(2)
-    assert again.state(member) == "rolled_back"
-    assert again.commit_group("spark", 1, [member]).code == "group_incomplete"
-
-
-def test_a_member_whose_end_the_disk_refuses_stays_and_is_tried_again() -> None:
-    desk = Desk()
-    member = desk.member("spark", 1)
-    desk.send(member, [b"m"])
-    desk.prepare(member, ttl_ms=60_000)
-    full(desk)
-    desk.advance(61)
-    assert desk.state(member) == "prepared"
-    desk.advance(60)
-    assert desk.state(member) == "rolled_back"
-
-
-def test_a_member_cannot_be_prepared_when_its_sequence_is_over() -> None:
-    desk = Desk()
-    late, first = desk.member("spark", 1, name="late"), desk.member("spark", 1, name="first")
-    for member in (late, first):
-        desk.send(member, [b"m"])
-    desk.prepare(first)
-    desk.ask("abort_group", "spark", 1, "run")
-    assert desk.prepare(late).code == "transaction_rolled_back", "an abort ends the open ones, too"
-    other = desk.begin("other", member=Member("spark", 1, "run2"))
-    desk.send(other, [b"m"])
-    assert desk.prepare(other).state == "prepared"
-
-
-def test_epochs_only_grow_also_over_starts() -> None:
-    desk = Desk()
-    epochs = []
-    for number in range(5):
-        epochs.append(desk.begin(f"a{number}").epoch)
-        desk = desk.kill() if number % 2 else desk.power_cut()
-    assert all(earlier < later for earlier, later in pairwise(epochs))
+    desk.targets.automatic = False
+    began = desk.prepared("x")
+    desk.targets.target(ORDERS).full = trouble == "full"
+    desk.commit(began, by_hand=True)
+    desk.advance(1)
+    if trouble == "failed force":
+        desk.targets.fail_force(ORDERS)
+    assert desk.forget_outcome(began).code == "transaction_state"

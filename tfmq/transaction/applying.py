@@ -163,6 +163,7 @@ class Applier:
 
     def _settle(self, course: Course) -> None:
         self.store.settle(course.decision)
+        course.tell_safe()
 
     # Targets
 
@@ -181,6 +182,9 @@ class Applier:
         for key, line in list(self._lines.items()):
             if key >> SEQUENCE_BITS == incarnation:
                 line.look_again()
+        for key in list(self.settling.trouble):
+            if key >> SEQUENCE_BITS == incarnation:
+                self.settling.look_again(key)
 
     def name(self, key: int) -> str:
         """A target for people."""
@@ -191,8 +195,16 @@ class Applier:
         )
 
     def parked(self) -> dict[int, str]:
-        """Targets that take nothing at the moment: key -> why."""
-        return {key: line.parked for key, line in self._lines.items() if line.parked}
+        """Targets that take nothing at the moment, or stopped with something that is not forced: key -> why."""
+        return self.settling.trouble | {key: line.parked for key, line in self._lines.items() if line.parked}
+
+    @property
+    def stuck(self) -> int:
+        """Transactions that were applied once, and of which a target lacks a part, or may lose it yet."""
+        courses = self.settling.stuck()
+        for line in self._lines.values():
+            courses |= {part.course for part in line.parts() if part.course.applied}
+        return sum(len(course.decision.transactions) for course in courses)
 
     @staticmethod
     def concerns(key: int, course: Course) -> bool:

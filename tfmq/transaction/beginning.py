@@ -8,6 +8,7 @@ from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.requests import Began, Begin, Caller, Done
+from tfmq.transaction.steps import again
 from tfmq.transaction.streams import Ending
 from tfmq.transaction.transaction import Piece, Transaction
 
@@ -118,13 +119,7 @@ class Beginnings:
             done(None, None)
             return
         own = piece._replace(data=bytes(piece.data))
-        self._books.later(transaction, partial(self._send_again, transaction.epoch, own, done))
-
-    def _send_again(self, epoch: int, piece: Piece, done: Done) -> None:
-        try:
-            self.send(epoch, piece, done)
-        except Exception as error:
-            done(None, refusals.of_step(error))
+        self._books.later(transaction, partial(again, self.send, (transaction.epoch, own, done), done))
 
     def _require_room(self, transaction: Transaction, piece: Piece) -> None:
         """Raises TransactionTooLarge, Busy, StorageStopped, DiskFull, UnknownTopic."""

@@ -17,7 +17,8 @@ knows whether the decision is on the disk."""
 
 
 class Course:
-    """`left`: targets without their part. `unforced`: parts that are written, not known to be on the disk.
+    """`left`: targets without their part. `unforced`: parts that are written, not known to be on the disk. `stuck`: a
+    target stopped before one of those was forced, so nobody sees it until the target is resumed.
 
     `reserved`: bytes set aside for it. `offsets`: where each batch begins, -1 where that is not known; empty for many
     batches, for groups and after a restart. `applied`: every target had its part once.
@@ -32,6 +33,8 @@ class Course:
         "left",
         "offsets",
         "reserved",
+        "settling",
+        "stuck",
         "unforced",
         "waiting",
     )
@@ -40,15 +43,18 @@ class Course:
         self.decision = decision
         self.reserved = reserved
         self.left = self.unforced = self.dropped = 0
-        self.applied = self.late = False
+        self.applied = self.late = self.stuck = False
         self.failure: BaseException | None = None
         self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
         self.waiting: list[Waiting] = []
+        self.settling: list[Callable[[], None]] = []
+        """Who waits until it is safe."""
 
     @property
     def state(self) -> str:
         """What an answer says of it."""
-        return states.COMMITTED if self.applied else states.APPLYING
+        there = self.applied and not self.left and not self.stuck
+        return states.COMMITTED if there else states.APPLYING
 
     @property
     def safe(self) -> bool:
@@ -67,6 +73,12 @@ class Course:
         waiting, self.waiting = self.waiting, []
         for each in waiting:
             each(self, self.failure)
+
+    def tell_safe(self) -> None:
+        """All of it is on the disk."""
+        settling, self.settling = self.settling, []
+        for each in settling:
+            each()
 
     def tell_late(self) -> None:
         """A target takes nothing, or too much time has passed."""

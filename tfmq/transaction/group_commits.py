@@ -13,6 +13,7 @@ from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books
 from tfmq.transaction.course import Course
 from tfmq.transaction.requests import Done, GroupAborted, GroupCommit, GroupEnded
+from tfmq.transaction.steps import again, answer
 from tfmq.transaction.transaction import Transaction
 
 DROPPABLE: Final = frozenset((states.OPEN, states.PREPARED))
@@ -41,7 +42,7 @@ class GroupCommits:
     def commit(self, request: GroupCommit, done: Done) -> None:
         group, sequence, run, names, rows, other_total = request
         if group in self._waiting:
-            self._waiting[group].append(partial(self._again, self.commit, (request, done), done))
+            self._waiting[group].append(partial(again, self.commit, (request, done), done))
             return
         self._refuse_bad(names)
         first = self._store.groups.repeated(group, sequence, run, rows, other_total=other_total)
@@ -114,8 +115,8 @@ class GroupCommits:
             self._courses[request.group] = (request.sequence, self._books.course(members[0]))
         else:
             self._courses.pop(request.group, None)
-            answer = GroupEnded(states.COMMITTED, False, request.rows, 0)
-            self._store.when_forced(place, partial(_answer, done, answer))
+            told = GroupEnded(states.COMMITTED, False, request.rows, 0)
+            self._store.when_forced(place, partial(answer, done, told))
         self._books.dropped(dropped, place)
 
     def _repeat(self, request: GroupCommit, rows: int, done: Done) -> None:
@@ -145,16 +146,16 @@ class GroupCommits:
         if course is not None and known == sequence:
             course.wait(partial(_tell, True, rows, done))
         else:
-            self._books.when_sure(partial(_answer, done, GroupEnded(states.COMMITTED, True, rows, 0)))
+            self._books.when_sure(partial(answer, done, GroupEnded(states.COMMITTED, True, rows, 0)))
 
     # Abort and forget
 
     def abort(self, group: str, sequence: int, run: str, done: Done) -> None:
         if group in self._waiting:
-            self._waiting[group].append(partial(self._again, self.abort, (group, sequence, run, done), done))
+            self._waiting[group].append(partial(again, self.abort, (group, sequence, run, done), done))
             return
         if self._store.groups.too_late(group, sequence):
-            self._books.when_sure(partial(_answer, done, GroupAborted(states.COMMITTED)))
+            self._books.when_sure(partial(answer, done, GroupAborted(states.COMMITTED)))
             return
         dropped = self._live(self._store.groups.of_run(group, run))
 
@@ -163,7 +164,7 @@ class GroupCommits:
                 done(None, refusals.of_journal(error))
             else:
                 self._books.dropped(dropped, place)
-                self._store.when_forced(place, partial(_answer, done, GroupAborted(ABORTED)))
+                self._store.when_forced(place, partial(answer, done, GroupAborted(ABORTED)))
             self._go_on(group)
 
         self._waiting[group] = []
@@ -181,7 +182,7 @@ class GroupCommits:
                 return
             self._courses.pop(group, None)
             self._books.recorded(place)
-            self._store.when_forced(place, partial(_answer, done, True))
+            self._store.when_forced(place, partial(answer, done, True))
 
         self._store.forget_group(group, written)
 
@@ -219,14 +220,8 @@ class GroupCommits:
             raise
 
     def _go_on(self, group: str) -> None:
-        for again in self._waiting.pop(group, ()):
-            again()
-
-    def _again(self, command: Callable[..., None], asked: tuple[Any, ...], done: Done) -> None:
-        try:
-            command(*asked)
-        except Exception as error:
-            done(None, refusals.of_step(error))
+        for waiting in self._waiting.pop(group, ()):
+            waiting()
 
 
 def _tell(repeated: bool, rows: int, done: Done, course: Course, error: BaseException | None) -> None:
@@ -234,10 +229,3 @@ def _tell(repeated: bool, rows: int, done: Done, course: Course, error: BaseExce
         done(None, error)
     else:
         done(GroupEnded(course.state, repeated, rows, course.dropped), None)
-
-
-def _answer(done: Done, answer: Any, error: BaseException | None) -> None:
-    if error is not None:
-        done(None, refusals.not_forced(error))
-    else:
-        done(answer, None)

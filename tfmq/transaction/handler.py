@@ -21,8 +21,10 @@ from tfmq.transaction.books import Books, live_of
 from tfmq.transaction.ending import Endings
 from tfmq.transaction.group_commits import GroupCommits
 from tfmq.transaction.listing import Listing
+from tfmq.transaction.preparing import Preparing
 from tfmq.transaction.queue import Run
 from tfmq.transaction.requests import Begin, Caller, Done, GroupCommit, Timers, Transact
+from tfmq.transaction.steps import Steps
 from tfmq.transaction.store import JournalTransactionStore
 from tfmq.transaction.transacting import Transacting
 from tfmq.transaction.transaction import Piece
@@ -83,7 +85,9 @@ class TransactionHandler:
         self._store, self._timers = store, timers
         self._applier = self._books.applier
         self._beginnings = Beginnings(self._books)
-        self._endings = Endings(self._books)
+        self._steps = Steps(self._books)
+        self._preparing = Preparing(self._books, self._steps)
+        self._endings = Endings(self._books, self._steps)
         self._transacting = Transacting(self._books)
         self._groups = GroupCommits(self._books)
         self._listing = Listing(self._books)
@@ -117,7 +121,7 @@ class TransactionHandler:
         UnknownTransaction, StaleEpoch, TransactionState, TransactionCommitted, TransactionRolledBack,
         HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale, GroupFenced.
         """
-        self._endings.prepare(xid, epoch, ttl_ms, offsets, session, done)
+        self._preparing.prepare(xid, epoch, ttl_ms, offsets, session, done)
 
     @answered
     def commit(
@@ -220,7 +224,7 @@ class TransactionHandler:
         if transaction is None:
             return
         if transaction.state == states.OPEN:
-            self._endings.drop(transaction)
+            self._steps.drop(transaction)
         else:
             live_of(transaction).orphan = True
 
@@ -231,7 +235,7 @@ class TransactionHandler:
             return
         self._books.expiries.set(epoch, RETRY_SECONDS)
         if transaction.state == states.PREPARED and self._store.stopped is None:
-            self._endings.drop(transaction)
+            self._steps.drop(transaction)
 
     # Turning
 

@@ -54,6 +54,10 @@ class Line:
         """Nothing waits and nothing is under way."""
         return not self._queue and not self.busy
 
+    def parts(self) -> list[Part]:
+        """What its target does not have."""
+        return [*self._flight, *self._queue]
+
     def put(self, part: Part) -> None:
         """Behind all others: its place is the highest."""
         self._queue.append(part)

@@ -39,7 +39,8 @@ class Listing:
         for transaction in self._store.listed(after_epoch):
             if group and transaction.origin.group != group:
                 continue
-            if needs_somebody(transaction) if wanted is None else transaction.state in wanted:
+            state = shown(transaction)
+            if needs_somebody(transaction, state) if wanted is None else state in wanted:
                 yield transaction
 
     def _row(self, transaction: Transaction) -> dict[str, Any]:
@@ -50,7 +51,7 @@ class Listing:
         return {
             "xid": transaction.xid,
             "epoch": transaction.epoch,
-            "state": transaction.state,
+            "state": shown(transaction),
             "group": origin.group,
             "owner": origin.owner,
             "began_ms": origin.began_ms,
@@ -102,7 +103,7 @@ class Listing:
     def _waits_for(self, transaction: Transaction) -> dict[str, str]:
         """Targets that it goes to and that take nothing at the moment, with the reason."""
         live: Live | None = transaction.live
-        if live is None or live.course is None or live.course.applied:
+        if live is None or live.course is None or live.course.safe:
             return {}
         applier = self._books.applier
         parked = {key: why for key, why in applier.parked().items() if applier.concerns(key, live.course)}
@@ -117,7 +118,7 @@ class Listing:
         return {
             "open": counts[states.OPEN],
             "prepared": len(books.ages),
-            "applying": counts[states.APPLYING],
+            "applying": counts[states.APPLYING] + books.applier.stuck,
             "heuristic": sum(counts[each] for each in states.HEURISTIC),
             "oldest_prepared_seconds": age_seconds,
             "alarm": oldest_ms is not None and age_seconds > books.settings["alarm_seconds"],
@@ -127,8 +128,14 @@ class Listing:
         }
 
 
-def needs_somebody(transaction: Transaction) -> bool:
+def shown(transaction: Transaction) -> str:
+    """The state as people are told: what a stopped target may yet lose is not done."""
+    live: Live | None = transaction.live
+    if transaction.state == states.COMMITTED and live is not None and live.course is not None:
+        return live.course.state
+    return transaction.state
+
+
+def needs_somebody(transaction: Transaction, state: str) -> bool:
     """Prepared, on the way from there, being applied, or ended by hand."""
-    return transaction.state in NEEDS_SOMEBODY or bool(
-        transaction.prepared_ms and transaction.state in states.IN_DOUBT
-    )
+    return state in NEEDS_SOMEBODY or bool(transaction.prepared_ms and state in states.IN_DOUBT)

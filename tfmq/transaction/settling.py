@@ -47,6 +47,8 @@ class Settling:
         self._keys: dict[int, deque[Written]] = {}
         self._asked: set[int] = set()
         """Keys of which a force is under way, or has failed not long ago."""
+        self.trouble: dict[int, str] = {}
+        """Targets that stopped before what they had was forced: key -> why."""
         self._timer: Any = None
         self._parts = 0
         self._closed = False
@@ -64,14 +66,26 @@ class Settling:
         self._parts += len(parts)
         for course, _ in parts:
             course.unforced += 1
+            course.stuck = course.stuck or mark.key in self.trouble
         self._arm(mark.key)
 
     def take_back(self, key: int) -> list[Part]:
         """Everything that a target is not known to have on the disk, in order: it came back, and must be asked."""
         self._asked.discard(key)
+        self.trouble.pop(key, None)
         parts = [part for each in self._keys.pop(key, ()) for part in each.parts]
         self._take_out(parts)
+        for course, _ in parts:
+            course.stuck = False
+        for other in self.trouble:
+            self._mark_stuck(other)
         return parts
+
+    def stuck(self) -> set[Course]:
+        """Decisions of which a target stopped before all that it had was forced."""
+        return {
+            course for key in self.trouble for each in self._keys.get(key, ()) for course, _ in each.parts
+        }
 
     def force_all(self, done: Callable[[], None]) -> None:
         """Forces what can be forced; `done()` when that has ended, with or without success."""
@@ -115,13 +129,22 @@ class Settling:
 
     def _forced(self, key: int, error: BaseException | None) -> None:
         """A failed force has stopped the target: it is asked again when it comes back, or after a pause."""
-        if error is not None:
-            self._timers.after(RETRY_SECONDS, partial(self._again, key))
+        if error is None:
+            self._sweep(key)
+            self.look_again(key)
             return
-        self._sweep(key)
-        self._again(key)
+        self._timers.after(RETRY_SECONDS, partial(self.look_again, key))
+        if key in self._keys:
+            self.trouble[key] = str(error)
+            self._mark_stuck(key)
 
-    def _again(self, key: int) -> None:
+    def _mark_stuck(self, key: int) -> None:
+        for written in self._keys.get(key, ()):
+            for course, _ in written.parts:
+                course.stuck = True
+
+    def look_again(self, key: int) -> None:
+        """The target may be forced now, or be gone."""
         self._asked.discard(key)
         if key in self._keys:
             self._arm(key)
@@ -136,8 +159,10 @@ class Settling:
                     self._settle(course)
         if written is not None and not written:
             self._keys.pop(key, None)
+            self.trouble.pop(key, None)
 
     def _take_out(self, parts: Sequence[Part]) -> None:
         self._parts -= len(parts)
         for course, _ in parts:
             course.unforced -= 1
+            course.stuck = course.stuck and course.unforced > 0

@@ -7,10 +7,10 @@ from tfmq.effects import OFFSETS_KEY
 from tfmq.errors import SequenceGap
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of
-from tfmq.transaction.ending import tell_ended
 from tfmq.transaction.live import Live
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.requests import Caller, Done, Ended, Transact
+from tfmq.transaction.steps import again, answer, tell_ended
 from tfmq.transaction.transaction import Transaction
 
 NAMELESS: Final = "without a name"
@@ -95,28 +95,16 @@ class Transacting:
         transaction = self._store.transactions.get(epoch)
         if transaction is not None and self._books.busy(transaction):
             own = request._replace(pieces=[each._replace(data=bytes(each.data)) for each in request.pieces])
-            self._books.later(transaction, partial(self._again, own, session, done))
+            self._books.later(transaction, partial(again, self.transact, (own, session, done), done))
         elif transaction is not None and live_of(transaction).course is not None:
             course = live_of(transaction).course
             assert course is not None
             course.wait(partial(tell_ended, epoch, True, done))
         elif state == states.COMMITTED:
-            self._books.when_sure(partial(_committed, epoch, done))
+            told = Ended(states.COMMITTED, epoch, self._books.drops(epoch), repeated=True)
+            self._books.when_sure(partial(answer, done, told))
         elif state == states.ROLLED_BACK:
             raise refusals.rolled_back(epoch)
         else:
             return False
         return True
-
-    def _again(self, request: Transact, session: Caller, done: Done) -> None:
-        try:
-            self.transact(request, session, done)
-        except Exception as error:
-            done(None, refusals.of_step(error))
-
-
-def _committed(epoch: int, done: Done, error: BaseException | None) -> None:
-    if error is not None:
-        done(None, refusals.not_forced(error))
-    else:
-        done(Ended(states.COMMITTED, epoch, repeated=True), None)
