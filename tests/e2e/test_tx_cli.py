@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tfmq as client
 from tests.e2e.commands import PATIENCE_SECONDS, TFMQ, Ended, command, environment, tfmq
 from tests.e2e.reading import payloads
 from tests.scale import scaled
@@ -88,6 +89,27 @@ def test_what_is_rolled_back_by_hand_leaves_nothing(broker: LiveServer) -> None:
     assert tx(broker, "commit", "order-2", "--yes", "--as-owner").err == "order-2: committed\n"
     assert payloads(broker.address, "orders") == [b"x"]
     assert [each["xid"] for each in rows(broker)] == ["order-0", "order-1"]
+
+
+def test_an_owner_that_comes_back_learns_what_an_operator_did(broker: LiveServer) -> None:
+    with client.Producer(broker.address) as producer:
+        for xid in ("by hand", "in its name"):
+            transaction = producer.begin(xid)
+            transaction.send("orders", xid)
+            transaction.prepare()
+    assert tx(broker, "commit", "by hand", "--yes").code == 0
+    assert tx(broker, "commit", "in its name", "--yes", "--as-owner").code == 0
+    with client.Producer(broker.address) as producer:
+        for step in ("commit", "rollback"):
+            with pytest.raises(client.HeuristicOutcome) as told:
+                getattr(producer.resume("by hand"), step)()
+            assert (told.value.state, told.value.outcome) == ("heuristic_committed", "not done")
+        back = producer.resume("in its name")
+        back.commit()
+        assert back.state == "committed"
+        with pytest.raises(client.TransactionCommitted):
+            producer.resume("in its name").rollback()
+    assert payloads(broker.address, "orders") == [b"by hand", b"in its name"]
 
 
 def test_item_27_a_decision_by_hand_persists_over_kill_9(broker: LiveServer) -> None:
