@@ -26,7 +26,6 @@ from tfmq.errors import (
 from tfmq.sql import course
 from tfmq.sql import table as rows
 from tfmq.sql.course import Sharing, walk, walk_async
-from tfmq.sql.database import new_xid
 from tfmq.sql.decision import decide
 from tfmq.sql.hands import AsyncHands, BlockingHands
 from tfmq.sql.joining import SessionPart
@@ -35,6 +34,7 @@ from tfmq.sql.prepared import finish, prepared_in
 from tfmq.sql.table import TABLE
 
 STEPS = (
+    "session is looked at",
     "broker begins",
     "session begins",
     "database prepares",
@@ -86,7 +86,7 @@ class Shop:
     def __init__(self, way: Way) -> None:
         self.way = way
         self.broker = BrokerTransaction()
-        self.xid = new_xid(way.engine.url)
+        self.xid = ""
         self.is_empty = False
         self.in_block: BaseException | None = None
 
@@ -99,9 +99,13 @@ class Shop:
 
     def _sharing(self, session: Session, hands: Any) -> Sharing:
         part = SessionPart(session, TABLE, self.way.two_phase, rows.now)
-        sharing = Sharing(self.xid, part, hands, lambda: self.broker, lambda: "node")
+        sharing = Sharing(part, hands, self._begin, lambda: "node")
         sharing.is_empty = self.is_empty
         return sharing
+
+    def _begin(self, xid: str) -> BrokerTransaction:
+        self.xid = xid
+        return self.broker
 
     def _block(self, session: Session) -> None:
         session.add(Order(number=1))
@@ -377,9 +381,10 @@ def test_what_a_hook_raises_behind_the_commit_goes_on(shop: Shop, monkeypatch: p
     assert shop.sold
 
 
-def test_a_refused_session_ends_the_brokers_part(sqlite_engine: Engine) -> None:
+def test_a_refused_session_begins_nothing(sqlite_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     TABLE.drop(sqlite_engine)
-    shop = Shop(Way(sqlite_engine, False, False))
+    failing = Failing("", Broken(), behind=False)
+    monkeypatch.setattr(course, "perform", failing)
     with pytest.raises(NotAllowed):
-        shop.sell()
-    assert shop.broker.state == "rolled_back"
+        Shop(Way(sqlite_engine, False, False)).sell()
+    assert failing.seen == ["session is looked at"]

@@ -8,6 +8,7 @@ from sqlalchemy.engine import make_url
 
 from tfmq.limits import valid_name
 from tfmq.sql import database
+from tfmq.sql.prepared import name
 
 SERVER = "postgresql+psycopg://shop:secret@db.example:5432/shop"
 
@@ -60,16 +61,17 @@ def test_its_group_has_a_name_that_the_broker_takes(url: str) -> None:
     assert len(name) < 100
 
 
-def test_a_transaction_bears_the_name_of_its_database() -> None:
+def test_a_transaction_bears_the_name_of_its_table() -> None:
     here, there = make_url(SERVER), make_url("sqlite:///shop.db")
-    xid = database.new_xid(here)
-    assert database.is_ours(xid, here)
-    assert not database.is_ours(xid, there)
-    assert xid != database.new_xid(here)
+    xid = database.new_xid(here, "identity")
+    assert xid.startswith(database.mark(here, "identity"))
+    assert xid != database.new_xid(here, "identity")
+    for other in (database.mark(there, "identity"), database.mark(here, "another")):
+        assert not xid.startswith(other)
 
 
 def test_a_name_fits_where_postgresql_keeps_it() -> None:
-    assert len(database.new_xid(make_url(SERVER))) < 200
+    assert len(name(database.new_xid(make_url(SERVER), "identity"), "0" * 32)) < 200
 
 
 @pytest.mark.parametrize(

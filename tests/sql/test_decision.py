@@ -8,36 +8,36 @@ from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import create_engine
-from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from tests.scale import scaled, seeded
 from tests.sql.conftest import prepared_names
+from tests.sql.helpers import named, put, some_xid
 from tests.sql.shop import Order, orders
 from tfmq.sql import decision as decisions
 from tfmq.sql import table as rows
-from tfmq.sql.database import new_xid
 from tfmq.sql.decision import decide
 from tfmq.sql.prepared import Decision, finish, name
-from tfmq.sql.table import TABLE
+from tfmq.sql.table import ABORTED, TABLE, create_table
 from tools.rigs.postgresql import PostgresServer
 
 
 def asked(engine: Engine, xid: str = "x", prepared: Decision = "commit") -> Decision | None:
     with engine.connect() as connection:
-        return decide(connection, TABLE, xid, prepared)
+        return decide(connection, TABLE, named(engine, xid), prepared)
 
 
 def owner_writes(connection: Connection, xid: str = "x") -> None:
-    rows.write(connection, TABLE, xid, rows.COMMITTED, rows.now())
+    put(connection, named(connection.engine, xid))
 
 
 @contextmanager
 def prepared_by_its_owner(engine: Engine, xid: str = "x", number: int = 1) -> Iterator[None]:
     """An owner that died between its database's prepare and the commit."""
     connection = engine.connect()
-    transaction = connection.begin_twophase(name(xid, "node"))
+    transaction = connection.begin_twophase(name(named(engine, xid), "node"))
     session = Session(connection, join_transaction_mode="rollback_only")
     session.add(Order(number=number))
     session.flush()
@@ -65,7 +65,7 @@ def impatient(sqlite_engine: Engine) -> Iterator[Engine]:
 def test_a_row_is_the_answer(engine: Engine) -> None:
     with engine.begin() as connection:
         owner_writes(connection)
-        rows.write(connection, TABLE, "y", rows.ABORTED, rows.now())
+        put(connection, named(engine, "y"), ABORTED)
     assert (asked(engine, "x"), asked(engine, "y")) == ("commit", "rollback")
 
 
@@ -122,7 +122,7 @@ def test_what_the_database_holds_prepared_is_finished(
 def test_a_vanished_prepared_transaction_proves_nothing(postgres_engine: Engine) -> None:
     for xid, word, answer in (("x", "COMMIT", "commit"), ("y", "ROLLBACK", "rollback")):
         with prepared_by_its_owner(postgres_engine, xid, ord(xid)):
-            finish_by_hand(postgres_engine, word, name(xid, "node"))
+            finish_by_hand(postgres_engine, word, name(named(postgres_engine, xid), "node"))
         assert asked(postgres_engine, xid, prepared="commit") == answer
 
 
@@ -174,17 +174,35 @@ def test_what_may_not_be_finished_is_no_answer(postgres_engine: Engine) -> None:
 
 
 def test_another_databases_transaction_of_the_same_name_is_left_alone(postgres_engine: Engine) -> None:
+    gid = name(named(postgres_engine, "x"), "node")
     in_other = create_engine(postgres_engine.url.set(database="template1"))
     connection = in_other.connect()
-    transaction = connection.begin_twophase("x@node")
+    transaction = connection.begin_twophase(gid)
     connection.exec_driver_sql("CREATE TABLE other (number int)")
     transaction.prepare()
     connection.invalidate()
     connection.close()
     assert asked(postgres_engine, prepared="commit") == "rollback"
-    assert prepared_names(postgres_engine) == ["x@node"]
-    finish_by_hand(in_other, "ROLLBACK", "x@node")
+    assert prepared_names(postgres_engine) == [gid]
+    finish_by_hand(in_other, "ROLLBACK", gid)
     in_other.dispose()
+
+
+def test_a_table_decides_its_own_transactions_only(engine: Engine) -> None:
+    """A database of the same address on another machine has another identity: it has nothing to say."""
+    xid = some_xid(engine)
+    TABLE.drop(engine)
+    create_table(engine)
+    assert asked(engine, xid) is None
+    with engine.connect() as connection:
+        assert rows.state_of(connection, TABLE, xid) is None
+
+
+def test_a_table_without_an_identity_decides_nothing(engine: Engine) -> None:
+    xid = some_xid(engine)
+    with engine.begin() as connection:
+        connection.execute(TABLE.delete())
+    assert asked(engine, xid) is None
 
 
 def test_a_database_that_is_down_says_so(postgres: PostgresServer) -> None:
@@ -199,7 +217,7 @@ def test_owner_and_checkers_never_disagree(engine: Engine) -> None:
     ended = set()
     with ThreadPoolExecutor(3) as pool:
         for number in range(scaled(300) + 5):
-            xid = new_xid(make_url("sqlite://"))
+            xid = some_xid(engine)
             wait = [random.random() * 0.004 for _ in range(3)]
             line = threading.Barrier(3)
             owner = pool.submit(commits, engine, xid, number, line, wait[0])

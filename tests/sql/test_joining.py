@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from tests.sql.conftest import made, prepared_names
+from tests.sql.helpers import put
 from tests.sql.shop import Order, orders
 from tfmq.errors import NotAllowed, NotSupported, TransactionRolledBack
 from tfmq.sql import facts
@@ -29,11 +30,16 @@ def part_of(session: Session, two_phase: bool | None = None) -> SessionPart:
     return SessionPart(session, TABLE, two_phase, rows.now)
 
 
+def join(part: SessionPart, gid: str = "x") -> None:
+    part.look()
+    part.begin(gid)
+
+
 def refused(session: Session, two_phase: bool | None = None) -> str:
     """The sentence; and the session is as it was."""
     before = session.twophase, session.get_transaction()
     with pytest.raises((NotAllowed, NotSupported)) as caught:
-        part_of(session, two_phase).begin("x")
+        join(part_of(session, two_phase))
     assert (session.twophase, session.get_transaction()) == before
     return str(caught.value)
 
@@ -45,7 +51,7 @@ def decided(engine: Engine, xid: str = "x") -> str | None:
 
 def test_row_and_changes_come_together(engine: Engine, session: Session) -> None:
     part = part_of(session)
-    part.begin("x")
+    join(part)
     session.add(Order(number=1))
     part.prepare("x")
     part.commit()
@@ -55,7 +61,7 @@ def test_row_and_changes_come_together(engine: Engine, session: Session) -> None
 def test_before_the_commit_nobody_sees_either(postgres_engine: Engine) -> None:
     with Session(postgres_engine) as session:
         part = part_of(session)
-        part.begin("x")
+        join(part)
         session.add(Order(number=1))
         part.prepare("x")
         assert (orders(postgres_engine), decided(postgres_engine)) == ([], None)
@@ -66,7 +72,7 @@ def test_before_the_commit_nobody_sees_either(postgres_engine: Engine) -> None:
 def test_the_database_holds_it_prepared_under_its_own_name(postgres_engine: Engine) -> None:
     with Session(postgres_engine) as session:
         part = part_of(session)
-        part.begin("tfmq.sql.x")
+        join(part, "tfmq.sql.x")
         session.add(Order(number=1))
         part.prepare("tfmq.sql.x")
         assert prepared_names(postgres_engine) == ["tfmq.sql.x"]
@@ -77,7 +83,7 @@ def test_the_database_holds_it_prepared_under_its_own_name(postgres_engine: Engi
 def test_what_is_prepared_can_be_rolled_back(postgres_engine: Engine) -> None:
     with Session(postgres_engine) as session:
         part = part_of(session)
-        part.begin("x")
+        join(part)
         session.add(Order(number=1))
         part.prepare("x")
         part.rollback()
@@ -89,7 +95,7 @@ def test_the_session_is_afterwards_as_it_was(postgres_engine: Engine, two_phase:
     with Session(postgres_engine, twophase=two_phase is True) as session:
         for ending in ("commit", "rollback"):
             part = part_of(session, two_phase)
-            part.begin(ending)
+            join(part, ending)
             assert session.twophase is part.two_phase is (two_phase is not False)
             part.prepare(ending)
             getattr(part, ending)()
@@ -102,7 +108,7 @@ def test_the_session_is_afterwards_as_it_was(postgres_engine: Engine, two_phase:
 def test_one_phase_is_had_where_it_is_asked_for(postgres_engine: Engine) -> None:
     with Session(postgres_engine) as session:
         part = part_of(session, two_phase=False)
-        part.begin("x")
+        join(part)
         part.prepare("x")
         assert prepared_names(postgres_engine) == []
         part.commit()
@@ -113,7 +119,7 @@ def test_what_the_session_did_before_belongs_to_it(engine: Engine, session: Sess
     session.add(Order(number=1))
     session.flush()
     part = part_of(session)
-    part.begin("x")
+    join(part)
     assert not part.two_phase
     session.add(Order(number=2))
     part.prepare("x")
@@ -126,7 +132,7 @@ def test_what_was_only_added_before_is_prepared_with_it(postgres_engine: Engine)
     with Session(postgres_engine) as session:
         session.add(Order(number=1))
         part = part_of(session)
-        part.begin("x")
+        join(part)
         part.prepare("x")
         assert prepared_names(postgres_engine) == ["x"]
         part.commit()
@@ -136,7 +142,7 @@ def test_what_was_only_added_before_is_prepared_with_it(postgres_engine: Engine)
 def test_a_session_that_does_not_begin_by_itself_is_begun(engine: Engine) -> None:
     with Session(engine, autobegin=False) as session:
         part = part_of(session)
-        part.begin("x")
+        join(part)
         session.add(Order(number=1))
         part.prepare("x")
         part.commit()
@@ -145,9 +151,9 @@ def test_a_session_that_does_not_begin_by_itself_is_begun(engine: Engine) -> Non
 
 def test_a_name_that_was_given_up_cannot_be_committed(engine: Engine, session: Session) -> None:
     with engine.begin() as connection:
-        rows.write(connection, TABLE, "x", rows.ABORTED, rows.now())
+        put(connection, "x", rows.ABORTED)
     part = part_of(session)
-    part.begin("x")
+    join(part)
     session.add(Order(number=1))
     with pytest.raises(TransactionRolledBack):
         part.prepare("x")
@@ -158,7 +164,7 @@ def test_a_name_that_was_given_up_cannot_be_committed(engine: Engine, session: S
 def test_what_the_database_refuses_at_its_prepare_leaves_nothing(postgres_engine: Engine) -> None:
     with Session(postgres_engine) as session:
         part = part_of(session)
-        part.begin("x")
+        join(part)
         session.add(Order(number=1, customer="nobody"))
         with pytest.raises(IntegrityError):
             part.prepare("x")
@@ -171,7 +177,7 @@ def test_what_the_database_refuses_at_its_prepare_leaves_nothing(postgres_engine
 def test_what_cannot_be_prepared_comes_with_a_way_out(postgres_engine: Engine) -> None:
     with Session(postgres_engine) as session:
         part = part_of(session)
-        part.begin("x")
+        join(part)
         session.execute(text("CREATE TEMPORARY TABLE cart (number int)"))
         try:
             raise IntegrityError("an error that is being handled", None, ValueError())
@@ -188,7 +194,7 @@ def test_a_commit_that_answers_early_is_made_to_wait(postgres_engine: Engine) ->
     )
     with Session(eager) as session:
         part = part_of(session, two_phase=False)
-        part.begin("x")
+        join(part)
         part.prepare("x")
         assert session.scalar(text("SHOW synchronous_commit")) == "on"
         part.commit()
@@ -213,7 +219,7 @@ class TestRefused:
     def test_a_connection_without_one_is_fine(self, engine: Engine) -> None:
         with engine.connect() as connection, Session(connection) as session:
             part = part_of(session)
-            part.begin("x")
+            join(part)
             session.add(Order(number=1))
             part.prepare("x")
             part.commit()
@@ -227,7 +233,7 @@ class TestRefused:
         TABLE.drop(engine)
         assert "create_table" in refused(session)
         rows.create_table(engine)
-        part_of(session).begin("x")
+        join(part_of(session))
 
     def test_a_database_that_commits_each_statement(self, engine: Engine) -> None:
         with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
@@ -248,7 +254,7 @@ class TestRefused:
             assert "max_prepared_transactions" in refused(session)
         with Session(engine) as session:
             part = part_of(session)
-            part.begin("x")
+            join(part)
             assert not part.two_phase
             part.prepare("x")
             part.commit()
@@ -263,7 +269,7 @@ class TestRefused:
 
     def test_a_commit_inside_the_block(self, engine: Engine, session: Session) -> None:
         part = part_of(session)
-        part.begin("x")
+        join(part)
         session.add(Order(number=1))
         session.commit()
         with pytest.raises(NotAllowed, match="leave commit"):
@@ -271,15 +277,29 @@ class TestRefused:
 
     def test_an_open_savepoint_at_the_end(self, session: Session) -> None:
         part = part_of(session)
-        part.begin("x")
+        join(part)
         session.begin_nested()
         with pytest.raises(NotAllowed, match="savepoint"):
             part.prepare("x")
 
+    def test_a_table_that_others_do_not_find(self, postgres_engine: Engine) -> None:
+        with postgres_engine.begin() as connection:
+            connection.exec_driver_sql("DROP SCHEMA IF EXISTS tenant CASCADE")
+            connection.exec_driver_sql("CREATE SCHEMA tenant")
+            tenant = connection.execution_options(schema_translate_map={None: "tenant"})
+            rows.create_table(tenant)
+        with Session(postgres_engine) as session:
+            part = part_of(session)
+            join(part)
+            session.execute(text("SET search_path TO tenant"))
+            with pytest.raises(NotAllowed, match="search_path"):
+                part.prepare("x")
+            part.rollback()
+
     def test_a_second_database(self, sqlite_engine: Engine, postgres_engine: Engine) -> None:
         with Session(sqlite_engine, binds={Order: postgres_engine}) as session:
             part = part_of(session)
-            part.begin("x")
+            join(part)
             session.add(Order(number=1))
             with pytest.raises(NotAllowed, match="more than one database"):
                 part.prepare("x")
@@ -291,7 +311,7 @@ def test_a_database_that_is_down_says_so_at_the_beginning(postgres: PostgresServ
     engine = create_engine(postgres.url().replace("tfmq-postgresql", "tfmq-nowhere"))
     session = Session(engine)
     with pytest.raises(OperationalError):
-        part_of(session).begin("x")
+        join(part_of(session))
 
 
 def test_one_connection_is_enough(postgres: PostgresServer, postgres_engine: Engine) -> None:
@@ -303,7 +323,7 @@ def test_one_connection_is_enough(postgres: PostgresServer, postgres_engine: Eng
                 session.scalars(select(Order)).all()
             facts.forget(small)
             part = part_of(session)
-            part.begin(f"x{number}")
+            join(part, f"x{number}")
             session.add(Order(number=number))
             part.prepare(f"x{number}")
             part.commit()

@@ -1,5 +1,6 @@
 """The table whose rows decide: one row a name, looked up, pruned."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -7,6 +8,7 @@ from sqlalchemy import MetaData, create_engine, inspect, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
+from tests.sql.helpers import identity, put
 from tfmq.sql import table as rows
 from tfmq.sql.table import ABORTED, COMMITTED, TABLE
 
@@ -15,7 +17,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 def written(engine: Engine, xid: str, time: datetime = NOW) -> None:
     with engine.begin() as connection:
-        rows.write(connection, TABLE, xid, COMMITTED, time)
+        put(connection, xid, COMMITTED, time)
 
 
 def test_a_row_says_how_it_ended(engine: Engine) -> None:
@@ -28,7 +30,7 @@ def test_a_row_says_how_it_ended(engine: Engine) -> None:
 def test_a_name_is_decided_once(engine: Engine) -> None:
     written(engine, "a")
     with pytest.raises(IntegrityError), engine.begin() as connection:
-        rows.write(connection, TABLE, "a", ABORTED, NOW)
+        put(connection, "a", ABORTED)
 
 
 def test_it_is_made_where_it_is_missing(engine: Engine) -> None:
@@ -45,12 +47,41 @@ def test_it_joins_the_tables_that_migrations_look_at(engine: Engine) -> None:
     metadata = MetaData()
     mine = rows.transaction_table(metadata, name="shop_transaction")
     metadata.create_all(engine)
+    rows.ensure_identity(engine, mine)
     columns = {each["name"] for each in inspect(engine).get_columns("shop_transaction")}
     assert columns == {"xid", "state", "time"}
     with engine.begin() as connection:
-        rows.write(connection, mine, "a", COMMITTED, NOW)
+        put(connection, "a", COMMITTED, NOW, mine)
         assert rows.state_of(connection, mine, "a") == "committed"
     mine.drop(engine)
+
+
+def test_it_has_an_identity_that_stays(engine: Engine) -> None:
+    first = identity(engine)
+    rows.create_table(engine)
+    with engine.begin() as connection:
+        rows.create_table(connection)
+    rows.ensure_identity(engine, TABLE)
+    assert identity(engine) == first
+    TABLE.drop(engine)
+    rows.create_table(engine)
+    assert identity(engine) != first
+
+
+def test_of_many_who_identify_it_one_does(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(TABLE.delete())
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(rows.ensure_identity, engine, TABLE) for _ in range(8)]:
+            done.result(30)
+    with engine.connect() as connection:
+        assert len(connection.scalars(select(TABLE.c.state)).all()) == 1
+
+
+def test_nothing_is_written_into_a_table_of_another_identity(engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert not rows.write(connection, TABLE, "another", "a", COMMITTED, NOW)
+        assert rows.state_of(connection, TABLE, "a") is None
 
 
 def test_the_longest_name_fits(engine: Engine) -> None:
@@ -65,7 +96,7 @@ def test_old_rows_go_and_those_in_doubt_stay(engine: Engine, monkeypatch: pytest
     gone = rows.delete_before(engine, TABLE, NOW - timedelta(days=7), {"old-3", "old-9"})
     with engine.connect() as connection:
         left = list(connection.scalars(select(TABLE.c.xid).order_by(TABLE.c.xid)))
-    assert (gone, left) == (8, ["old-3", "old-9", "young"])
+    assert (gone, left) == (8, ["database", "old-3", "old-9", "young"])
 
 
 def test_times_compare_in_every_time_zone(sqlite_engine: Engine) -> None:

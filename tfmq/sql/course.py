@@ -1,6 +1,6 @@
 """The course of a transaction of database and broker: which step follows which, and what is done when one fails.
 
-    broker begins, session begins
+    session is looked at, broker begins, session begins
     ... the user's block: changes, sends ...
     the changes and the row are written, and prepared where the database prepares
     broker prepares                     from here on the broker asks, when nobody comes back
@@ -32,6 +32,7 @@ from tfmq.errors import (
     TransactionRolledBack,
     UnknownTransaction,
 )
+from tfmq.sql.database import new_xid
 from tfmq.sql.decision import decide
 from tfmq.sql.joining import SessionPart
 from tfmq.sql.prepared import Decision, name
@@ -67,21 +68,24 @@ class Hands(Protocol):
 
 
 class Sharing:
-    """One transaction that the session of `part` and the broker share, under the name `xid`; `begin()` begins the
-    broker's, `node()` is the broker's id once it has.
+    """One transaction that the session of `part` and the broker share. `begin(xid)` begins the broker's, `node()` is
+    then the broker's id.
     """
 
     def __init__(
-        self, xid: str, part: SessionPart, hands: Hands, begin: Callable[[], Any], node: Callable[[], str]
+        self, part: SessionPart, hands: Hands, begin: Callable[[str], Any], node: Callable[[], str]
     ) -> None:
-        self.xid, self.part, self._hands = xid, part, hands
+        self.part, self._hands = part, hands
         self._begin, self._node = begin, node
+        self.xid = ""
         self.transaction: Any = None
         self.is_empty = True
         """Nothing was sent: then the database commits alone."""
 
     def begin(self) -> Course[None]:
-        self.transaction = yield Step("broker begins", self._begin)
+        identity = yield self._in_session("session is looked at", self.part.look)
+        self.xid = new_xid(self.part.engine.url, identity)
+        self.transaction = yield Step("broker begins", lambda: self._begin(self.xid))
         gid = name(self.xid, self._node())
         try:
             yield self._in_session("session begins", lambda: self.part.begin(gid))

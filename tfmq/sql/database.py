@@ -1,8 +1,8 @@
-"""Which database it is: the name by which those who use the same one find each other, and what it can do.
+"""Which database it is: the name by which those who use the same one find each other.
 
-The name is made of the address without user, password and options, so that it may be shown and logged. It is part of
-every xid, and of the group of producers that have none of their own: the broker asks about a transaction only who
-can look into the database that decides it.
+The name is made of the address without user, password and options, so that it may be shown and logged. It is in the
+name of the group of producers that have none of their own, and, with the identity of the table (see `table`), in every
+xid: only who can look into the table that decides a transaction answers for it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def address(url: URL) -> str:
 
 def digest(url: URL) -> str:
     """Some characters that stand for the address."""
-    return hashlib.sha256(address(url).encode()).hexdigest()[:DIGEST_CHARACTERS]
+    return _hashed(address(url))
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def group_name(url: URL) -> str:
@@ -56,14 +60,14 @@ def group_name(url: URL) -> str:
     return f"sql-{re.sub('[^A-Za-z0-9_-]', '-', name)[:GROUP_NAME_CHARACTERS]}-{digest(url)}"
 
 
-def new_xid(url: URL) -> str:
+def mark(url: URL, identity: str) -> str:
+    """What the xids of a table begin with: its database's address and its own identity are in it."""
+    return f"{PREFIX}.{_hashed(f'{address(url)}:{identity}')}."
+
+
+def new_xid(url: URL, identity: str) -> str:
     """A name for a transaction that was never used before; PostgreSQL shows it in pg_prepared_xacts, too."""
-    return f"{PREFIX}.{digest(url)}.{os.urandom(RANDOM_BYTES).hex()}"
-
-
-def is_ours(xid: str, url: URL) -> bool:
-    """Whether `new_xid` made it for this database."""
-    return xid.startswith(f"{PREFIX}.{digest(url)}.")
+    return mark(url, identity) + os.urandom(RANDOM_BYTES).hex()
 
 
 def has_two_phase_driver(engine: Engine) -> bool:

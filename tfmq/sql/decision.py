@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from tfmq.sql import table as rows
+from tfmq.sql.database import mark
 from tfmq.sql.prepared import Decision, finish, prepared_in
 
 LOCK_SECONDS = 2
@@ -35,6 +36,10 @@ def decide(
     prepared. "commit" only where the broker holds it prepared, too. Raises what SQLAlchemy raises, for example
     `sqlalchemy.exc.OperationalError` when the database is down.
     """
+    with connection.begin():
+        identity = rows.identity_of(connection, table)
+    if identity is None or not xid.startswith(mark(connection.engine.url, identity)):
+        return None
     for _ in range(ATTEMPTS):
         with connection.begin():
             state = rows.state_of(connection, table, xid)
@@ -48,12 +53,12 @@ def decide(
         try:
             with connection.begin():
                 _wait_not_long(connection)
-                rows.write(connection, table, xid, rows.ABORTED, clock())
+                written = rows.write(connection, table, identity, xid, rows.ABORTED, clock())
         except IntegrityError:
             continue
         except OperationalError:
             return None
-        return "rollback"
+        return "rollback" if written else None
     return None
 
 

@@ -14,10 +14,11 @@ from tfmq.sql.database import has_two_phase_driver
 
 
 class Facts(NamedTuple):
-    """`two_phase`: it prepares transactions; `why_not`: the sentence for whom that is a surprise · `commits_early`: its
-    commit answers before it is on the disk, unless it is told otherwise.
+    """`identity`: that of the table · `two_phase`: it prepares transactions; `why_not`: the sentence for whom that is a
+    surprise · `commits_early`: its commit answers before it is on the disk, unless it is told otherwise.
     """
 
+    identity: str = ""
     two_phase: bool = False
     why_not: str = ""
     commits_early: bool = False
@@ -37,13 +38,20 @@ def forget(engine: Engine) -> None:
 
 
 def learn(connection: Connection, table: Table) -> Facts:
-    """Ask the database. Raises `NotAllowed` where the table is missing, which is asked again next time."""
+    """Ask the database. Raises `NotAllowed` where the table is missing, which is asked again next time.
+
+    A table that was not made by `create_table` gets its identity here, in a transaction of its own.
+    """
     if not rows.exists(connection, table):
         raise NotAllowed(
             f"There is no table {table.fullname} in the database: call tfmq.sql.create_table(engine) once, or let your"
             " migrations make it (docs/database-transactions.md)."
         )
-    facts = Facts(*_prepares(connection), _commits_early(connection))
+    identity = rows.identity_of(connection, table)
+    if identity is None:
+        rows.ensure_identity(connection.engine, table)
+        identity = rows.identity_of(connection, table)
+    facts = Facts(identity or "", *_prepares(connection), _commits_early(connection))
     _known.setdefault(connection.engine, {})[table.fullname] = facts
     return facts
 

@@ -39,16 +39,21 @@ class SessionPart:
         self._begun: SessionTransaction | None = None
         self._is_own = False
 
-    def begin(self, gid: str) -> None:
-        """Begin the session's transaction, or join the one that it began by itself; `gid`: its name where the database
-        prepares it.
+    def look(self) -> str:
+        """Whether the session can be joined, and what its database can do; the identity of the table.
 
         Raises `NotAllowed` and `NotSupported` where that cannot be, and what SQLAlchemy raises.
         """
-        session = self.session
-        used = refuse_what_cannot_be_joined(session)
+        used = refuse_what_cannot_be_joined(self.session)
         self._facts = self._learned(used)
         self.two_phase = self._chooses_two_phase(used)
+        return self._facts.identity
+
+    def begin(self, gid: str) -> None:
+        """Begin the session's transaction, or join the one that it began by itself; `gid`: its name where the database
+        prepares it. Raises as `look`.
+        """
+        session = self.session
         session.twophase = self.two_phase
         try:
             if session.get_transaction() is None:
@@ -115,11 +120,19 @@ class SessionPart:
         if self._facts.commits_early and not self.two_phase:
             connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
         try:
-            rows.write(connection, self.table, xid, rows.COMMITTED, self._clock())
+            written = rows.write(
+                connection, self.table, self._facts.identity, xid, rows.COMMITTED, self._clock()
+            )
         except IntegrityError as error:
             raise TransactionRolledBack(
                 f"The transaction {xid} was given up in the meantime: the broker asked about it, and it was not there."
             ) from error
+        if not written:
+            forget(self.engine)
+            raise NotAllowed(
+                f"The session finds another table {self.table.fullname} than its engine's other connections do (by its"
+                " search_path, or a schema_translate_map): name the schema, tfmq.sql.transaction(..., table=)."
+            )
         if self.two_phase:
             self._prepare_in_database()
 

@@ -4,21 +4,28 @@ A row says how a transaction ended: `xid` (its name, the primary key), `state` (
 (UTC). The owner writes "committed" in the very transaction that holds the user's changes, so the row is there exactly
 when they are. Who finds no row and must know writes "aborted" under the same key: then the owner's commit fails. The
 key is what makes the two exclude each other, in every database.
+
+One more row, "database", gives the table an identity. It is part of every xid, and no row is written where it is
+another one: a database of the same address on another machine, or another schema, decides nothing that is not its own.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import Column, DateTime, MetaData, String, Table, delete, insert, inspect, select
+from sqlalchemy import Column, DateTime, MetaData, String, Table, delete, insert, inspect, literal, select
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import IntegrityError
 
 from tfmq.limits import XID_BYTES
 
 NAME = "tfmq_transaction"
 COMMITTED, ABORTED = "committed", "aborted"
 STATE_CHARACTERS = 16
+IDENTITY = "database"
+"""The xid of the row whose state is the table's identity, `STATE_CHARACTERS` random hexadecimal digits."""
 PRUNED_ROWS_AT_ONCE = 500
 """So many rows are deleted in one transaction: nobody waits long for the locks, and every database takes so many
 parameters (SQLite of old: 999).
@@ -52,15 +59,48 @@ TABLE = transaction_table(MetaData())
 def create_table(bind: Engine | Connection, table: Table = TABLE) -> None:
     """Create the table where it is not there yet. With an asyncio engine: `await connection.run_sync(create_table)`."""
     table.create(bind, checkfirst=True)
+    if isinstance(bind, Engine):
+        ensure_identity(bind, table)
+    elif identity_of(bind, table) is None:
+        _identify(bind, table)
 
 
 def exists(connection: Connection, table: Table) -> bool:
     return inspect(connection).has_table(table.name, schema=table.schema)
 
 
-def write(connection: Connection, table: Table, xid: str, state: str, time: datetime) -> None:
-    """Write the row. Raises `sqlalchemy.exc.IntegrityError` when there is one."""
-    connection.execute(insert(table).values(xid=xid, state=state, time=time))
+def identity_of(connection: Connection, table: Table) -> str | None:
+    """The table's identity; None where it has none yet, because something else than `create_table` made it."""
+    return state_of(connection, table, IDENTITY)
+
+
+def ensure_identity(engine: Engine, table: Table) -> None:
+    """Give the table an identity unless it has one; of several who do so at once, one does."""
+    with engine.connect() as connection:
+        if identity_of(connection, table) is not None:
+            return
+    try:
+        with engine.begin() as connection:
+            _identify(connection, table)
+    except IntegrityError:
+        return
+
+
+def _identify(connection: Connection, table: Table) -> None:
+    identity = os.urandom(STATE_CHARACTERS // 2).hex()
+    connection.execute(insert(table).values(xid=IDENTITY, state=identity, time=now()))
+
+
+def write(connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime) -> bool:
+    """Write the row; False: the table that is found here has another identity, and nothing was written.
+
+    Raises `sqlalchemy.exc.IntegrityError` when there is one of that xid.
+    """
+    values = select(literal(xid), literal(state), literal(time, DateTime(timezone=True))).select_from(table)
+    here = values.where(table.c.xid == IDENTITY, table.c.state == identity)
+    statement = insert(table).from_select(["xid", "state", "time"], here)
+    done = connection.execute(statement, execution_options={"preserve_rowcount": True})
+    return done.rowcount == 1
 
 
 def state_of(connection: Connection, table: Table, xid: str) -> str | None:
@@ -84,7 +124,7 @@ def _pages(engine: Engine, table: Table, before: datetime) -> Iterator[Sequence[
     """By key, each page from behind the one before: what is kept is passed over once."""
     last = ""
     while True:
-        old = select(table.c.xid).where(table.c.xid > last, table.c.time < before)
+        old = select(table.c.xid).where(table.c.xid > last, table.c.time < before, table.c.xid != IDENTITY)
         with engine.connect() as connection:
             page = connection.scalars(old.order_by(table.c.xid).limit(PRUNED_ROWS_AT_ONCE)).all()
         if not page:

@@ -16,7 +16,6 @@ from tfmq.sql import table as rows
 from tfmq.sql.asking import attend, check_producer
 from tfmq.sql.broker import node_of
 from tfmq.sql.course import Sharing, walk, walk_async
-from tfmq.sql.database import new_xid
 from tfmq.sql.hands import AsyncHands, BlockingHands
 from tfmq.sql.joining import SessionPart, bind_of
 
@@ -39,21 +38,21 @@ class _Transaction:
         timeout: float | None,
         table: Table,
     ) -> None:
-        engine = bind_of(session).engine
         part = SessionPart(session, table, two_phase, rows.now)
-        self._xid = new_xid(engine.url)
         self._producer = producer
         self._entered = False
 
-        def begin() -> Any:
-            return producer.begin(self._xid, timeout)
+        def begin(xid: str) -> Any:
+            return producer.begin(xid, timeout)
 
-        self._sharing = Sharing(self._xid, part, hands, begin, lambda: node_of(producer))
+        self._sharing = Sharing(part, hands, begin, lambda: node_of(producer))
 
     @property
     def xid(self) -> str:
-        """Its name: at the broker (`tfmq tx show`), in the table, and in PostgreSQL's pg_prepared_xacts."""
-        return self._xid
+        """Its name: at the broker (`tfmq tx show`), in the table, and in PostgreSQL's pg_prepared_xacts. Before it is
+        begun: "".
+        """
+        return self._sharing.xid
 
     @property
     def state(self) -> str:
@@ -83,7 +82,7 @@ class _Transaction:
         return transaction
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._xid} {self.state}>"
+        return f"<{type(self).__name__} {self.xid} {self.state}>"
 
 
 class Transaction(_Transaction):

@@ -1,0 +1,40 @@
+"""Verbs of the tests about rows: write one, name one."""
+
+from datetime import datetime
+
+from sqlalchemy import Table
+from sqlalchemy.engine import Connection, Engine
+
+from tfmq.sql import table as rows
+from tfmq.sql.database import PREFIX, mark, new_xid
+from tfmq.sql.table import COMMITTED, TABLE
+
+
+def put(
+    connection: Connection,
+    xid: str,
+    state: str = COMMITTED,
+    time: datetime | None = None,
+    table: Table = TABLE,
+) -> None:
+    """The row of `xid`, in the connection's transaction."""
+    identity = rows.identity_of(connection, table)
+    assert identity is not None
+    assert rows.write(connection, table, identity, xid, state, time or rows.now())
+
+
+def identity(engine: Engine, table: Table = TABLE) -> str:
+    with engine.connect() as connection:
+        found = rows.identity_of(connection, table)
+    assert found is not None
+    return found
+
+
+def some_xid(engine: Engine, table: Table = TABLE) -> str:
+    """A new name for a transaction of this database."""
+    return new_xid(engine.url, identity(engine, table))
+
+
+def named(engine: Engine, short: str) -> str:
+    """`short`, as a transaction of this database is named."""
+    return short if short.startswith(PREFIX) else mark(engine.url, identity(engine)) + short

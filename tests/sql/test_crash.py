@@ -1,0 +1,147 @@
+"""Invariant: whoever dies, and when, an order is in the database exactly when its messages are in the topics.
+
+Sellers die by SIGKILL at every step, at every statement, and at any moment; the broker and the database die too. What
+is left is settled by what settles it in earnest: the broker asks, PostgreSQL is looked into, time passes.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count, product
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from sqlalchemy.engine import Engine
+
+from tests.scale import SCALE, scaled, seeded
+from tests.sql.dying import Death, Sale, Sellers, sellers
+from tests.sql.settling import SETTINGS, settled, soon
+from tests.sql.test_course import STEPS
+from tools.rigs.live_server import LiveServer
+from tools.rigs.postgresql import PostgresServer
+
+DECISION = STEPS.index("database commits")
+
+
+class Way(NamedTuple):
+    url: str
+    two_phase: bool
+    is_async: bool
+
+
+@pytest.fixture(
+    params=["sqlite", "postgresql", "postgresql two-phase", "sqlite asyncio", "postgresql two-phase asyncio"]
+)
+def way(request: pytest.FixtureRequest) -> Way:
+    words = request.param.split()
+    engine: Engine = request.getfixturevalue("sqlite_engine" if words[0] == "sqlite" else "postgres_engine")
+    url = engine.url.render_as_string(hide_password=False)
+    return Way(url, "two-phase" in words, "asyncio" in words)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveServer]:
+    server = LiveServer(tmp_path / "data", *SETTINGS)
+    server.start()
+    yield server
+    server.stop()
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def seller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sellers]:
+    with sellers(tmp_path_factory.mktemp("sellers") / "log") as seller:
+        yield seller
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with soon(monkeypatch):
+        yield
+
+
+def test_a_seller_that_dies_at_a_step_or_a_statement_leaves_both_or_neither(
+    way: Way, server: LiveServer, seller: Sellers
+) -> None:
+    expected = set()
+    for number, (step, behind) in enumerate(product(STEPS, [False, True])):
+        death = Death(step, behind=behind)
+        assert seller.sell(sale_of(way, server, number, death)) == -signal.SIGKILL, death
+        place = STEPS.index(step) + behind
+        # Behind the prepare of both, what PostgreSQL holds is committed when the broker asks.
+        if place > DECISION or (way.two_phase and place == DECISION):
+            expected.add(number)
+    numbers = count(100)
+    ended = [die_at_statement(way, server, seller, numbers, behind) for behind in {False, SCALE >= 1}]
+    sold = settled(way.url, server.address)
+    assert {each for each in sold if each < 100} == expected
+    assert {each[-1] for each in ended} < sold
+    assert not {each[0] for each in ended} & sold
+
+
+def die_at_statement(
+    way: Way, server: LiveServer, seller: Sellers, numbers: Iterator[int], behind: bool
+) -> list[int]:
+    """Sell an order for each statement of a sale, dying there; the last one lives. Their numbers."""
+    sold = []
+    for statement in count(1):
+        assert statement < 30
+        sold.append(next(numbers))
+        end = seller.sell(sale_of(way, server, sold[-1], Death(statement=statement, behind=behind)))
+        if end == 0:
+            return sold
+        assert end == -signal.SIGKILL
+    return sold
+
+
+def sale_of(way: Way, server: LiveServer, number: int, death: Death) -> Sale:
+    return Sale(way.url, server.address, number, 1, way.two_phase, way.is_async, death)
+
+
+def test_sellers_that_die_at_any_moment_leave_both_or_neither(
+    way: Way, server: LiveServer, seller: Sellers
+) -> None:
+    random = seeded("sellers", way.url.split(":")[0], way.two_phase, way.is_async)
+    numbers = count(0, 1000)
+    for _ in range(scaled(60) + 3):
+        death = Death(after_ms=random.randint(40, 400))
+        seller.sell(Sale(way.url, server.address, next(numbers), 1000, way.two_phase, way.is_async, death))
+    assert settled(way.url, server.address)
+
+
+@pytest.mark.parametrize("two_phase", [False, True], ids=["one phase", "two phases"])
+def test_sellers_broker_and_database_that_die_at_any_moment_leave_both_or_neither(
+    postgres_engine: Engine, postgres: PostgresServer, server: LiveServer, seller: Sellers, two_phase: bool
+) -> None:
+    random = seeded("all", two_phase)
+    numbers = count(0, 1000)
+    sold: set[int] = set()
+    for turn in range(scaled(60) + 3):
+        victim = (server_dies, database_dies, nobody_dies)[turn % 3]
+        pause, death = random.uniform(0.05, 0.4), Death(after_ms=random.randint(300, 700))
+        sale = Sale(postgres.url(), server.address, next(numbers), 1000, two_phase, False, death)
+        # The database ends with the thread that starts it, so it is the sale that gets one of its own.
+        selling = threading.Thread(target=seller.sell, args=(sale,))
+        selling.start()
+        victim(pause, server, postgres)
+        selling.join()
+        sold |= settled(postgres.url(), server.address)
+    assert sold
+
+
+def server_dies(pause: float, server: LiveServer, postgres: PostgresServer) -> None:
+    time.sleep(pause)
+    server.kill()
+    server.start()
+
+
+def database_dies(pause: float, server: LiveServer, postgres: PostgresServer) -> None:
+    time.sleep(pause)
+    postgres.stop()
+    postgres.start()
+
+
+def nobody_dies(pause: float, server: LiveServer, postgres: PostgresServer) -> None:
+    """The seller dies alone."""

@@ -1,0 +1,63 @@
+"""What PostgreSQL holds of owners that are gone is finished as the broker says, and left where it says nothing."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import Engine
+
+import tfmq
+from tests.sql.conftest import prepared_names
+from tests.sql.shop import orders
+from tests.sql.test_prepared import prepare
+from tfmq.sql.broker import node_of
+from tfmq.sql.course import walk
+from tfmq.sql.hands import hands_for
+from tfmq.sql.leftovers import Leftovers
+from tfmq.sql.prepared import name
+
+
+def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None:
+    with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
+        kept = [begun(producer, state) for state in ("open", "prepared", "committed", "rolled_back")]
+        node = node_of(producer)
+        for number, state in enumerate(("open", "prepared", "committed", "rolled_back", "unknown")):
+            prepare(postgres_engine, name(f"tfmq.sql.{state}", node), number)
+        prepare(postgres_engine, name("tfmq.sql.elsewhere", "another-node"), 9)
+        leftovers = Leftovers(hands_for(postgres_engine))
+        assert walk(leftovers.look(producer)) == 3
+        assert orders(postgres_engine) == [2], "the one that the broker committed"
+        assert prepared_names(postgres_engine) == [
+            "tfmq.sql.elsewhere@another-node",
+            f"tfmq.sql.open@{node}",
+            f"tfmq.sql.prepared@{node}",
+        ]
+        assert walk(leftovers.look(producer)) == 0
+        assert [each.state for each in kept[:2]] == ["open", "prepared"]
+        assert kept[0].prepare() == "prepared", "looking at it took nothing from its owner"
+        kept[0].rollback()
+        kept[1].rollback()
+
+
+def begun(producer: tfmq.Producer, state: str) -> tfmq.Transaction:
+    transaction = producer.begin(f"tfmq.sql.{state}")
+    transaction.send("orders", "1")
+    if state in ("prepared", "committed"):
+        transaction.prepare()
+    if state == "committed":
+        transaction.commit()
+    if state == "rolled_back":
+        transaction.rollback()
+    return transaction
+
+
+def test_what_belongs_to_another_broker_is_told_once(
+    postgres_engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(postgres_engine, name("tfmq.sql.x", "another-node"), 1)
+    leftovers = Leftovers(hands_for(postgres_engine))
+    with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
+        for _ in range(3):
+            assert walk(leftovers.look(producer)) == 0
+    told = [each.message for each in caplog.records if "ROLLBACK PREPARED" in each.message]
+    assert len(told) == 1
+    assert "tfmq tx show tfmq.sql.x" in told[0]

@@ -1,0 +1,67 @@
+"""What PostgreSQL holds prepared: found by name, finished by whoever comes first."""
+
+import pytest
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from tests.sql.conftest import prepared_names
+from tests.sql.shop import orders
+from tfmq.errors import NotSupported
+from tfmq.sql.prepared import Decision, Prepared, finish, name, prepared_in, rename
+
+
+def prepare(engine: Engine, gid: str, number: int) -> None:
+    """A transaction that nobody finishes."""
+    with engine.connect() as connection:
+        begun = connection.begin_twophase("another name")
+        rename(connection, gid)
+        connection.exec_driver_sql(f'INSERT INTO "order" (number) VALUES ({number})')
+        begun.prepare()
+        connection.invalidate()
+
+
+def found(engine: Engine, *xid: str) -> list[Prepared]:
+    with engine.connect() as connection:
+        return prepared_in(connection, *xid)
+
+
+def test_it_bears_the_name_that_it_is_given(postgres_engine: Engine) -> None:
+    prepare(postgres_engine, name("tfmq.sql.x", "node"), 1)
+    assert prepared_names(postgres_engine) == ["tfmq.sql.x@node"]
+    assert found(postgres_engine, "tfmq.sql.x") == [Prepared("tfmq.sql.x@node", "tfmq.sql.x", "node")]
+
+
+def test_only_ours_are_found(postgres_engine: Engine) -> None:
+    for number, gid in enumerate(["tfmq.sql.a@n", "tfmq.sql.ab@n", "_sa_1", "tfmq.sql.strange", "other@n"]):
+        prepare(postgres_engine, gid, number)
+    assert [each.xid for each in found(postgres_engine)] == ["tfmq.sql.a", "tfmq.sql.ab"]
+    assert [each.xid for each in found(postgres_engine, "tfmq.sql.a")] == ["tfmq.sql.a"]
+
+
+def test_where_nothing_can_be_prepared_nothing_is_looked_for(sqlite_engine: Engine) -> None:
+    assert found(sqlite_engine) == []
+
+
+@pytest.mark.parametrize(("decision", "kept"), [("commit", [1]), ("rollback", [])])
+def test_it_is_finished_by_somebody_else(
+    postgres_engine: Engine, decision: Decision, kept: list[int]
+) -> None:
+    prepare(postgres_engine, "tfmq.sql.x@n", 1)
+    with postgres_engine.connect() as connection:
+        finish(connection, "tfmq.sql.x@n", decision)
+        finish(connection, "tfmq.sql.x@n", decision)  # that it is gone is no error
+    assert orders(postgres_engine) == kept
+
+
+def test_what_cannot_be_finished_says_why(postgres_engine: Engine) -> None:
+    with postgres_engine.connect() as connection:
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
+        driver.close()
+        with pytest.raises(SQLAlchemyError, match="cannot be finished"):
+            finish(connection, "tfmq.sql.x@n", "commit")
+
+
+def test_a_transaction_of_one_phase_has_no_name(postgres_engine: Engine) -> None:
+    with postgres_engine.connect() as connection, connection.begin(), pytest.raises(NotSupported):
+        rename(connection, "tfmq.sql.x@n")

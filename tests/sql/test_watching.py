@@ -1,0 +1,95 @@
+"""Leftovers are looked for from the beginning, again and again, until the producer is closed."""
+
+import asyncio
+import gc
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import Engine
+
+import tfmq.aio
+from tests.sql.conftest import prepared_names
+from tests.sql.test_course import async_engine_of
+from tests.sql.test_decision import wait_until
+from tests.sql.test_prepared import prepare
+from tfmq.sql import watching
+from tfmq.sql.broker import node_of
+from tfmq.sql.prepared import name
+from tfmq.sql.watching import watch
+from tools.rigs.postgresql import PostgresServer
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.05)
+
+
+def threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "tfmq-sql-leftovers"]
+
+
+def test_a_leftover_goes_and_the_thread_ends_with_the_producer(
+    postgres_engine: Engine, tmp_path: Path
+) -> None:
+    with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
+        producer.begin("any").rollback()
+        watch(producer, postgres_engine)
+        watch(producer, postgres_engine)
+        assert len(threads()) == 1
+        prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
+        wait_until(lambda: prepared_names(postgres_engine) == [])
+    wait_until(lambda: threads() == [])
+
+
+def test_a_producer_that_nobody_holds_ends_it_too(postgres_engine: Engine) -> None:
+    producer = tfmq.Producer("127.0.0.1:1")
+    watch(producer, postgres_engine)
+    producer.close()
+    del producer
+    gc.collect()
+    wait_until(lambda: threads() == [])
+
+
+def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None:
+    async def use(servers: str) -> None:
+        engine = async_engine_of(postgres_engine)
+        async with tfmq.aio.Producer(servers) as producer:
+            await (await producer.begin("any")).rollback()
+            watch(producer, engine.sync_engine)
+            prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
+            deadline = time.monotonic() + 10
+            while prepared_names(postgres_engine):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+        while watching._tasks:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        await engine.dispose()
+
+    with tfmq.local_server(tmp_path / "data") as servers:
+        asyncio.run(use(servers))
+    assert threads() == []
+
+
+def test_without_a_loop_it_waits_for_one(postgres_engine: Engine) -> None:
+    engine = async_engine_of(postgres_engine)
+    watch(tfmq.aio.Producer("127.0.0.1:1"), engine.sync_engine)
+    assert (watching._tasks, threads()) == (set(), [])
+
+
+def test_an_outage_is_told_once_and_ends(
+    postgres: PostgresServer, postgres_engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
+        producer.begin("any").rollback()
+        postgres.stop()
+        watch(producer, postgres_engine)
+        wait_until(lambda: "was not looked at" in caplog.text)
+        time.sleep(0.2)
+        postgres.start()
+        postgres_engine.dispose()
+        prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
+        wait_until(lambda: prepared_names(postgres_engine) == [])
+    assert caplog.text.count("was not looked at") == 1
