@@ -1,5 +1,6 @@
 """The start: everything before the listener, or a clear sentence why not."""
 
+import gc
 import json
 
 import pytest
@@ -170,3 +171,17 @@ def test_a_start_on_a_full_disk_loses_nothing() -> None:
     assert again.ask(ResumePartition("orders", 0)).state == "open"
     assert again.produce(producer, 1, [b"more"]).code == "ok"
     assert again.payloads() == [b"hello", b"more"]
+
+
+def test_the_collector_is_as_it_was_after_a_start_whether_it_succeeds_or_not() -> None:
+    broker = Broker()
+    assert gc.isenabled()
+    with pytest.raises(Locked):
+        Broker(broker.disk)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        broker.restart()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
