@@ -299,6 +299,13 @@ class Desk:
         assert self.prepare(began).code == "ok"
         return began
 
+    def prepared_unforced(self, xid: str, payloads: Sequence[bytes] = (b"m",), key: int = ORDERS) -> Answer:
+        """The same, without waiting for the answer of the prepare."""
+        began = self.begin(xid)
+        self.send(began, payloads, key)
+        self.prepare(began)
+        return began
+
     def transact(
         self,
         batches: Sequence[tuple[int, Sequence[bytes]]],

@@ -1,0 +1,126 @@
+"""The books: what is done beside a record, and in which order."""
+
+import pytest
+
+from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
+from tests.transaction.targets import Row
+from tfmq.errors import StaleEpoch
+from tfmq.transaction.books import DROPS_REMEMBERED, READ_ONLY_REMEMBERED, Books
+
+
+def books(desk: Desk) -> Books:
+    return desk.handler._books
+
+
+def test_a_transaction_is_found_by_name_and_epoch_only() -> None:
+    desk = Desk()
+    began = desk.begin("x")
+    assert books(desk).find("x", began.epoch) is not None
+    assert books(desk).find("y", began.epoch) is None
+    assert books(desk).find("x", began.epoch + 1) is None
+    with pytest.raises(StaleEpoch):
+        books(desk).find("x", began.epoch - 1)
+
+
+def test_decisions_start_in_the_order_of_their_places_whatever_order_their_forces_are_told_in() -> None:
+    desk = Desk()
+    waiters = []
+    desk.store.when_forced = lambda place, waiter: waiters.append(waiter)  # type: ignore[method-assign]
+    began = [desk.prepared_unforced(f"x{number}", [b"%d" % number]) for number in range(3)]
+    waiters.clear()
+    for each in began:
+        desk.commit(each)
+    waiters[2](None)
+    desk.turn()
+    assert desk.visible() == [b"0", b"1", b"2"]
+    waiters[0](None)
+    waiters[1](None)
+    desk.turn()
+    assert desk.visible() == [b"0", b"1", b"2"]
+
+
+def test_what_is_told_from_memory_waits_for_the_disk() -> None:
+    desk = Desk(queued=True)
+    told = Answer()
+    books(desk).when_sure(lambda error: told(error is None, None))
+    assert told.result is True, "nothing has happened yet"
+    desk.transact([(ORDERS, [b"m"])])
+    told = Answer()
+    books(desk).when_sure(lambda error: told(error is None, None))
+    assert told.code == "waiting"
+    desk.work()
+    assert told.result is True
+
+
+def test_steps_that_wait_go_on_in_their_order() -> None:
+    desk = Desk()
+    began = desk.begin("x")
+    transaction = desk.store.transactions[began.epoch]
+    went: list[int] = []
+    for number in range(3):
+        books(desk).later(transaction, lambda number=number: went.append(number))  # type: ignore[misc]
+    books(desk).go_on(transaction)
+    books(desk).go_on(transaction)
+    assert went == [0, 1, 2]
+
+
+def test_memories_are_bounded() -> None:
+    desk = Desk()
+    began = desk.begin("first")
+    desk.prepare(began)
+    assert books(desk).was_empty("first", began.epoch)
+    for number in range(READ_ONLY_REMEMBERED):
+        books(desk)._read_only["x", number] = None
+    desk.prepare(desk.begin("last"))
+    assert not books(desk).was_empty("first", began.epoch)
+    desk.targets.delete(16)
+    books(desk)._drops.update(dict.fromkeys(range(-DROPS_REMEMBERED, 0), 1))
+    kept = desk.begin("drop")
+    desk.send(kept, [b"m"], BILLS)
+    desk.prepare(kept)
+    desk.targets.delete(17)
+    desk.commit(kept)
+    assert books(desk).drops(kept.epoch) == 1
+    assert len(books(desk)._drops) == DROPS_REMEMBERED
+
+
+def test_a_start_has_everything_back_before_it_says_so() -> None:
+    """Hazard 15: prepared ones with space, locks, checks and times; decided ones applied."""
+    desk = Desk()
+    began = desk.begin("x", group="shop")
+    desk.send(began, [b"m" * 79])
+    desk.prepare(began, [Row("g", 1, 5)])
+    decided = desk.prepared("y", [b"decided"], BILLS)
+    desk.targets.stop(BILLS)
+    desk.commit(decided)
+    desk.advance(61)
+    again = desk.power_cut()
+    assert again.recovered
+    assert again.visible(BILLS) == [b"decided"]
+    assert (again.targets.reserved, list(again.targets.locks)) == (99, [began.epoch])
+    answer = Answer()
+    again.advance(0.1)
+    again.handler.await_checks("shop", 0, again.session, answer)
+    assert [check.xid for check in answer.result] == ["x"]
+
+
+def test_a_start_locks_nothing_of_what_ended_by_hand_and_is_settled() -> None:
+    desk = Desk()
+    for xid, end in (("x", desk.commit), ("y", desk.rollback)):
+        began = desk.begin(xid)
+        desk.send(began, [b"m"])
+        desk.prepare(began, [Row(xid, 1, 5)])
+        end(began, by_hand=True)
+    desk.advance(1)
+    again = desk.power_cut()
+    assert (again.targets.locks, again.targets.reserved) == ({}, 0)
+    assert len(again.handler.list(None, 0, 10)[0]) == 2
+
+
+def test_an_offset_lock_of_a_prepared_one_stays_if_the_force_of_its_end_fails() -> None:
+    desk = Desk()
+    began = desk.begin("x")
+    desk.prepare(began, [Row("g", 1, 5)])
+    desk.disk.faults.fail("force", times=None)
+    desk.rollback(began)
+    assert list(desk.targets.locks) == [began.epoch], "a start may find it prepared"
