@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.broker.helpers import Answer, Broker, Session, batch, payloads_of
+from tests.scale import scaled
 from tfmq.broker.transactions import COPY_BYTES, owned
 from tfmq.errors import Busy
 from tfmq.protocol import commands
@@ -512,3 +513,48 @@ def test_a_fetch_that_waits_is_woken_by_a_commit() -> None:
     assert fetch.code == "waiting"
     broker.work()
     assert payloads_of(fetch, end) == [b"new"]
+
+
+# Many
+
+
+def test_item_24_a_hundred_streams_of_transactions_beside_each_other_end_with_none_active() -> None:
+    broker = Broker(flush__messages=1000)
+    broker.create(partitions=2)
+    streams, rounds = [broker.stream() for _ in range(100)], scaled(1000)
+    for number in range(rounds):
+        answers = [
+            broker.transact(stream, [("orders", stream.id % 2, [b"%d.%d" % (stream.id, number)])], turn=False)
+            for stream in streams
+        ]
+        broker.engine.turn_ended()
+        assert {answer.state for answer in answers} == {"committed"}
+    broker.advance(20)
+    status = broker.engine.transactions_map()
+    assert (status["open"], status["prepared"], status["applying"]) == (0, 0, 0)
+    assert broker.settled() and broker.engine.house.quotas.requests == 0
+    there = [payload for part in found(broker) for payload in part]
+    assert len(there) == len(set(there)) == 100 * rounds
+    for stream in streams[:10]:
+        name = b"%d." % stream.id
+        own = [payload for payload in there if payload.startswith(name)]
+        assert own == [name + b"%d" % number for number in range(rounds)]
+
+
+def test_item_25_files_of_the_journal_go_although_one_transaction_stays_in_doubt() -> None:
+    broker = Broker(transaction__journal_file_bytes=1 << 16)
+    broker.create(partitions=2)
+    stream = broker.stream()
+    began = broker.begin(stream, "forgotten")
+    broker.send(stream, began, [b"kept"])
+    broker.prepare(began)
+    other = broker.stream()
+    sizes = []
+    for _ in range(12):
+        for _ in range(20):
+            assert broker.transact(other, [("orders", 1, [bytes(5000)])]).state == "committed"
+        broker.advance(30)
+        sizes.append(broker.engine.transactions_map()["journal_bytes"])
+    assert max(sizes[4:]) <= 10 * (1 << 16), sizes
+    left = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert left.decide(began).state == "committed" and left.payloads(partition=0) == [b"kept"]
