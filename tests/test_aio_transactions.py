@@ -143,6 +143,36 @@ def test_large_ones_go_while_they_grow_and_wait_for_room() -> None:
     assert len(play(story).payloads("orders")) == 3000
 
 
+def test_what_grows_goes_while_its_task_is_elsewhere() -> None:
+    async def story(made: aio.Producer, broker: FakeBroker) -> None:
+        async with made.transaction() as tx:
+            for _ in range(150):
+                await tx.send("orders", bytes(10_000))
+            await until(lambda: sum(isinstance(each, Produce) for each in broker.requests) >= 4)
+            for _ in range(60):
+                await tx.send("orders", bytes(10_000))
+            await until(lambda: sum(isinstance(each, Produce) for each in broker.requests) >= 6)
+
+    assert len(play(story).payloads("orders")) == 210
+
+
+def test_what_a_loop_left_open_is_given_up() -> None:
+    broker = FakeBroker()
+    with listening(broker) as servers:
+
+        async def story() -> aio.Producer:
+            made = aio.Producer(servers)
+            tx = made.transaction()
+            await tx.send("orders", b"1")
+            kept.append(tx)
+            return made
+
+        kept: list[aio.Transaction] = []
+        made = asyncio.run(story())
+        made._core.owner.finish(1.0)
+        assert kept[0].state == "rolled_back"
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_check_may_be_a_coroutine_function(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfmq.client.transaction_checks.LOOK_SECONDS", 0.02)

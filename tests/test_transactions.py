@@ -3,6 +3,8 @@
 import gc
 import inspect
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -158,6 +160,21 @@ def test_large_ones_go_while_they_grow(producer: Producer, broker: FakeBroker) -
     assert (len(broker.payloads("orders")), len(broker.payloads("bills"))) == (500, 2000)
 
 
+def test_what_grows_goes_on_while_its_sender_is_elsewhere(producer: Producer, broker: FakeBroker) -> None:
+    tx = producer.transaction()
+    for turn in range(2):
+        for _ in range(150):
+            tx.send("orders", bytes(10_000))
+        enough = 4 * (turn + 1)
+        until(lambda enough=enough: sum(isinstance(each, Produce) for each in broker.requests) >= enough)
+        pipeline = tx._core.ending.pipeline
+        assert pipeline is not None
+        until(lambda pipeline=pipeline: pipeline.bytes == 0)  # nobody waits for the answers but the keeper
+        if turn == 0:
+            until(lambda: producer._driver.keeper._parked)
+    assert tx.commit() == "committed" and len(broker.payloads("orders")) == 300
+
+
 def test_several_threads_send_in_one(producer: Producer, broker: FakeBroker) -> None:
     tx = producer.transaction()
     count = scaled(2000) + 100
@@ -293,6 +310,22 @@ def test_closing_a_producer_tells_what_it_rolled_back(servers: str, broker: Fake
     assert tx.state == "rolled_back" and broker.states() == ["rolled_back"]
     with pytest.raises(TransactionRolledBack, match="The producer was closed"):
         tx.commit()
+
+
+PROGRAM = """
+import sys, logging, tfmq
+logging.basicConfig(format="%(message)s")
+producer = tfmq.Producer(sys.argv[1])
+tx = producer.begin("order-42")
+tx.send("orders", b"1")
+"""
+
+
+def test_a_program_that_ends_inside_rolls_back_and_says_so(servers: str, broker: FakeBroker) -> None:
+    command = [sys.executable, "-c", PROGRAM, servers]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "1 transactions were open when the producer was closed" in run.stderr
+    assert broker.states() == ["rolled_back"]
 
 
 def test_the_check_is_asked_while_nobody_sends(

@@ -48,7 +48,10 @@ class Transaction(TransactionHandle):
         data = self._producer.payload(message)
         if not core.may_append(topic):
             return await self._driver.run(core.sending(topic, message, data))
-        return core.append(topic, message, data)
+        delivery = core.append(topic, message, data)
+        if self._producer.link.unattended:
+            self._driver.attend()
+        return delivery
 
     async def send_many(self, topic: str, payloads: Iterable[Any]) -> Deliveries:
         return await self._driver.run(self._core.sending_many(topic, payloads))

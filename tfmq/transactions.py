@@ -81,6 +81,8 @@ class Transaction(TransactionHandle):
                 driver.glance()
         if delivery is None:
             delivery = driver.run(core.sending(topic, message, data))
+        if link.unattended:
+            driver.attend()
         driver.callbacks.run()
         return delivery
 

@@ -187,6 +187,18 @@ def test_a_topic_that_was_made_anew_refuses_and_the_next_one_succeeds(rig: Trans
     assert visible(rig) == [b"new"]
 
 
+def test_a_topic_that_was_made_anew_ends_a_large_one_and_the_next_one_succeeds(rig: TransactionRig) -> None:
+    first = rig.begin("first")
+    rig.send(first, b"old")
+    rig.broker.delete("orders")
+    rig.broker.incarnations["orders"] = 99
+    with pytest.raises(UnknownTopic):
+        rig.commit(first)
+    again = rig.begin("again")
+    rig.send(again, b"new")
+    assert rig.commit(again) == "committed" and visible(rig) == [b"new"]
+
+
 def test_a_topic_that_nobody_makes_is_told_at_once(rig: TransactionRig) -> None:
     rig.broker.auto_create = False
     with pytest.raises(UnknownTopic):

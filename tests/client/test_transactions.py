@@ -59,6 +59,7 @@ def test_they_are_counted(rig: TransactionRig) -> None:
     rig.send_many(first, large()), rig.send(second, b"x")
     rig.commit(first), rig.rollback(second)
     stats = rig.core.stats()
+    assert stats["messages"] == len(large())
     assert (stats["transactions"], stats["rolled_back_transactions"], stats["open_transactions"]) == (1, 1, 1)
 
 

@@ -29,6 +29,7 @@ def test_work_in_a_thread_brings_its_result_under_the_lock() -> None:
         """As far as a thread needs it."""
 
         def __init__(self) -> None:
+            self.closed = False
             self.lock = threading.Lock()
             self.done = threading.Event()
             self.glances = 0

@@ -162,6 +162,7 @@ def test_a_large_named_one_goes_through_cuts_and_a_local_one_ends_with_them(
         producer.send(topic, b"begin").result(SECONDS)
         named, local = producer.begin(topic), producer.transaction()
         local.send_many(topic, wanted)
+        wait_until(lambda: local.xid)
         proxy.up = Cutting(random, 500_000, 8)
         named.send_many(topic, wanted)
         assert named.commit() == "committed", f"seed {SEED}"
@@ -468,6 +469,6 @@ def test_the_clients_memory_does_not_grow_with_the_transaction(broker: LiveServe
     with Worker(GROWING, broker.address, topic, str(size)) as worker:
         worker.wait_for("grew", seconds=SECONDS * 10)
     grew_kib = int(worker.lines[-1].split()[1])
-    assert grew_kib < 32 << 10, f"{size} bytes sent, {grew_kib} KiB more"
+    assert grew_kib < 48 << 10, f"{size} bytes sent, {grew_kib} KiB more"
     with tfmq.Admin(broker.address) as admin:
         admin.delete_topic(topic)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tfmq.client.drivers.callbacks import refuse_in_callback
 from tfmq.client.waiting import Operation
 from tfmq.client.work import in_a_thread
-from tfmq.errors import NotAllowed, TfmqError, TimedOut
+from tfmq.errors import NotAllowed, TfmqError, TimedOut, TransactionRolledBack
 
 if TYPE_CHECKING:
     from tfmq.client.batch import Batch
     from tfmq.client.producing import ProducerCore
+
+log = logging.getLogger("tfmq.producer")
 
 
 class BlockingOwner:
@@ -69,8 +71,12 @@ class BlockingOwner:
     def finish(self, seconds: float) -> int:
         """As `close` at the end of the interpreter; how many messages were not delivered."""
         before = self._core.sender.failed_messages
-        with contextlib.suppress(TfmqError):
+        try:
             self.close(seconds)
+        except TransactionRolledBack as lost:
+            log.error("%s", lost)
+        except TfmqError:
+            pass  # what was not delivered is counted
         return self._core.sender.failed_messages - before
 
 
@@ -99,6 +105,7 @@ class AsyncOwner(BlockingOwner):
 
     def finish(self, seconds: float) -> int:
         """The loop is gone by now: what is not delivered is given up; how many messages that is."""
+        self._core.transactions.give_up()
         lost = self._core.sender.abandon(TimedOut("The program ended before it was delivered."))
         self._core.driver.close_now()
         return lost

@@ -46,6 +46,7 @@ from tfmq.errors import (
     TimedOut,
     TransactionRolledBack,
     TransactionState,
+    UnknownTopic,
 )
 from tfmq.message import Message
 from tfmq.protocol.commands import ACKS_SYNCED
@@ -175,6 +176,7 @@ class TransactionCore:
             raise TransactionState("Work in this branch was ended: start(xid, resume=True) goes on with it.")
         pipeline = self.ending.pipeline
         if pipeline is not None and pipeline.failure is not None:
+            self._note(pipeline.failure)
             raise type(pipeline.failure)(
                 f"{pipeline.failure.sentence} The transaction can only be rolled back.", outcome=NOT_DONE
             )
@@ -236,6 +238,7 @@ class TransactionCore:
         try:
             state = yield from work()
         except TfmqError as error:
+            self._note(error)
             told = self._told(error)
             self._move(state_behind(step, error) or before, told)
             raise told from error
@@ -252,6 +255,10 @@ class TransactionCore:
             if state in SETTLED:
                 self._settle(error)
         self._stepped.settle()
+
+    def _note(self, error: TfmqError) -> None:
+        if isinstance(error, UnknownTopic):
+            self.gathering.forget_topics()
 
     def _told(self, error: TfmqError) -> TfmqError:
         """The error, with what to do where nobody knows whether it happened."""

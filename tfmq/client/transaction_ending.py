@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tfmq.client.call import Call
 from tfmq.client.tasks import Task
@@ -26,7 +26,6 @@ from tfmq.errors import (
     TimedOut,
     TransactionRolledBack,
     TransactionState,
-    UnknownTopic,
     UnknownTransaction,
 )
 from tfmq.protocol.commands import (
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
     from tfmq.client.transactions import Transactions
 
 log = logging.getLogger("tfmq.transaction")
+
+LET_GO_SECONDS: Final = 30.0
+"""How long a rollback that nobody waits for is tried; behind that the transaction's own time ends it."""
 
 
 class Ending:
@@ -240,8 +242,6 @@ class Ending:
             reply = call.result()
             done = True
         except TfmqError as error:
-            if isinstance(error, UnknownTopic):
-                self._gathering.forget_topics()
             if error.outcome == "not done":
                 self._stream = None
             raise
@@ -305,13 +305,20 @@ class Ending:
         pipeline = self.pipeline
         if pipeline is not None and pipeline.begun and self._link.state != "closed":
             request = RollbackTransaction(pipeline.xid, pipeline.epoch, False)
-            self._link.call(request, seconds=self._home.seconds, unattended=True)
+            self._link.call(request, seconds=LET_GO_SECONDS, unattended=True)
 
     def over(self) -> None:
         """The broker's last word is here."""
         self.halt()
         if self.pipeline is not None:
             self.pipeline.end()
+
+    def counts(self) -> tuple[int, int, int]:
+        """How many messages, batches and bytes went."""
+        if self.pipeline is not None:
+            return self.pipeline.message_count, self.pipeline.count, self.pipeline.sent_bytes
+        framed = self._framed
+        return sum(each.count for each in framed), len(framed), sum(each.size_bytes for each in framed)
 
     def batches(self) -> Iterator[TransactionBatch | None]:
         """All that went or was to go, in order; None for one that nobody holds any more."""

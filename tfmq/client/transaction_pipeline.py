@@ -32,7 +32,9 @@ from tfmq.errors import (
     StaleProducer,
     TfmqError,
     TransactionError,
+    TransactionRolledBack,
     UnknownProducer,
+    UnknownTransaction,
 )
 from tfmq.protocol.commands import (
     ACKS_WRITTEN,
@@ -74,8 +76,8 @@ class Pipeline:
         self.failure: TfmqError | None = None
         self.bytes = 0
         """What is queued or in flight."""
-        self.count = 0
-        """How many batches the broker has."""
+        self.count = self.message_count = self.sent_bytes = 0
+        """How many batches, messages and bytes the broker has."""
         self.journalled: list[weakref.ref[TransactionBatch]] = []
         """The batches that the broker has, in order; who wants to hear of one holds it."""
         self._link = link
@@ -254,6 +256,8 @@ class Pipeline:
             batch.journalled()
             self.journalled.append(weakref.ref(batch))
             self.count += 1
+            self.message_count += batch.count
+            self.sent_bytes += batch.size_bytes
             self._fresh = False
             landed = True
         if landed:
@@ -278,8 +282,12 @@ class Pipeline:
 
     def _told(self, error: TfmqError) -> TfmqError:
         """Nothing of a transaction is there before its commit, whatever became of a batch."""
-        lost = not self.beginning.xid and self._link.connections != self._connection
-        reason = " The connection was lost, and with it the transaction." if lost else ""
+        if not self.beginning.xid and self._link.connections != self._connection:
+            reason = " The connection was lost, and with it the transaction."
+        elif isinstance(error, UnknownTransaction | TransactionRolledBack):
+            reason = " Its time was over, or somebody else ended it."
+        else:
+            reason = ""
         told = type(error)(f"{error.sentence}{reason} Nothing of it is visible.", outcome=NOT_DONE)
         told.__cause__ = error
         return told

@@ -22,6 +22,7 @@ from tfmq.errors import (
     UNKNOWN,
     Abandoned,
     HeuristicOutcome,
+    StaleEpoch,
     TfmqError,
     TransactionCommitted,
     TransactionRolledBack,
@@ -108,6 +109,6 @@ def state_behind(step: str, error: TfmqError) -> str | None:
         return COMMITTED
     if isinstance(error, HeuristicOutcome) and error.state in (HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK):
         return str(error.state)
-    if isinstance(error, UnknownTransaction) or error.outcome == UNKNOWN:
+    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:
         return IN_DOUBT
     return None

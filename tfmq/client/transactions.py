@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tfmq.client.operations import request
 from tfmq.client.tasks import Task, Tasks
 from tfmq.client.transaction import FRAME_BYTES, LEAVE_SECONDS, TransactionCore
+from tfmq.client.transaction_asking import answered
 from tfmq.client.transaction_checks import Check, Checks
 from tfmq.client.transaction_gathering import Gathering
 from tfmq.client.transaction_pipeline import Beginning
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tfmq.transaction")
 
+LOST: Final = "{} transactions were open when the producer was closed, and were rolled back: end them before, or use `with`."
 CLOSED: Final = "The producer was closed before the transaction was committed, so it was rolled back."
 FOUND: Final = {
     "open": OPEN,
@@ -88,8 +89,7 @@ class Transactions:
     def resuming(self, xid: str) -> Operation[TransactionCore]:
         """One that the broker has, or remembers. Raises `UnknownTransaction`."""
         self.producer.check_open()
-        asked = DescribeTransaction(checked_xid(xid))
-        found = (yield from request(self.link, asked, seconds=self.seconds)).description
+        found = (yield from self.answer(DescribeTransaction(checked_xid(xid)))).description
         state = FOUND.get(str(found.get("state")))
         if state is None:
             raise UnknownTransaction(
@@ -124,6 +124,11 @@ class Transactions:
             self._checks.watch(), lambda error: log.error("The check of transactions ended.", exc_info=error)
         )
 
+    def answer(self, request: Any) -> Operation[Any]:
+        """The reply to `request`, asked again while the broker is busy."""
+        call = yield from answered(self.link, request, until=self.link.now() + self.seconds)
+        return call.result()
+
     def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
         """Have `operation` go on while nobody waits for it."""
         driver = self.producer.driver
@@ -144,6 +149,11 @@ class Transactions:
         self._open.pop(transaction, None)
         if committed:
             self.committed += 1
+            sender = self.producer.sender
+            messages, batches, size_bytes = transaction.ending.counts()
+            sender.sent_messages += messages
+            sender.sent_batches += batches
+            sender.sent_bytes += size_bytes
         else:
             self.rolled_back += 1
 
@@ -173,10 +183,17 @@ class Transactions:
                 "The producer was closed while the state of transaction %s was %s.", each.xid, each.state
             )
         if lost:
-            raise TransactionRolledBack(
-                f"{lost} transactions were open when the producer was closed, and were rolled back: end them before, or"
-                " use `with`."
-            )
+            raise TransactionRolledBack(LOST.format(lost))
+
+    def give_up(self) -> int:
+        """As `closing`, where nothing can be waited for any more; how many were lost."""
+        lost = 0
+        for each in list(self._open):
+            lost += each.state == OPEN and not each.ending.is_empty
+            each.drop(TransactionRolledBack(CLOSED), CLOSED)
+        if lost:
+            log.error(LOST.format(lost))
+        return lost
 
     def stop(self) -> None:
         """Nothing of it goes on while nobody waits."""

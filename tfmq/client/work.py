@@ -39,6 +39,8 @@ def inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], 
 class Lively(Protocol):
     """What a thread needs of a driver to bring a result."""
 
+    closed: bool
+
     @property
     def lock(self) -> Any: ...
 
@@ -54,7 +56,8 @@ def in_a_thread(driver: Lively) -> Run:
         def finished(result: Any, error: BaseException | None) -> None:
             with driver.lock:
                 done(result, error)
-                driver.glance()
+                if not driver.closed:
+                    driver.glance()
             driver.attend()
 
         threading.Thread(target=inline, args=(work, finished), name="tfmq-work", daemon=True).start()

@@ -7,7 +7,6 @@ without that.
 
 from __future__ import annotations
 
-from tfmq.client.operations import request
 from tfmq.client.transaction import TransactionCore
 from tfmq.client.transaction_steps import OPEN, PREPARED, READ_ONLY
 from tfmq.client.transactions import Transactions, checked_xid
@@ -79,7 +78,7 @@ class Branches:
         after, more = 0, True
         while more:
             asked = ListTransactions(RECOVERED, after, group=group or "")
-            reply = yield from request(self._transactions.link, asked, seconds=self._transactions.seconds)
+            reply = yield from self._transactions.answer(asked)
             found += [str(each["xid"]) for each in reply.transactions]
             more = reply.more and bool(reply.transactions)
             after = int(reply.transactions[-1]["epoch"]) if more else after
@@ -88,8 +87,7 @@ class Branches:
     def forgetting(self, xid: str) -> Operation[bool]:
         """Drop the outcome that an operator gave it; whether there was one."""
         branch = yield from self._transactions.resuming(xid)
-        asked = ForgetTransaction(xid, branch.ending.epoch)
-        reply = yield from request(self._transactions.link, asked, seconds=self._transactions.seconds)
+        reply = yield from self._transactions.answer(ForgetTransaction(xid, branch.ending.epoch))
         self._branches.pop(xid, None)
         return bool(reply.forgotten)
 
