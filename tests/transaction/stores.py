@@ -132,9 +132,13 @@ class Store:
     def work(self) -> None:
         """Everything that workers have to do, and what comes of it."""
         while self.jobs or self.store.due:
-            if self.jobs:
-                _run(*self.jobs.pop(0))
-            self.store.write()
+            self.step()
+
+    def step(self) -> None:
+        """The first thing that a worker has to do, and what comes of it."""
+        if self.jobs:
+            _run(*self.jobs.pop(0))
+        self.store.write()
 
     def turn(self) -> None:
         """The end of a turn; workers go on if they are not lazy."""

@@ -1,5 +1,6 @@
 """What the records say, packed and unpacked: golden bytes, tolerance, and every bit of it flipped."""
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,8 @@ def test_damage_raises_value_error_and_nothing_else() -> None:
     for _ in range(scaled(20_000)):
         kind, epoch, payload = generator.choice(packed)
         data = damaged(generator, payload)
-        try:
+        with contextlib.suppress(ValueError):
             operations.unpack(kind, epoch, data)
-        except ValueError:
-            pass
 
 
 def damaged(generator: random.Random, payload: bytes) -> bytes:

@@ -26,9 +26,6 @@ YIELD_ROWS: Final = 64
 """A worker that packs lets the owner's thread in after so many rows (0.2 ms): it would else wait for Python's own
 interval, 5 ms, again and again."""
 
-Captured = tuple[Transaction, str, Decision | None, bool, Locations, int, Sequence[tuple[int, str]] | None]
-"""What can change of a transaction, as it was; topics only while it is open."""
-
 
 class Head(NamedTuple):
     """What is not a transaction: the latest time, the end of the leased epochs, and what the streams, the commit
@@ -40,33 +37,48 @@ class Head(NamedTuple):
     parts: Sequence[Any]
 
 
+class Captured(NamedTuple):
+    """What can change of transactions, as it was: one list for each field, and no object for each transaction, since
+    100,000 new ones would set off Python's garbage collector, which takes half a second then.
+    """
+
+    transactions: list[Transaction]
+    states: list[str]
+    decisions: list[Decision | None]
+    settled: list[bool]
+    locations: list[Locations]
+    words: list[int]
+    """How many words of the locations there were."""
+    topics: list[Sequence[tuple[int, str]] | None]
+    """Of open ones; those of others do not change."""
+
+
 def capture(head: Head, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
     """Takes hold of the transactions as they are, in the owner's thread; what it answers packs them."""
-    rows = [
-        (
-            each,
-            each.state,
-            each.decision,
-            each.settled,
-            each.locations,
-            len(each.locations),
-            None if each.prepared_ms or each.decision else tuple(each.topics.items()),
-        )
-        for each in transactions
-    ]
-    return lambda: _pack(head, rows)
+    found = list(transactions)
+    locations = [each.locations for each in found]
+    captured = Captured(
+        found,
+        [each.state for each in found],
+        [each.decision for each in found],
+        [each.settled for each in found],
+        locations,
+        list(map(len, locations)),
+        [None if each.prepared_ms or each.decision else tuple(each.topics.items()) for each in found],
+    )
+    return lambda: _pack(head, captured)
 
 
-def _pack(head: Head, captured: Sequence[Captured]) -> bytes:
-    rows = sorted(captured, key=lambda row: row[0].epoch)
+def _pack(head: Head, captured: Captured) -> bytes:
     shared = {
         id(decision): (decision.place, [each.epoch for each in decision.transactions])
-        for _, _, decision, *_ in rows
+        for decision in captured.decisions
         if decision is not None and len(decision.transactions) > 1
     }
     packer = msgpack.Packer(autoreset=False)
-    packer.pack((VERSION, head.time_ms, head.epochs_end, *head.parts, list(shared.values()), len(rows)))
-    for number, row in enumerate(rows, 1):
+    decisions = sorted(shared.values())
+    packer.pack((VERSION, head.time_ms, head.epochs_end, *head.parts, decisions, len(captured.transactions)))
+    for number, row in enumerate(zip(*captured, strict=True), 1):
         packer.pack(_row(*row))
         if not number % YIELD_ROWS:
             time.sleep(0)
@@ -126,12 +138,16 @@ def _restore(data: bytes) -> tuple[Head, list[Transaction]]:
     if version > VERSION:
         raise NewerFormat(NAME, version, VERSION)
     shared, count = fields[6:8]
-    transactions = [_transaction(unpacker.unpack()) for _ in range(count)]
+    transactions = sorted((_transaction(unpacker.unpack()) for _ in range(count)), key=_epoch_of)
     if shared:
         by_epoch = {each.epoch: each for each in transactions}
         for _, epochs in shared:
             _share([by_epoch[epoch] for epoch in epochs])
-    return Head(fields[0], fields[1], fields[2:6]), transactions
+    return Head(fields[0], fields[1], tuple(fields[2:6])), transactions
+
+
+def _epoch_of(transaction: Transaction) -> int:
+    return transaction.epoch
 
 
 def _transaction(row: Sequence[Any]) -> Transaction:

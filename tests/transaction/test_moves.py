@@ -1,0 +1,68 @@
+"""Batches that were carried forward: the right one moves, and a snapshot on its way sees nothing of it."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.transaction.stores import ORDERS
+from tfmq.transaction.moves import Moves
+from tfmq.transaction.operations import Origin
+from tfmq.transaction.transaction import WORDS, Locations, Transaction
+
+
+def made(epoch: int, *places: int) -> Transaction:
+    transaction = Transaction(epoch, Origin("x", False, 1, 1, 0))
+    for place in places:
+        transaction.locations.add(place, ORDERS, 1, 1)
+    return transaction
+
+
+def places(locations: Locations) -> list[int]:
+    return list(locations[0::WORDS])
+
+
+def test_a_batch_lies_where_it_was_moved_to() -> None:
+    transaction, moves = made(1, 10, 20, 30), Moves()
+    assert moves.move(transaction, 500, 20)
+    assert places(transaction.locations) == [10, 500, 30]
+    assert moves.move(transaction, 600, 500)
+    assert places(transaction.locations) == [10, 600, 30]
+
+
+def test_what_is_not_there_is_not_moved() -> None:
+    transaction, moves = made(1, 10, 20), Moves()
+    assert not moves.move(transaction, 500, 21)
+    assert not moves.move(transaction, 500, ORDERS), "a log's id is no place"
+    assert places(transaction.locations) == [10, 20]
+
+
+def test_a_snapshot_that_is_being_packed_has_the_old_places() -> None:
+    transaction, moves = made(1, 10, 20), Moves()
+    moves.move(transaction, 500, 10)
+    captured = transaction.locations
+    moves.share()
+    moves.move(transaction, 600, 20)
+    moves.move(transaction, 700, 500)
+    assert places(captured) == [500, 20]
+    assert places(transaction.locations) == [700, 600]
+
+
+@given(st.integers(0, 1 << 32))
+def test_any_order_of_moves_does_what_a_list_does(seed: int) -> None:
+    generator = random.Random(seed)
+    moves = Moves()
+    known = {epoch: [epoch * 1000 + n for n in range(generator.randrange(1, 8))] for epoch in range(1, 4)}
+    live = {epoch: made(epoch, *at) for epoch, at in known.items()}
+    place = 10_000
+    for _ in range(generator.randrange(60)):
+        epoch = generator.choice(list(live))
+        place += 1
+        row = generator.randrange(len(known[epoch]))
+        assert moves.move(live[epoch], place, known[epoch][row])
+        known[epoch][row] = place
+        if generator.random() < 0.2:
+            moves.share()
+        assert places(live[epoch].locations) == known[epoch], f"seed {seed}"

@@ -1,0 +1,216 @@
+"""What goes into a partition, in appends of at most 1 MiB, from wherever it left off."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.batch import verify_batch
+from journal.entry import AppendMsg, Entry
+from journal.errors import Corrupt
+from journal.header import records_of
+from journal.names import journal_name
+from journal.shapes import Batch
+from tests.scale import scaled
+from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, entry_of, piece
+from tfmq.transaction.slices import PART, SLICE_BYTES, first_row, slices, slices_at_once, slices_of
+from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, Slice
+
+MIB = 1 << 20
+
+
+class Journal:
+    """Entries by place."""
+
+    def __init__(self) -> None:
+        self.contents: dict[int, AppendMsg] = {}
+        self.reads: list[int] = []
+
+    def read(self, place: int, size: int) -> Entry:
+        self.reads.append(place)
+        found = self.contents[place]
+        assert size >= len(found.data)
+        return entry_of(place, found)
+
+
+def made(seed: int, count: int, largest: int, block_bytes: int) -> tuple[Journal, array[int], bytes]:
+    """A journal with `count` batches for ORDERS among others, their rows, and all their records."""
+    generator = random.Random(seed)
+    journal, rows, everything = Journal(), array("Q"), b""
+    number, sequence = 1, 0
+    for index in range(count):
+        payloads = [bytes(generator.randrange(largest)) for _ in range(generator.randrange(1, 8))]
+        log_id = generator.choice((ORDERS, ORDERS, BILLS))
+        found = piece(700, sequence, payloads, log_id, block_bytes)
+        place = 1000 + index
+        journal.contents[place] = AppendMsg(9, log_id, *found[2:])
+        if log_id == ORDERS:
+            rows.extend((place, number, found.count << SIZE_BITS | len(found.data), index))
+            everything += found.data
+        number += found.count
+        sequence += found.count
+    return journal, rows, everything
+
+
+def numbers(rows: array[int]) -> list[int]:
+    """Of every message that goes there."""
+    return [
+        number
+        for at in range(0, len(rows), ROW_WORDS)
+        for number in range(rows[at + 1], rows[at + 1] + (rows[at + 2] >> SIZE_BITS))
+    ]
+
+
+def whole(found: list[Slice]) -> bytes:
+    return b"".join(bytes(batch.data) for each in found for batch in each.batches)
+
+
+def check(found: list[Slice], slice_bytes: int) -> None:
+    """Each slice is what a partition takes: verified blocks, sizes and counts that add up."""
+    for each in found:
+        assert each.size_bytes == sum(len(batch.data) for batch in each.batches)
+        assert len(each.pieces) == len(each.batches) > 0
+        blocks = sum(len(batch.blocks) for batch in each.batches)
+        assert each.size_bytes <= slice_bytes or blocks == 1
+        for data, cut, producer_id, sequence, count in each.batches:
+            verify_batch(data, cut, producer_id, sequence, count, verify="records")
+
+
+@given(
+    st.integers(0, 1 << 32),
+    st.integers(0, 30),
+    st.sampled_from((30, 300, 3000)),
+    st.sampled_from((100, 1000, 65_536)),
+    st.sampled_from((200, 2000, 20_000, MIB)),
+)
+def test_slices_hold_every_message_once_and_in_order(
+    seed: int, count: int, largest: int, block_bytes: int, slice_bytes: int
+) -> None:
+    journal, rows, everything = made(seed, count, largest, block_bytes)
+    found = list(slices(journal.read, rows, ORDERS, 0, slice_bytes))
+    check(found, slice_bytes)
+    assert whole(found) == everything, f"seed {seed}"
+    lasts = [each.last for each in found]
+    assert lasts == sorted(set(lasts)) and lasts[-1:] == numbers(rows)[-1:]
+    first_pieces = [index for each in found for index in each.pieces if index != PART]
+    assert first_pieces == list(rows[3::ROW_WORDS])
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 12), st.sampled_from((200, 2000, MIB)))
+def test_after_any_message_the_rest_comes_and_nothing_else(seed: int, count: int, slice_bytes: int) -> None:
+    """Item 35: whatever a partition has when the broker dies, it gets what it has not."""
+    journal, rows, everything = made(seed, count, 200, 500)
+    positions = [each.position for each in records_of(everything)] + [len(everything)]
+    known = numbers(rows)
+    for after in range(known[-1] + 2 if known else 1):
+        found = list(slices(journal.read, rows, ORDERS, after, slice_bytes))
+        check(found, slice_bytes)
+        skipped = sum(number <= after for number in known)
+        assert whole(found) == everything[positions[skipped] :], f"seed {seed} after {after}"
+        cached = slices_of(batches_of(journal), rows, after, slice_bytes)
+        assert whole(cached) == whole(found) and [s.last for s in cached] == [s.last for s in found]
+
+
+def batches_of(journal: Journal) -> list[Batch]:
+    return [
+        Batch(each.data, each.blocks, each.producer_id, each.sequence, each.count)
+        for each in journal.contents.values()
+    ]
+
+
+def test_a_resumption_goes_on_at_the_end_of_any_slice() -> None:
+    for seed in range(scaled(300)):
+        journal, rows, everything = made(seed, 6, 3000, 1000)
+        found = list(slices(journal.read, rows, ORDERS, 0, 2500))
+        for number, each in enumerate(found):
+            rest = list(slices(journal.read, rows, ORDERS, each.last, 2500))
+            assert whole(found[: number + 1]) + whole(rest) == everything, f"seed {seed}"
+
+
+def test_only_what_is_needed_is_read() -> None:
+    journal, rows, _ = made(3, 20, 100, 1000)
+    middle = rows[5 * ROW_WORDS + 1]
+    list(slices(journal.read, rows, ORDERS, middle - 1))
+    assert journal.reads == list(rows[5 * ROW_WORDS :: ROW_WORDS])
+
+
+def test_the_first_row_behind_a_number() -> None:
+    rows = array("Q", (100, 1, 3 << SIZE_BITS, 0, 200, 8, 2 << SIZE_BITS, 1))
+    found = [first_row(rows, after) for after in range(12)]
+    assert found == [0, 0, 0, 4, 4, 4, 4, 4, 4, 8, 8, 8]
+    assert first_row(array("Q"), 5) == 0
+
+
+@pytest.mark.parametrize("wrong", ["log", "count", "size"])
+def test_an_entry_that_is_not_the_batch_is_damage(wrong: str) -> None:
+    journal, rows, _ = made(4, 3, 100, 1000)
+    place = rows[0]
+    found = journal.contents[place]
+    changed = {
+        "log": found._replace(log_id=77),
+        "count": found._replace(count=found.count + 1),
+        "size": found._replace(data=found.data[:-1]),
+    }
+    journal.contents[place] = changed[wrong]
+    with pytest.raises(Corrupt, match="not the batch"):
+        list(slices(journal.read, rows, ORDERS, 0))
+
+
+def test_what_is_little_and_in_the_cache_comes_at_once() -> None:
+    journal, rows, everything = made(5, 10, 100, 1000)
+    found = slices_at_once(journal.read, rows, ORDERS, 0)
+    assert found is not None and whole(found) == everything
+    assert slices_at_once(lambda place, size: None, rows, ORDERS, 0) is None
+    large, many, _ = made(6, 40, 60_000, 65_536)
+    assert sum(both & 0xFFFFFFFF for both in many[2::ROW_WORDS]) > SLICE_BYTES
+    assert slices_at_once(large.read, many, ORDERS, 0) is None
+    assert large.reads == [], "what is too much is not even read"
+    last = numbers(many)[-1]
+    assert slices_at_once(large.read, many, ORDERS, last) == []
+
+
+# With the journal
+
+
+def test_a_small_whole_transaction_is_not_read_again() -> None:
+    store = Store()
+    transaction = store.transact([b"one", b"two"])
+    assert transaction.decision is not None
+    store.journal.read_cached = store.journal.read = None  # type: ignore[method-assign, assignment]
+    found = store.store.slices_cached(transaction.decision, ORDERS)
+    assert found is not None and [each.last for each in found] == [2]
+    rest = store.store.slices_cached(transaction.decision, ORDERS, 1)
+    assert rest is not None and whole(rest) == whole(found)[23:]
+
+
+def test_a_large_one_is_read_in_slices_and_verified() -> None:
+    store = Store()
+    transaction = store.begin("x")
+    for _ in range(40):
+        store.send(transaction, [bytes(50_000)] * 2)
+    store.commit(transaction)
+    decision = transaction.decision
+    assert decision is not None and store.store.slices_cached(decision, ORDERS) is None
+    found = store.slices(decision)
+    check(found, SLICE_BYTES)
+    assert len(found) == 4 and found[-1].last == 80
+    assert sum(each.size_bytes for each in found) == transaction.size_bytes
+
+
+def test_a_bit_that_turned_in_the_journal_is_found_before_it_reaches_a_partition() -> None:
+    store = Store()
+    transaction = store.prepared("x", [b"precious"])
+    (place,) = transaction.places()
+    life = store.killed()
+    file = life.disk.open_write(f"{FOLDER}/{journal_name(1)}")
+    at = file.pread(1 << 16, 0).find(b"precious")
+    file.pwritev([b"P"], at)
+    found = life.store.named["x"]
+    life.commit(found)
+    assert next(found.places()) == place
+    with pytest.raises(Corrupt):
+        life.slices(found.decision)

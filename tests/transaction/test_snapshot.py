@@ -1,0 +1,178 @@
+"""Snapshots of transactions: packed later than captured, read back whole, damage refused."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import msgpack
+import pytest
+
+from journal.errors import NewerFormat
+from tests.scale import scaled, seeded
+from tests.transaction.stores import BILLS, ORDERS, Store, row
+from tfmq.effects import GroupPlaces
+from tfmq.transaction import snapshot, states
+from tfmq.transaction.operations import Origin
+from tfmq.transaction.requests import Member
+from tfmq.transaction.snapshot import Head
+from tfmq.transaction.transaction import Decision, Transaction
+
+HEAD = Head(1234, 5678, ((1,), (2,), (3,), (4,)))
+
+
+def made(epoch: int, state: str = states.PREPARED) -> Transaction:
+    origin = Origin(f"x{epoch}", False, 100, epoch, 7, "group", "owner", Member("q", 3, "r"))
+    transaction = Transaction(epoch, origin)
+    transaction.state = state
+    transaction.topics = {ORDERS: "orders", BILLS: "bills"}
+    transaction.offsets = (GroupPlaces("readers", 3, ((50, 0, 17, 0, 1),)),)
+    transaction.locations.add(1000 + epoch, ORDERS, 3, 77)
+    transaction.messages, transaction.size_bytes = 3, 77
+    if state != states.OPEN:
+        transaction.prepared_ms, transaction.expires_ms = 50, 60
+    return transaction
+
+
+def again(*transactions: Transaction) -> list[Transaction]:
+    head, found = snapshot.restore(snapshot.capture(HEAD, transactions)())
+    assert head == HEAD
+    return found
+
+
+def test_a_prepared_one_comes_back() -> None:
+    (found,) = again(made(5))
+    assert row(found) == row(made(5)) and found.epoch == 5
+
+
+def test_they_come_back_by_epoch() -> None:
+    assert [each.epoch for each in again(made(7), made(5), made(6))] == [5, 6, 7]
+
+
+def test_an_open_one_comes_back_as_what_it_is() -> None:
+    (found,) = again(made(5, states.OPEN))
+    assert found.state == states.OPEN and found.offsets == () and found.topics == made(5).topics
+
+
+@pytest.mark.parametrize(
+    ("state", "prepared", "durable"),
+    [
+        (states.PREPARING, False, states.OPEN),
+        (states.COMMITTING, False, states.OPEN),
+        (states.ROLLING_BACK, False, states.OPEN),
+        (states.COMMITTING, True, states.PREPARED),
+        (states.ROLLING_BACK, True, states.PREPARED),
+        (states.COMMITTED, True, states.APPLYING),
+    ],
+)
+def test_hazard_12_a_step_without_its_record_is_not_in_a_snapshot(
+    state: str, prepared: bool, durable: str
+) -> None:
+    transaction = made(5, state)
+    if not prepared:
+        transaction.prepared_ms = transaction.expires_ms = 0
+    if durable == states.APPLYING:
+        transaction.decision = Decision(99, 70, (transaction,))
+    (found,) = again(transaction)
+    assert found.state == durable
+    assert (found.prepared_ms, found.expires_ms) == ((50, 60) if prepared else (0, 0))
+
+
+def test_a_decision_comes_back_with_its_place() -> None:
+    transaction = made(5, states.APPLYING)
+    transaction.decision = Decision(99, 70, (transaction,))
+    (found,) = again(transaction)
+    assert found.decision is not None
+    assert (found.decision.place, found.decision.time_ms, found.decided_ms) == (99, 70, 70)
+    assert found.decision.transactions == (found,)
+
+
+def test_what_is_settled_keeps_its_counts() -> None:
+    transaction = made(5, states.HEURISTIC_ROLLED_BACK)
+    transaction.settled, transaction.decided_ms = True, 70
+    del transaction.locations[:]
+    (found,) = again(transaction)
+    assert (found.messages, found.size_bytes, found.decided_ms, found.settled) == (3, 77, 70, True)
+
+
+def test_what_happens_after_the_capture_is_not_in_it() -> None:
+    opened, prepared = made(1, states.OPEN), made(2)
+    before = [list(each.locations) for each in (opened, prepared)]
+    pack = snapshot.capture(HEAD, [opened, prepared])
+    opened.topics[77] = "later"
+    opened.locations.add(9, 77, 1, 1)
+    opened.offsets, opened.prepared_ms, opened.state = ((),), 80, states.PREPARED  # type: ignore[assignment]
+    prepared.state, prepared.settled = states.APPLYING, True
+    prepared.decision = Decision(99, 70, (prepared,))
+    found = snapshot.restore(pack())[1]
+    assert [each.state for each in found] == [states.OPEN, states.PREPARED]
+    assert [list(each.locations) for each in found] == before
+    assert 77 not in found[0].topics and not found[0].prepared_ms and found[1].decision is None
+
+
+def test_packing_runs_beside_the_owner() -> None:
+    """A thread packs while the owner goes on: what it reads is what was captured, whenever it reads it."""
+    store = Store()
+    live = [store.prepared(f"x{n}") for n in range(scaled(2000) + 200)]
+    opened = store.begin("open")
+    store.send(opened)
+    pack = store.ledger.dump()
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(pack()))
+    thread.start()
+    for number, each in enumerate(live):
+        if number % 3 == 0:
+            store.commit(each)
+            store.settle(each.decision)
+        elif number % 3 == 1:
+            store.rollback(each)
+        store.send(opened)
+    thread.join(60)
+    assert not thread.is_alive()
+    transactions = snapshot.restore(found[0])[1]
+    assert len(transactions) == len(live) + 1
+    assert {each.state for each in transactions[:-1]} == {states.PREPARED}
+    assert transactions[-1].locations.rows == 1
+
+
+def test_damage_is_refused_with_value_error_and_nothing_else() -> None:
+    generator = seeded("snapshot")
+    decided = made(8, states.APPLYING)
+    other = made(9, states.APPLYING)
+    decided.decision = other.decision = Decision(99, 70, (decided, other))
+    data = snapshot.capture(HEAD, [made(5), made(6, states.OPEN), decided, other])()
+    for _ in range(scaled(20_000)):
+        bad = bytearray(data)
+        for _ in range(generator.randrange(1, 3)):
+            bad[generator.randrange(len(bad))] ^= 1 << generator.randrange(8)
+        with contextlib.suppress(ValueError, NewerFormat):
+            snapshot.restore(bytes(bad))
+        with contextlib.suppress(ValueError, NewerFormat):
+            snapshot.restore(bytes(bad[: generator.randrange(len(bad))]))
+
+
+def test_an_unknown_state_is_damage() -> None:
+    with pytest.raises(ValueError, match="unknown state"):
+        again(made(5, "dreaming"))
+
+
+def test_a_later_version_is_refused_and_more_fields_are_not() -> None:
+    data = snapshot.capture(HEAD, [])()
+    unpacker = msgpack.Unpacker(use_list=False)
+    unpacker.feed(data)
+    head = unpacker.unpack()
+    assert snapshot.restore(msgpack.packb((*head, "new")))[0] == HEAD
+    with pytest.raises(NewerFormat):
+        snapshot.restore(msgpack.packb((snapshot.VERSION + 1, *head[1:])))
+
+
+def test_capturing_100_000_takes_the_owner_a_moment() -> None:
+    """It is done between two turns: all others wait for it."""
+    transactions = [made(epoch) for epoch in range(1, scaled(100_000) + 1)]
+    best = 9.0
+    for _ in range(3):
+        began = time.perf_counter()
+        snapshot.capture(HEAD, transactions)
+        best = min(best, time.perf_counter() - began)
+    assert best < 2e-6 * len(transactions) + 0.005, f"{best * 1000:.1f} ms for {len(transactions)}"

@@ -1,0 +1,529 @@
+"""The store as a whole: what a start brings back, after any end, any number of times.
+
+What must hold after every recovery (a failure prints the seed): whatever was forced is there and whatever is there
+was asked; recovering again changes nothing; what was never prepared is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from journal.entry import AppendMsg
+from journal.errors import Corrupt
+from journal.testing import SimulatedDisk
+from journal.testing.crash import Moment, crash_states
+from tests.scale import scaled
+from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, decided, picture, piece
+from tfmq.errors import DiskFull, StorageStopped
+from tfmq.transaction import states
+from tfmq.transaction.requests import Member
+from tfmq.transaction.store import LOCAL_OUTCOMES_MAX
+from tfmq.transaction.transaction import Transaction
+
+START_SECONDS = 4.0
+"""For 100,000 prepared transactions."""
+TRANSACTION_US = 25.0
+"""The store's part of a transaction of ten messages in one frame, on a machine with nothing else to do."""
+BUSY_FACTOR = 6
+"""How much slower a machine that runs other tests may be."""
+
+
+def kept(store: Store) -> dict[str, Any]:
+    """What no start may change: a start leases epochs, which moves these two on."""
+    found = picture(store.ledger)
+    del found["epochs"], found["time"]
+    return found
+
+
+# Any number of recoveries
+
+
+class Deeds:
+    """Does things with a store, some of them seeded at random."""
+
+    def __init__(self, store: Store, seed: int) -> None:
+        self.store = store
+        self.random = random.Random(seed)
+        self.count = 0
+
+    def some(self, *wanted: str) -> Transaction | None:
+        found = [each for each in self.store.store.transactions.values() if each.state in wanted]
+        return self.random.choice(found) if found else None
+
+    def act(self) -> None:
+        self.count += 1
+        store, dice = self.store, self.random.random()
+        self.store.clock.advance(self.random.choice((0, 0.001, 7.0)))
+        if dice < 0.25:
+            store.send(store.begin(self.random.choice(("", f"x{self.count}"))), self.payloads())
+        elif dice < 0.45 and (transaction := self.some(states.OPEN)) is not None:
+            store.prepare(transaction)
+        elif dice < 0.6 and (transaction := self.some(states.OPEN, states.PREPARED)) is not None:
+            store.commit(transaction)
+        elif dice < 0.7 and (transaction := self.some(states.OPEN, states.PREPARED)) is not None:
+            store.rollback(transaction)
+        elif dice < 0.75 and (transaction := self.some(states.PREPARED)) is not None:
+            self.random.choice((store.commit_by_hand, store.rollback_by_hand))(transaction)
+        elif dice < 0.9:
+            store.transact(self.payloads())
+        elif dice < 0.95:
+            transaction = self.some(states.APPLYING)
+            if transaction is not None:
+                store.force()
+                store.settle(transaction.decision)
+        else:
+            store.force()
+
+    def payloads(self) -> list[bytes]:
+        return [self.random.randbytes(self.random.randrange(200)) for _ in range(self.random.randrange(1, 4))]
+
+
+@pytest.mark.parametrize("way", ["kill", "power cut", "torn power cut", "close"])
+def test_recovery_gives_the_same_after_1_2_and_10_runs(way: str) -> None:
+    """Items 20 and 22: opened again and again, killed each time."""
+    for seed in range(scaled(100) + 2):
+        store = Store(journal_file_bytes=4096, seed=seed)
+        deeds = Deeds(store, seed)
+        for _ in range(60):
+            deeds.act()
+        before, decisions = kept(store), decided(store.ledger)
+        ways: dict[str, Callable[[Store], Store]] = {
+            "kill": Store.killed,
+            "power cut": Store.power_cut,
+            "torn power cut": lambda store: store.power_cut("some"),
+            "close": Store.closed,
+        }
+        life = ways[way](store)
+        first, first_decided = kept(life), decided(life.ledger)
+        if way in ("kill", "close"):
+            assert first == before, f"seed {seed}"
+            assert {e: r for e, r in first_decided.items() if e in decisions} == decisions, f"seed {seed}"
+        for run in range(2, 11):
+            life = life.killed() if run % 2 else life.power_cut()
+            assert kept(life) == first, f"seed {seed}, run {run}"
+            assert decided(life.ledger) == first_decided, f"seed {seed}, run {run}"
+
+
+def test_what_was_forced_is_there_after_any_power_cut() -> None:
+    """Every state that a power cut may leave, at boundaries along the way: nothing forced is lost, nothing is torn."""
+    for seed in range(scaled(40) + 1):
+        store = Store(journal_file_bytes=2048, seed=seed)
+        deeds = Deeds(store, seed)
+        sent: dict[int, int] = {}
+        for _ in range(30):
+            deeds.act()
+            for epoch, each in store.store.transactions.items():
+                sent[epoch] = max(sent.get(epoch, 0), each.messages)
+        forced = store.journal.forced_offset
+        durable = {
+            each.epoch: each.decision.place
+            for each in store.store.transactions.values()
+            if each.decision is not None and each.decision.place < forced
+        }
+        for disk in crash_states(Moment(store.disk), 6, random.Random(seed)):
+            life = store.next(disk)
+            for epoch, place in durable.items():
+                found = life.store.transactions[epoch]
+                assert found.decision is not None and found.decision.place == place, f"seed {seed}"
+            for epoch, each in life.store.transactions.items():
+                assert each.messages <= sent[epoch] and not each.lost, f"seed {seed}"
+                for location in each.locations():
+                    content = life.journal.read(location.place).content
+                    assert isinstance(content, AppendMsg) and content.epoch == epoch, f"seed {seed}"
+
+
+# Items
+
+
+def test_item_18_an_unfinished_local_transaction_is_rolled_back_at_recovery() -> None:
+    store = Store()
+    named, local = store.begin("x"), store.begin()
+    for each in (named, local):
+        store.send(each)
+    store.force()
+    for life in (store.killed(), store.power_cut(), store.closed()):
+        assert not life.store.transactions and not life.store.named
+        assert {each.epoch for each in life.store.dropped} >= {named.epoch}
+        assert life.store.size_bytes == 0
+        assert not any(file.holds for file in life.journal.files)
+
+
+def test_item_21_a_prepared_transaction_survives_with_its_messages() -> None:
+    store = Store()
+    transaction = store.prepared("x", [b"first", b"second"])
+    data = store.journal.read(next(transaction.places())).content
+    assert isinstance(data, AppendMsg)
+    sent = bytes(data.data)
+    life = store
+    for way in (Store.killed, Store.power_cut, Store.closed, Store.killed):
+        life = way(life)
+        found = life.store.named["x"]
+        assert (found.state, found.epoch) == (states.PREPARED, transaction.epoch)
+        assert found.origin == transaction.origin
+    life.commit(found)
+    assert life.payloads(found.decision) == sent
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+@pytest.mark.parametrize("way", [Store.killed, Store.power_cut, Store.closed])
+def test_item_22_prepare_then_commit_and_prepare_then_rollback_survive_reopen(
+    verb: str, way: Callable[[Store], Store]
+) -> None:
+    store = way(store_with_prepared())
+    transaction = store.store.named["x"]
+    getattr(store, verb)(transaction)
+    store.force()
+    life = way(way(store))
+    outcome = life.store.outcome("x", transaction.epoch)
+    if verb == "commit":
+        found = life.store.transactions[transaction.epoch]
+        assert found.decision is not None and found.decision.place == transaction.decision.place  # type: ignore[union-attr]
+        assert life.payloads(found.decision).endswith(b"message")
+        assert outcome is not None and outcome.state == states.COMMITTED
+    else:
+        assert not life.store.transactions
+        assert outcome is not None and outcome.state == states.ROLLED_BACK
+
+
+def store_with_prepared() -> Store:
+    store = Store()
+    store.prepared("x")
+    return store
+
+
+def test_item_23_a_start_needs_no_more_than_what_is_behind_the_checkpoint_and_what_lives() -> None:
+    """The ancestor's checkpoint was its oldest live transaction; here that one is in the snapshot, and a start
+    reads only what came behind.
+    """
+    store = Store(journal_file_bytes=8192)
+    old = store.prepared("old")
+    for _ in range(300):
+        store.settle(store.transact([bytes(100)]).decision)
+    life = store.killed()
+    assert life.journal.recovery.walked_bytes <= 3 * 8192
+    assert life.journal.files[0].first <= next(old.places()), "its file is still there"
+    assert next(life.store.named["old"].places()) == next(old.places())
+
+
+def test_item_25_the_journal_does_not_grow_with_what_is_over() -> None:
+    store = Store(journal_file_bytes=8192)
+    sizes = []
+    for number in range(600):
+        store.settle(store.transact([bytes(200)]).decision)
+        if number % 100 == 0:
+            store.clock.advance(60)
+            store.store.tend()
+            sizes.append(store.journal.size_bytes)
+    assert max(sizes) <= 5 * 8192, sizes
+
+
+@pytest.mark.parametrize("verb", ["commit_by_hand", "rollback_by_hand"])
+def test_item_27_and_hazard_09_a_heuristic_outcome_persists_over_kill_9_from_the_moment_it_is_told(
+    verb: str,
+) -> None:
+    store = Store()
+    transaction = store.prepared("x")
+    getattr(store, verb)(transaction)
+    store.force()
+    for life in (store.killed(), store.power_cut(), store.closed()):
+        found = life.store.named["x"]
+        assert found.state == transaction.state in states.HEURISTIC
+        assert found.decided_ms == transaction.decided_ms
+        if verb == "commit_by_hand":
+            assert life.payloads(found.decision).endswith(b"message"), "it is still to be applied"
+            life.settle(found.decision)
+        life.forget(found)
+        life.force()
+        assert life.power_cut().store.named == {}
+
+
+# Hazards
+
+
+def test_hazard_11_a_recovered_transaction_names_logs_and_places_and_holds_nothing_of_the_start() -> None:
+    """What it needs is looked up when it is committed, whatever was opened, rolled or carried on since."""
+    store = Store(journal_file_bytes=4096)
+    store.prepared("x", [b"first"], ORDERS)
+    life = store.killed()
+    found = life.store.named["x"]
+    for _ in range(40):
+        life.settle(life.transact([bytes(300)]).decision)
+    life.clock.advance(60)
+    life.store.tend()
+    life.commit(found)
+    (only,) = life.slices(found.decision, ORDERS)
+    assert bytes(only.batches[0].data).endswith(b"first") and only.last == 1
+    assert all(isinstance(each, int) for each in found.locations)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_hazard_12_a_checkpoint_at_any_step_of_a_commit_leaves_no_orphan(step: int) -> None:
+    store = Store()
+    transaction = store.begin("x")
+    steps: list[Callable[[], Any]] = [
+        lambda: store.send(transaction),
+        lambda: store.prepare(transaction),
+        lambda: store.commit(transaction),
+        lambda: store.store.applied(transaction.decision),  # type: ignore[arg-type]
+        lambda: store.store.settle(transaction.decision),  # type: ignore[arg-type]
+    ]
+    for number, each in enumerate(steps):
+        if number == step:
+            store.checkpoint()
+        each()
+    if step == len(steps):
+        store.checkpoint()
+    for life in (store.killed(), store.killed().killed()):
+        outcome = life.store.outcome("x")
+        assert outcome is not None and outcome.state == states.COMMITTED
+        if step == len(steps):
+            assert not life.store.transactions
+        else:
+            found = life.store.transactions[transaction.epoch]
+            assert life.payloads(found.decision).endswith(b"message")
+
+
+def test_hazard_13_replay_does_not_ask_for_topics_and_goes_on_whatever_became_of_them() -> None:
+    """The state's part: nothing of a start depends on a topic, a partition or an offset being there."""
+    store = Store()
+    gone = store.prepared("gone", [b"nowhere"], log_id=77 << 24)
+    behind = store.prepared("behind")
+    store.commit(gone)
+    store.force()
+    life = store.power_cut()
+    found = life.store.transactions[gone.epoch]
+    assert found.decision is not None and list(found.decision.targets) == [77 << 24]
+    life.settle(found.decision)
+    life.commit(life.store.named["behind"])
+    assert life.payloads(life.store.transactions[behind.epoch].decision).endswith(b"message")
+
+
+def test_hazard_05_a_bad_record_in_the_middle_stops_the_start_and_nothing_behind_it_is_thrown_away() -> None:
+    store = Store()
+    store.prepared("one", [b"one"])
+    store.prepared("two", [b"two"])
+    disk = Moment(store.disk).crash(keep="everything")
+    name = next(name for name in disk.list(FOLDER) if name.endswith(".journal"))
+    file = disk.open_write(f"{FOLDER}/{name}")
+    before = file.pread(1 << 20, 0)
+    file.pwritev([b"ONE"], before.find(b"one"))
+    with pytest.raises(Corrupt) as caught:
+        store.next(disk)
+    assert name in str(caught.value)
+    file.pwritev([b"one"], before.find(b"one"))
+    assert set(store.next(disk).store.named) == {"one", "two"}
+
+
+# Names
+
+
+def test_a_newer_transaction_of_a_name_is_not_the_older_one() -> None:
+    store = Store()
+    first = store.prepared("x")
+    store.commit(first)
+    second = store.prepared("x")
+    assert store.store.named["x"] is second and second.epoch > first.epoch
+    store.settle(first.decision)
+    assert store.store.named["x"] is second
+    store.rollback(second)
+    for life in (store, store.killed()):
+        latest, older = life.store.outcome("x"), life.store.outcome("x", first.epoch)
+        assert latest is not None and latest.epoch == second.epoch and latest.state == states.ROLLED_BACK
+        assert older is not None and older.state == states.COMMITTED
+
+
+def test_outcomes_of_local_ones_do_not_push_out_those_that_have_names() -> None:
+    store = Store(limits={"transaction_outcomes": 16})
+    store.commit(store.begin("named"))
+    for number in range(100):
+        store.commit(store.begin(f"local-{number}", local=True))
+    for life in (store, store.killed()):
+        assert life.store.outcome("named") is not None
+        assert life.store.outcome("local-99") is not None
+        assert life.store.outcome("local-0") is not None, f"{LOCAL_OUTCOMES_MAX} of them are remembered"
+
+
+def test_those_without_a_name_leave_no_outcome() -> None:
+    store = Store()
+    store.settle(store.transact().decision)
+    assert len(store.ledger.outcomes) == len(store.ledger.local_outcomes) == 0
+
+
+# What is told about it
+
+
+def test_pages_of_the_list_are_in_order_of_epochs_also_after_a_start() -> None:
+    store = Store()
+    made = [store.prepared(f"x{n}") for n in range(30)]
+    for each in made[::3]:
+        store.rollback(each)
+    left = [each.epoch for each in made if each.state == states.PREPARED]
+    for life in (store, store.killed()):
+        assert [each.epoch for each in life.store.listed()] == left
+        assert [each.epoch for each in life.store.listed(left[7])] == left[8:]
+
+
+def test_counts_go_with_the_states() -> None:
+    store = Store()
+    rng = Deeds(store, 5)
+    for _ in range(300):
+        rng.act()
+        found = dict.fromkeys(states.STATES, 0)
+        for each in store.store.transactions.values():
+            found[each.state] += 1
+        assert store.store.counts == found
+
+
+def test_a_check_says_what_stands_against_a_decision() -> None:
+    store = Store()
+    store.disk.space_bytes = 10_000
+    store.store.check(100)
+    with pytest.raises(DiskFull):
+        store.store.check(1 << 30)
+
+
+def test_a_stopped_journal_is_told() -> None:
+    store = Store()
+    store.send(store.begin("x"))
+    store.disk.faults.fail("force")
+    done: list[Any] = []
+    store.store.when_forced(store.journal.end_offset - 1, done.append)
+    store.turn()
+    with pytest.raises(StorageStopped) as caught:
+        store.store.check(1)
+    assert caught.value.outcome == "not done"
+    status = store.store.status()
+    assert status["journal"] == store.store.stopped and status["journal_bytes"] > 0
+
+
+# Sizes and times
+
+
+@pytest.fixture(scope="module")
+def many() -> tuple[Store, int]:
+    """A journal with 100,000 prepared transactions, and how many there are at this scale."""
+    count = scaled(100_000) + 2000
+    store = Store()
+    for number in range(count):
+        transaction = store.begin(f"order-{number}", group="payments")
+        store.store.add(
+            transaction, piece(transaction.origin.producer_id, 0, [b"a message of some bytes"]), _ignore
+        )
+        store.store.prepare(transaction, (), 0, _ignore)
+        if number % 50 == 0:
+            store.turn()
+    store.turn()
+    store.force()
+    return store, count
+
+
+def _ignore(*_: Any) -> None:
+    """Nobody waits."""
+
+
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_100_000_prepared_open_in_less_than_4_seconds(many: tuple[Store, int], end: str) -> None:
+    store, count = many
+    disk = Moment(store.disk).crash(keep="everything")
+    if end == "closed":
+        life = store.next(disk)
+        life.store.close()
+    began = time.perf_counter()
+    life = store.next(disk)
+    seconds = time.perf_counter() - began
+    assert len(life.store.named) == count
+    assert seconds < max(0.5, START_SECONDS * count / 100_000) * BUSY_FACTOR, f"{seconds:.2f} s for {count}"
+
+
+def test_100_000_prepared_are_listed_without_scanning(many: tuple[Store, int]) -> None:
+    """Item 28: a page from the middle costs what lies in it."""
+    store, count = many
+    epochs = [each.epoch for each in store.store.listed()]
+    assert len(epochs) == count
+
+    def page(after: int) -> float:
+        began = time.perf_counter()
+        found = [each for each, _ in zip(store.store.listed(after), range(100), strict=False)]
+        assert len(found) == 100
+        return time.perf_counter() - began
+
+    middle = min(page(epochs[count * 3 // 4]) for _ in range(5))
+    assert middle < 0.0005 * BUSY_FACTOR, f"{middle * 1e6:.0f} us for a page"
+
+
+def test_100_000_prepared_take_about_a_kilobyte_each(many: tuple[Store, int]) -> None:
+    store, count = many
+    data = store.ledger.dump()()
+    gc.collect()
+    tracemalloc.start()
+    life = Store()
+    life.ledger.load(data)
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(life.ledger.transactions) == count
+    assert size < 1500 * count, f"{size / count:.0f} bytes each"
+    assert len(data) < 250 * count, f"{len(data) / count:.0f} bytes each in a snapshot"
+
+
+def test_a_frame_of_ten_messages_costs_the_store_little() -> None:
+    count = scaled(20_000) + 500
+    store = Store()
+    payloads = [bytes(100)] * 10
+    found = [piece(100 + n % 16, n // 16 * 10, payloads) for n in range(count)]
+    best = 1e9
+    for part in range(4):
+        began = time.process_time()
+        frames(store, found, part * count // 4, (part + 1) * count // 4)
+        best = min(best, (time.process_time() - began) / (count // 4))
+    assert not store.store.transactions
+    assert best * 1e6 < TRANSACTION_US * BUSY_FACTOR, f"{best * 1e6:.1f} us a transaction"
+
+
+def frames(store: Store, found: list[Any], first: int, end: int) -> None:
+    """Each a whole transaction, sixteen a turn: asked, written, cut into slices, settled."""
+    for at in range(first, end, 16):
+        turn = []
+        for number in range(at, min(at + 16, end)):
+            each = found[number]
+            assert store.store.streams.find(each.producer_id, number // 16, 0) is None
+            assert not store.store.streams.check(each.producer_id, 0, each.sequence, 10, 0)
+            origin = store.origin(producer_id=each.producer_id)._replace(number=number // 16)
+            turn.append(store.store.begin(origin))
+            store.store.commit(turn[-1], _ignore, pieces=(each,))
+        store.store.write()
+        for transaction in turn:
+            decision = transaction.decision
+            assert decision is not None
+            slices = store.store.slices_cached(decision, ORDERS)
+            assert slices is not None and slices[0].last == 10
+            store.settle(decision)
+
+
+def test_everything_at_once_on_one_disk() -> None:
+    """A bit of all of it, closed and opened: groups, hands, names, offsets, two partitions."""
+    store = Store()
+    member = store.prepared("m", member=Member("q", 1, "r"))
+    store.store.commit_group("q", 1, "r", 1, [member], [], _ignore)
+    hand = store.prepared("h", log_id=BILLS)
+    store.commit_by_hand(hand)
+    store.prepared("p")
+    before = kept(store)
+    for life in (store.killed(), store.power_cut(), store.closed()):
+        assert kept(life) == before
+        assert life.store.journal_id == store.store.journal_id
+
+
+def test_a_disk_that_has_nothing_yet_gets_a_journal() -> None:
+    disk = SimulatedDisk()
+    disk.make_folder("data")
+    store = Store(disk)
+    store.prepared("x")
+    assert "x" in store.killed().store.named
