@@ -3,8 +3,9 @@
 import pytest
 
 from journal.errors import Corrupt
-from journal.testing import SimulatedDisk
+from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker
+from tests.scale import seeded
 from tfmq.broker.transaction_opening import FOLDER_NAME, WORD_NAME
 
 FOLDER = f"{DATA}/{FOLDER_NAME}"
@@ -100,8 +101,18 @@ def test_another_broker_s_journal_is_refused() -> None:
     assert second.engine.house.transactions.store.journal_id != known
     second.stop()
     put(broker.disk, files(second.disk, FOLDER))
-    with pytest.raises(Corrupt, match="belongs to this data"):
-        Broker(broker.disk, broker.clock)
+    for given_up in (False, True):
+        if given_up:
+            broker.disk.write_file(WORD, b"")
+        with pytest.raises(Corrupt, match="belongs to this data"):
+            Broker(broker.disk, broker.clock)
+
+
+def test_the_word_beside_a_whole_journal_is_taken_back_and_changes_nothing() -> None:
+    broker, began = with_one_prepared()
+    broker.disk.write_file(WORD, b"")
+    again = Broker(broker.disk, broker.clock)
+    assert not again.disk.exists(WORD) and again.decide(began).state == "committed"
 
 
 def test_a_journal_from_an_older_backup_is_refused() -> None:
@@ -139,3 +150,39 @@ def test_a_start_that_fails_lets_everything_go_and_the_next_one_succeeds(kind: s
         assert [row["xid"] for row in again.listed()] == ["order-42"], f"{kind} failed at call {nth}"
         assert again.decide(began).state == "committed"
         assert again.payloads() == [b"committed", b"prepared"]
+
+
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_a_power_cut_at_any_moment_of_the_first_start_leaves_a_data_folder_that_starts(keep: str) -> None:
+    generator = seeded("first start", keep)
+    first = Broker(start=False)
+    moments = []
+    first.disk.after = lambda kind, path: moments.append((kind, path, Moment(first.disk)))
+    first.engine.start()
+    first.disk.after = None
+    for kind, path, moment in moments:
+        left = Broker(moment.crash(generator, keep=keep), first.clock)
+        assert left.create().code == "ok", f"after {kind} of {path}"
+        assert left.transact(left.stream(), [("orders", 0, [b"x"])]).state == "committed"
+        again = left.crashed(left.disk.crash(keep="nothing"))
+        assert again.payloads() == [b"x"], f"after {kind} of {path}"
+
+
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_a_power_cut_at_any_moment_while_a_new_journal_is_begun_leaves_one_that_is_begun(keep: str) -> None:
+    generator = seeded("new journal", keep)
+    broker, _ = with_one_prepared()
+    put(broker.disk, {})
+    broker.disk.force_folder(FOLDER)
+    broker.disk.write_file(WORD, b"")
+    broker.disk.force_folder(f"{DATA}/meta")
+    moments = []
+    broker.disk.after = lambda kind, path: moments.append((kind, path, Moment(broker.disk)))
+    begun = Broker(broker.disk, broker.clock)
+    broker.disk.after = None
+    assert begun.payloads() == [b"committed"]
+    for kind, path, moment in moments:
+        left = Broker(moment.crash(generator, keep=keep), broker.clock)
+        assert left.transact(left.stream(), [("orders", 0, [b"x"])]).state == "committed"
+        assert left.payloads() == [b"committed", b"x"], f"after {kind} of {path}"
+        assert left.restart().payloads() == [b"committed", b"x"], f"after {kind} of {path}"

@@ -20,10 +20,9 @@ log = logging.getLogger("tfmq.broker")
 
 FOLDER_NAME: Final = "transactions"
 WORD_NAME: Final = "new-journal"
-"""The operator's word, in DATA/meta, that the old journal is given up."""
-
-RANDOM_ID_BYTES: Final = 7
-"""An id that no journal had before, where the counter's disk takes no more: 2^56 values, never two alike."""
+"""In DATA/meta: a journal is to be begun. The operator's word that the old one is given up; the first start gives
+it to itself, and takes it back when the journal is there.
+"""
 
 
 def open_store(house: House) -> JournalTransactionStore:
@@ -71,20 +70,24 @@ def _way_on(house: House) -> str:
 
 
 def _new_id(house: House, folder: str) -> int:
-    """For a journal that is made: nobody had the id before."""
+    """For a journal that is made: nobody had the id before, and the catalog knows it first. A start that is cut short
+    in between finds the word, and begins another one. Raises Corrupt, Stopped, Full, OSError.
+    """
     _require_new(house, folder)
-    if house.catalog.log.stopped is not None:
-        return int.from_bytes(house.randomness(RANDOM_ID_BYTES)) + house.catalog.register.next_id
+    word = join(house.meta, WORD_NAME)
+    if not house.disk.exists(word):
+        house.disk.create(word).close()
+        house.disk.force_folder(house.meta)
     journal_id = house.catalog.register.next_id
     house.catalog.enter((LEASE, journal_id + 1, house.clock.wall_ms()))
+    house.catalog.enter((JOURNAL, journal_id))
     return journal_id
 
 
 def _take_over(house: House, folder: str, store: JournalTransactionStore) -> None:
-    """The journal is the one that this data folder had before, or its first. Raises Corrupt."""
+    """The journal is the one that the catalog knows. Raises Corrupt."""
     register = house.catalog.register
-    given_up = house.disk.exists(join(house.meta, WORD_NAME))
-    if register.journal_id and register.journal_id != store.journal_id and not given_up:
+    if register.journal_id and register.journal_id != store.journal_id:
         raise Corrupt(
             folder,
             0,
@@ -93,7 +96,8 @@ def _take_over(house: House, folder: str, store: JournalTransactionStore) -> Non
             f" {_way_on(house)}",
         )
     _require_newest(house, folder, store)
-    if register.journal_id != store.journal_id and house.catalog.log.stopped is None:
+    if not register.journal_id and house.catalog.log.stopped is None:
+        # A catalog from a backup of the time before: the journal is newer.
         house.catalog.enter((JOURNAL, store.journal_id))
 
 
