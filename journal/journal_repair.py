@@ -92,18 +92,20 @@ class _Repair:
         there = {file.number: file for file in self.survey.files}
         begin = base.files[-1].number if base.files else 1
         last = max(begin, file_number, *there, *listed)
-        for live in base.files[:-1]:
-            self._mend(live.number, there.get(live.number), live.first, live.end)
         first = listed[begin].first if begin in listed else 0
-        for number in range(begin, last + 1):
-            end = listed[number].end if number in listed else 0
+        for number in sorted({*there, *listed, *range(begin, last + 1)}):
+            file, live = there.get(number), listed.get(number)
+            end = live.end if live is not None else 0
             if number == last:
                 end = max(end, forced)
             elif number + 1 in there:
                 end = there[number + 1].first
-            elif number in there:
-                end = max(end, there[number].end)
-            first = self._mend(number, there.get(number), first, end)
+            elif file is not None and number >= begin:
+                end = max(end, file.end)
+            elif live is None and number < begin:
+                # Nothing but the fallback, or nothing at all, needs it, and nothing says how far it went.
+                continue
+            first = self._mend(number, file, live.first if live is not None else first, end)
         return self.done
 
     # The checkpoint.

@@ -6,10 +6,26 @@ disks have not.
 
 import re
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from journal.checkpoint import Slots
+from journal.entry import (
+    COMMIT,
+    AppendMsg,
+    Filler,
+    Operation,
+    encode_entries,
+    encode_filler,
+    entries_of,
+    seed_of,
+)
+from journal.header import make_id, make_record
+from journal.journal_checkpoint import Checkpoint, CheckpointFile, Pointer
+from journal.journal_file import HEAD_SIZE, Head, decode_head, encode_head
+from journal.journal_snapshot import JournalSnapshot, LiveFile, SnapshotHead
+from journal.journal_snapshot import Snapshots as JournalSnapshots
 from journal.mark import Marks, decode_marks, encode_marks
 from journal.record import make_log_id
 from journal.state import Snapshot, decode_snapshot, encode_snapshot
@@ -31,7 +47,7 @@ def golden(name: str) -> bytes:
     return bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
 
 
-@pytest.mark.parametrize("name", ["record", "index", "mark", "state"])
+@pytest.mark.parametrize("name", ["record", "index", "mark", "state", "journal"])
 def test_the_page_shows_the_golden_file(name: str) -> None:
     page = (PAGES / f"{name}.md").read_text()
     (shown,) = re.findall(r"```hex\n(.*?)```", page, re.DOTALL)
@@ -57,3 +73,44 @@ def test_the_golden_mark_is_written_and_read_as_ever() -> None:
 def test_the_golden_snapshot_is_written_and_read_as_ever() -> None:
     assert encode_snapshot(LOG_ID, SNAPSHOT) == golden("state")
     assert decode_snapshot(golden("state"), "a.state", LOG_ID) == SNAPSHOT
+
+
+# The transaction journal: a file, a snapshot and a slot of the checkpoint, one behind the other.
+IDENTITY = (5, 0x0102030405060708)
+FILE_HEAD = Head(*IDENTITY, 2, 1000)
+RECORD = make_record(b"hello", make_id(70, 5))
+PIECE = AppendMsg(12, LOG_ID, 70, 5, 1, ((len(RECORD), 1, crc32(RECORD)),), RECORD)
+DECISION = Operation(COMMIT, 12, bytes.fromhex("91cf0000018bcfe56fd0"))
+FILLER_SIZE = 30
+
+
+def journal_parts() -> tuple[bytes, bytes, bytes]:
+    """(file, snapshot, slot) as the code writes them."""
+    seed = seed_of(*IDENTITY)
+    buffers, _, end = encode_entries([PIECE, DECISION], FILE_HEAD.first + HEAD_SIZE, 1044, seed)
+    file = encode_head(FILE_HEAD) + b"".join(buffers) + encode_filler(FILLER_SIZE, end, 1044, seed)
+    end += FILLER_SIZE
+    disk = SimulatedDisk()
+    disk.make_folder("/t")
+    head = SnapshotHead(IDENTITY[0], 3, end, (LiveFile(1, 0, 500), LiveFile(2, 1000, end)))
+    JournalSnapshots(disk, "/t", IDENTITY[0]).write(JournalSnapshot(head, b"state"))
+    pointers = (Pointer(3, end), Pointer(2, 600))
+    CheckpointFile(disk, "/t").note(Checkpoint(*IDENTITY, end, 2, pointers))
+    return file, disk.read_file(f"/t/{3:020d}.snapshot"), disk.read_file("/t/checkpoint")[4096:]
+
+
+def test_the_golden_journal_is_written_and_read_as_ever() -> None:
+    file, snapshot, slot = journal_parts()
+    assert file + snapshot + slot == golden("journal")
+    assert decode_head(file, "f") == FILE_HEAD
+    found = list(entries_of(file[HEAD_SIZE:], 1044, seed_of(*IDENTITY)))
+    piece, decision, filler = (entry.content for entry in found)
+    assert isinstance(piece, AppendMsg) and piece._replace(data=bytes(piece.data)) == PIECE
+    assert (decision, filler) == (DECISION, Filler(FILLER_SIZE))
+    disk = SimulatedDisk()
+    disk.make_folder("/t")
+    disk.write_file(f"/t/{3:020d}.snapshot", snapshot)
+    disk.write_file("/t/checkpoint", bytes(4096) + slot)
+    assert JournalSnapshots(disk, "/t", IDENTITY[0]).read(3).state == b"state"
+    checkpoint = CheckpointFile(disk, "/t").read()
+    assert checkpoint is not None and checkpoint.snapshots == (Pointer(3, found[-1].next), Pointer(2, 600))

@@ -96,6 +96,18 @@ def test_what_was_lost_is_said_by_whoever_reads_it() -> None:
     assert journal.store.files[0].holds == 5
 
 
+def test_a_file_that_only_the_older_snapshot_needs_is_mended_too() -> None:
+    journal = opened().sent(12)
+    journal.settle(1)
+    journal.store.force()
+    journal.checkpoint()
+    assert journal.numbers[0] == 1 and journal.store.files[0].holds == 0
+    journal.disk.damage(journal.file(1), HEAD_SIZE + ONE + 60, b"\xff")
+    assert verify_journal(journal.disk, FOLDER).damaged
+    (done,) = mended(journal)
+    assert (done.file, done.lost) == (journal.file(1), ONE)
+
+
 def test_the_original_is_kept_until_it_is_removed(journal: Journal) -> None:
     journal.disk.damage(journal.file(), HEAD_SIZE + 50, b"\xff")
     damaged = journal.disk.read_file(journal.file())
@@ -127,6 +139,22 @@ def test_a_missing_file_becomes_one_that_says_what_is_lost(journal: Journal, num
         row for row in rows if not lost.first <= row[0] < lost.first + lost.size or row[0] < rows[12][0]
     ]
     assert [file[:3] for file in journal.store.files] == [file[:3] for file in info.values()]
+
+
+@pytest.mark.parametrize("missing", [(2, 3), (2, 3, 4), (1, 2, 3, 4), (3, 4, 5), (2, 3, 4, 5)])
+def test_several_missing_files_behind_each_other_are_made_again(missing: tuple[int, ...]) -> None:
+    journal = opened().sent(22)
+    journal.kill()
+    rows, end = list(journal.state.seen), journal.store.end_offset
+    files = {info.number: info for info in journal.store.files}
+    lost = [files[number] for number in missing]
+    for info in lost:
+        journal.disk.unlink(journal.file(info.number))
+    mended(journal)
+    assert kept(journal) == [
+        row for row in rows if not lost[0].first <= row[0] < lost[-1].first + lost[-1].size
+    ]
+    assert journal.store.end_offset == end
 
 
 def test_a_file_that_is_shorter_than_it_was_is_filled_up(journal: Journal) -> None:

@@ -62,3 +62,26 @@ def test_names_that_would_leave_the_folder_are_refused(name: str) -> None:
 
 def test_a_path_is_joined_with_a_slash() -> None:
     assert names.join("data/a-1", names.mark_name()) == "data/a-1/log.mark"
+
+
+@given(st.integers(0, 10**16 - 1), st.integers(0, 10**20 - 1))
+def test_files_of_the_transaction_journal_are_named_by_number(number: int, checkpoint: int) -> None:
+    name, snapshot = names.journal_name(number), names.snapshot_name(checkpoint)
+    assert names.parse_journal_name(name) == number and len(name) == 16 + len(".journal")
+    assert names.parse_snapshot_name(snapshot) == checkpoint and len(snapshot) == 20 + len(".snapshot")
+    assert names.parse_snapshot_name(name) is None and names.parse_journal_name(snapshot) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "1.journal", "0" * 17 + ".journal", "٣" * 16 + ".journal", "0" * 16 + ".journal2"]
+)
+def test_other_names_are_no_files_of_the_transaction_journal(name: str) -> None:
+    assert names.parse_journal_name(name) is None and names.parse_snapshot_name(name) is None
+
+
+def test_the_folder_of_transactions_knows_its_own_names() -> None:
+    known = [names.journal_name(1), names.snapshot_name(2), names.CHECKPOINT_NAME, names.torn_name(3)]
+    known += [f"{known[0]}.damaged", f"{known[0]}.damaged.repaired", f"{known[1]}.new", "checkpoint.damaged"]
+    assert all(map(names.known_in_transactions, known))
+    strange = ["letter.txt", "checkpoint.old", "log.mark", names.segment_name(0)]
+    assert not any(map(names.known_in_transactions, strange))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,25 @@ import click
 from journal.block import Block
 from journal.disk import Disk
 from journal.header import FLAG_FILLER, FLAG_TOMBSTONE, HEADER_SIZE, BadRecord, Record, records_of, split_body
+from journal.journal_audit import verify_journal
+from journal.journal_repair import repair_journal
 from journal.repair import remove_originals, repair
 from journal.segment import Segment
 from journal.survey import Stretch, find_log_id, survey
 from journal.verify import Report, verify
 from tfmq import ids
-from tfmq.cli.offline import checked, is_house_name, locked, partitions_of, segments_of, suffix_of
+from tfmq.cli.log_transactions import line_of_entry, repair_row, rows_of_journal
+from tfmq.cli.offline import (
+    checked,
+    is_house_name,
+    is_segment,
+    journal_files_of,
+    journal_of,
+    locked,
+    partitions_of,
+    segments_of,
+    suffix_of,
+)
 from tfmq.cli.output import Output, counted, dumps, offline_options, payload_fields, progress, size_text
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
@@ -28,23 +41,35 @@ PREVIEW = 60
 
 @click.group()
 def log() -> None:
-    """Segment files, without a server: dump, verify, repair."""
+    """The files of a data folder, without a server: dump, verify, repair."""
 
 
 @log.command(epilog="\b\nExample:\n  tfmq log dump tfmq-data/orders-0 -n 5")
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("-n", "count", type=click.IntRange(min=1), help="Stop after so many rows.")
-@click.option("--from", "first", type=click.IntRange(min=0), default=0, help="Begin at this offset.")
+@click.option(
+    "--from",
+    "first",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Begin at this offset (of the journal: place).",
+)
 @click.option("--control", is_flag=True, help="Show control records too.")
 @offline_options
 def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> int:
-    """Print the records of a segment file, a partition or a data folder."""
+    """Print the records of a segment file, a partition, the transaction journal or a data folder."""
     from journal.disk import RealDisk
 
-    segments = segments_of(checked(path))
-    rows = ({"log": s.parent.name, **row} for s in segments for row in rows_of(RealDisk(), s, control))
-    damaged, log_shown = False, segments[0].parent.name if path != segments[0].parent.parent else ""
-    for row in islice((row for row in rows if row["offset"] >= first), count):
+    disk, segments, journal = RealDisk(), segments_of(checked(path)), journal_of(path)
+    rows: Iterator[dict[str, Any]] = (
+        {"log": s.parent.name, **row} for s in segments for row in rows_of(disk, s, control)
+    )
+    if journal is not None:
+        entries = rows_of_journal(disk, journal, path if path.is_file() else None, control)
+        rows = chain(rows, ({"log": journal.name, **row} for row in entries))
+    folder = path if path.is_dir() else path.parent
+    damaged, log_shown = False, folder.name if folder in (journal, *(s.parent for s in segments)) else ""
+    for row in islice((row for row in rows if row["place" if "place" in row else "offset"] >= first), count):
         damaged |= row["kind"] == "damaged"
         if row["log"] != log_shown and not output.json:
             log_shown = row["log"]
@@ -116,6 +141,8 @@ def content(record: Record, body: memoryview) -> dict[str, Any]:
 
 def line_of(row: dict[str, Any]) -> str:
     """A row for a person."""
+    if "place" in row:
+        return line_of_entry(row)
     if row["kind"] == "damaged":
         return f"{row['offset']:>12}  DAMAGED up to {row['next']}: {row['reason']}"
     if row["kind"] == "filler":
@@ -143,7 +170,7 @@ def line_of(row: dict[str, Any]) -> str:
 @offline_options
 def verify_command(path: Path, records: bool, output: Output) -> int:
     """Check every block, index and mark; exit code 4 when something is damaged."""
-    total = sum(s.stat().st_size for s in segments_of(checked(path)))
+    total = sum(s.stat().st_size for s in (*segments_of(checked(path)), *journal_files_of(path)))
     with locked(path) as disk, progress(output, f"verifying {path}", total) as advance:
         reports = list(reports_of(disk, path, records, Moved(advance)))
     findings = [asdict(finding) for report in reports for finding in report.findings]
@@ -160,16 +187,19 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
 
 
 def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterator[Report]:
-    """A report for each kind of segment in what `path` names."""
+    """A report for each kind of segment in what `path` names, and one for the transaction journal."""
     folders = (
-        partitions_of(path)
-        if path.is_dir() and not any(p.parent == path for p in segments_of(path))
-        else [path]
+        [path]
+        if is_segment(path) or any(p.parent == path for p in segments_of(path))
+        else partitions_of(path)
     )
     for folder in folders:
         report = verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
         report.findings = [f for f in report.findings if not is_house_name(Path(f.file))]
         yield report
+    journal = journal_of(path)
+    if journal is not None:
+        yield verify_journal(disk, str(journal), records=records, progress=moved)
 
 
 class Moved:
@@ -199,7 +229,7 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
 
 @log.command(
     "repair",
-    short_help="Mend damaged segments of a partition or a data folder.",
+    short_help="Mend what is damaged in a partition, the transaction journal or a data folder.",
     epilog="\b\nExample:\n  tfmq log repair tfmq-data/orders-0 --dry-run",
 )
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
@@ -207,23 +237,39 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
 @click.option("--remove-originals", "remove", is_flag=True, help="Remove what earlier repairs kept aside.")
 @offline_options
 def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> None:
-    """Mend damaged segments of a partition or a data folder; what is lost becomes a gap that readers pass over."""
+    """Mend damaged segments and the transaction journal; what is lost becomes a gap that readers pass over."""
     if checked(path).is_file():
         raise click.UsageError(f"{path} is a file: give its folder, which is mended as a whole")
     folders = [path] if any(p.parent == path for p in segments_of(path)) else partitions_of(path)
+    journal = journal_of(path)
     with locked(path) as disk:
         if remove:
-            gone = [name for folder in folders for name in remove_originals(disk, str(folder))]
+            gone = [
+                name for f in (*folders, *filter(None, [journal])) for name in remove_originals(disk, str(f))
+            ]
             output.say(f"removed {counted(len(gone), 'kept original')}")
             return
         done = [
             asdict(d) for f in folders for d in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))
         ]
-    columns = ("file", "first", "next", "kept", "lost", "reason", "note")
-    output.rows(done, columns, "nothing to repair")
+        entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
+    columns = (
+        "file",
+        "first",
+        "next",
+        "kept",
+        "lost",
+        *(["lost_bytes"] if entries else []),
+        "reason",
+        "note",
+    )
+    output.rows([*done, *map(repair_row, entries)], columns, "nothing to repair")
+    verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
     if done:
         kept, lost = sum(d["kept"] for d in done), sum(d["lost"] for d in done)
-        verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
         output.say(
             f"{counted(len(done), 'place')}: {counted(kept, 'record')} {verbs[0]}, {lost:,} {verbs[1]}"
         )
+    if entries:
+        lost = sum(entry.lost for entry in entries)
+        output.say(f"transactions: {counted(len(entries), 'place')}, {counted(lost, 'byte')} {verbs[1]}")

@@ -1,4 +1,5 @@
-"""What `tfmq log` works on: a segment file, a partition's folder or a data folder of a server that is not running."""
+"""What `tfmq log` works on: a segment file, a partition's folder, the folder of transactions or a file in it, or a data
+folder, of a server that is not running."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import click
 from journal import names
 from journal.disk import Disk, RealDisk
 from journal.errors import Locked
+from journal.journal_audit import is_journal
 
 LOCK = "lock"
 CATALOG_FOLDER, CATALOG_SUFFIX, CATALOG_VERSION = "meta", ".catalog", "version"
@@ -37,6 +39,28 @@ def segments_of(path: Path) -> list[Path]:
     return found or [s for folder in partitions_of(path) for s in segments_of(folder)]
 
 
+def is_journal_file(path: Path) -> bool:
+    return path.is_file() and names.parse_journal_name(path.name) is not None
+
+
+def journal_of(path: Path) -> Path | None:
+    """The folder of the transaction journal at `path`, or in the data folder `path`; None if there is none."""
+    if is_journal_file(path):
+        return path.parent
+    found = (
+        folder for folder in (path, path / names.TRANSACTIONS_FOLDER) if is_journal(RealDisk(), str(folder))
+    )
+    return next(found, None)
+
+
+def journal_files_of(path: Path) -> list[Path]:
+    """The files of the transaction journal at `path`, in order."""
+    if is_journal_file(path):
+        return [path]
+    folder = journal_of(path)
+    return sorted(file for file in folder.iterdir() if is_journal_file(file)) if folder is not None else []
+
+
 def partitions_of(path: Path) -> list[Path]:
     """The folders of partitions in a data folder, the catalog's among them."""
     if not path.is_dir():
@@ -49,9 +73,10 @@ def checked(path: Path) -> Path:
     """`path`, if there is something to look at; else a sentence."""
     if not path.exists():
         raise click.ClickException(f"{path} is not there")
-    if not segments_of(path):
+    if not segments_of(path) and journal_of(path) is None:
         raise click.ClickException(
-            f"{path} is no segment file, no partition's folder and no data folder: nothing to look at"
+            f"{path} is no segment file, no partition's folder, no folder of transactions and no data folder:"
+            " nothing to look at"
         )
     return path
 
