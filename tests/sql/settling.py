@@ -60,8 +60,11 @@ def messages(servers: str, topic: str) -> list[int]:
     found: list[int] = []
     with tfmq.Admin(servers) as admin:
         if topic not in {each.name for each in admin.topics()}:
-            return []
+            return found
+        expected = admin.topic(topic).messages
     with tfmq.Consumer(servers, topics=topic, read="written") as consumer:
-        while batch := consumer.poll(timeout=0.3):
-            found += [int(each.text) for each in batch]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(found) < expected:
+            assert time.monotonic() < deadline
+            found += [int(each.text) for each in consumer.poll(timeout=1.0)]
     return sorted(found)

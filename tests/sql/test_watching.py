@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,9 @@ from tools.rigs.postgresql import PostgresServer
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LOOK_SECONDS", 0.05)
+    for each in list(watching._watches.values()):  # of tests before
+        each.wake()
+    wait_until(lambda: threads() == [])
 
 
 def threads() -> list[threading.Thread]:
@@ -36,8 +40,9 @@ def test_a_leftover_goes_and_the_thread_ends_with_the_producer(
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         producer.begin("any").rollback()
         watch(producer, postgres_engine)
-        watch(producer, postgres_engine)
-        assert len(threads()) == 1
+        with tfmq.Producer(servers) as another:
+            watch(another, postgres_engine)
+            assert len(threads()) == 1
         prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
         wait_until(lambda: prepared_names(postgres_engine) == [])
     wait_until(lambda: threads() == [])
@@ -52,6 +57,31 @@ def test_a_producer_that_nobody_holds_ends_it_too(postgres_engine: Engine) -> No
     wait_until(lambda: threads() == [])
 
 
+def test_who_comes_later_is_looked_for_at_once(
+    postgres_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 60.0)
+    with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
+        producer.begin("any").rollback()
+        watch(producer, postgres_engine)
+        time.sleep(0.2)
+        prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
+        with tfmq.Producer(servers) as another:
+            another.begin("other").rollback()
+            watch(another, postgres_engine)
+            wait_until(lambda: prepared_names(postgres_engine) == [])
+
+
+def test_a_forked_child_begins_its_own(postgres_engine: Engine) -> None:
+    with tfmq.Producer("127.0.0.1:1", timeout=0.1) as producer:
+        watch(producer, postgres_engine)
+        child = os.fork()
+        if child == 0:
+            os._exit(len(watching._watches))
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(watching._watches) == 1
+
+
 def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None:
     async def use(servers: str) -> None:
         engine = async_engine_of(postgres_engine)
@@ -63,7 +93,7 @@ def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None
             while prepared_names(postgres_engine):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)
-        while watching._tasks:
+        while watching._watches:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
         await engine.dispose()
@@ -76,7 +106,7 @@ def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None
 def test_without_a_loop_it_waits_for_one(postgres_engine: Engine) -> None:
     engine = async_engine_of(postgres_engine)
     watch(tfmq.aio.Producer("127.0.0.1:1"), engine.sync_engine)
-    assert (watching._tasks, threads()) == (set(), [])
+    assert (watching._watches, threads()) == ({}, [])
 
 
 def test_an_outage_is_told_once_and_ends(

@@ -1,4 +1,4 @@
-"""Looks for leftovers now and then: in a thread, or, with an asyncio engine, in a task of the running loop.
+"""Looks for leftovers now and then: in one thread for each database, or, with an asyncio engine, in a task of the loop.
 
 Not by the way of the next transaction, because that may be waiting for the very locks that a leftover holds.
 """
@@ -10,8 +10,9 @@ import atexit
 import logging
 import os
 import threading
+from contextlib import suppress
 from typing import Any, Final
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import WeakSet
 
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -28,73 +29,117 @@ log = logging.getLogger("tfmq.sql")
 LOOK_SECONDS: Final = 30.0
 """One question of the database each; a leftover has to wait for the broker's timeout (60 seconds) anyway."""
 
-_watched: WeakKeyDictionary[Any, set[tuple[str, int]]] = WeakKeyDictionary()
-_tasks: set[asyncio.Task[None]] = set()
-_over = threading.Event()
-atexit.register(_over.set)
+Name = tuple[str, Any]
+_watches: dict[Name, _Watch] = {}
+"""Those at work, by database and event loop. Behind `_lock`."""
+_lock = threading.Lock()
+
+
+def _forked() -> None:
+    """The child has none of its parent's threads, and its lock may be held for ever."""
+    global _lock
+    _lock = threading.Lock()
+    _watches.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def watch(producer: Any, engine: Engine) -> None:
     """Look at once, and then every `LOOK_SECONDS` until the producer is closed. An asyncio engine needs its loop."""
-    known = _watched.setdefault(producer, set())
-    name = (digest(engine.url), os.getpid())
-    if name in known:
-        return
-    looker = _Looker(producer, engine)
-    if not engine.dialect.is_async:
-        threading.Thread(target=looker.run, name="tfmq-sql-leftovers", daemon=True).start()
-    elif _has_loop():
-        task = asyncio.get_running_loop().create_task(looker.run_async(), name="tfmq-sql-leftovers")
-        _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
-    else:
-        return
-    known.add(name)
+    loop = None
+    if engine.dialect.is_async:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # the first transaction will have one
+    name = (digest(engine.url), loop)
+    with _lock:
+        known = _watches.get(name)
+        if known is None:
+            known = _watches[name] = _Watch(name, engine) if loop is None else _AsyncWatch(name, engine)
+            known.producers.add(producer)
+            known.start()
+        elif producer not in known.producers:
+            known.producers.add(producer)
+            known.wake()
 
 
-def _has_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+class _Watch:
+    """Of one database, for the producers that are open; ends with the last of them."""
 
-
-class _Looker:
-    """Holds neither the producer nor, between two looks, a connection."""
-
-    def __init__(self, producer: Any, engine: Engine) -> None:
-        self._producer: ReferenceType[Any] = ref(producer)
+    def __init__(self, name: Name, engine: Engine) -> None:
+        self.producers: WeakSet[Any] = WeakSet()
+        self._name = name
         self._leftovers = Leftovers(hands_for(engine))
         self._failed = False
+        self._over = False
+        self._woken = threading.Event()
 
-    def _open_producer(self) -> Any:
-        producer = self._producer()
-        return None if producer is None or is_closed(producer) else producer
+    def start(self) -> None:
+        atexit.register(self.stop)
+        threading.Thread(target=self._run, name="tfmq-sql-leftovers", daemon=True).start()
 
-    def run(self) -> None:
+    def wake(self) -> None:
+        """Look now."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """The program ends."""
+        self._over = True
+        self.wake()
+
+    def _run(self) -> None:
         while (producer := self._open_producer()) is not None:
+            self._woken.clear()
             try:
                 walk(self._leftovers.look(producer))
                 self._failed = False
             except (SQLAlchemyError, TfmqError, OSError) as error:
                 self._tell(error)
-            del producer
-            if _over.wait(LOOK_SECONDS):
-                return
+            del producer  # nobody is kept by being watched for
+            self._woken.wait(LOOK_SECONDS)
+        atexit.unregister(self.stop)
 
-    async def run_async(self) -> None:
-        while (producer := self._open_producer()) is not None:
-            try:
-                await walk_async(self._leftovers.look(producer))
-                self._failed = False
-            except (SQLAlchemyError, TfmqError, OSError) as error:
-                self._tell(error)
-            del producer
-            await asyncio.sleep(LOOK_SECONDS)
+    def _open_producer(self) -> Any:
+        """One that can ask the broker; None: the watch is over, and whoever comes next begins another."""
+        with _lock:
+            if not self._over:
+                for each in self.producers:
+                    if not is_closed(each):
+                        return each
+            _watches.pop(self._name, None)
+            return None
 
     def _tell(self, error: Exception) -> None:
         """Once for each outage."""
         if not self._failed:
             log.warning("What PostgreSQL holds prepared of owners that are gone was not looked at: %s", error)
         self._failed = True
+
+
+class _AsyncWatch(_Watch):
+    """The same, in a task of the running loop."""
+
+    def start(self) -> None:
+        self._soon = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run_async(), name="tfmq-sql-leftovers")
+
+    def wake(self) -> None:
+        self._soon.set()
+
+    async def _run_async(self) -> None:
+        try:
+            while (producer := self._open_producer()) is not None:
+                self._soon.clear()
+                try:
+                    await walk_async(self._leftovers.look(producer))
+                    self._failed = False
+                except (SQLAlchemyError, TfmqError, OSError) as error:
+                    self._tell(error)
+                del producer
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._soon.wait(), LOOK_SECONDS)
+        finally:
+            with _lock:
+                _watches.pop(self._name, None)
