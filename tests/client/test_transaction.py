@@ -649,7 +649,7 @@ def test_closing_rolls_back_what_is_open_and_says_so(rig: TransactionRig) -> Non
     rig.send_many(grown, large())
     rig.send(prepared, b"y")
     rig.prepare(prepared)
-    with pytest.raises(TransactionRolledBack, match="2 transactions were open when the producer was closed"):
+    with pytest.raises(TransactionRolledBack, match="2 open transactions were rolled back"):
         rig.run(rig.core.closing(5.0))
     assert [each.state for each in (small, grown, empty)] == ["rolled_back"] * 3
     assert prepared.state == "prepared" and "prepared" in rig.broker.states()

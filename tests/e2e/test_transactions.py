@@ -373,11 +373,14 @@ while True:
         except tfmq.Fenced as error:
             print("fenced", flush=True)
             sys.stdin.read()
+        except tfmq.TfmqError as error:
+            print("failed", error, flush=True)
 """
 
 
+@pytest.mark.parametrize("broker_too", [False, True])
 def test_consume_transform_produce_is_exactly_once_over_kills(
-    broker: LiveServer, producer: tfmq.Producer, topic: str
+    broker: LiveServer, producer: tfmq.Producer, topic: str, broker_too: bool
 ) -> None:
     random = seeded("consume transform produce")
     source, target = f"{topic}.in", f"{topic}.out"
@@ -387,6 +390,11 @@ def test_consume_transform_produce_is_exactly_once_over_kills(
         with Worker(TRANSFORM, broker.address, source, target, topic, "fast") as worker:
             worker.wait_for("done", "idle")
             time.sleep(random.random() * 0.03)
+            if broker_too:
+                broker.kill()
+                broker.start()
+                worker.wait_for("done", "idle")
+                time.sleep(random.random() * 0.03)
             worker.kill()
     with Worker(TRANSFORM, broker.address, source, target, topic, "fast") as worker:
         worker.wait_for("idle")

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tfmq.transaction")
 
-LOST: Final = "{} transactions were open when the producer was closed, and were rolled back: end them before, or use `with`."
+LOST: Final = (
+    "{} open transactions were rolled back when the producer was closed: end them before, or use `with`."
+)
 CLOSED: Final = "The producer was closed before the transaction was committed, so it was rolled back."
 FOUND: Final = {
     "open": OPEN,
