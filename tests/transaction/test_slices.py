@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from journal.batch import verify_batch
 from journal.entry import AppendMsg, Entry
-from journal.errors import Corrupt
+from journal.errors import Corrupt, Lost
 from journal.header import records_of
 from journal.names import journal_name
 from journal.shapes import Batch
@@ -158,6 +158,31 @@ def test_an_entry_that_is_not_the_batch_is_damage(wrong: str) -> None:
     journal.contents[place] = changed[wrong]
     with pytest.raises(Corrupt, match="not the batch"):
         list(slices(journal.read, rows, ORDERS, 0))
+
+
+@pytest.mark.parametrize("which", ["first", "middle", "last", "all"])
+def test_what_a_repair_gave_up_is_left_out_and_the_position_goes_on(which: str) -> None:
+    """Else the decision would wait for it for ever."""
+    journal, rows, _ = made(7, 12, 100, 1000)
+    places = list(rows[::ROW_WORDS])
+    lost = {"first": places[:1], "middle": places[2:4], "last": places[-1:], "all": places}[which]
+    left = b"".join(bytes(journal.contents[place].data) for place in places if place not in lost)
+
+    def read(place: int, size: int) -> Entry:
+        if place in lost:
+            raise Lost("a file", 0, 1, "a repair has closed the gap")
+        return journal.read(place, size)
+
+    for slice_bytes in (200, SLICE_BYTES):
+        found = list(slices(read, rows, ORDERS, 0, slice_bytes))
+        assert whole(found) == left
+        assert found[-1].last == numbers(rows)[-1], "a partition then has all that there is"
+        assert [each.last for each in found] == sorted({each.last for each in found})
+        middle = found[len(found) // 2].last
+        assert whole(list(slices(read, rows, ORDERS, middle, slice_bytes))) == whole(
+            [each for each in found if each.last > middle]
+        )
+    assert slices_at_once(read, rows, ORDERS, 0) is None
 
 
 def test_what_is_little_and_in_the_cache_comes_at_once() -> None:

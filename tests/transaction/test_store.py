@@ -403,6 +403,33 @@ def test_a_stopped_journal_is_told() -> None:
     assert status["journal"] == store.store.stopped and status["journal_bytes"] > 0
 
 
+def test_until_its_record_is_forced_a_state_is_not_called_durable() -> None:
+    store = Store()
+    transaction = store.begin("x")
+    assert store.store.is_durable(transaction)
+    for verb in (store.prepare, store.commit):
+        verb(transaction)
+        assert not store.store.is_durable(transaction)
+        store.force()
+        assert store.store.is_durable(transaction)
+    assert store.store.is_durable(store.killed().store.transactions[transaction.epoch])
+
+
+def test_a_rollback_that_a_power_cut_could_take_back_is_told_as_under_way() -> None:
+    store = Store()
+    prepared, opened = store.prepared("x"), store.begin("y")
+    for each in (prepared, opened):
+        store.rollback(each)
+    assert store.store.ending("x") is prepared and store.store.ending("x", prepared.epoch) is prepared
+    assert store.store.ending("x", 99) is None
+    assert store.store.ending("y") is None, "it ends in a power cut, too"
+    assert store.power_cut().store.named["x"].state == states.PREPARED
+    store.force()
+    assert store.store.ending("x") is None
+    store.transact()
+    assert store.ledger.ending == {}
+
+
 # Sizes and times
 
 

@@ -241,3 +241,13 @@ def test_a_prepared_one_is_found_again_by_the_request_that_began_it() -> None:
     assert life.store.streams.find(origin.producer_id, origin.number, now) == Ending(
         transaction.epoch, "rolled_back"
     )
+
+
+def test_the_highest_id_is_known_also_of_what_is_forgotten() -> None:
+    streams = make(streams_max=2)
+    assert streams.highest == 0
+    for producer in (30, 20, 21):
+        send(streams, producer, 1, 0, 1)
+    assert streams.highest == 30 == streams.floor
+    send(streams, 31, 1, 0, 1)
+    assert streams.highest == 31

@@ -57,6 +57,8 @@ class Ledger:
         """None while recovering."""
         self.repaired = 0
         """Fillers seen."""
+        self.ending: dict[int, Transaction] = {}
+        """Prepared ones that were rolled back by a record that may not be on the disk yet, in the order of places."""
         self._moves = Moves()
 
     # Without a record
@@ -148,14 +150,14 @@ class Ledger:
 
     def _prepare(self, place: int, said: operations.Prepare) -> None:
         transaction = self._described(said)
+        transaction.place = place
         transaction.prepared_ms = said.time_ms
         transaction.expires_ms = said.expires_ms
         self.step(transaction, states.PREPARE)
         self._ended(transaction, states.PREPARED)
 
     def _local_commit(self, place: int, said: operations.LocalCommit) -> None:
-        transaction = self._described(said)
-        self._decide(Decision(place, said.time_ms, (transaction,)), states.DECIDE)
+        self._decide(Decision(place, said.time_ms, (self._described(said),)), states.DECIDE)
 
     def _commit(self, place: int, said: operations.Commit) -> None:
         self._decide_prepared(place, said.time_ms, (said.epoch,), states.DECIDE)
@@ -164,17 +166,15 @@ class Ledger:
         self._decide_prepared(place, said.time_ms, (said.epoch,), states.DECIDE_BY_HAND)
 
     def _rollback(self, place: int, said: operations.Rollback) -> None:
-        self._drop((said.epoch,), said.time_ms)
+        self._drop(place, (said.epoch,), said.time_ms)
 
     def _local_rollback(self, place: int, said: operations.LocalRollback) -> None:
-        transaction = self.transactions.get(said.epoch)
-        if transaction is None:
-            transaction = self._add(Transaction(said.epoch, NOBODY))
-        self._describe(transaction, said.origin)
-        self._drop((said.epoch,), said.time_ms)
+        self._describe(self._found(said.epoch), said.origin)
+        self._drop(place, (said.epoch,), said.time_ms)
 
     def _rollback_by_hand(self, place: int, said: operations.HeuristicRollback) -> None:
         for transaction in self._known((said.epoch,)):
+            transaction.place = place
             transaction.decided_ms = said.time_ms
             self.step(transaction, states.DROP_BY_HAND)
             self._ended(transaction, states.ROLLED_BACK)
@@ -200,10 +200,10 @@ class Ledger:
         self.groups.committed(said.group, said.sequence, said.run, said.rows, said.time_ms)
         if said.members:
             self._decide_prepared(place, said.time_ms, said.members, states.DECIDE)
-        self._drop(said.dropped, said.time_ms)
+        self._drop(place, said.dropped, said.time_ms)
 
     def _group_abort(self, place: int, said: operations.GroupAbort) -> None:
-        self._drop(said.dropped, said.time_ms)
+        self._drop(place, said.dropped, said.time_ms)
         self.groups.aborted(said.group, said.sequence, said.run)
 
     def _group_forget(self, place: int, said: operations.GroupForget) -> None:
@@ -212,10 +212,8 @@ class Ledger:
     # What several rules share
 
     def _described(self, said: operations.Prepare | operations.LocalCommit) -> Transaction:
-        """The transaction of which `said` tells everything; made here if a start finds no messages of it before."""
-        transaction = self.transactions.get(said.epoch)
-        if transaction is None:
-            transaction = self._add(Transaction(said.epoch, NOBODY))
+        """The transaction of which `said` tells everything."""
+        transaction = self._found(said.epoch)
         self._describe(transaction, said.origin)
         transaction.topics = dict(said.topics)
         transaction.offsets = said.offsets
@@ -240,6 +238,10 @@ class Ledger:
         self.order.add(transaction.epoch)
         return transaction
 
+    def _found(self, epoch: int) -> Transaction:
+        """The transaction; made here if a start finds nothing of it before."""
+        return self.transactions.get(epoch) or self._add(Transaction(epoch, NOBODY))
+
     def _known(self, epochs: Iterable[int]) -> list[Transaction]:
         """Raises ValueError for one that is not there, unless a repair has lost something."""
         found = []
@@ -258,6 +260,7 @@ class Ledger:
 
     def _decide(self, decision: Decision, event: str) -> None:
         for transaction in decision.transactions:
+            transaction.place = decision.place
             transaction.decision = decision
             transaction.decided_ms = decision.time_ms
             self.step(transaction, event)
@@ -266,13 +269,16 @@ class Ledger:
             if event == states.DECIDE:
                 self._remember(transaction, states.COMMITTED)
 
-    def _drop(self, epochs: Iterable[int], time_ms: int) -> None:
+    def _drop(self, place: int, epochs: Iterable[int], time_ms: int) -> None:
         for transaction in self._known(epochs):
+            transaction.place = place
             transaction.decided_ms = time_ms
             self.step(transaction, states.DROP)
             self._ended(transaction, states.ROLLED_BACK)
             self._remember(transaction, states.ROLLED_BACK)
             self.remove(transaction)
+            if transaction.prepared_ms and self.holds is not None:
+                self.ending[transaction.epoch] = transaction
 
     def _ended(self, transaction: Transaction, state: str) -> None:
         """The stream that began it knows how far it is."""

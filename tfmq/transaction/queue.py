@@ -158,6 +158,7 @@ class JournalQueue:
             else:
                 self._roll(work, items)
         self._ask()
+        self._forget_ended()
         return True
 
     def _gather(self) -> list[Item]:
@@ -268,6 +269,12 @@ class JournalQueue:
             waiting, self._waiting = self._waiting, []
             wanted, self._wanted = self._wanted, 0
             self._force(self._journal, wanted, partial(_tell, waiting))
+
+    def _forget_ended(self) -> None:
+        """Those whose end is on the disk by now."""
+        ending, forced = self._ledger.ending, self._journal.forced_offset
+        while ending and (first := next(iter(ending.values()))).place < forced:
+            del ending[first.epoch]
 
     def _flushed(self, error: BaseException | None) -> None:
         self._flushing = False

@@ -4,6 +4,7 @@ A slice is at most 1 MiB, unless one block alone is larger, and ends at a block'
 has, and after a crash the rest begins there. Each entry is verified when it is read.
 """
 
+import logging
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,12 @@ from typing import Final
 
 from journal.batch import cut_blocks
 from journal.entry import AppendMsg, Entry
-from journal.errors import Corrupt
+from journal.errors import Corrupt, Lost
 from journal.header import walk
 from journal.shapes import Batch
 from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
+
+logger = logging.getLogger("tfmq.transaction")
 
 SLICE_BYTES: Final = 1 << 20
 """One append of a large transaction; others get their turn between two of them."""
@@ -63,6 +66,10 @@ class _Slicing:
         self._size_bytes += len(batch.data)
         self._last = number + batch.count - 1
 
+    def lose(self, number: int) -> None:
+        """Messages up to `number` are lost: the partition has all of them that there are."""
+        self._last = number
+
     def end(self) -> Slice:
         """What is there, full or not."""
         found = Slice(self._batches, self._last, self._size_bytes, self._pieces)
@@ -70,7 +77,7 @@ class _Slicing:
         return found
 
     def rest(self) -> Iterator[Slice]:
-        if self._batches:
+        if self._last:
             yield self.end()
 
 
@@ -79,12 +86,19 @@ def slices(
 ) -> Iterator[Slice]:
     """What `rows` (of `Decision.rows`) hold behind the message number `after`.
 
+    What a repair of the journal has given up is left out, and told in the log; a slice may be empty for that reason.
     Raises what `read` does, and Corrupt where an entry is not what memory says.
     """
     slicing = _Slicing(slice_bytes)
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
         place, number, both, index = rows[at : at + ROW_WORDS]
-        batch = _batch(read(place, (both & SIZE_MASK) + ENTRY_EXTRA), log_id, both)
+        try:
+            batch = _batch(read(place, (both & SIZE_MASK) + ENTRY_EXTRA), log_id, both)
+        except Lost as error:
+            count = both >> SIZE_BITS
+            logger.error("%d messages of a transaction for the log %#x are lost: %s", count, log_id, error)
+            slicing.lose(number + count - 1)
+            continue
         if number <= after:
             batch = _behind(batch, after - number + 1)
             number, index = after + 1, PART
@@ -122,7 +136,10 @@ def slices_at_once(
         return None
     found = {}
     for at in range(start, len(rows), ROW_WORDS):
-        entry = read(rows[at], (rows[at + 2] & SIZE_MASK) + ENTRY_EXTRA)
+        try:
+            entry = read(rows[at], (rows[at + 2] & SIZE_MASK) + ENTRY_EXTRA)
+        except Lost:
+            return None
         if entry is None:
             return None
         found[rows[at]] = entry

@@ -174,6 +174,17 @@ class JournalTransactionStore(Recording):
         """Of all messages that are kept for transactions."""
         return self._ledger.size_bytes
 
+    def is_durable(self, transaction: Transaction) -> bool:
+        """Whether the record that made its state is on the disk: a power cut could else take the state back."""
+        return transaction.place < self._journal.forced_offset
+
+    def ending(self, xid: str, epoch: int = 0) -> Transaction | None:
+        """A prepared one that was rolled back, by a record that is not on the disk yet: it may come back."""
+        for transaction in reversed(self._ledger.ending.values()):
+            if transaction.origin.xid == xid and epoch in (0, transaction.epoch):
+                return None if self.is_durable(transaction) else transaction
+        return None
+
     @property
     def stopped(self) -> str | None:
         """Why nothing can be written any more; None: it can."""

@@ -76,6 +76,11 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def highest(self) -> int:
+        """The highest id that the journal says was given out; 0 if it knows none."""
+        return max((self.floor, *self._streams))
+
     # What may be taken
 
     def find(self, producer_id: int, number: int, now_ms: int) -> Ending | None:

@@ -117,6 +117,7 @@ class Transaction:
         "messages",
         "offsets",
         "origin",
+        "place",
         "prepared_ms",
         "queued",
         "settled",
@@ -138,6 +139,8 @@ class Transaction:
         """Messages that are on their way to the journal."""
         self.size_bytes = 0
         """Of its messages, once each."""
+        self.place = 0
+        """Of the record that made its state; 0 if an earlier life wrote it, or none did."""
         self.decision: Decision | None = None
         self.settled = False
         self.cached: Sequence[Batch] | None = None
