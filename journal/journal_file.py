@@ -84,7 +84,9 @@ class JournalFile:
         """
         path = names.join(folder, names.journal_name(head.number))
         if disk.exists(path):
-            # Only one whose making was cut short: a file that has begun is never made again.
+            if disk.size(path) > HEAD_SIZE:
+                raise OSError(errno.EEXIST, "a file with entries would be made again", path)
+            # One whose making was cut short.
             disk.unlink(path)
         file = disk.create(path)
         try:

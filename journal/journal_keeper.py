@@ -14,7 +14,7 @@ from functools import partial
 from journal.aio import Flight, Landed
 from journal.clock import Clock
 from journal.disk import Bytes, Disk
-from journal.errors import Full, Stopped
+from journal.errors import Closed, Full, Stopped
 from journal.journal_checkpoint import KEPT, REWRITE_SECONDS, Checkpoint, Pointer
 from journal.journal_file import Head, JournalFile
 from journal.journal_opening import JournalOpening
@@ -147,7 +147,8 @@ class JournalKeeper:
         files = self._files
         if files.stopped is not None:
             raise Stopped(files.stopped)
-        active, end = files.active, files.end
+        # In this order: where a roll comes between, the older end is forced, and the newer file is forced needlessly.
+        end, active = files.end, files.active
         if files.forced >= end:
             return
         try:
@@ -164,7 +165,7 @@ class JournalKeeper:
             with self._mark_lock:
                 self._noted = self._clock.monotonic()
                 self._checkpoint_file.note(self._marked())
-        except Full:
+        except (Full, Closed):
             return
         except OSError as error:
             self.fail(f"the checkpoint cannot be written: {error}")

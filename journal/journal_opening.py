@@ -206,9 +206,7 @@ class JournalOpening:
 
     def _look(self, numbers: list[int], head: SnapshotHead) -> FilesFound:
         """What is there, once the table has nothing against it. Raises Corrupt."""
-        files: list[FileFound] = []
-        for number in numbers:
-            files.append(self._found(number, files[-1].end if files else 0))
+        files = [self._found(number) for number in numbers]
         fallback = self.lists[-1]
         while True:
             found = FilesFound(
@@ -222,22 +220,20 @@ class JournalOpening:
                 return found
             files.pop()
 
-    def _found(self, number: int, end: int) -> FileFound:
-        """A file by its head; `end` is the place where it should begin, if its head does not say."""
+    def _found(self, number: int) -> FileFound:
+        """A file by its head."""
         path = self._path(number)
         file = self._disk.open_read(path)
         try:
             size = file.size()
-            try:
-                head = decode_head(file.pread(HEAD_SIZE, 0), path)
-            except Corrupt as error:
-                has_entries = JournalFile(file, number, end, size).find(end, self.seed) is not None
-                return FileFound(number, end, size, error.reason, has_entries)
+            head = decode_head(file.pread(HEAD_SIZE, 0), path)
+        except Corrupt as error:
+            return FileFound(number, 0, size, error.reason)
         finally:
             file.close()
         ours = (self.checkpoint.journal_id, self.checkpoint.salt, number)
         fault = "" if head[:3] == ours else f"it is file {head.number} of journal {head.journal_id:#x}"
-        return FileFound(number, head.first, size, fault, True)
+        return FileFound(number, head.first, size, fault)
 
     def _refused(self, label: str, found: FilesFound) -> Corrupt:
         """The error that names the file which the row is about."""

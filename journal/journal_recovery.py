@@ -17,6 +17,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from journal.journal_file import HEAD_SIZE
 from journal.journal_snapshot import LiveFile
 from journal.recovery import Row
 
@@ -71,16 +72,12 @@ START: Final[tuple[Row[StartFound, Start], ...]] = (
 
 
 class FileFound(NamedTuple):
-    """A file of the journal. `fault` says why its head cannot be used, "" if it can; `first` counts only then.
-
-    `has_entries`: whether there is any whole entry behind a head that cannot be used.
-    """
+    """A file of the journal. `fault` says why its head cannot be used, "" if it can; `first` counts only then."""
 
     number: int
     first: int
     size: int
     fault: str = ""
-    has_entries: bool = False
 
     @property
     def end(self) -> int:
@@ -119,9 +116,10 @@ class FilesFound:
 
     @property
     def torn_last(self) -> bool:
-        """Whether the last file is one whose making was cut short."""
+        """Whether the last file is one whose making was cut short: entries come only behind a forced head."""
         last = self.files[-1]
-        return bool(last.fault) and not last.has_entries and last.number not in {f.number for f in self.live}
+        listed = last.number in {file.number for file in self.live}
+        return bool(last.fault) and last.size <= HEAD_SIZE and not listed
 
     @property
     def replayed(self) -> tuple[FileFound, ...]:

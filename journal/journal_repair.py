@@ -89,7 +89,9 @@ class _Repair:
         """Mends everything that a start needs."""
         base, forced, file_number = self._base()
         listed = {file.number: file for file in base.files}
-        there = {file.number: file for file in self.survey.files}
+        found = self.survey.found()
+        unfinished = found is not None and found.files and found.torn_last
+        there = {file.number: file for file in self.survey.files[: -1 if unfinished else None]}
         begin = base.files[-1].number if base.files else 1
         last = max(begin, file_number, *there, *listed)
         first = listed[begin].first if begin in listed else 0

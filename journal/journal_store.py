@@ -286,7 +286,8 @@ class JournalStore:
         files = self._files
         if self.closed or files.stopped is not None or files.forced >= files.end:
             return None
-        return JournalPlan(self, self._keeper, files.active, files.end)
+        end = files.end
+        return JournalPlan(self, self._keeper, files.active, end)
 
     def force_done(self, plan: JournalPlan, error: Exception | None) -> Callable[[], None] | None:
         """Takes note of a force's end: `forced_offset` moves, or the journal stops. Answers work for a worker."""

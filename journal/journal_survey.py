@@ -208,12 +208,10 @@ class JournalSurvey:
 
     def _found(self, number: int) -> FileFound:
         file = next((file for file in self.files if file.number == number), None)
-        if file is None:
-            size = self.disk.size(self.path(number))
-            return FileFound(number, 0, size, self.head_faults[number], False)
         fault = self.head_faults.get(number, "")
-        has_entries = not fault or file.find(file.first, self.seed) is not None
-        return FileFound(number, file.first, file.size, fault, has_entries)
+        if file is None:
+            return FileFound(number, 0, self.disk.size(self.path(number)), fault)
+        return FileFound(number, file.first, file.size, fault)
 
 
 def claim(file: JournalFile, place: int) -> str:

@@ -97,6 +97,11 @@ def test_a_file_whose_making_was_cut_short_is_made_anew(file: JournalFile) -> No
     disk.write_file(PATH, b"half a he")
     again = JournalFile.create(disk, FOLDER, HEAD)
     assert disk.read_file(PATH) == encode_head(HEAD) and again.size == HEAD_SIZE
+    append(again, message(1, 1))
+    whole = disk.read_file(PATH)
+    with pytest.raises(OSError, match="would be made again"):
+        JournalFile.create(disk, FOLDER, HEAD)
+    assert disk.read_file(PATH) == whole
 
 
 def test_what_is_appended_is_walked_in_order(file: JournalFile) -> None:

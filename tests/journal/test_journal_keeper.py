@@ -11,7 +11,8 @@ import pytest
 from journal.entry import COMMIT, Operation
 from journal.errors import Full, JournalError, Stopped
 from journal.journal_checkpoint import REWRITE_SECONDS
-from journal.journal_file import HEAD_SIZE
+from journal.journal_file import HEAD_SIZE, JournalFile
+from journal.journal_files import JournalFiles
 from journal.journal_store import JournalOptions
 from journal.keeper import KEPT_OPEN
 from journal.testing import SimulatedDisk, crash_states
@@ -476,6 +477,42 @@ def test_a_file_is_not_closed_while_the_kernel_forces_it() -> None:
     assert [file.path for file in journal.disk.open_files] == [journal.file()]
     kernel.go()
     assert told == [None] and not journal.disk.open_files
+
+
+def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker looks at the end and at the file; in between the owner rolls, and writes into the next file."""
+    journal = opened()
+    for _ in range(4):
+        journal.send()
+    active = JournalFiles.active.fget
+    looks = 0
+
+    def looked(files: JournalFiles) -> JournalFile:
+        nonlocal looks
+        looks += 1
+        found = active(files)
+        if looks == 1:
+            monkeypatch.setattr(JournalFiles, "active", property(active))
+            for _ in range(3):
+                journal.send()
+        return found
+
+    monkeypatch.setattr(JournalFiles, "active", property(looked))
+    journal.store._keeper.force_end()
+    assert looks == 1 and journal.numbers == [1, 2]
+    there = journal.crash().state.seen
+    assert [row for row in journal.state.seen if row[0] < journal.store.forced_offset] == there[:5] == there
+
+
+def test_a_note_that_comes_behind_the_end_is_left_out() -> None:
+    journal = opened().sent(1)
+    keeper = journal.store._keeper
+    journal.store.close()
+    before = journal.bytes()
+    keeper.note()
+    assert journal.bytes() == before
 
 
 def test_two_snapshots_are_kept_and_two_slots() -> None:

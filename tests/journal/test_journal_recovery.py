@@ -48,8 +48,8 @@ def test_the_rows_of_the_start_table() -> None:
     assert len(START) == 7
 
 
-def file(number: int, first: int, size: int, fault: str = "", entries: bool = False) -> FileFound:
-    return FileFound(number, first, size, fault, entries)
+def file(number: int, first: int, size: int, fault: str = "") -> FileFound:
+    return FileFound(number, first, size, fault)
 
 
 def files(
@@ -71,7 +71,9 @@ def test_the_rows_of_the_files_table() -> None:
     assert files(number=1) == "all files missing"
     assert files(two, live=live, place=150) == "listed file missing"
     assert files(one, file(2, 0, 9, "bad"), live=live) == "unfinished roll"
-    assert files(one, file(2, 0, 9, "bad", True), live=live) == "head damaged"
+    assert files(one, file(2, 0, HEAD_SIZE, "bad"), live=live) == "unfinished roll"
+    assert files(one, file(2, 0, HEAD_SIZE + 1, "bad"), live=live) == "head damaged"
+    assert files(file(1, 0, 9, "bad"), live=live) == "head damaged", "it is listed, so it was finished"
     assert files(file(1, 0, 100, "bad"), live=live) == "head damaged"
     assert files(one, file(2, 0, 100, "bad"), three, live=live) == "head damaged"
     assert files(one, live=live, place=101) == "start missing"
@@ -260,6 +262,14 @@ def test_head_damaged_of_the_last_file_that_has_entries(journal: Journal) -> Non
     journal.disk.damage(journal.file(), 9, b"\xff")
     error = refused(journal, "head damaged")
     assert (error.path, error.first, error.next) == (journal.file(2), 0, HEAD_SIZE)
+
+
+def test_head_damaged_of_a_last_file_of_which_nothing_can_be_read(journal: Journal) -> None:
+    """More than a head was written, so entries were: nothing of it is thrown away."""
+    journal.sent(7)
+    for junk in (bytes(5000), b"?" * 300, bytes(HEAD_SIZE + 1)):
+        journal.disk.write_file(journal.file(2), junk)
+        assert refused(journal, "head damaged").path == journal.file(2)
 
 
 def test_a_file_of_another_journal_or_under_another_name_is_refused(journal: Journal) -> None:

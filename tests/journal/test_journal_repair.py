@@ -218,6 +218,17 @@ def test_a_torn_tail_is_left_to_the_next_start() -> None:
     assert len(journal.state.seen) == 3
 
 
+def test_a_file_whose_making_was_cut_short_is_left_to_the_next_start(journal: Journal) -> None:
+    path = journal.path(journal_name(journal.numbers[-1] + 1))
+    journal.disk.write_file(path, b"TFTJ")
+    assert repair_journal(journal.disk, FOLDER) == []
+    journal.disk.damage(journal.file(1), HEAD_SIZE + 60, b"\xff")
+    repair_journal(journal.disk, FOLDER)
+    assert journal.disk.read_file(path) == b"TFTJ"
+    journal.open()
+    assert "unfinished roll" in journal.store.recovery.labels
+
+
 def test_an_end_that_was_forced_and_is_lost_is_filled_up(journal: Journal) -> None:
     rows, end = list(journal.state.seen), journal.store.end_offset
     path = journal.file()
