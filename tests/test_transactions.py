@@ -105,6 +105,29 @@ def test_an_exception_behind_a_prepare_is_kept_and_says_what_is_in_doubt(servers
     assert "order-42" in caught.value.__notes__[0]
 
 
+def test_with_inside_a_callback_is_refused_and_keeps_the_exception(
+    producer: Producer, broker: FakeBroker
+) -> None:
+    found: list[BaseException] = []
+
+    def callback(_: object) -> None:
+        try:
+            with producer.transaction() as tx:
+                raise KeyError("mine")
+        except KeyError as error:
+            found.append(error)
+        try:
+            with producer.transaction() as tx:
+                tx.send_many("orders", [b"x"])
+        except NotAllowed as error:
+            found.append(error)
+
+    producer.send("orders", b"1").add_callback(callback)
+    producer.flush()
+    until(lambda: len(found) == 2)
+    assert "must not wait" in found[0].__notes__[0] and "must not wait" in str(found[1])
+
+
 def test_two_phases_over_two_producers(producer: Producer, broker: FakeBroker, servers: str) -> None:
     tx = producer.begin(xid="order-42", timeout=60)
     tx.send("orders", b"1")

@@ -672,3 +672,66 @@ def test_closing_with_nothing_open_says_nothing(rig: TransactionRig) -> None:
 def test_one_that_the_broker_forgot_is_unknown_when_taken_up(rig: TransactionRig) -> None:
     with pytest.raises(UnknownTransaction, match="remembers no outcome"):
         rig.resume("nobody")
+
+
+# Where the broker is slow
+
+
+def test_many_partitions_of_a_large_one_do_not_gather_without_end() -> None:
+    rig = TransactionRig(FakeBroker(partitions=40))
+    tx = rig.begin()
+    for number in range(4000):
+        rig.send(tx, bytes(1000), partition=number % 40)
+        assert tx.gathering.size_bytes() < 2 * MEGABYTE
+    assert rig.commit(tx) == "committed" and rig.broker.counts("orders") == [100] * 40
+
+
+def test_an_exception_is_not_held_up_by_a_rollback_without_an_answer(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    delivery = rig.send(tx, b"x")
+    rig.broker.plan(RollbackTransaction, SWALLOW)
+    rig.leave(tx, KeyError("mine"))
+    assert tx.state == "rolled_back" and isinstance(delivery.error(), TransactionRolledBack)
+
+
+def test_rolling_back_what_the_broker_has_not_begun_yet(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.broker.plan(BeginTransaction, SWALLOW)
+    rig.send_many(tx, large(2000))
+    begun = rig.time
+    assert rig.rollback(tx) == "rolled_back" and rig.time - begun < 2.1
+    assert rig.requests(RollbackTransaction) == []
+
+
+def test_closing_waits_for_a_commit_under_way(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"x")
+    rig.broker.plan(Transact, HOLD)
+    committing = rig.begun(tx.committing(), Transact)
+    closing = rig.core.closing(5.0)
+    next(closing)
+    rig.broker.release()
+    rig.run(committing)
+    rig.run(closing)
+    assert tx.state == "committed" and visible(rig) == [b"x"]
+
+
+def test_a_wait_for_a_delivery_is_bounded_while_it_commits(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    delivery = rig.send(tx, b"x")
+    rig.broker.plan(Transact, HOLD)
+    committing = rig.begun(tx.committing(), Transact)
+    with pytest.raises(TimedOut, match="has not ended yet"):
+        delivery.result(0.1)
+    rig.broker.release()
+    rig.run(committing)
+    assert delivery.result().offset == 0
+
+
+def test_one_whose_time_was_over_while_it_grew_says_so(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.broker.transactions.clear()
+    with pytest.raises(UnknownTransaction, match=r"Its time was over.*Nothing of it is visible") as caught:
+        rig.send_many(tx, large())
+        rig.commit(tx)
+    assert caught.value.outcome == NOT_DONE and rig.rollback(tx) == "rolled_back"

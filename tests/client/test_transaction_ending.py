@@ -104,6 +104,27 @@ def test_one_that_was_taken_up_can_be_sent_to(rig: TransactionRig) -> None:
     assert rig.broker.payloads("orders") == [b"second"]  # the first one's was not sent before
 
 
+def test_one_that_was_taken_up_is_prepared_as_it_is(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"first")
+    rig.run(tx.ending._sent())
+    other = TransactionRig(rig.broker)
+    found = other.resume("order-42")
+    assert other.prepare(found) == "prepared" and other.requests(Produce)[1:] == []
+    assert other.commit(found) == "committed" and visible(rig) == [b"first"]
+
+
+def test_a_frame_that_does_not_fit_its_stream_goes_in_another_one(rig: TransactionRig) -> None:
+    for number in range(2):
+        tx = rig.begin()
+        rig.send_many(tx, [b"x"] * 100)
+        rig.commit(tx)
+        rig.transactions.streams._free[-1].sequence = (1 << 24) - 50
+        rig.broker.tx_streams[rig.frames()[-1].producer_id] = (1 << 24) - 50
+        assert len({each.producer_id for each in rig.frames()}) == number + 1
+    assert len(visible(rig)) == 200
+
+
 def test_rolling_back_a_local_one_needs_no_answer(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send_many(tx, large())
