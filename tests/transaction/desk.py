@@ -120,7 +120,8 @@ class Desk:
         self.timers = Timers(self.clock)
         self.session = Session()
         self.streams = 100
-        self.began: list[Answer] = []
+        self.recovering: Callable[[], None] = lambda: None
+        """Called when a start says that it is over."""
         if start:
             self.start()
 
@@ -154,8 +155,12 @@ class Desk:
             settings=settings,
         )
         self.recovered = False
-        self.handler.recover(lambda: setattr(self, "recovered", True))
+        self.handler.recover(self._is_recovered)
         self.turn()
+
+    def _is_recovered(self) -> None:
+        self.recovered = True
+        self.recovering()
 
     # Threads and time
 

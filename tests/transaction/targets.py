@@ -7,7 +7,7 @@ what was not forced. `asked` records every call that a test may want to look at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from journal.header import records_of, split_id
@@ -18,7 +18,8 @@ from tfmq.errors import Busy, DiskFull, Fenced, StorageStopped, UnknownTopic
 class Append(NamedTuple):
     """What one effect brought."""
 
-    place: tuple[int, int]
+    place: tuple[int, int] | None
+    """None for a plain send."""
     records: list[tuple[int, bytes]]
     size_bytes: int
 
@@ -33,10 +34,13 @@ class Target:
         self.full = False
         self.held = 0
         self.places: dict[str, tuple[Any, ...]] = {}
+        self.base: tuple[int, int] | None = None
+        """The highest place of what retention has deleted."""
 
     @property
     def applied(self) -> tuple[int, int] | None:
-        return self.appends[-1].place if self.appends else None
+        places = [append.place for append in self.appends if append.place is not None]
+        return max(places[-1:], default=self.base)
 
     @property
     def end(self) -> int:
@@ -47,6 +51,7 @@ class Target:
         left = Target()
         left.appends = self.appends[:count]
         left.forced = len(left.appends)
+        left.base = self.base
         return left
 
 
@@ -72,6 +77,8 @@ class Targets:
         self.automatic = True
         self.asked: list[tuple[Any, ...]] = []
         self.violations: list[str] = []
+        self.before_append: Callable[[], None] = lambda: None
+        """Called each time when something is about to become visible."""
         self._queue: list[tuple[Effect, Applied]] = []
         self._waiting: list[tuple[Mark, Forced]] = []
 
@@ -95,6 +102,18 @@ class Targets:
         target = self.target(key)
         self.targets[key] = target.cut(len(target.appends) if keep is None else keep)
         self.targets[key].places = {} if keep is not None else target.places
+
+    def plain(self, key: int, payload: bytes) -> None:
+        """A send without a transaction."""
+        self.target(key).appends.append(Append(None, [(0, payload)], len(payload)))
+
+    def retain(self, key: int, count: int) -> None:
+        """Retention: only the last `count` appends are left, and the places are known as before."""
+        target = self.target(key)
+        target.base = target.applied
+        gone = len(target.appends) - count
+        target.appends = target.appends[gone:]
+        target.forced = max(0, target.forced - gone)
 
     def delete(self, incarnation: int) -> None:
         self.gone.add(incarnation)
@@ -208,6 +227,7 @@ class Targets:
             for record in records_of(batch.data):
                 payload = bytes(batch.data[record.position + 20 : record.position + record.size])
                 records.append((record.id, payload))
+        self.before_append()
         if not records:
             self.violations.append(f"an append without records at {place}")
         target.appends.append(Append(place, records, size))
