@@ -12,7 +12,7 @@ from tests.sql.test_prepared import prepare
 from tfmq.sql.broker import node_of
 from tfmq.sql.course import walk
 from tfmq.sql.hands import hands_for
-from tfmq.sql.leftovers import Leftovers
+from tfmq.sql.leftovers import Leftovers, Looked
 from tfmq.sql.prepared import name
 
 
@@ -24,14 +24,14 @@ def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None
             prepare(postgres_engine, name(f"tfmq.sql.{state}", node), number)
         prepare(postgres_engine, name("tfmq.sql.elsewhere", "another-node"), 9)
         leftovers = Leftovers(hands_for(postgres_engine))
-        assert walk(leftovers.look(producer)) == 3
+        assert walk(leftovers.look(producer)) == Looked(finished=3, waiting=2)
         assert orders(postgres_engine) == [2], "the one that the broker committed"
         assert prepared_names(postgres_engine) == [
             "tfmq.sql.elsewhere@another-node",
             f"tfmq.sql.open@{node}",
             f"tfmq.sql.prepared@{node}",
         ]
-        assert walk(leftovers.look(producer)) == 0
+        assert walk(leftovers.look(producer)) == Looked(finished=0, waiting=2)
         assert [each.state for each in kept[:2]] == ["open", "prepared"]
         assert kept[0].prepare() == "prepared", "looking at it took nothing from its owner"
         kept[0].rollback()
@@ -57,7 +57,7 @@ def test_what_belongs_to_another_broker_is_told_once(
     leftovers = Leftovers(hands_for(postgres_engine))
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         for _ in range(3):
-            assert walk(leftovers.look(producer)) == 0
+            assert walk(leftovers.look(producer)) == Looked()
     told = [each.message for each in caplog.records if "ROLLBACK PREPARED" in each.message]
     assert len(told) == 1
     assert "tfmq tx show tfmq.sql.x" in told[0]

@@ -17,6 +17,7 @@ from tests.sql.test_decision import wait_until
 from tests.sql.test_prepared import prepare
 from tfmq.sql import watching
 from tfmq.sql.broker import node_of
+from tfmq.sql.leftovers import Looked
 from tfmq.sql.prepared import name
 from tfmq.sql.watching import watch
 from tools.rigs.postgresql import PostgresServer
@@ -80,6 +81,12 @@ def test_a_forked_child_begins_its_own(postgres_engine: Engine) -> None:
             os._exit(len(watching._watches))
         assert os.waitpid(child, 0)[1] == 0
         assert len(watching._watches) == 1
+
+
+def test_while_something_waits_it_looks_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 30.0)
+    assert watching.pause(Looked(finished=1, waiting=0)) == 30.0
+    assert watching.pause(Looked(finished=0, waiting=1)) == watching.SOON_SECONDS < 5
 
 
 def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None:

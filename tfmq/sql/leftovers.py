@@ -15,7 +15,7 @@ database in two phases looks now and then, and finishes what the broker says is 
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy.engine import Connection
 
@@ -36,6 +36,13 @@ DECISIONS: Final[dict[str, Decision]] = {
 """What becomes of the database's part, by the state at the broker; other states: nothing."""
 
 
+class Looked(NamedTuple):
+    """What a look found: how many it finished, and how many wait for their owner or for the broker."""
+
+    finished: int = 0
+    waiting: int = 0
+
+
 class Leftovers:
     """Those of one database."""
 
@@ -43,28 +50,30 @@ class Leftovers:
         self._hands = hands
         self._told: set[str] = set()
 
-    def look(self, producer: Any) -> Course[int]:
-        """Ask the broker of `producer`, and finish what is over; how many those were.
+    def look(self, producer: Any) -> Course[Looked]:
+        """Ask the broker of `producer`, and finish what is over.
 
         Raises what SQLAlchemy raises, and what the broker answers.
         """
         found = yield Step("look for what is prepared", lambda: self._hands.on_connection(prepared_in))
-        done = 0
+        finished = waiting = 0
         for each in found:
             decision = yield from self._decision(each, producer)
-            if decision is not None:
+            if decision in ("commit", "rollback"):
                 yield from self._finish(each, decision)
-                done += 1
-        return done
+                finished += 1
+            waiting += decision == "wait"
+        return Looked(finished, waiting)
 
-    def _decision(self, left: Prepared, producer: Any) -> Course[Decision | None]:
+    def _decision(self, left: Prepared, producer: Any) -> Course[Any]:
+        """What becomes of it; or "wait", or "leave" it to its own broker."""
         found = yield Step("ask the broker", lambda: describe(producer, left.xid))
         if found.state != "unknown":
-            return DECISIONS.get(found.state)
+            return DECISIONS.get(found.state, "wait")
         if left.node == node_of(producer):
             return "rollback"
         self._tell(left)
-        return None
+        return "leave"
 
     def _finish(self, left: Prepared, decision: Decision) -> Course[None]:
         def work(connection: Connection) -> None:

@@ -22,12 +22,15 @@ from tfmq.sql.broker import is_closed
 from tfmq.sql.course import walk, walk_async
 from tfmq.sql.database import digest
 from tfmq.sql.hands import hands_for
-from tfmq.sql.leftovers import Leftovers
+from tfmq.sql.leftovers import Leftovers, Looked
 
 log = logging.getLogger("tfmq.sql")
 
 LOOK_SECONDS: Final = 30.0
 """One question of the database each; a leftover has to wait for the broker's timeout (60 seconds) anyway."""
+
+SOON_SECONDS: Final = 2.0
+"""While something waits: it holds locks, and its time is running out."""
 
 Name = tuple[str, Any]
 _watches: dict[Name, _Watch] = {}
@@ -65,6 +68,11 @@ def watch(producer: Any, engine: Engine) -> None:
             known.wake()
 
 
+def pause(looked: Looked) -> float:
+    """How long to wait for the next look."""
+    return min(SOON_SECONDS, LOOK_SECONDS) if looked.waiting else LOOK_SECONDS
+
+
 class _Watch:
     """Of one database, for the producers that are open; ends with the last of them."""
 
@@ -92,13 +100,14 @@ class _Watch:
     def _run(self) -> None:
         while (producer := self._open_producer()) is not None:
             self._woken.clear()
+            looked = Looked()
             try:
-                walk(self._leftovers.look(producer))
+                looked = walk(self._leftovers.look(producer))
                 self._failed = False
             except (SQLAlchemyError, TfmqError, OSError) as error:
                 self._tell(error)
             del producer  # nobody is kept by being watched for
-            self._woken.wait(LOOK_SECONDS)
+            self._woken.wait(pause(looked))
         atexit.unregister(self.stop)
 
     def _open_producer(self) -> Any:
@@ -132,14 +141,15 @@ class _AsyncWatch(_Watch):
         try:
             while (producer := self._open_producer()) is not None:
                 self._soon.clear()
+                looked = Looked()
                 try:
-                    await walk_async(self._leftovers.look(producer))
+                    looked = await walk_async(self._leftovers.look(producer))
                     self._failed = False
                 except (SQLAlchemyError, TfmqError, OSError) as error:
                     self._tell(error)
                 del producer
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._soon.wait(), LOOK_SECONDS)
+                    await asyncio.wait_for(self._soon.wait(), pause(looked))
         finally:
             with _lock:
                 _watches.pop(self._name, None)

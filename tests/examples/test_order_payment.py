@@ -1,0 +1,45 @@
+"""The example of orders and payments: it says of itself that all agree, and this looks whether that is so."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.order_payment import accidents
+from tests.scale import SCALE
+from tests.sql.test_course import STEPS
+from tools.rigs.postgresql import PostgresServer
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ACCOUNT = re.compile(r"^(orders|told|payments|confirmed) +(\[.*\])$", re.MULTILINE)
+BEFORE_THE_DECISION = {0, 1, 2, 3, 4, 5, 6, 7, 8}
+ALL = {*range(2 * len(accidents.EACH))}
+
+
+def accounts(*arguments: str) -> dict[str, list[int]]:
+    """What it prints in the end."""
+    command = [sys.executable, "-m", "examples.order_payment", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "all agree"
+    return {name: json.loads(numbers) for name, numbers in ACCOUNT.findall(done.stdout)}
+
+
+def test_its_accidents_are_at_every_step_of_a_transaction() -> None:
+    assert set(accidents.STEPS) == set(STEPS) - {"session is looked at"}
+
+
+def test_every_order_that_was_kept_is_booked_once() -> None:
+    kept = sorted(ALL - BEFORE_THE_DECISION)
+    assert accounts() == dict.fromkeys(("orders", "told", "payments", "confirmed"), kept)
+
+
+@pytest.mark.skipif(SCALE < 1, reason="cannot be had here: the long tests alone have the time for it")
+def test_with_postgresql_too(postgres: PostgresServer) -> None:
+    """In two phases: behind the prepare of both sides an order is kept."""
+    kept = sorted(ALL - BEFORE_THE_DECISION | {7, 8})
+    found = accounts("--database", postgres.url())
+    assert found == dict.fromkeys(("orders", "told", "payments", "confirmed"), kept)
