@@ -96,7 +96,8 @@ class Stream:
 class View:
     """What a broker shows: payloads by partition and how many of them a reader gets by default (None: all),
     epochs that are prepared and those that are applied at the moment, offsets of groups, groups whose offsets
-    are locked, partitions that are gone for ever.
+    are locked, partitions that are gone for ever, and those that take no writes now: of what was decided they may
+    still lack the end.
     """
 
     messages: Mapping[Key, Sequence[bytes]]
@@ -106,6 +107,7 @@ class View:
     saved: Mapping[str, int] = field(default_factory=dict)
     locked: frozenset[str] = frozenset()
     gone: frozenset[Key] = frozenset()
+    stuck: frozenset[Key] = frozenset()
 
 
 def label_of(payload: bytes) -> str:
@@ -206,13 +208,16 @@ class Model:
         """The fate that is seen; None if that cannot be told, since all its partitions are gone."""
         applying = transaction.epoch in view.applying
         shown: dict[Key, bool] = {}
+        late: set[Key] = set()
+        seen = False
         for key, payloads in transaction.messages.items():
             if key in view.gone:
                 continue
             there = [payload for _, payload in places.get(key, [])]
-            if applying:
+            if applying or (key in view.stuck and len(there) < len(payloads)):
                 require(there == payloads[: len(there)], f"{transaction} is out of order in {key}")
-                shown[key] = True
+                late.add(key)
+                seen |= applying or bool(there)
                 continue
             whole = there == payloads
             require(whole or not there, f"{transaction} is torn: {len(there)} of {len(payloads)} in {key}")
@@ -223,14 +228,14 @@ class Model:
         strays = places.keys() - transaction.messages.keys()
         require(not strays, f"{transaction} has messages in {strays}, where none were sent")
         require(len(set(shown.values())) < 2, f"{transaction} is torn: {shown}")
-        seen = any(shown.values())
+        seen |= any(shown.values())
         prepared = transaction.epoch in view.prepared and transaction.epoch > 0
         require(not (seen and prepared), f"{transaction} is prepared, and can be seen")
         if prepared:
             return PREPARED
         if seen:
             return COMMITTED
-        return ABSENT if shown or not transaction.messages else None
+        return ABSENT if (shown and not late) or not transaction.messages else None
 
     def _judge(self, transaction: Transaction, found: Fate | None, final: bool) -> None:
         if found is None:
@@ -244,6 +249,8 @@ class Model:
         )
         if final or found is COMMITTED:
             transaction.is_now(found)
+            if found is not COMMITTED:
+                transaction.asked = NEVER
 
     def _check_together(self) -> None:
         for each in self.together:
@@ -279,14 +286,16 @@ class Model:
         for label, stream in self.streams.items():
             if stream.key in view.gone:
                 continue
-            there = [payload for _, payload in found.get(label, {}).get(stream.key, [])]
+            places = found.get(label, {}).get(stream.key, [])
+            there = [payload for _, payload in places]
             require(
                 there == stream.sent[: len(there)], f"stream {label} has a hole, a repeat or another order"
             )
             require(
                 len(there) >= stream.safe, f"stream {label}: {stream.safe} acknowledged, {len(there)} there"
             )
-            stream.safe = max(stream.safe, len(there))
+            if view.forced is None or (there and places[-1][0] < view.forced[stream.key]):
+                stream.safe = max(stream.safe, len(there))
 
     def _check_order(self, view: View) -> None:
         """One order for all partitions, and whoever was answered before another one was asked comes first."""
