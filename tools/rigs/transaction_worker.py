@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,8 @@ class Worker:
         self.halt = threading.Event()
         self.group = name.partition(".")[0]
         self.count = 0
-        self.plain_counts: dict[tuple[str, int], int] = {}
+        self.plain_counts: Counter[tuple[str, int]] = Counter()
+        self.broken: Counter[tuple[str, int]] = Counter()
 
     def run(self) -> None:
         """Until it is told to stop; whatever is still open then is left as it is."""
@@ -74,17 +76,23 @@ class Worker:
     def plain(self, producer: tfmq.Producer) -> None:
         """Messages outside of any transaction, on the same producer."""
         topic, partition = self.place()
-        first = self.plain_counts.get((topic, partition), 0)
+        first = self.plain_counts[topic, partition]
         count = self.random.randint(1, 20)
-        label = f"{self.name}-{topic}-{partition}"
+        label = f"{self.name}-{topic}-{partition}-{self.broken[topic, partition]}"
         self.plain_counts[topic, partition] = first + count
         self.diary.write("plain", label, topic=topic, partition=partition, first=first, count=count)
         deliveries = [
             producer.send(topic, f"{label}:{number}:", partition=partition)
             for number in range(first, first + count)
         ]
-        for delivery in deliveries:
-            delivery.result(ANSWER_SECONDS)
+        try:
+            for delivery in deliveries:
+                delivery.result(ANSWER_SECONDS)
+        except TfmqError:
+            # Nobody knows how far it came: what follows is a stream of another name.
+            self.broken[topic, partition] += 1
+            self.plain_counts[topic, partition] = 0
+            raise
         self.diary.write("stored", label, count=first + count)
 
     def local(self, producer: tfmq.Producer) -> None:

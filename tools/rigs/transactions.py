@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -297,11 +298,16 @@ def run(kills: int, clients: int, seed: int, folder: Path, *, cuts: bool = False
 @click.option("--clients", default=4, show_default=True)
 @click.option("--seed", default=8367, show_default=True)
 @click.option("--cuts", is_flag=True, help="Cut the power of an ext4 image instead of killing (root).")
+@click.option("--keep", is_flag=True, help="Leave the diaries and the data behind where there are faults.")
 @click.option("--json", "as_json", is_flag=True)
-def main(kills: int, clients: int, seed: int, cuts: bool, as_json: bool) -> None:
+def main(kills: int, clients: int, seed: int, cuts: bool, keep: bool, as_json: bool) -> None:
     """Let a live server die again and again under transactions, then count."""
-    with tempfile.TemporaryDirectory(prefix="tfmq-transactions-") as folder:
-        outcome = run(kills, clients, seed, Path(folder), cuts=cuts)
+    folder = Path(tempfile.mkdtemp(prefix="tfmq-transactions-"))
+    outcome = run(kills, clients, seed, folder, cuts=cuts)
+    if outcome.faults and keep:
+        click.echo(f"diaries and data: {folder}", err=True)
+    else:
+        shutil.rmtree(folder)
     if as_json:
         print(json.dumps(asdict(outcome)))
     else:
@@ -317,6 +323,7 @@ def told(outcome: Outcome) -> str:
         f"{outcome.transactions:,} transactions: {outcome.committed:,} committed, {outcome.rolled_back:,} not,"
         f" {outcome.in_doubt:,} in doubt; {outcome.unanswered:,} ended without an answer",
         f"{outcome.messages:,} messages, {outcome.piped:,} of them read, transformed and sent",
+        f"errors that clients met: {outcome.troubles}",
         *(f"FAULT {fault}" for fault in outcome.faults[:20]),
         "every invariant held" if not outcome.faults else f"{len(outcome.faults)} faults",
     ]
