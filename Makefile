@@ -19,7 +19,7 @@ system: ## Debian packages that the crash rigs use (says which; skipped without 
 	@bash tools/setup_system.sh
 
 demo: setup ## the first run: send, kill -9 in the middle, restart, count
-	@$(BIN)/python tools/demo.py
+	@$(BIN)/python -m tools.demo
 
 check: setup ## format, lint, types, import contracts, docs
 	$(BIN)/ruff format --check .

@@ -1,9 +1,9 @@
-"""The first run, with an accident in it: `make demo`.
+"""The first run, with two accidents in it: `make demo`.
 
 Starts a broker in a new folder, sends the 60,000 lines of a web shop's log while a consumer reads along, kills the
 broker with SIGKILL in the middle of it, with lines acknowledged and others on their way, starts it again on the same
-folder and port, and counts: every acknowledged line has to be there exactly once, in order. Ends with what to type to
-look at the files.
+folder and port, and counts: every acknowledged line has to be there exactly once, in order. Then transactions through
+another crash (tools/demo_transactions.py). Ends with what to type to look at the files.
 """
 
 import gzip
@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import tfmq
+from tools import demo_transactions
 
 TEXT = Path(__file__).parent / "demo_data" / "shop.log.gz"
 TOPIC = "shop-log"
@@ -183,15 +184,20 @@ def verdict(lines: list[bytes], story: Story) -> list[tuple[str, int, bool]]:
     ]
 
 
-def show(console: Console, rows: list[tuple[str, int, bool]], story: Story) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+def table(console: Console, rows: list[tuple[str, int, bool]]) -> None:
+    """What was promised, counted, and whether it holds."""
+    view = Table(show_header=False, box=None, padding=(0, 2))
+    view.add_column()
+    view.add_column(justify="right")
+    view.add_column()
     for text, number, good in rows:
         mark = Text("ok", style="green") if good else Text("NOT ok", style="bold red")
-        table.add_row(text, f"{number:,}", mark)
-    console.print(table)
+        view.add_row(text, f"{number:,}", mark)
+    console.print(view)
+
+
+def show(console: Console, rows: list[tuple[str, int, bool]], story: Story) -> None:
+    table(console, rows)
     down = DOWN_SECONDS + story.restart_seconds
     console.print(
         f"  sending took {story.send_seconds:.2f} s with {down:.2f} s of it without a broker "
@@ -239,12 +245,24 @@ def main() -> int:
             send_through_a_crash(broker, lines, story, Tick(progress, "sent", len(lines)), progress.console)
             reader.join(READ_SECONDS)
         read_back(broker, story)
+        console.print(
+            f"Then {demo_transactions.COUNT:,} orders, each with its payment in one transaction, and another accident.",
+            soft_wrap=True,
+        )
+        shop, sold = demo_transactions.run(broker)
     finally:
         broker.stop()
     rows = verdict(lines, story)
     show(console, rows, story)
+    table(console, sold)
+    console.print(
+        f"  {len(shop.acknowledged) / shop.seconds:,.0f} transactions/s from one thread, the accident included;"
+        f" in doubt behind it: {shop.in_doubt}",
+        highlight=False,
+        soft_wrap=True,
+    )
     where_to_look(console, data)
-    return 0 if all(good for _, _, good in rows) else 1
+    return 0 if all(good for _, _, good in rows + sold) else 1
 
 
 if __name__ == "__main__":
