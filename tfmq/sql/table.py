@@ -50,6 +50,7 @@ def transaction_table(metadata: MetaData, *, name: str = NAME, schema: str | Non
         Column("state", String(STATE_CHARACTERS), nullable=False),
         Column("time", DateTime(timezone=True), nullable=False),
         schema=schema,
+        keep_existing=True,
     )
 
 
