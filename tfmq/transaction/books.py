@@ -17,7 +17,7 @@ from tfmq.transaction.applying import Applier
 from tfmq.transaction.checks import Checks
 from tfmq.transaction.course import Course, Waiting
 from tfmq.transaction.live import Live
-from tfmq.transaction.queue import Run, Waiter
+from tfmq.transaction.queue import Run, Waiter, Written
 from tfmq.transaction.requests import Caller, Check, Timers
 from tfmq.transaction.reservations import Reservations
 from tfmq.transaction.sessions import Sessions
@@ -97,7 +97,31 @@ class Books:
 
     def busy(self, transaction: Transaction) -> bool:
         """A record of it is on its way, so its state is not known for sure."""
-        return transaction.state in UNDER_WAY
+        return transaction.state in UNDER_WAY or live_of(transaction).recording > 0
+
+    def put(
+        self, transactions: Sequence[Transaction], call: Callable[[Written], None], written: Written
+    ) -> None:
+        """`call(written)` puts a record of these transactions into the journal's queue: they are busy until `written`,
+        or until `call` raises.
+
+        The state alone does not tell: a refused record gives it back before whoever asked for the record hears of it.
+        """
+        lives = [live_of(transaction) for transaction in transactions]
+
+        def arrived(place: int, error: BaseException | None) -> None:
+            for live in lives:
+                live.recording -= 1
+            written(place, error)
+
+        for live in lives:
+            live.recording += 1
+        try:
+            call(arrived)
+        except Exception:
+            for live in lives:
+                live.recording -= 1
+            raise
 
     def later(self, transaction: Transaction, again: Callable[[], None]) -> None:
         """`again()` when what is on its way has arrived or was refused."""

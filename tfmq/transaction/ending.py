@@ -70,14 +70,12 @@ class Endings:
         written = self._decided(
             transaction, done, refused=partial(self._steps.refused, transaction, done=done)
         )
-        self._steps.asked(transaction, lambda: self._store.commit(transaction, written, offsets=groups))
+        self._steps.put(transaction, partial(self._store.commit, transaction, offsets=groups), written)
 
     def _commit_prepared(self, transaction: Transaction, heuristic: bool, done: Done) -> None:
         written = self._decided(transaction, done, refused=partial(self._steps.stays, transaction, done=done))
-        if heuristic:
-            self._store.commit_by_hand(transaction, written)
-        else:
-            self._store.commit(transaction, written)
+        verb = self._store.commit_by_hand if heuristic else self._store.commit
+        self._books.put((transaction,), partial(verb, transaction), written)
 
     def _decided(
         self, transaction: Transaction, done: Done, *, refused: Callable[[BaseException], None]
@@ -138,10 +136,8 @@ class Endings:
             self._store.when_forced(place, partial(answer, done, RolledBack(state)))
             self._books.dropped((transaction,), place)
 
-        if heuristic:
-            self._store.rollback_by_hand(transaction, written)
-        else:
-            self._store.rollback(transaction, written)
+        verb = self._store.rollback_by_hand if heuristic else self._store.rollback
+        self._books.put((transaction,), partial(verb, transaction), written)
 
     def _rollback_over(self, xid: str, epoch: int, done: Done) -> None:
         if self._books.was_empty(xid, epoch):
@@ -156,6 +152,9 @@ class Endings:
         if transaction is None or transaction.state not in states.HEURISTIC:
             done(False, None)
             return
+        if self._books.busy(transaction):
+            self._books.later(transaction, partial(again, self.forget, (xid, epoch, done), done))
+            return
         course = live_of(transaction).course
         if course is not None and not course.safe:
             self._forget_later(transaction, course, done)
@@ -163,12 +162,12 @@ class Endings:
 
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
-                done(None, refusals.of_journal(error))
+                self._steps.stays(transaction, error, done)
                 return
             self._store.when_forced(place, partial(answer, done, True))
             self._books.dropped((transaction,), place)
 
-        self._store.forget(transaction, written)
+        self._books.put((transaction,), partial(self._store.forget, transaction), written)
 
     def _forget_later(self, transaction: Transaction, course: Course, done: Done) -> None:
         """Before it is safe, the journal needs it. Raises TransactionState where that may take for ever."""

@@ -4,7 +4,7 @@ Commands of one group are taken one after the other: what is asked for while a r
 waits for it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -12,11 +12,13 @@ from tfmq.errors import BadRequest, GroupIncomplete
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books
 from tfmq.transaction.course import Course
+from tfmq.transaction.queue import Written
 from tfmq.transaction.requests import Done, GroupAborted, GroupCommit, GroupEnded
-from tfmq.transaction.steps import again, answer
+from tfmq.transaction.steps import Steps, again, answer
 from tfmq.transaction.transaction import Transaction
 
 DROPPABLE: Final = frozenset((states.OPEN, states.PREPARED))
+PREPARED_ONLY: Final = frozenset((states.PREPARED,))
 ABORTED: Final = "aborted"
 TWICE: Final = "The transaction {epoch} is in the list twice: name each member once."
 TOO_MANY: Final = "A commit group commits at most {most} transactions at once (limits.commit_group_members)."
@@ -31,8 +33,8 @@ NAMES_TOLD: Final = 100
 class GroupCommits:
     """One method a command; each gives `done` one call or raises what refuses it."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, books: Books, steps: Steps) -> None:
+        self._books, self._steps = books, steps
         self._store = books.store
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._courses: dict[str, tuple[int, Course]] = {}
@@ -54,17 +56,13 @@ class GroupCommits:
 
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
-                done(None, refusals.of_journal(error))
-                for each in (*members, *dropped):
-                    self._books.go_on(each)
+                self._refused((*members, *dropped), error, done)
             else:
                 self._committed(request, members, dropped, place, done)
             self._go_on(group)
 
-        self._waiting[group] = []
-        self._put(
-            group, lambda: self._store.commit_group(group, sequence, run, rows, members, dropped, written)
-        )
+        call = partial(self._store.commit_group, group, sequence, run, rows, members, dropped)
+        self._put(group, (*members, *dropped), call, written)
 
     def _refuse_bad(self, names: Iterable[tuple[str, int]]) -> None:
         epochs: set[int] = set()
@@ -88,7 +86,7 @@ class GroupCommits:
         members, missing = [], []
         for xid, epoch in request.transactions:
             found = None if epoch in strangers else self._store.transactions.get(epoch)
-            if found is not None and found.xid == xid and found.state == states.PREPARED:
+            if found is not None and found.xid == xid and self._is(found, PREPARED_ONLY):
                 members.append(found)
             else:
                 missing.append(xid)
@@ -129,17 +127,14 @@ class GroupCommits:
 
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
-                done(None, refusals.of_journal(error))
+                self._refused(dropped, error, done)
             else:
                 self._books.dropped(dropped, place)
                 self._tell_first(group, sequence, rows, done)
             self._go_on(group)
 
-        self._waiting[group] = []
-        self._put(
-            group,
-            lambda: self._store.commit_group(group, sequence, request.run, rows, (), dropped, written),
-        )
+        call = partial(self._store.commit_group, group, sequence, request.run, rows, (), dropped)
+        self._put(group, dropped, call, written)
 
     def _tell_first(self, group: str, sequence: int, rows: int, done: Done) -> None:
         known, course = self._courses.get(group, (-1, None))
@@ -161,14 +156,14 @@ class GroupCommits:
 
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
-                done(None, refusals.of_journal(error))
+                self._refused(dropped, error, done)
             else:
                 self._books.dropped(dropped, place)
                 self._store.when_forced(place, partial(answer, done, GroupAborted(ABORTED)))
             self._go_on(group)
 
-        self._waiting[group] = []
-        self._put(group, lambda: self._store.abort_group(group, sequence, run, dropped, written))
+        call = partial(self._store.abort_group, group, sequence, run, dropped)
+        self._put(group, dropped, call, written)
 
     def forget(self, group: str, done: Done) -> None:
         known = self._store.groups.by_name.get(group)
@@ -209,12 +204,29 @@ class GroupCommits:
     def _live(self, epochs: Iterable[int]) -> list[Transaction]:
         """Those that can end with a group's record. One that is being decided by itself is let be."""
         found = [self._store.transactions.get(epoch) for epoch in epochs]
-        return [each for each in found if each is not None and each.state in DROPPABLE]
+        return [each for each in found if each is not None and self._is(each, DROPPABLE)]
 
-    def _put(self, group: str, put: Callable[[], None]) -> None:
-        """Puts the record into the queue; the group is free again if that raises."""
+    def _is(self, transaction: Transaction, wanted: frozenset[str]) -> bool:
+        """In one of these states for sure."""
+        return transaction.state in wanted and not self._books.busy(transaction)
+
+    def _refused(self, transactions: Sequence[Transaction], error: BaseException, done: Done) -> None:
+        """The record was not written: all of them are as before, unless their time has run out meanwhile."""
+        done(None, refusals.of_journal(error))
+        for transaction in transactions:
+            self._steps.resume(transaction)
+
+    def _put(
+        self,
+        group: str,
+        transactions: Sequence[Transaction],
+        call: Callable[[Written], None],
+        written: Written,
+    ) -> None:
+        """Puts the record into the queue; the group waits for it, unless that raises."""
+        self._waiting[group] = []
         try:
-            put()
+            self._books.put(transactions, call, written)
         except Exception:
             self._go_on(group)
             raise

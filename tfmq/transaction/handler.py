@@ -89,7 +89,7 @@ class TransactionHandler:
         self._preparing = Preparing(self._books, self._steps)
         self._endings = Endings(self._books, self._steps)
         self._transacting = Transacting(self._books)
-        self._groups = GroupCommits(self._books)
+        self._groups = GroupCommits(self._books, self._steps)
         self._listing = Listing(self._books)
         self._tending: Any = None
         self._recovered: Callable[[], None] | None = None
@@ -223,7 +223,7 @@ class TransactionHandler:
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
             return
-        if transaction.state == states.OPEN:
+        if transaction.state == states.OPEN and not self._books.busy(transaction):
             self._steps.drop(transaction)
         else:
             live_of(transaction).orphan = True
@@ -234,7 +234,7 @@ class TransactionHandler:
         if transaction is None:
             return
         self._books.expiries.set(epoch, RETRY_SECONDS)
-        if transaction.state == states.PREPARED and self._store.stopped is None:
+        if transaction.state == states.PREPARED and not self._books.busy(transaction):
             self._steps.drop(transaction)
 
     # Turning

@@ -8,8 +8,8 @@ from tfmq.transaction.course import Course
 class Live:
     """`timeout_ms`: as its owner was told. `place`: of the record that its state stands for, 0 before the first.
 
-    `sizes`: bytes by target, of what was sent since the start. `sending`: batches on the way to the journal;
-    `missing`: (producer id, sequence) of those that the disk refused and that have not come again. `reserved`: bytes
+    `sizes`: bytes by target, of what was sent. `sending`: batches on the way to the journal, `recording`: records;
+    `missing`: (producer id, sequence) of batches that the disk refused and that have not come again. `reserved`: bytes
     set aside at its targets. `orphan`: its time is over or its session gone while a record was on its way, so it
     ends if that is refused. `waiting`: steps that were asked for meanwhile. `course`: after the decision.
     """
@@ -19,6 +19,7 @@ class Live:
         "missing",
         "orphan",
         "place",
+        "recording",
         "reserved",
         "sending",
         "sizes",
@@ -28,7 +29,7 @@ class Live:
 
     def __init__(self, timeout_ms: int = 0) -> None:
         self.timeout_ms = timeout_ms
-        self.place = self.reserved = self.sending = 0
+        self.place = self.recording = self.reserved = self.sending = 0
         self.sizes: dict[int, int] = {}
         self.missing: set[tuple[int, int]] = set()
         self.orphan = False

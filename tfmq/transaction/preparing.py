@@ -73,7 +73,8 @@ class Preparing:
             else:
                 self._fence(transaction, done)
 
-        self._steps.asked(transaction, lambda: self._store.prepare(transaction, groups, expires_ms, written))
+        call = partial(self._store.prepare, transaction, groups, expires_ms)
+        self._steps.put(transaction, call, written)
 
     def _expires_ms(self, transaction: Transaction, ttl_ms: int | None) -> int:
         """When it may end by itself: never, but for members of a commit group."""

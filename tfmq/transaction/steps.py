@@ -9,6 +9,7 @@ from tfmq.errors import StaleEpoch, TfmqError, UnknownTransaction
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of
 from tfmq.transaction.course import Course
+from tfmq.transaction.queue import Written
 from tfmq.transaction.requests import Caller, Done, Ended, RolledBack
 from tfmq.transaction.transaction import Transaction
 
@@ -47,10 +48,10 @@ class Steps:
         if groups:
             self._books.destination.lock_offsets(transaction.epoch, transaction.xid, groups)
 
-    def asked(self, transaction: Transaction, put: Callable[[], None]) -> None:
-        """Puts the record into the queue; whatever it raises leaves nothing set aside."""
+    def put(self, transaction: Transaction, call: Callable[[Written], None], written: Written) -> None:
+        """As `Books.put`; whatever it raises leaves nothing set aside."""
         try:
-            put()
+            self._books.put((transaction,), call, written)
         except Exception:
             self.give_back(transaction)
             raise
@@ -65,7 +66,15 @@ class Steps:
         """The record of an open one was not written: it is open as before, unless its time has run out meanwhile."""
         self.give_back(transaction)
         done(None, refusals.of_journal(error))
-        if live_of(transaction).orphan:
+        self.resume(transaction)
+
+    def resume(self, transaction: Transaction) -> None:
+        """It is what it was before a record that was refused. An open one may have to end: nobody is left for it."""
+        if (
+            live_of(transaction).orphan
+            and transaction.state == states.OPEN
+            and not self._books.busy(transaction)
+        ):
             self.drop(transaction)
         else:
             self._books.go_on(transaction)
@@ -110,7 +119,7 @@ class Steps:
             else:
                 self.stays(transaction, error, done)
 
-        self._store.rollback(transaction, written)
+        self._books.put((transaction,), partial(self._store.rollback, transaction), written)
 
     def _tell_dropped(self, was_open: bool, place: int, done: Done) -> None:
         told = RolledBack(states.ROLLED_BACK)
