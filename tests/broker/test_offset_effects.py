@@ -1,5 +1,7 @@
 """Offsets of transactions in the catalog: once, in order, joined, and none past one that was refused."""
 
+import errno
+
 import pytest
 
 from journal.control import SOURCE_TRANSACTION
@@ -74,10 +76,9 @@ def test_what_comes_in_a_turn_is_one_append_and_asks_for_no_force() -> None:
 def test_none_passes_one_that_was_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "JOINED_PLACES", 1)
     apply(broker, offsets(broker, 1, 5))
-    broker.disk.space_bytes = 1
+    broker.disk.faults.fail("write", error=errno.ENOSPC, path="meta")
     told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300), offsets(broker, 30, 400))
     assert [getattr(error, "code", None) for _, error in told] == ["disk_full"] * 3
-    broker.disk.space_bytes = None
     assert broker.saved() == {("orders", 0): 5}
     told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
     assert [error for _, error in told] == [None, None]

@@ -132,6 +132,28 @@ def test_a_journal_from_an_older_backup_is_refused() -> None:
         Broker(broker.disk, broker.clock)
 
 
+def test_no_id_is_given_out_that_the_journal_knows() -> None:
+    """A catalog from an older backup than the journal would lease the ids of its streams again."""
+    broker = Broker()
+    broker.create()
+    broker.stop()
+    old = files(broker.disk, f"{DATA}/meta")
+    later = Broker(broker.disk, broker.clock)
+    later.lease(4000)
+    stream = later.stream()
+    began = later.begin(stream, "order-42")
+    later.send(stream, began)
+    later.prepare(began)
+    later.stop()
+    for name in later.disk.list(f"{DATA}/meta"):
+        later.disk.unlink(f"{DATA}/meta/{name}")
+    for name, data in old.items():
+        later.disk.write_file(f"{DATA}/meta/{name}", data)
+    again = Broker(later.disk, later.clock)
+    assert again.lease() > stream.id
+    assert [row["xid"] for row in again.listed()] == ["order-42"]
+
+
 @pytest.mark.parametrize("kind", ["write", "force", "create", "force_folder", "open"])
 def test_a_start_that_fails_lets_everything_go_and_the_next_one_succeeds(kind: str) -> None:
     for nth in range(1, 6):

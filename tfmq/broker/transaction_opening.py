@@ -85,7 +85,7 @@ def _new_id(house: House, folder: str) -> int:
 
 
 def _take_over(house: House, folder: str, store: JournalTransactionStore) -> None:
-    """The journal is the one that the catalog knows. Raises Corrupt."""
+    """The journal is the one that the catalog knows, and no id is given out that it knows. Raises Corrupt."""
     register = house.catalog.register
     if register.journal_id and register.journal_id != store.journal_id:
         raise Corrupt(
@@ -96,9 +96,15 @@ def _take_over(house: House, folder: str, store: JournalTransactionStore) -> Non
             f" {_way_on(house)}",
         )
     _require_newest(house, folder, store)
-    if not register.journal_id and house.catalog.log.stopped is None:
+    if house.catalog.log.stopped is not None:
+        return
+    if not register.journal_id:
         # A catalog from a backup of the time before: the journal is newer.
         house.catalog.enter((JOURNAL, store.journal_id))
+    known = store.streams.highest
+    if known >= register.next_id:
+        log.error("the catalog is older than the journal: ids up to %d were given out before", known)
+        house.catalog.enter((LEASE, known + 1, house.clock.wall_ms()))
 
 
 def _require_newest(house: House, folder: str, store: JournalTransactionStore) -> None:

@@ -6,10 +6,11 @@ from typing import Final
 
 from tools.mutants.bugs_broker import BROKER
 from tools.mutants.bugs_client import CLIENT
+from tools.mutants.bugs_effects import EFFECTS
 from tools.mutants.bugs_forces import FORCES
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_server import SERVER
 from tools.mutants.mutant import Mutant
 
-BUGS: Final[tuple[Mutant, ...]] = FORCES + JOURNAL + BROKER + KEEPING + SERVER + CLIENT
+BUGS: Final[tuple[Mutant, ...]] = FORCES + JOURNAL + BROKER + KEEPING + EFFECTS + SERVER + CLIENT

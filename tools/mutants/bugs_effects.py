@@ -1,0 +1,323 @@
+"""Bugs to plant where the broker serves transactions: in effects, holds, locked offsets, and at the start."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+EFFECT_WORK: Final = "tests/broker/test_effect_work.py"
+PARTITION: Final = "tests/broker/test_partition.py"
+WORK: Final = "tests/broker/test_work.py"
+DESTINATION: Final = "tests/broker/test_destination.py"
+OFFSET_EFFECTS: Final = "tests/broker/test_offset_effects.py"
+REGISTER: Final = "tests/broker/test_register.py"
+CATALOG: Final = "tests/broker/test_catalog.py"
+TRANSACTIONS: Final = "tests/broker/test_transactions.py"
+DECIDED: Final = "tests/broker/test_decided.py"
+OPENING: Final = "tests/broker/test_transaction_opening.py"
+
+PARTITIONS: Final = (
+    Mutant(
+        "sources-share-an-append",
+        "an append names one source, so works of several never share one",
+        "tfmq/broker/work.py",
+        "        return work.source is first.source or work.source[:2] == first.source[:2]\n",
+        "        return True\n",
+        [WORK, EFFECT_WORK],
+    ),
+    Mutant(
+        "joined-append-names-the-first-place",
+        "a joined append stands for the last place in it",
+        "tfmq/broker/work.py",
+        "        return self.items[-1][0].source\n",
+        "        return self.items[0][0].source\n",
+        [WORK, EFFECT_WORK],
+    ),
+    Mutant(
+        "an-effect-passes-one-that-was-refused",
+        "the highest place counts, so no effect passes one that was not written",
+        "tfmq/broker/partition.py",
+        "        if not refused.effect:\n            return []\n",
+        "        if refused.effect or not refused.effect:\n            return []\n",
+        [EFFECT_WORK],
+    ),
+    Mutant(
+        "same-effect-twice-in-an-append",
+        "an effect that waits in the same append already is not written again",
+        "tfmq/broker/effect_work.py",
+        "        if staged.items and place <= staged.source[2:]:\n",
+        "        if staged.items and place <= (-1, -1):\n",
+        [EFFECT_WORK],
+    ),
+    Mutant(
+        "seam-between-effects-not-looked-at",
+        "two batches that meet never make a control record of the partition",
+        "tfmq/broker/partition.py",
+        "            if batches and self._spurious(before, batches[0]):\n                raise NotYet\n",
+        "",
+        [EFFECT_WORK],
+    ),
+    Mutant(
+        "stopped-partition-calls-it-applied",
+        "what a stopped partition has written, and not forced, is not called done",
+        "tfmq/broker/effect_work.py",
+        "            if partition.log.stopped is not None:\n",
+        "            if partition.log.closed:\n",
+        [EFFECT_WORK],
+    ),
+    Mutant(
+        "sends-pass-a-hold",
+        "the messages of one large transaction lie together",
+        "tfmq/broker/partition.py",
+        "        if self._held and not work.effect:\n",
+        "        if self._held and work.alone:\n",
+        [PARTITION, DECIDED],
+    ),
+    Mutant(
+        "hold-outlasts-a-refusal",
+        "nobody waits behind a large transaction that cannot go on",
+        "tfmq/broker/partition.py",
+        "            return []\n        self.unhold()\n",
+        "            return []\n",
+        [PARTITION],
+    ),
+    Mutant(
+        "retired-partition-keeps-who-waits-behind-a-hold",
+        "whoever waits in a topic that goes gets the error",
+        "tfmq/broker/partition.py",
+        "        self.gone = True\n        self.unhold()\n",
+        "        self.gone = True\n",
+        [PARTITION],
+    ),
+    Mutant(
+        "effects-wait-through-a-resumption",
+        "a later effect is not written before those that a resumption cut away",
+        "tfmq/broker/partition.py",
+        "            self._refuse_effects()\n            done(result, error)\n",
+        "            done(result, error)\n",
+        [PARTITION],
+    ),
+)
+
+TARGETS: Final = (
+    Mutant(
+        "gone-topic-called-stopped",
+        "what was for a topic that is gone is dropped, not waited for",
+        "tfmq/broker/destination.py",
+        "        if self._gone(incarnation):\n            raise UnknownTopic",
+        "        if self._gone(-1 - incarnation) and incarnation < 0:\n            raise UnknownTopic",
+        [DESTINATION, DECIDED],
+    ),
+    Mutant(
+        "unopened-partition-called-gone",
+        "messages for a partition that could not be opened wait for its resumption",
+        "tfmq/broker/destination.py",
+        "        return row is None or (row.state == DELETING and self._topics.by_incarnation(incarnation) is None)\n",
+        "        return row is None or self._topics.find_partition(incarnation, 0) is None\n",
+        [DESTINATION, DECIDED],
+    ),
+    Mutant(
+        "unsafe-tail-called-forced",
+        "what a full disk kept from being made durable again is not called forced",
+        "tfmq/broker/destination.py",
+        "    return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)\n",
+        "    return end <= log.forced_offset\n",
+        [DESTINATION],
+    ),
+    Mutant(
+        "reserved-space-given-away",
+        "a decision is refused while there is no room for it",
+        "tfmq/broker/destination.py",
+        "        if self._reserved_bytes + size_bytes > ",
+        "        if size_bytes > ",
+        [DESTINATION],
+    ),
+    Mutant(
+        "transaction-of-an-older-generation",
+        "offsets inside a transaction are checked against the generation of their group",
+        "tfmq/broker/destination.py",
+        "            self._groups.require(row.group, row.generation, row.member, session)\n",
+        "",
+        [DESTINATION, TRANSACTIONS],
+    ),
+    Mutant(
+        "topic-s-end-not-told-to-transactions",
+        "a partition that takes writes again gets what was decided meanwhile",
+        "tfmq/broker/topic_changes.py",
+        "                self._resumed(now.log.log_id)\n",
+        "",
+        [DECIDED],
+    ),
+)
+
+OFFSETS_INSIDE: Final = (
+    Mutant(
+        "offsets-of-a-transaction-saved-twice",
+        "offsets of a transaction are saved once, in the order of decisions",
+        "tfmq/broker/register.py",
+        "        if journal_id in self.applied and place <= self.applied[journal_id]:\n            return\n",
+        "",
+        [REGISTER, OFFSET_EFFECTS],
+    ),
+    Mutant(
+        "places-left-out-of-the-snapshot",
+        "which offsets were saved survives with them",
+        "tfmq/broker/register.py",
+        "        return pack((*before, self.journal_id, applied))\n",
+        "        return pack((*before, self.journal_id, applied[:0]))\n",
+        [REGISTER, OFFSET_EFFECTS],
+    ),
+    Mutant(
+        "later-offsets-pass-refused-ones",
+        "offsets of a later decision are not saved before those of an earlier one",
+        "tfmq/broker/offset_effects.py",
+        "            queue, self._queue = [*queue, *self._queue], []\n",
+        "            queue = list(queue)\n",
+        [OFFSET_EFFECTS],
+    ),
+    Mutant(
+        "offsets-in-doubt-are-read",
+        "offsets in doubt are read by nobody",
+        "tfmq/broker/offsets.py",
+        "        if refusal is not None:\n            raise refusal\n        rows = ",
+        "        rows = ",
+        [DESTINATION, TRANSACTIONS],
+    ),
+    Mutant(
+        "offsets-in-doubt-are-saved",
+        "offsets in doubt are saved by nobody else",
+        "tfmq/broker/offsets.py",
+        "        return self._locks.refusal(group, [place[:2] for place in places]) or self._too_many(group, places)\n",
+        "        return self._too_many(group, places)\n",
+        [DESTINATION, TRANSACTIONS],
+    ),
+    Mutant(
+        "lock-ends-with-another-transaction",
+        "what two transactions have in doubt is free when both have ended",
+        "tfmq/broker/offset_locks.py",
+        "            holders.pop(epoch, None)\n",
+        "            holders.clear()\n",
+        ["tests/broker/test_offset_locks.py"],
+    ),
+    Mutant(
+        "unforced-catalog-read-as-sure",
+        "an offset that was read never goes back, also behind a full disk",
+        "tfmq/broker/catalog.py",
+        "        if self.log.waits_for_space:\n",
+        "        if self.log.closed:\n",
+        [CATALOG],
+    ),
+)
+
+COMMANDS: Final = (
+    Mutant(
+        "batch-not-checked-when-it-lands",
+        "a damaged batch is refused before its transaction is decided",
+        "tfmq/broker/transactions.py",
+        "        self._destination.check_batch(partition, batch)\n",
+        "",
+        [TRANSACTIONS],
+    ),
+    Mutant(
+        "repeat-refused-for-a-topic-that-went",
+        "what was answered once is answered again, whatever has become of the topics",
+        "tfmq/broker/transactions.py",
+        "            if not self._known(request):\n                raise\n",
+        "            raise\n",
+        [TRANSACTIONS],
+    ),
+    Mutant(
+        "lost-session-not-told",
+        "a local transaction ends with its session",
+        "tfmq/broker/transactions.py",
+        "        self.handler.session_lost(session)\n",
+        "",
+        [TRANSACTIONS],
+    ),
+    Mutant(
+        "body-freed-while-it-is-needed",
+        "the bytes of a batch stay as they came until they are in the journal",
+        "tfmq/broker/transactions.py",
+        "    data = bytes(body)\n    reply.body_done()\n    return data\n",
+        "    reply.body_done()\n    return body\n",
+        [TRANSACTIONS],
+    ),
+    Mutant(
+        "quota-kept-by-an-answer",
+        "what a peer had pending is given back with the answer",
+        "tfmq/broker/transactions.py",
+        "            self._quotas.give(session, size)\n",
+        "",
+        [TRANSACTIONS],
+    ),
+)
+
+STARTS: Final = (
+    Mutant(
+        "missing-journal-made-anew",
+        "a start without the journal of the data folder is refused",
+        "tfmq/broker/transaction_opening.py",
+        "    if house.catalog.register.journal_id and not house.disk.exists(join(house.meta, WORD_NAME)):\n",
+        "    if house.catalog.register.journal_id < 0:\n",
+        [OPENING],
+    ),
+    Mutant(
+        "another-broker-s-journal-taken",
+        "a start with the journal of another data folder is refused",
+        "tfmq/broker/transaction_opening.py",
+        "    if register.journal_id and register.journal_id != store.journal_id:\n",
+        "    if register.journal_id < 0:\n",
+        [OPENING],
+    ),
+    Mutant(
+        "older-journal-taken",
+        "a journal older than the partitions is refused: its next decisions would look as if they were applied",
+        "tfmq/broker/transaction_opening.py",
+        "        if place is not None and place[0] >= store.end_place:\n",
+        "        if place is not None and place[0] < 0:\n",
+        [OPENING],
+    ),
+    Mutant(
+        "journal-begun-without-the-word",
+        "a first start that is cut short can be begun again",
+        "tfmq/broker/transaction_opening.py",
+        "        house.disk.create(word).close()\n",
+        "",
+        [OPENING],
+    ),
+    Mutant(
+        "journal-s-ids-given-out-again",
+        "no id is given out twice, also with a catalog from an older backup",
+        "tfmq/broker/transaction_opening.py",
+        "    if known >= register.next_id:\n",
+        "    if known < 0:\n",
+        [OPENING],
+    ),
+    Mutant(
+        "listener-before-what-was-decided",
+        "what was decided is written before anybody can ask",
+        "tfmq/broker/startup.py",
+        "    recover(house)\n",
+        "    house.transactions.handler.recover(lambda: None)\n",
+        [DECIDED],
+    ),
+    Mutant(
+        "start-waits-for-workers",
+        "the start does by itself what would run in a worker",
+        "tfmq/broker/house.py",
+        "        (run_at_once if self.starting else self._run)(work, ended)\n",
+        "        self._run(work, ended)\n",
+        [DECIDED],
+    ),
+    Mutant(
+        "journal-abandoned-at-a-stop",
+        "a stop leaves on the disk what it knows of transactions that are over",
+        "tfmq/broker/house.py",
+        '        close(self.transactions.store, "the transaction journal")\n',
+        '        self.transactions.store.abandon("the end")\n',
+        [DECIDED, TRANSACTIONS, OPENING],
+    ),
+)
+
+EFFECTS: Final = PARTITIONS + TARGETS + OFFSETS_INSIDE + COMMANDS + STARTS
