@@ -10,10 +10,10 @@ from tfmq.errors import BadRequest, Busy, ConnectionFailed
 from tfmq.protocol.commands import Metadata, MetadataReply
 
 
-def asked(broker: Broker, seconds: float = 10.0) -> Any:
+def asked(broker: Broker, seconds: float = 10.0, **options: Any) -> Any:
     script = Script(broker)
     script.link.connections = 0 if broker.down else 1
-    return script.run(ask(script.link, Metadata(None), script.link.now() + seconds))
+    return script.run(ask(script.link, Metadata(None), script.link.now() + seconds, **options))
 
 
 def test_a_passing_failure_is_asked_again() -> None:
@@ -21,6 +21,14 @@ def test_a_passing_failure_is_asked_again() -> None:
     broker.fail[Metadata] = [Busy(), ConnectionFailed(), Busy()]
     assert asked(broker) == MetadataReply([])
     assert len(broker.requests) == 4
+
+
+def test_busy_may_be_told_at_once_too() -> None:
+    broker = Broker()
+    broker.fail[Metadata] = [ConnectionFailed(), Busy()]
+    with pytest.raises(Busy):
+        asked(broker, while_busy=False)
+    assert len(broker.requests) == 2
 
 
 def test_any_other_failure_is_told_at_once() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.client.scripted import Broker, Script
 from tfmq.client.assignment import MISSING_SECONDS_MAX
 from tfmq.client.positions import PartitionName
-from tfmq.errors import BadRequest, NotSupported
+from tfmq.errors import BadRequest, Busy, NotSupported
 from tfmq.message import Ordinal
 from tfmq.protocol import commands as wire
 
@@ -82,6 +82,23 @@ def test_a_missing_topic_is_looked_for_once_a_second_at_the_most() -> None:
     broker = Broker()
     Script(broker).poll(30)
     assert 30 <= len(broker.sent(wire.Metadata)) <= 30 / MISSING_SECONDS_MAX + 6
+
+
+def test_offsets_in_a_transaction_in_doubt_are_waited_for_however_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = Broker()
+    old, _ = two(broker)
+    saved(broker, 0, old.pieces[1].offset)
+    broker.fail[wire.ReadOffsets] = [Busy("order-42 has them", xid="order-42")] * 50
+    script = Script(broker, group="g", start="latest")
+    assert script.poll(1.0) == []
+    script.pass_time(30)
+    assert caplog.text.count("Group g waits for its offsets: order-42 has them") == 1
+    assert len(broker.sent(wire.Heartbeat)) >= 2
+    script.pass_time(30)
+    assert starts(script) == {0: old.pieces[1].offset, 1: 0}
+    assert broker.fail[wire.ReadOffsets] == []
 
 
 def test_a_question_that_the_broker_refuses_is_told() -> None:

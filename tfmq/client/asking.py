@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from tfmq.client.link import Link
 from tfmq.client.waiting import Wait
-from tfmq.errors import TfmqError
+from tfmq.errors import Busy, TfmqError
 
 PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
@@ -14,11 +14,14 @@ CALL_SECONDS: Final = 30.0
 """How long one try waits for its answer."""
 
 
-def ask(link: Link, request: Any, until: float, *, unattended: bool = False) -> Generator[Wait, None, Any]:
+def ask(
+    link: Link, request: Any, until: float, *, unattended: bool = False, while_busy: bool = True
+) -> Generator[Wait, None, Any]:
     """The reply to `request`. Raises what is not retriable at once, what is retriable at `until` (the link's clock).
 
     A link that never reached a broker gives up by itself after its patience, and that is raised at once, too.
-    `unattended`: nobody waits, a keeper reads the answer. Asking again must do no harm: not for PRODUCE.
+    `unattended`: nobody waits, a keeper reads the answer. Without `while_busy`, `Busy` is raised at once. Asking again
+    must do no harm: not for PRODUCE.
     """
     pause = PAUSE_SECONDS
     while True:
@@ -29,7 +32,10 @@ def ask(link: Link, request: Any, until: float, *, unattended: bool = False) -> 
                 yield Wait((call,))
             return call.result()
         except TfmqError as error:
-            if not error.retriable or not link.connections or link.now() + pause >= until:
+            hopeless = (
+                not error.retriable or not link.connections or (isinstance(error, Busy) and not while_busy)
+            )
+            if hopeless or link.now() + pause >= until:
                 raise
         finally:
             link.abandon(call)

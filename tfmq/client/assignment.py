@@ -1,7 +1,8 @@
 """Which partitions a consumer reads, and from where: found at the start, and looked for again from time to time.
 
-A topic that is not there is waited for. A partition's place is, in this order: what its group has saved for this
-incarnation of the topic; the earliest one, for a partition that appeared later; what the user said with `start`.
+A topic that is not there is waited for, and so is the end of a transaction that has the group's offsets. A partition's
+place is, in this order: what its group has saved for this incarnation of the topic; the earliest one, for a partition
+that appeared later; what the user said with `start`.
 """
 
 import logging
@@ -19,7 +20,7 @@ from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
 from tfmq.client.start import EARLIEST, Question
 from tfmq.client.waiting import Operation, Wait
-from tfmq.errors import NotSupported, UnknownTopic
+from tfmq.errors import Busy, NotSupported, UnknownTopic
 from tfmq.protocol.commands import Locate, Metadata
 
 log = logging.getLogger("tfmq.consumer")
@@ -49,14 +50,19 @@ class Assignment:
         self._membership = membership
         self._changed = changed
         self._told_missing: set[str] = set()
+        self._told_busy = ""
         self._topics: dict[str, int] = {}
 
     def watch(self) -> Operation[None]:
         """Never ends: looks, waits, looks again. Raises what is no passing failure."""
         pause = MISSING_SECONDS
         while True:
-            missing = yield from self.look()
-            self.looked = True
+            try:
+                missing = yield from self.look()
+                self.looked = True
+            except Busy as busy:
+                missing = True
+                self._tell_busy(busy)
             self._changed()
             if missing:
                 yield Wait((), min(pause, self._options.refresh))
@@ -104,7 +110,7 @@ class Assignment:
     ) -> Operation[None]:
         stored: Mapping[PartitionName, StoredOffset] = {}
         if self._membership is not None:
-            stored = yield from self._membership.read(wanted)
+            stored = yield from self._membership.read(wanted, while_busy=False)
         known = {name.topic: each.incarnation for name, each in stored.items()}
         places: dict[PartitionName, Place] = {}
         questions: dict[PartitionName, Question] = {}
@@ -161,6 +167,12 @@ class Assignment:
         self._fetcher.add(Feed(name, incarnation, place, decoder))
         self._topics[name.topic] = incarnation
         log.debug("Reading %s from offset %d.", name, place.offset)
+
+    def _tell_busy(self, busy: Busy) -> None:
+        """The offsets are part of a transaction that is in doubt: nobody knows yet where the group goes on."""
+        if busy.sentence != self._told_busy:
+            self._told_busy = busy.sentence
+            log.warning("Group %s waits for its offsets: %s", self._options.group, busy)
 
     def _tell_missing(self, missing: list[str]) -> None:
         for name in missing:

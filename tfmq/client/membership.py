@@ -77,15 +77,19 @@ class Membership:
         except TfmqError as error:
             self._note(error)
 
-    def read(self, names: Iterable[PartitionName]) -> Operation[dict[PartitionName, StoredOffset]]:
-        """The offsets that the group has of these partitions."""
+    def read(
+        self, names: Iterable[PartitionName], while_busy: bool = True
+    ) -> Operation[dict[PartitionName, StoredOffset]]:
+        """The offsets that the group has of these partitions. Raises `Busy` while a transaction in doubt has some of
+        them: at once, or with `while_busy` in the end.
+        """
         wanted = list(names)
         if self._storage is not None:
             storage = self._storage
             return dict((yield from work(self._run, lambda: storage.read(self.group, wanted))))
         request = ReadOffsets(self.group, [PartitionRow(*name) for name in wanted])
         until = self._link.now() + self._session_ms / 1000
-        reply = yield from ask(self._link, request, until)
+        reply = yield from ask(self._link, request, until, while_busy=while_busy)
         return {
             PartitionName(each.topic, each.partition): StoredOffset(
                 each.offset, each.index, each.incarnation, each.epoch, each.generation
