@@ -40,12 +40,13 @@ class Producer(LaterProducing):
     Making one touches no network; any number of threads may use it, and a forked child gets a fresh connection.
 
     `servers`: "host:port", several with commas or as a list; None: $TFMQ_SERVERS, else 127.0.0.1:8367 · `group`: name
-    of the group of producers that it belongs to · `acks`: "synced" (on the disk), "written" (in the operating
-    system), "none" (no answer), None: what the broker's setting says · `linger_ms`: how long a batch waits for
-    company while nobody waits for it · `batch_bytes`: when it is full · `buffer_bytes`: memory for what is not
-    acknowledged; then `send` waits · `selector`: a `PartitionSelector` or the name of one; None: by the key, and in
-    turn without one · `codec`: makes payloads of other values, see `tfmq.codecs` · `timeout`: seconds that `send`
-    waits for room, and after which an undelivered message fails · `hooks`: see `tfmq.Hook`.
+    of the group of producers that it belongs to: each is asked about prepared transactions of all · `acks`: "synced"
+    (on the disk), "written" (in the operating system), "none" (no answer), None: what the broker's setting says ·
+    `linger_ms`: how long a batch waits for company while nobody waits for it · `batch_bytes`: when it is full ·
+    `buffer_bytes`: memory for what is not acknowledged; then `send` waits · `selector`: a `PartitionSelector` or the
+    name of one; None: by the key, and in turn without one · `codec`: makes payloads of other values, see `tfmq.codecs`
+    · `timeout`: seconds that `send` waits for room, and after which an undelivered message fails · `hooks`: see
+    `tfmq.Hook`.
 
     Raises `BadRequest` for arguments that make no sense.
     """

@@ -175,6 +175,7 @@ def test_a_large_named_one_goes_through_cuts_and_a_local_one_ends_with_them(
     assert payloads(broker.address, topic) == [b"begin", *wanted]
 
 
+@pytest.mark.timeout(900)
 def test_cuts_anywhere_tear_and_double_nothing_and_plain_sends_go_on(broker: LiveServer, topic: str) -> None:
     """Threads with transactions, local, named, rolled back, and plain sends, all of one producer."""
     random = seeded("cuts anywhere")
@@ -378,6 +379,7 @@ while True:
 """
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("broker_too", [False, True])
 def test_consume_transform_produce_is_exactly_once_over_kills(
     broker: LiveServer, producer: tfmq.Producer, topic: str, broker_too: bool
@@ -474,6 +476,7 @@ print("grew", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, flush
 """
 
 
+@pytest.mark.timeout(900)
 def test_the_clients_memory_does_not_grow_with_the_transaction(broker: LiveServer, topic: str) -> None:
     size = max(60 << 20, scaled(2 << 30))
     with Worker(GROWING, broker.address, topic, str(size)) as worker:
