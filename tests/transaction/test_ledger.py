@@ -445,6 +445,39 @@ def test_times_only_go_forward_whatever_the_wall_clock_does() -> None:
     assert ledger.outcomes.key == b"k"
 
 
+def test_time_that_goes_on_forgets_outcomes_and_streams() -> None:
+    life = Life(10)
+    for local in (False, True):
+        life.epoch += 1
+        life.ledger.begin(life.epoch, Origin(f"x{local}", local, 900 + local, 1, 0))
+        origin = life.ledger.transactions[life.epoch].origin
+        life.enter(operations.LocalRollback(life.epoch, life.time_ms, origin))
+    for _ in range(50):
+        life.epoch += 1
+        origin = life.ledger.begin(life.epoch, Origin(f"n{life.epoch}", False, 0, 0, 0)).origin
+        life.enter(operations.LocalRollback(life.epoch, life.time_ms, origin))
+    assert life.ledger.streams.floor == 0 and len(life.ledger.outcomes) > 35
+    life.time_ms += 2 * DAY_MS
+    life.lease()
+    assert life.ledger.streams.floor == 901 and len(life.ledger.streams) == 0
+    assert len(life.ledger.outcomes) <= 2 and len(life.ledger.local_outcomes) == 0
+
+
+def test_each_snapshot_has_the_places_of_its_time() -> None:
+    life = Life(11)
+    transaction = life.begin()
+    life.send(transaction)
+    life.prepare(transaction)
+    places = []
+    for _ in range(3):
+        life.move()
+        life.snapshot()
+        places.append(list(transaction.places()))
+        life.move()
+    for (_, pack), expected in zip(life.snapshots, places, strict=True):
+        assert list(replayed(pack(), []).transactions[transaction.epoch].places()) == expected
+
+
 def test_epochs_never_go_back() -> None:
     ledger = make_ledger()
     ledger.load(b"")

@@ -144,6 +144,27 @@ def test_what_is_gathered_when_a_file_is_begun_owns_its_bytes() -> None:
     assert store.payloads(transaction.decision).endswith(b"mine")
 
 
+def test_what_is_queued_behind_what_is_gathered_owns_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfmq.transaction.queue.APPEND_BYTES", 1000)
+    store = Store(lazy=True, journal_file_bytes=4096)
+    transaction = store.begin("x")
+    queue(store, transaction, bytes(3000))
+    store.turn()
+    buffers = []
+    for payload in (bytes(3000), b"behind"):
+        found = store.piece(transaction, [payload])
+        buffers.append(bytearray(found.data))
+        store.store.add(transaction, found._replace(data=memoryview(buffers[-1])), lambda *_: None)
+    store.turn()
+    assert store.jobs, "a file is begun for the first of them"
+    for buffer in buffers:
+        buffer[:] = bytes(len(buffer))
+    store.work()
+    store.commit(transaction)
+    store.work()
+    assert store.payloads(transaction.decision).endswith(b"behind")
+
+
 def test_a_file_that_cannot_be_begun_refuses_what_waits() -> None:
     store = Store(lazy=True, journal_file_bytes=4096)
     transaction, first = rolling(store)

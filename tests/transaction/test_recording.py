@@ -217,6 +217,7 @@ def test_a_heuristic_outcome_is_forgotten_once_and_leaves_a_plain_one() -> None:
 def test_a_commit_by_hand_is_not_forgotten_before_it_is_settled() -> None:
     store = Store()
     transaction = by_hand(store)
+    assert store.store.outcome("x") is None, "it is no plain outcome until it is forgotten"
     with pytest.raises(WrongStep):
         store.store.forget(transaction, Written())
     store.settle(transaction.decision)

@@ -270,15 +270,19 @@ def test_while_more_lies_there_than_may_there_is_a_file_to_empty() -> None:
 
 
 def test_only_prepared_ones_move() -> None:
-    store = Store(journal_file_bytes=FILE_BYTES)
-    opened = store.begin("open")
-    store.send(opened)
-    decided = store.prepared("decided")
+    """What is open ends by itself, and what is decided is about to go."""
+    store = Store(lazy=True, journal_file_bytes=FILE_BYTES)
+    opened, decided = store.begin("open"), store.begin("decided")
+    for each in (opened, decided):
+        store.send(each)
+    store.prepare(decided)
     store.commit(decided)
-    before = [list(each.places()) for each in (opened, decided)]
-    traffic(store, 20 * FILE_BYTES)
+    still = [list(each.places()) for each in (opened, decided)]
+    moving = pin(store)
+    before = next(moving[0].places())
     for _ in range(20):
         house(store)
-    assert [list(each.places()) for each in (opened, decided)] == before
+    assert next(moving[0].places()) > before
+    assert [list(each.places()) for each in (opened, decided)] == still
     assert opened.state == states.OPEN
     assert store.payloads(decided.decision)

@@ -139,6 +139,42 @@ def test_what_was_forced_is_there_after_any_power_cut() -> None:
                     assert isinstance(content, AppendMsg) and content.epoch == epoch, f"seed {seed}"
 
 
+def spoil(disk: SimulatedDisk, snapshots: int) -> None:
+    """Turns a bit in the newest so many snapshots."""
+    names = [name for name in disk.list(FOLDER) if name.endswith(".snapshot")]
+    for name in names[-snapshots:]:
+        file = disk.open_write(f"{FOLDER}/{name}")
+        byte = file.pread(1, 40)
+        file.pwritev([bytes([byte[0] ^ 1])], 40)
+
+
+def test_hazard_08_the_checkpoint_before_the_newest_gives_the_same() -> None:
+    """Files that the newer one made superfluous are still there as long as the older one may be needed."""
+    for seed in range(scaled(60) + 2):
+        store = Store(journal_file_bytes=4096, seed=seed)
+        deeds = Deeds(store, seed)
+        for step in range(200):
+            deeds.act()
+            if step % 10 == 0:
+                store.clock.advance(30)
+                store.store.tend()
+        before = kept(store)
+        disk = Moment(store.disk).crash(keep="everything")
+        spoil(disk, 1)
+        life = store.next(disk)
+        assert kept(life) == before, f"seed {seed}"
+        assert kept(life.killed()) == before, f"seed {seed}"
+        for transaction in list(life.store.transactions.values()):
+            if transaction.state == states.PREPARED:
+                life.commit(transaction)
+                for log_id in transaction.decision.targets:  # type: ignore[union-attr]
+                    assert life.payloads(transaction.decision, log_id), f"seed {seed}"
+        disk = Moment(store.disk).crash(keep="everything")
+        spoil(disk, 2)
+        with pytest.raises(Corrupt):
+            store.next(disk)
+
+
 # Items
 
 

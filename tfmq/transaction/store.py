@@ -212,7 +212,7 @@ class JournalTransactionStore(Recording):
         """The same at once, if it is little and need not wait for the disk; else None. Raises Corrupt."""
         cached = decision.transactions[0].cached
         rows = decision.rows(log_id)
-        if cached is not None and len(decision.transactions) == 1:
+        if cached is not None:
             return slices.slices_of(cached, rows, after, slice_bytes)
         return slices.slices_at_once(self._journal.read_cached, rows, log_id, after, slice_bytes)
 
