@@ -24,7 +24,7 @@ def send(streams: Streams, producer: int, epoch: int, sequence: int, count: int,
     if streams.check(producer, epoch, sequence, count, now):
         return True
     streams.stage(producer, epoch, sequence, count)
-    assert streams.sent(producer, epoch, sequence, count, now) == 0
+    assert streams.sent(producer, epoch, sequence, count) == 0
     return False
 
 
@@ -80,7 +80,7 @@ def test_what_is_queued_counts_for_whoever_comes_next() -> None:
     assert streams.check(20, 1, 0, 5, NOW)
     with pytest.raises(SequenceGap):
         streams.check(20, 1, 6, 1, NOW)
-    streams.sent(20, 1, 0, 3, NOW)
+    streams.sent(20, 1, 0, 3)
     assert streams.check(20, 1, 3, 2, NOW)
     assert not streams.check(20, 1, 5, 1, NOW)
 
@@ -151,7 +151,8 @@ def test_a_late_end_does_not_hide_a_later_number() -> None:
 def test_the_idle_are_forgotten_and_leave_a_floor() -> None:
     streams = make()
     for producer in (20, 21, 22):
-        streams.sent(producer, 1, 0, 1, NOW + producer * DAY_MS)
+        streams.sent(producer, 1, 0, 1)
+        streams.expire(NOW + producer * DAY_MS)
     streams.expire(NOW + 28 * DAY_MS + 1)
     assert len(streams) == 1 and streams.floor == 21
     with pytest.raises(UnknownProducer):
@@ -173,9 +174,9 @@ def test_who_sends_is_not_idle() -> None:
 
 def test_what_a_repair_lost_is_counted() -> None:
     streams = make()
-    assert streams.sent(20, 1, 4, 2, NOW) == 4
-    assert streams.sent(20, 1, 6, 2, NOW) == 0
-    assert streams.sent(20, 1, 9, 1, NOW) == 1
+    assert streams.sent(20, 1, 4, 2) == 4
+    assert streams.sent(20, 1, 6, 2) == 0
+    assert streams.sent(20, 1, 9, 1) == 1
 
 
 def test_a_dump_comes_back() -> None:

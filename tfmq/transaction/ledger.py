@@ -121,7 +121,7 @@ class Ledger:
         epoch, log_id, producer_id, sequence, count, _, data, moved_from = message
         if moved_from:
             return self._moved(place, epoch, moved_from)
-        missing = self.streams.sent(producer_id, epoch, sequence, count, self.time_ms)
+        missing = self.streams.sent(producer_id, epoch, sequence, count)
         transaction = self.transactions.get(epoch)
         if transaction is None:
             if self.holds is not None:
@@ -145,7 +145,7 @@ class Ledger:
             self.time_ms = time_ms
             self.outcomes.expire(time_ms)
             self.local_outcomes.expire(time_ms)
-            self.streams.expire(time_ms)
+        self.streams.expire(time_ms)
         _RULES[type(operation)](self, place, operation)
 
     def _prepare(self, place: int, said: operations.Prepare) -> None:

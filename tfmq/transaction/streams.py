@@ -21,6 +21,9 @@ LeasedMs = Callable[[int], int | None]
 
 NO_NUMBER: Final = -1
 
+NOT_STAMPED: Final = 0
+"""Seen by records, which bear no time: the next operation's is its time."""
+
 NUMBER_OVER = (
     "The stream's transaction {number} is over and later ones have begun: what became of it is not remembered"
     " by number. Ask for it by its name, if it has one."
@@ -42,7 +45,8 @@ class Ending(NamedTuple):
 
 class Stream:
     """One producer id. `next` is the sequence that must come, `begin` the first one of the transaction
-    `begin_epoch`, to which the last records belong. `number`, `epoch`, `state`: the last ending.
+    `begin_epoch`, to which the last records belong. `number`, `epoch`, `state`: the last ending. `seen_ms`: wall clock,
+    or NOT_STAMPED.
     """
 
     __slots__ = ("begin", "begin_epoch", "epoch", "next", "number", "seen_ms", "state")
@@ -72,6 +76,8 @@ class Streams:
         """Producer id -> (epoch, first sequence of it, next sequence), where records are queued."""
         self._begun: dict[int, tuple[int, int]] = {}
         """Producer id -> (number, epoch) of its latest transaction that has no record yet."""
+        self._fresh: set[int] = set()
+        """Producer ids of streams that are not stamped."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -162,9 +168,10 @@ class Streams:
 
     # The fold
 
-    def sent(self, producer_id: int, epoch: int, sequence: int, count: int, time_ms: int) -> int:
+    def sent(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
         """Records are in the journal; how many before them are missing, which only happens where a repair lost some."""
-        stream = self._touch(producer_id, time_ms)
+        stream = self._touch(producer_id, NOT_STAMPED)
+        self._fresh.add(producer_id)
         missing = sequence - stream.next
         if stream.begin_epoch != epoch:
             stream.begin_epoch, stream.begin = epoch, sequence
@@ -177,13 +184,17 @@ class Streams:
     def ended(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
         """The transaction that the request `number` began is now `state`, by a record in the journal."""
         stream = self._touch(producer_id, time_ms)
+        self._fresh.discard(producer_id)
         if number >= stream.number:
             stream.number, stream.epoch, stream.state = number, epoch, state
         self.give_up(producer_id, number)
 
     def expire(self, now_ms: int) -> None:
-        """Forgets streams idle longer than allowed."""
+        """An operation's time: what sent since the one before is as young; streams idle longer than allowed go."""
         streams = self._streams
+        for producer_id in self._fresh:
+            streams[producer_id].seen_ms = now_ms
+        self._fresh.clear()
         while streams and next(iter(streams.values())).seen_ms + self._idle_ms < now_ms:
             self._forget_idlest()
 
@@ -201,6 +212,7 @@ class Streams:
 
     def _forget_idlest(self) -> None:
         producer_id, _ = self._streams.popitem(last=False)
+        self._fresh.discard(producer_id)
         self.floor = max(self.floor, producer_id)
 
     # Snapshots
@@ -221,3 +233,5 @@ class Streams:
             stream = self._streams[id] = Stream()
             stream.next, stream.begin, stream.begin_epoch, stream.number = row[:4]
             stream.epoch, stream.state, stream.seen_ms = row[4:7]
+            if stream.seen_ms == NOT_STAMPED:
+                self._fresh.add(id)
