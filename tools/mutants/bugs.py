@@ -11,6 +11,9 @@ from tools.mutants.bugs_forces import FORCES
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_server import SERVER
+from tools.mutants.bugs_transaction_journal import TRANSACTION_JOURNAL
 from tools.mutants.mutant import Mutant
 
-BUGS: Final[tuple[Mutant, ...]] = FORCES + JOURNAL + BROKER + KEEPING + EFFECTS + SERVER + CLIENT
+BUGS: Final[tuple[Mutant, ...]] = (
+    FORCES + JOURNAL + BROKER + KEEPING + EFFECTS + TRANSACTION_JOURNAL + SERVER + CLIENT
+)

@@ -1,0 +1,322 @@
+"""Bugs to plant in the transaction journal: entries, files, checkpoints, recovery, repair."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+ENTRY: Final = "tests/journal/test_entry.py"
+FILE: Final = "tests/journal/test_journal_file.py"
+FILES: Final = "tests/journal/test_journal_files.py"
+SNAPSHOT: Final = "tests/journal/test_journal_snapshot.py"
+CHECKPOINT: Final = "tests/journal/test_journal_checkpoint.py"
+RECOVERY: Final = "tests/journal/test_journal_recovery.py"
+OPENING: Final = "tests/journal/test_journal_opening.py"
+TAIL: Final = "tests/journal/test_journal_tail.py"
+KEEPER: Final = "tests/journal/test_journal_keeper.py"
+STORE: Final = "tests/journal/test_journal_store.py"
+HAZARDS: Final = "tests/journal/test_journal_hazards.py"
+REPAIR: Final = "tests/journal/test_journal_repair.py"
+CRASHES: Final = "tests/crash/test_journal_enumeration.py"
+
+_WRITING: Final = (
+    Mutant(
+        "entry-without-the-journal-s-seed",
+        "a message that imitates an entry does not pass for one",
+        "journal/entry.py",
+        "crc32(data, crc32(rest, crc32(word, seed)))",
+        "crc32(data, crc32(rest, crc32(word)))",
+        [ENTRY],
+    ),
+    Mutant(
+        "more-forced-than-written-believed",
+        "an entry that says what cannot be is none",
+        "journal/entry.py",
+        "            or forced > found\n",
+        "",
+        [ENTRY],
+    ),
+    Mutant(
+        "walk-believes-a-length",
+        "no length is believed before it is compared with what is there",
+        "journal/journal_file.py",
+        "if place + max(HEADER_SIZE, claimed_size(header)) > self.end:",
+        "if place + HEADER_SIZE > self.end:",
+        [FILE],
+    ),
+    Mutant(
+        "read-believes-a-length",
+        "no length is believed before it is compared with what is there",
+        "journal/journal_store.py",
+        "if place + claimed > file.end:",
+        "if False:",
+        [STORE],
+    ),
+    Mutant(
+        "journal-head-not-forced",
+        "a new file is whole before its name is",
+        "journal/journal_file.py",
+        "        file.force()\n        return cls(file, head.number, head.first, size)",
+        "        return cls(file, head.number, head.first, size)",
+        [FILE, CRASHES],
+    ),
+    Mutant(
+        "journal-file-with-entries-made-again",
+        "a file that has begun is never made again",
+        "journal/journal_file.py",
+        "if disk.size(path) > HEAD_SIZE:",
+        "if False:",
+        [FILE],
+    ),
+    Mutant(
+        "refused-entries-cut-off-without-a-force",
+        "an append that was refused never comes back by a power cut",
+        "journal/journal_keeper.py",
+        "                if active.cut():\n                    self.force(active)\n"
+        "                    files.forced_to(files.end)\n",
+        "                active.cut()\n",
+        [KEEPER],
+    ),
+    Mutant(
+        "journal-rolls-without-a-force",
+        "only the last file of the journal can be torn",
+        "journal/journal_keeper.py",
+        "            self.force(old, files.seal)\n",
+        "            files.seal()\n",
+        [KEEPER, CRASHES],
+    ),
+    Mutant(
+        "journal-rolls-without-a-force-of-the-folder",
+        "a file that entries are written to does not lose its name",
+        "journal/journal_keeper.py",
+        "            self._disk.force_folder(self._folder)\n        except OSError as error:\n"
+        '            raise self.fail(f"a new file',
+        '        except OSError as error:\n            raise self.fail(f"a new file',
+        [KEEPER, CRASHES],
+    ),
+    Mutant(
+        "journal-force-covers-what-came-later",
+        "nobody is answered by a force that began before his entry",
+        "journal/journal_store.py",
+        "        files.forced_to(plan.end)\n",
+        "        files.forced_to(files.end)\n",
+        [STORE],
+    ),
+    Mutant(
+        "journal-forces-again-after-a-failure",
+        "a force that failed is never tried again",
+        "journal/journal_keeper.py",
+        "                self._force_error = error\n                raise\n",
+        "                raise\n",
+        [KEEPER],
+    ),
+    Mutant(
+        "journal-forgets-an-error-of-the-kernel-s-force",
+        "a force that failed is never tried again",
+        "journal/journal_keeper.py",
+        "        self._force_error = self._force_error or error\n        self._files.let_go()",
+        "        self._files.let_go()",
+        [KEEPER],
+    ),
+    Mutant(
+        "failed-force-moves-the-journal-s-mark",
+        "what a failed force should have forced stays unforced",
+        "journal/journal_store.py",
+        "        if files.stopped is not None or self.closed:\n            return None\n        files.forced_to",
+        "        files.forced_to",
+        [KEEPER],
+    ),
+    Mutant(
+        "journal-closes-unforced-files",
+        "a file with bytes that are not known to be forced is never closed",
+        "journal/journal_keeper.py",
+        "        files.drop(unforced)",
+        "        files.drop(())",
+        [KEEPER],
+    ),
+    Mutant(
+        "journal-file-read-before-the-end-that-is-forced",
+        "what is appended beside a checkpoint's force is not taken for forced",
+        "journal/journal_keeper.py",
+        "        end, active = files.end, files.active\n",
+        "        active, end = files.active, files.end\n",
+        [KEEPER],
+    ),
+)
+
+_CHECKPOINTS: Final = (
+    Mutant(
+        "checkpoint-ahead-of-the-journal",
+        "a snapshot never describes more than is forced",
+        "journal/journal_keeper.py",
+        "        if self._files.forced < place:\n            self.force_end()\n",
+        "",
+        [OPENING, CRASHES],
+    ),
+    Mutant(
+        "checkpoint-not-forced",
+        "files go only after the checkpoint that replaces them is on the disk",
+        "journal/journal_keeper.py",
+        "            self._checkpoint_file.settle(new)\n",
+        "            self._checkpoint_file.note(new)\n",
+        [KEEPER, CRASHES],
+    ),
+    Mutant(
+        "checkpoint-in-one-slot",
+        "one slot of the checkpoint is enough",
+        "journal/journal_checkpoint.py",
+        "        self._slots.write(payload, force=True)\n        self._slots.write(payload, force=True)\n",
+        "        self._slots.write(payload, force=True)\n",
+        [CHECKPOINT],
+    ),
+    Mutant(
+        "journal-snapshot-not-forced",
+        "a snapshot that counts is on the disk",
+        "journal/journal_snapshot.py",
+        "        file.force()\n        file.close()\n        self._disk.rename",
+        "        file.close()\n        self._disk.rename",
+        [SNAPSHOT, CRASHES],
+    ),
+    Mutant(
+        "journal-snapshot-s-name-not-forced",
+        "a snapshot that counts is on the disk",
+        "journal/journal_snapshot.py",
+        "        self._disk.rename(new, path)\n        self._disk.force_folder(self._folder)\n",
+        "        self._disk.rename(new, path)\n",
+        [SNAPSHOT, CRASHES],
+    ),
+    Mutant(
+        "journal-snapshot-not-checked",
+        "every flipped bit of a snapshot is found",
+        "journal/journal_snapshot.py",
+        "        if found != crc:\n",
+        "        if False:\n",
+        [SNAPSHOT],
+    ),
+    Mutant(
+        "fallback-s-files-removed",
+        "a snapshot that rots leaves one that has all it needs",
+        "journal/journal_keeper.py",
+        "        kept = Kept.of(*self._lists)\n",
+        "        kept = Kept.of(self._lists[0])\n",
+        [KEEPER, CRASHES],
+    ),
+    Mutant(
+        "held-journal-files-removed",
+        "a file goes only when nobody holds anything in it",
+        "journal/journal_files.py",
+        "file.sealed and not file.holds and not kept(file.number)",
+        "file.sealed and not kept(file.number)",
+        [FILES, KEEPER],
+    ),
+    Mutant(
+        "journal-file-closed-under-a-reader",
+        "reads go on beside the removal of files",
+        "journal/journal_files.py",
+        "            if self._reads:\n                return\n",
+        "",
+        [FILES, STORE],
+    ),
+)
+
+_STARTS: Final = (
+    Mutant(
+        "journal-s-tail-not-forced-again",
+        "what a start accepts behind the forced mark is on the disk before it is served",
+        "journal/journal_tail.py",
+        "    _force_again(disk, folder, file, tail.forced, report)\n",
+        "",
+        [TAIL, CRASHES],
+    ),
+    Mutant(
+        "journal-s-cut-not-forced",
+        "what a start cuts off does not come back behind what is written in its place",
+        "journal/journal_tail.py",
+        "        file.size = tail.end - file.first\n        file.file.force()\n",
+        "        file.size = tail.end - file.first\n",
+        [TAIL],
+    ),
+    Mutant(
+        "journal-s-last-name-not-forced-again",
+        "what a start accepts is on the disk, its name too",
+        "journal/journal_tail.py",
+        "    file.file.force()\n    disk.force_folder(folder)\n",
+        "    file.file.force()\n",
+        [TAIL],
+    ),
+    Mutant(
+        "later-entries-prove-nothing",
+        "what a later entry says was forced is never cut",
+        "journal/journal_opening.py",
+        "            forced = max(forced, found.forced)\n",
+        "",
+        [RECOVERY, HAZARDS],
+    ),
+    Mutant(
+        "forced-mark-of-the-journal-ignored",
+        "rot of the last entry is not taken for a torn tail",
+        "journal/journal_opening.py",
+        "        forced = max(found.forced, found.place, files[-1].first)\n",
+        "        forced = max(found.place, files[-1].first)\n",
+        [RECOVERY, KEEPER],
+    ),
+    Mutant(
+        "lost-end-of-the-journal-accepted",
+        "forced entries that are missing end the start",
+        "journal/journal_recovery.py",
+        "t.place == t.end >= t.forced or",
+        "t.place == t.end or",
+        [RECOVERY],
+    ),
+    Mutant(
+        "damaged-last-file-dropped",
+        "a last file that has entries is never thrown away",
+        "journal/journal_recovery.py",
+        "return bool(last.fault) and last.size <= HEAD_SIZE and not listed",
+        "return bool(last.fault) and not listed",
+        [RECOVERY],
+    ),
+    Mutant(
+        "journal-begun-anew-without-its-files",
+        "numbering never goes back",
+        "journal/journal_recovery.py",
+        "lambda f: not f.files and not f.file_number, Files.CREATE",
+        "lambda f: not f.files, Files.CREATE",
+        [RECOVERY, HAZARDS],
+    ),
+    Mutant(
+        "holds-forgotten-by-a-start",
+        "what was held is held again",
+        "journal/journal_opening.py",
+        "        self._hold()\n        self._clean_up",
+        "        self._clean_up",
+        [OPENING],
+    ),
+    Mutant(
+        "month-old-journal-read-again",
+        "a start replays from the newest snapshot",
+        "journal/journal_opening.py",
+        "max(found.place, file.first + HEAD_SIZE)",
+        "file.first + HEAD_SIZE",
+        [RECOVERY, OPENING],
+    ),
+    Mutant(
+        "repair-keeps-what-was-never-forced",
+        "a torn tail is left to the next start",
+        "journal/journal_repair.py",
+        "if isinstance(gap, Gap) and gap.first < forced:",
+        "if isinstance(gap, Gap):",
+        [REPAIR],
+    ),
+    Mutant(
+        "repair-without-the-original",
+        "what a repair replaces is kept",
+        "journal/journal_repair.py",
+        "        if file is not None and not self.disk.exists(path + names.DAMAGED_SUFFIX):\n",
+        "        if False:\n",
+        [REPAIR],
+    ),
+)
+
+TRANSACTION_JOURNAL: Final = _WRITING + _CHECKPOINTS + _STARTS
