@@ -327,3 +327,20 @@ def test_a_commit_by_hand_that_a_target_keeps_waiting_is_not_forgotten(trouble: 
     if trouble == "failed force":
         desk.targets.fail_force(ORDERS)
     assert desk.forget_outcome(began).code == "transaction_state"
+
+
+def test_a_refusal_that_says_what_became_of_it_waits_for_the_disk_too() -> None:
+    desk = Desk()
+    first, second = desk.prepared("x"), desk.prepared("y")
+    desk.queued = True
+    committed, by_hand = desk.commit(first), desk.rollback(second, by_hand=True)
+    late = [
+        desk.rollback(first),
+        desk.prepare(first),
+        desk.commit(second),
+        desk.rollback(second),
+        desk.prepare(second),
+    ]
+    assert {answer.code for answer in (committed, by_hand, *late)} == {"waiting"}
+    desk.work()
+    assert [answer.code for answer in late] == ["transaction_committed"] * 2 + ["heuristic_outcome"] * 3

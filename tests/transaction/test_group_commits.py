@@ -29,8 +29,9 @@ def test_all_members_become_visible_by_one_record_in_the_order_of_the_list() -> 
     assert answer.result == ("committed", False, 4, 0)
     assert desk.disk.faults.counts["write"] == before + 1
     assert (desk.visible(), desk.visible(BILLS)) == ([b"c", b"a", b"b"], [b"d"])
-    places = [append.place for append in desk.targets.target(BILLS).appends]
-    assert places == [(desk.targets.target(ORDERS).appends[0].place[0], 4)], "numbers go on over the members"
+    ((first,), (second,)) = (desk.targets.target(key).appends for key in (ORDERS, BILLS))
+    assert first.place is not None
+    assert second.place == (first.place[0], 4), "numbers go on over the members"
 
 
 def test_one_that_is_missing_refuses_all_and_nothing_is_done() -> None:
@@ -146,6 +147,25 @@ def test_a_repeat_before_the_force_waits_for_it() -> None:
     assert (first.code, again.code, desk.visible()) == ("waiting", "waiting", [])
     desk.work()
     assert (first.repeated, again.repeated) == (False, True)
+
+
+def test_a_member_is_told_that_its_sequence_is_done_only_when_that_is_on_the_disk() -> None:
+    desk = Desk()
+    members = [member(desk, "a")]
+    desk.queued = True
+    committing = desk.commit_group("spark", 1, members)
+    began = desk.begin("b", member=Member("spark", 1, "run2"))
+    assert (committing.code, began.code) == ("waiting", "waiting")
+    desk.work()
+    assert began.state == "done"
+
+
+def test_a_settled_commit_keeps_nothing_in_memory() -> None:
+    desk = Desk()
+    desk.commit_group("spark", 1, [member(desk, "a")])
+    assert desk.handler._groups._courses
+    desk.advance(1)
+    assert not desk.handler._groups._courses
 
 
 def test_a_commit_that_could_not_be_written_changes_nothing_and_can_come_again() -> None:

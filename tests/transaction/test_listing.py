@@ -173,3 +173,26 @@ def test_a_stopped_journal_is_named() -> None:
     desk.disk.faults.fail("force", times=None)
     desk.transact([(ORDERS, [b"m"])])
     assert "force" in desk.handler.status()["journal"]
+
+
+def test_a_state_that_a_power_cut_could_take_back_is_called_what_is_under_way() -> None:
+    desk = Desk()
+    prepared, decided = desk.prepared("p"), desk.prepared("c")
+    dropped, by_hand, undone = desk.prepared("d"), desk.prepared("h"), desk.prepared("u")
+    opened = desk.begin("x")
+    desk.send(opened, [b"m"])
+    desk.queued = True
+    desk.prepare(opened)
+    desk.commit(decided)
+    desk.rollback(dropped)
+    desk.commit(by_hand, by_hand=True)
+    desk.rollback(undone, by_hand=True)
+    unsure = [desk.state(each) for each in (prepared, opened, decided, dropped, by_hand, undone)]
+    assert unsure == ["prepared", "preparing", "committing", "rolling_back", "committing", "rolling_back"]
+    cut = desk.again(desk.disk.crash(keep="nothing"), desk.targets.power_cut())
+    assert cut.handler.describe("d", 0)["state"] == "prepared"
+    desk.work()
+    sure = [desk.state(each) for each in (prepared, opened, decided, dropped, by_hand, undone)]
+    assert sure == [
+        "prepared", "prepared", "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
+    ]  # fmt: skip

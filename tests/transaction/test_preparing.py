@@ -37,8 +37,7 @@ def test_a_prepare_that_is_not_forced_is_not_answered() -> None:
     desk.send(began, [b"m"])
     desk.work()
     answer = desk.prepare(began)
-    assert desk.state(began) == "prepared"
-    assert answer.code == "waiting"
+    assert (answer.code, desk.state(began)) == ("waiting", "preparing")
     again = desk.prepare(began)
     assert again.code == "waiting", "a repeat waits for the same force"
     desk.work()
@@ -176,6 +175,19 @@ def test_too_many_prepared_ones_are_refused_by_the_name_of_the_limit() -> None:
     desk.send(began, [b"m"])
     answer = desk.prepare(began)
     assert (answer.code, "limits.transactions_prepared" in str(answer.failure)) == ("busy", True)
+
+
+def test_those_ended_by_hand_count_until_they_are_forgotten() -> None:
+    desk = Desk(limits={"transactions_prepared": 2})
+    ended = [desk.prepared("x"), desk.prepared("y")]
+    for each in ended:
+        desk.rollback(each, by_hand=True)
+    began = desk.begin("z")
+    desk.send(began, [b"m"])
+    answer = desk.prepare(began)
+    assert (answer.code, "forget" in str(answer.failure)) == ("busy", True)
+    desk.forget_outcome(ended[0])
+    assert desk.prepare(began).state == "prepared"
 
 
 # Offsets

@@ -8,7 +8,7 @@ from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.requests import Began, Begin, Caller, Done
-from tfmq.transaction.steps import again
+from tfmq.transaction.steps import again, answer
 from tfmq.transaction.streams import Ending
 from tfmq.transaction.transaction import Piece, Transaction
 
@@ -38,7 +38,7 @@ class Beginnings:
             return
         member = request.member
         if member is not None and not self._store.groups.begin(member):
-            done(Began(0, request.xid, "done", timeout_ms), None)
+            self._books.when_sure(partial(answer, done, Began(0, request.xid, "done", timeout_ms)))
             return
         self._require_free(request.xid)
         self._require_places(session)

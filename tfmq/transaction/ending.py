@@ -56,7 +56,7 @@ class Endings:
         elif transaction.state in DECIDED or (heuristic and transaction.state == states.HEURISTIC_COMMITTED):
             self._tell_course(transaction, done)
         else:
-            raise refusals.by_hand(transaction.state)
+            self._steps.refuse(done, refusals.by_hand(transaction.state))
 
     def _commit_open(
         self, transaction: Transaction, offsets: Sequence[Any], session: Caller, done: Done
@@ -122,9 +122,9 @@ class Endings:
         elif heuristic and transaction.state == states.HEURISTIC_ROLLED_BACK:
             self._books.when_sure(partial(answer, done, RolledBack(transaction.state)))
         elif transaction.state in states.HEURISTIC:
-            raise refusals.by_hand(transaction.state)
+            self._steps.refuse(done, refusals.by_hand(transaction.state))
         else:
-            raise refusals.committed(epoch)
+            self._steps.refuse(done, refusals.committed(epoch))
 
     def _rollback_prepared(self, transaction: Transaction, heuristic: bool, done: Done) -> None:
         state = states.HEURISTIC_ROLLED_BACK if heuristic else states.ROLLED_BACK

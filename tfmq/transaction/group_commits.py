@@ -110,12 +110,22 @@ class GroupCommits:
             decision = members[0].decision
             assert decision is not None
             self._books.decided(decision, tell)
-            self._courses[request.group] = (request.sequence, self._books.course(members[0]))
+            self._remember(request.group, request.sequence, self._books.course(members[0]))
         else:
             self._courses.pop(request.group, None)
             told = GroupEnded(states.COMMITTED, False, request.rows, 0)
             self._store.when_forced(place, partial(answer, done, told))
         self._books.dropped(dropped, place)
+
+    def _remember(self, group: str, sequence: int, course: Course) -> None:
+        """Until it is settled, a repeat may have to hear that it is still being applied."""
+        mine = self._courses[group] = (sequence, course)
+
+        def settled() -> None:
+            if self._courses.get(group) is mine:
+                del self._courses[group]
+
+        course.settling.append(settled)
 
     def _repeat(self, request: GroupCommit, rows: int, done: Done) -> None:
         """The first answer; and what other attempts left over since then goes."""

@@ -15,6 +15,14 @@ TARGETS_DESCRIBED: Final = 100
 
 NEEDS_SOMEBODY: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC))
 UNKNOWN: Final = "unknown"
+UNSURE: Final = {
+    states.PREPARED: states.PREPARING,
+    states.APPLYING: states.COMMITTING,
+    states.COMMITTED: states.COMMITTING,
+    states.HEURISTIC_COMMITTED: states.COMMITTING,
+    states.HEURISTIC_ROLLED_BACK: states.ROLLING_BACK,
+}
+"""States whose record is written and not on the disk yet, and what they are called until it is."""
 
 
 class Listing:
@@ -39,9 +47,19 @@ class Listing:
         for transaction in self._store.listed(after_epoch):
             if group and transaction.origin.group != group:
                 continue
-            state = shown(transaction)
+            state = self._shown(transaction)
             if needs_somebody(transaction, state) if wanted is None else state in wanted:
                 yield transaction
+
+    def _shown(self, transaction: Transaction) -> str:
+        """The state as people are told: what a power cut, or a stopped target, could take back is not done yet."""
+        state = transaction.state
+        if not self._store.is_durable(transaction):
+            return UNSURE.get(state, state)
+        live: Live | None = transaction.live
+        if state == states.COMMITTED and live is not None and live.course is not None:
+            return live.course.state
+        return state
 
     def _row(self, transaction: Transaction) -> dict[str, Any]:
         most = self._books.limits["transaction_topics_listed"]
@@ -51,7 +69,7 @@ class Listing:
         return {
             "xid": transaction.xid,
             "epoch": transaction.epoch,
-            "state": shown(transaction),
+            "state": self._shown(transaction),
             "group": origin.group,
             "owner": origin.owner,
             "began_ms": origin.began_ms,
@@ -69,6 +87,9 @@ class Listing:
         transaction = self._find(xid, epoch)
         if transaction is not None:
             return self._everything(transaction)
+        ending = self._store.ending(xid, epoch)
+        if ending is not None:
+            return {**self._everything(ending), "state": states.ROLLING_BACK}
         outcome = self._store.outcome(xid, epoch)
         if outcome is not None:
             return {"xid": xid, "epoch": outcome.epoch, "state": outcome.state, "decided_ms": outcome.time_ms}
@@ -126,14 +147,6 @@ class Listing:
             "journal": journal["journal"],
             "journal_bytes": journal["journal_bytes"],
         }
-
-
-def shown(transaction: Transaction) -> str:
-    """The state as people are told: what a stopped target may yet lose is not done."""
-    live: Live | None = transaction.live
-    if transaction.state == states.COMMITTED and live is not None and live.course is not None:
-        return live.course.state
-    return transaction.state
 
 
 def needs_somebody(transaction: Transaction, state: str) -> bool:

@@ -13,7 +13,8 @@ from tfmq.transaction.steps import Steps, again, answer
 from tfmq.transaction.transaction import Transaction
 
 TOO_MANY_PREPARED: Final = (
-    "So many transactions are prepared that limits.transactions_prepared is reached. End some of them."
+    "So many transactions are prepared, or ended by hand, that limits.transactions_prepared is reached. End some of"
+    " them, and forget those that were ended by hand (tfmq tx forget)."
 )
 
 
@@ -41,7 +42,7 @@ class Preparing:
             told = Prepared(states.PREPARED, transaction.expires_ms)
             self._store.when_forced(live_of(transaction).place, partial(answer, done, told))
         else:
-            raise _too_late(transaction)
+            self._steps.refuse(done, _too_late(transaction))
 
     def _prepare(
         self,
@@ -58,8 +59,7 @@ class Preparing:
             books.finish_empty(transaction)
             done(Prepared(states.READ_ONLY, 0), None)
             return
-        if self._store.counts[states.PREPARED] >= books.limits["transactions_prepared"]:
-            raise Busy(TOO_MANY_PREPARED)
+        self._require_place()
         self._steps.set_aside(transaction, groups)
 
         def written(place: int, error: BaseException | None) -> None:
@@ -75,6 +75,13 @@ class Preparing:
 
         call = partial(self._store.prepare, transaction, groups, expires_ms)
         self._steps.put(transaction, call, written)
+
+    def _require_place(self) -> None:
+        """Prepared ones, and those ended by hand that nobody has forgotten, stay until somebody cares. Raises Busy."""
+        counts = self._store.counts
+        staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC)
+        if staying >= self._books.limits["transactions_prepared"]:
+            raise Busy(TOO_MANY_PREPARED)
 
     def _expires_ms(self, transaction: Transaction, ttl_ms: int | None) -> int:
         """When it may end by itself: never, but for members of a commit group."""

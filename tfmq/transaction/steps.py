@@ -100,6 +100,10 @@ class Steps:
             refusal = refusals.committed(epoch) if committed else refusals.rolled_back(epoch)
         self._books.when_sure(partial(answer, done, found, refusal=refusal))
 
+    def refuse(self, done: Done, refusal: TfmqError) -> None:
+        """An error that says what became of the transaction: once that is on the disk."""
+        self._books.when_sure(partial(answer, done, None, refusal=refusal))
+
     def drop(self, transaction: Transaction, done: Done | None = None) -> None:
         """Ends an open or prepared one. An open one ends without its record too, if the disk refuses it: what has no
         decision is rolled back, and a start would not find it.
@@ -108,8 +112,7 @@ class Steps:
 
         def written(place: int, error: BaseException | None) -> None:
             if error is None:
-                if done is not None:
-                    self._tell_dropped(was_open, place, done)
+                self._tell_dropped(was_open, place, done or _nobody)
                 self._books.dropped((transaction,), place)
             elif was_open:
                 self._store.discard(transaction)
@@ -127,6 +130,10 @@ class Steps:
             done(told, None)
         else:
             self._store.when_forced(place, partial(answer, done, told))
+
+
+def _nobody(result: Any, error: BaseException | None) -> None:
+    """Nobody asked for that end; if it is not on the disk, the next start finds the transaction again."""
 
 
 def again(step: Callable[..., None], asked: tuple[Any, ...], done: Done) -> None:
