@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,13 @@ def test_the_golden_file_is_read(line: str) -> None:
     name, rest = line.split(": ")
     kind, epoch, payload = rest.split(" ")
     assert operations.unpack(int(kind), int(epoch), bytes.fromhex(payload)) == ALL[name]
+
+
+def test_the_worked_examples_of_the_page_are_in_the_golden_file() -> None:
+    page = (GOLDEN.parent.parent.parent / "docs" / "formats" / "operations.md").read_text()
+    examples = re.findall(r"```hex\n([0-9a-f\n]+)```", page)
+    payloads = {line.split(" ")[-1] for line in GOLDEN.read_text().splitlines()}
+    assert len(examples) == 3 and {each.strip() for each in examples} <= payloads
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from pathlib import Path
 
 import msgpack
 import pytest
 
+from journal.entry import AppendMsg
 from journal.errors import NewerFormat
 from tests.scale import scaled, seeded
-from tests.transaction.stores import BILLS, ORDERS, Store, row
+from tests.transaction.stores import BILLS, ORDERS, Store, decided, picture, piece, row
+from tests.transaction.test_ledger import make_ledger
 from tfmq.effects import GroupPlaces
-from tfmq.transaction import snapshot, states
+from tfmq.transaction import operations, snapshot, states
+from tfmq.transaction.ledger import Ledger
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.requests import Member
 from tfmq.transaction.snapshot import Head
 from tfmq.transaction.transaction import Decision, Transaction
 
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "ledger.hex"
 HEAD = Head(1234, 5678, ((1,), (2,), (3,), (4,)))
 
 
@@ -136,12 +141,39 @@ def test_packing_runs_beside_the_owner() -> None:
     assert transactions[-1].locations.rows == 1
 
 
+def golden_ledger() -> Ledger:
+    """A bit of everything that a snapshot can hold."""
+    ledger = make_ledger()
+    ledger.load(b"")
+    ledger.enter(100, operations.Epochs(1000, 5000, b"a key of sixteen"))
+    for epoch, member in ((1, None), (2, Member("q", 3, "r")), (3, Member("q", 3, "r"))):
+        origin = Origin(f"x{epoch}", False, 100 + epoch, 1, 4000, "payments", "a client", member)
+        sent = piece(100 + epoch, 0, [b"one", b"two"])
+        ledger.message(200 * epoch, AppendMsg(epoch, ORDERS, *sent[2:]))
+        offsets = (GroupPlaces("readers", 3, ((50, 0, 17, 0, 1),)),)
+        said = operations.Prepare(epoch, 6000, origin, ((ORDERS, "orders"),), offsets, 2, 0)
+        ledger.enter(200 * epoch + 100, said)
+    ledger.enter(800, operations.GroupCommit("q", 3, "r", 4, (3, 2), (), 7000))
+    ledger.enter(900, operations.GroupAbort("q", 4, "s", (), 7000))
+    local = Origin("local-4", True, 104, 1, 7000)
+    ledger.enter(1000, operations.LocalRollback(4, 7000, local))
+    return ledger
+
+
+def test_the_bytes_are_those_of_the_golden_file() -> None:
+    data = bytes.fromhex(GOLDEN.read_text())
+    assert golden_ledger().dump()() == data
+    found = make_ledger()
+    found.load(data)
+    assert picture(found) == picture(golden_ledger()) and decided(found) == decided(golden_ledger())
+    assert set(found.transactions) == {1, 2, 3} and found.outcome("x2") is not None
+
+
 def test_damage_is_refused_with_value_error_and_nothing_else() -> None:
     generator = seeded("snapshot")
-    decided = made(8, states.APPLYING)
-    other = made(9, states.APPLYING)
-    decided.decision = other.decision = Decision(99, 70, (decided, other))
-    data = snapshot.capture(HEAD, [made(5), made(6, states.OPEN), decided, other])()
+    first, second = made(8, states.APPLYING), made(9, states.APPLYING)
+    first.decision = second.decision = Decision(99, 70, (first, second))
+    data = snapshot.capture(HEAD, [made(5), made(6, states.OPEN), first, second])()
     for _ in range(scaled(20_000)):
         bad = bytearray(data)
         for _ in range(generator.randrange(1, 3)):

@@ -1,7 +1,7 @@
 """The operations of the transaction journal: what each record says, packed and unpacked.
 
 A payload is one msgpack array. Its fields are only ever added to, at the end: a reader takes those that it
-knows and gives those that an older writer left out their defaults; docs/formats/journal.md has the table.
+knows and gives those that an older writer left out their defaults; docs/formats/operations.md has the table.
 Unpacking raises `ValueError` for whatever does not fit, and nothing else.
 """
 

@@ -2,7 +2,7 @@
 
 A stream of msgpack values: the head [version, time, end of the epochs, streams, commit groups, outcomes, outcomes of
 local transactions, decisions over several transactions, count of transactions], then as many rows. Fields are only
-ever added, at the ends; docs/formats/journal.md has the table. The journal adds the checksum.
+ever added, at the ends; docs/formats/operations.md has the table. The journal adds the checksum.
 
 What is open is in it, too: its record may come behind the snapshot. What was decided and is not settled is in it with
 its place, what is settled is not.
