@@ -303,10 +303,14 @@ class Simulation(RuleBasedStateMachine):
     def ask_again(self, data: Any, turn: bool) -> None:
         """As a client does after a lost answer."""
         busy = self.busy()
+        last = {transaction: step for step in self.done for transaction in step.before}
         steps = [
             each
             for each in self.done[-30:]
-            if each.name not in ("begin", "send") and each.noted and not busy & set(each.before)
+            if each.name not in ("begin", "send")
+            and each.noted
+            and not busy & set(each.before)
+            and all(last[transaction] is each for transaction in each.before)
         ]
         if not steps:
             return

@@ -81,11 +81,11 @@ class Worker:
         label = f"{self.name}-{topic}-{partition}-{self.broken[topic, partition]}"
         self.plain_counts[topic, partition] = first + count
         self.diary.write("plain", label, topic=topic, partition=partition, first=first, count=count)
-        deliveries = [
-            producer.send(topic, f"{label}:{number}:", partition=partition)
-            for number in range(first, first + count)
-        ]
         try:
+            deliveries = [
+                producer.send(topic, f"{label}:{number}:", partition=partition)
+                for number in range(first, first + count)
+            ]
             for delivery in deliveries:
                 delivery.result(ANSWER_SECONDS)
         except TfmqError:

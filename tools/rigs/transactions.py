@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,10 @@ from tools.rigs.transaction_worker import SOURCE, SOURCE_MESSAGES, TARGETS
 
 SETTINGS = ("transaction.journal_file_bytes=1048576", "log.segment_bytes=4194304")
 """Small files, so that many deaths meet a roll, a checkpoint, a file that goes."""
+ALIVE_SECONDS = (0.05, 0.6)
 CLIENT_KILL_CHANCE = 0.08
 END_SECONDS = 120.0
-READ_SECONDS = 2.0
+READ_SECONDS = 20.0
 IMAGE_BYTES = 1 << 30
 
 
@@ -134,6 +135,8 @@ class Rig:
         self.server = LiveServer(data, *SETTINGS)
         self.down: list[tuple[int, int]] = []
         """From when to when (monotonic ns) the power was away: what was promised then does not count."""
+        self.started = 0.0
+        """Seconds that the last start took."""
 
     def prepare(self) -> None:
         with tfmq.Admin(self.server.address) as admin:
@@ -143,26 +146,35 @@ class Rig:
             producer.send_many(SOURCE, [f"{number}" for number in range(SOURCE_MESSAGES)])
             producer.flush()
 
+    def live(self) -> None:
+        """The server works for a moment; a slow machine gets a longer one, or clients would hardly reach it."""
+        time.sleep(self.random.uniform(*ALIVE_SECONDS) + self.started / 2)
+
+    def start(self) -> None:
+        begun = time.monotonic()
+        self.server.start()
+        self.started = time.monotonic() - begun
+
     def kill(self) -> None:
-        time.sleep(self.random.uniform(0.05, 0.6))
+        self.live()
         self.server.kill()
         time.sleep(self.random.uniform(0, 0.1))
-        self.server.start()
+        self.start()
         self.outcome.kills += 1
 
     def cut(self, image: LoopImage) -> None:
-        time.sleep(self.random.uniform(0.05, 0.6))
+        self.live()
         away = time.monotonic_ns()
         image.cut()
         self.server.kill()
         image.mount_again()
-        self.server.start()
+        self.start()
         self.down.append((away, time.monotonic_ns()))
         self.outcome.cuts += 1
 
     def run(self, kills: int, clients: int, image: LoopImage | None) -> Outcome:
         begun = time.monotonic()
-        self.server.start()
+        self.start()
         try:
             self.prepare()
             follower = Follower(self.server.address)
@@ -216,14 +228,10 @@ class Rig:
 
     def view(self, model: Model) -> View:
         messages: dict[Any, list[bytes]] = {(t, p): [] for t, count in TARGETS for p in range(count)}
-        with tfmq.Consumer(
-            self.server.address, topics=[topic for topic, _ in TARGETS], start="earliest"
-        ) as consumer:
-            while found := consumer.poll(timeout=READ_SECONDS, max_messages=50_000):
-                for message in found:
-                    messages[message.topic, message.partition].append(message.payload or b"")
         with tfmq.Admin(self.server.address) as admin:
             rows = admin.transactions()
+            for message in self.stored(admin, [topic for topic, _ in TARGETS]):
+                messages[message.topic, message.partition].append(message.payload or b"")
         epochs = {each.xid: each.epoch for each in model.transactions.values()}
         strangers = [row.xid for row in rows if row.xid not in epochs]
         if strangers:
@@ -233,6 +241,18 @@ class Rig:
             prepared=frozenset(epochs[row.xid] for row in rows if row.state == "prepared"),
             applying=frozenset(epochs[row.xid] for row in rows if row.state == "applying"),
         )
+
+    def stored(self, admin: tfmq.Admin, topics: list[str]) -> Iterator[tfmq.ReceivedMessage[Any]]:
+        """Every message of these topics, each partition to its present end. Raises Broken if they do not come."""
+        partitions = [each for topic in topics for each in admin.topic(topic).partitions]
+        left = sum(each.end_ordinal - each.first_ordinal for each in partitions)
+        with tfmq.Consumer(self.server.address, topics=topics, start="earliest") as consumer:
+            while left:
+                found = consumer.poll(timeout=READ_SECONDS, max_messages=50_000)
+                if not found:
+                    raise Broken(f"{left} messages cannot be read")
+                left -= len(found)
+                yield from found
 
     def count(self, model: Model) -> None:
         fates = Counter(next(iter(each.fates)) for each in model.transactions.values())
@@ -249,11 +269,8 @@ class Rig:
             name, mark, offset = rest.partition(b">")
             if mark:
                 sent[name.decode()].append(int(offset.partition(b">")[0]))
-        with tfmq.Consumer(self.server.address, topics=SOURCE, start="earliest") as consumer:
-            offsets = []
-            while found := consumer.poll(timeout=READ_SECONDS, max_messages=50_000):
-                offsets += [message.offset for message in found]
         with tfmq.Admin(self.server.address) as admin:
+            offsets = [message.offset for message in self.stored(admin, [SOURCE])]
             for group, done in sent.items():
                 stands = int(admin.group(group).offsets[0]["offset"])
                 wanted = [offset for offset in offsets if offset < stands]
