@@ -20,6 +20,7 @@ ROWS = {
     "end_to_end": "tools.bench.end_to_end",
     "footprint": "tools.bench.footprint",
     "restart": "tools.bench.restart",
+    "transactions": "tools.bench.transactions",
 }
 
 

@@ -117,6 +117,37 @@ def clients(servers: str, topic: str, count: str, each: str) -> float:
     return int(count) * int(each) / (time.perf_counter() - begun)
 
 
+def transactions(servers: str, topic: str, count: str, each: str) -> float:
+    """`count` transactional producers in threads, ten messages a transaction: transactions a second."""
+    from confluent_kafka import Producer
+
+    settings = {"bootstrap.servers": servers, "linger.ms": 0, "acks": "all"}
+    producers: list[Any] = [
+        Producer({**settings, "transactional.id": f"t{time.time()}-{number}"}) for number in range(int(count))
+    ]
+
+    def one(producer: Any) -> None:
+        producer.begin_transaction()
+        for _ in range(10):
+            producer.produce(topic, PAYLOAD)
+        producer.commit_transaction()
+
+    def work(producer: Any) -> None:
+        for _ in range(int(each)):
+            one(producer)
+
+    for producer in producers:
+        producer.init_transactions(60)
+        one(producer)
+    threads = [threading.Thread(target=work, args=(producer,)) for producer in producers]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return int(count) * int(each) / (time.perf_counter() - begun)
+
+
 def end_to_end(servers: str, topic: str, count: str) -> list[float]:
     """Seconds from produce to the message in poll's hand, one after the other."""
     from confluent_kafka import Consumer, Producer
@@ -149,6 +180,7 @@ MODES = (
     python_consume,
     one_at_a_time,
     clients,
+    transactions,
     end_to_end,
 )
 
