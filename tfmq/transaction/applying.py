@@ -23,7 +23,7 @@ from tfmq.transaction.transaction import Target
 LATE_SECONDS: Final = 10.0
 """Who waits for a commit is told so long after the decision that it is still being applied."""
 TURN_BYTES: Final = 8 << 20
-"""Small parts bring no more in one turn, about ten milliseconds' work; the rest waits for the next."""
+"""After so much of small parts, about ten milliseconds' work, everybody else has a turn."""
 OFFSETS_TARGET: Final = Target(OFFSETS_KEY, "", 0, 0, 0)
 
 
@@ -45,11 +45,12 @@ class Applier:
         self.pace = Pace(destination)
         self.settling = Settling(destination, timers, self._settle)
         self.stopping = False
+        self.hurried = True
+        """Until it was idle once: during a start nobody else waits for a turn, and none comes."""
         self._release, self._ended = release, ended
         self._lines: dict[int, Line] = {}
         self._due: dict[Line, None] = {}
         self._next_turn: dict[Line, None] = {}
-        self._turn = float("-inf")
         self._turn_bytes = 0
         self._late: deque[tuple[float, Course]] = deque()
         self._timer: Any = None
@@ -94,14 +95,14 @@ class Applier:
         due, self._due = self._due, {}
         for line in due:
             line.pump()
+        self.hurried = self.hurried and not self.idle
         self._try_stop()
         return bool(due)
 
     def may_read(self, line: Line, size_bytes: int) -> bool:
-        """Whether this turn still has time for so many bytes; if not, the line goes on in the next one."""
-        now = self.timers.now()
-        if now != self._turn or self.stopping:
-            self._turn, self._turn_bytes = now, 0
+        """Whether so many bytes may come now; if not, the line goes on in the next turn, and the count begins anew."""
+        if self.stopping or self.hurried:
+            return True
         if self._turn_bytes and self._turn_bytes + size_bytes > TURN_BYTES:
             if not self._next_turn:
                 self.timers.after(0.0, self._new_turn)
@@ -175,7 +176,7 @@ class Applier:
                 course.left += 1
             self._line(key).put_back(parts)
         if key in self._lines:
-            self._lines[key].look_again()
+            self._lines[key].resumed()
 
     def topic_gone(self, incarnation: int) -> None:
         """Its partitions' lines have nobody to wait for any more."""

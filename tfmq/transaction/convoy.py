@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from journal.errors import Closed
 from tfmq.effects import Applied, Destination, Mark
+from tfmq.errors import NOT_DONE, StorageStopped
 from tfmq.transaction.settling import Part
 from tfmq.transaction.transaction import Slice
 
@@ -91,9 +92,15 @@ class Convoy:
         self._slices: Iterator[Slice] = iter(())
         self._holds = part.target.size_bytes <= CONTIGUOUS_BYTES
         self._mark: Mark | None = None
+        self._recalled: StorageStopped | None = None
 
     def start(self) -> None:
         self._applier.pace.enter(self._begin)
+
+    def recall(self) -> None:
+        """Its target stopped and came back: what it had brought may be gone, and the highest place wins, so not one
+        slice more goes there. It ends as refused, and its line asks the target how far it is."""
+        self._recalled = StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE)
 
     def _begin(self) -> None:
         self._slices = self._applier.store.slices(
@@ -107,14 +114,17 @@ class Convoy:
         self._applier.run(lambda: next(self._slices, None), self._have)
 
     def _have(self, found: Slice | None, error: BaseException | None) -> None:
-        if error is not None:
-            self._end(None, error)
+        if error is not None or self._recalled is not None:
+            self._end(None, self._recalled or error)
         elif found is None:
             self._end_of_slices()
         else:
             self._applier.pace.take(found.size_bytes, partial(self._write, found))
 
     def _write(self, found: Slice) -> None:
+        if self._recalled is not None:
+            self._written(found, None, self._recalled)
+            return
         effect = self._line.effect(self._part, found.batches, found.last)
         self._applier.destination.apply(effect, partial(self._written, found))
 
@@ -125,7 +135,9 @@ class Convoy:
             return
         self._applier.pace.written(mark, found.size_bytes)
         self._mark = mark
-        if found.last >= self._part.target.last:
+        if self._recalled is not None:
+            self._end(None, self._recalled)
+        elif found.last >= self._part.target.last:
             self._end(mark, None)
         elif self._applier.stopping:
             self._end(None, Closed())

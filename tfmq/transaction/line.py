@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfmq.transaction")
 
+PLACES_MAX: Final = 10_000
+"""Offsets in one effect: half a megabyte at most, far below what one change of the catalog may have."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
 """A target that takes nothing is tried again after pauses that double between these, besides when it is resumed."""
@@ -39,15 +41,19 @@ class Line:
         self.parked = ""
         self.busy = False
         self._applier = applier
-        self.slice_bytes = 0 if key == OFFSETS_KEY else applier.destination.slice_bytes(key)
+        self.slice_bytes = self._slice_bytes()
         """One effect brings no more, so that the owner's thread is not kept for long; larger parts go as a convoy."""
         self._queue: deque[Part] = deque()
         self._flight: list[Part] = []
         self._pieces: list[Sequence[int]] = []
+        self._convoy: Convoy | None = None
         self._known = False
         self._after = 0
         self._pause = PAUSE_SECONDS
         self._timer: Any = None
+
+    def _slice_bytes(self) -> int:
+        return 0 if self.key == OFFSETS_KEY else self._applier.destination.slice_bytes(self.key)
 
     @property
     def empty(self) -> bool:
@@ -68,6 +74,12 @@ class Line:
         """They are not at the target; it is asked how far it is before the next effect."""
         self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.place))
         self._known = False
+
+    def resumed(self) -> None:
+        """The target stopped and takes writes again; what it had, but not on the disk, may be gone."""
+        if self._convoy is not None:
+            self._convoy.recall()
+        self.look_again()
 
     def look_again(self) -> None:
         """The target may take something now, or be gone."""
@@ -97,6 +109,7 @@ class Line:
         if key != OFFSETS_KEY and destination.name(key) is None:
             self.drop()
             return False
+        self.slice_bytes = self._slice_bytes()  # one that could not be opened has told nothing before
         applied = destination.applied(key, self._applier.journal_id)
         there = []
         while applied is not None and self._queue and self._queue[0].place <= applied:
@@ -165,9 +178,18 @@ class Line:
         )
 
     def _send_offsets(self) -> None:
-        """Offsets of all decisions that wait: few bytes, and the later win."""
-        parts, self._queue = list(self._queue), deque()
-        groups: list[GroupPlaces] = [places for part in parts for places in part.course.decision.offsets]
+        """Offsets of the first decisions that wait, in one effect: the later win. So many that it fits the catalog's
+        segments, unless one decision alone has more."""
+        parts: list[Part] = []
+        groups: list[GroupPlaces] = []
+        count = 0
+        while self._queue:
+            offsets = self._queue[0].course.decision.offsets
+            count += sum(len(each.places) for each in offsets)
+            if parts and count > PLACES_MAX:
+                break
+            parts.append(self._queue.popleft())
+            groups += offsets
         place = parts[-1].course.decision.place
         self._flight, self._pieces, self.busy = parts, [], True
         source = Source(SOURCE_TRANSACTION, self._applier.journal_id, place, 0)
@@ -177,12 +199,14 @@ class Line:
         part = self._queue.popleft()
         self._flight, self._pieces, self.busy = [part], [], True
         after, self._after = self._after, 0
-        Convoy(self, self._applier, part, after, self._written).start()
+        self._convoy = Convoy(self, self._applier, part, after, self._written)
+        self._convoy.start()
 
     # What became of it
 
     def _written(self, mark: Mark | None, error: BaseException | None) -> None:
         parts, self._flight, self.busy = self._flight, [], False
+        self._convoy = None
         if mark is None:
             self.put_back(parts)
             self._failed(error or RuntimeError("an effect ended without a mark"))
