@@ -1,6 +1,9 @@
 """Offsets of many transactions that are decided in one turn: more than one change of the catalog can have."""
 
+import pytest
+
 from tests.broker.helpers import Answer, Broker
+from tfmq.broker import catalog
 from tfmq.protocol.commands import GroupOffset, TransactionOffsets
 
 
@@ -13,9 +16,12 @@ def offsets_of(broker: Broker, member: Answer, group: str, count: int) -> Transa
     return TransactionOffsets(group, member.member, member.generation, rows)
 
 
-def test_more_than_a_segment_of_the_catalog_takes_is_applied_in_parts() -> None:
-    partitions, groups = 400, 600
-    broker = Broker(limits__group_offsets=1_000_000)
+def test_more_than_a_segment_of_the_catalog_takes_is_applied_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalog, "SEGMENT_BYTES", 1 << 20)
+    partitions, groups = 100, 500
+    broker = Broker()
     broker.create(partitions=partitions)
     answers = []
     for number in range(groups):
