@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from random import Random
+
 import pytest
 
 from journal.entry import COMMIT, PREPARE, Operation
@@ -9,7 +12,7 @@ from journal.errors import Corrupt, Stopped
 from journal.journal_file import HEAD_SIZE
 from journal.journal_store import JournalOptions
 from journal.testing import crash_states
-from tests.journal.journals import CHECKPOINT, ONE, Journal, message, opened
+from tests.journal.journals import CHECKPOINT, ONE, Journal, message, opened, row_of
 from tests.scale import scaled, seeded
 
 
@@ -223,3 +226,52 @@ def test_item_38_zeros_and_impossible_lengths_in_the_middle_are_named_at_the_tai
     journal.disk.write_file(journal.file(), whole[: HEAD_SIZE + 3 * ONE] + bytes(4096))
     journal.open()
     assert len(journal.state.seen) == 3
+
+
+def test_any_rot_anywhere_is_refused_without_a_change_or_costs_nothing() -> None:
+    """Flipped and overwritten bytes, cut and missing files, also of snapshots and the checkpoint, several at once."""
+    generator = seeded("any rot")
+    refused = passed = 0
+    for _ in range(scaled(400)):
+        journal = opened()
+        for epoch in range(1, generator.randint(3, 9)):
+            journal.sent(generator.randint(1, 6), epoch)
+            if generator.random() < 0.4:
+                journal.settle(generator.randint(1, epoch))
+            if generator.random() < 0.5:
+                journal.store.force()
+                journal.checkpoint()
+        journal.store.close()
+        rows = list(journal.state.seen)
+        for _ in range(generator.randint(1, 3)):
+            _rot(journal, generator)
+        before = journal.bytes()
+        if not journal.numbers:
+            # With the checkpoint gone too nothing says that there ever was a journal; the broker's catalog does.
+            continue
+        try:
+            journal.open()
+        except Corrupt:
+            refused += 1
+            assert journal.bytes() == before
+            continue
+        passed += 1
+        assert journal.state.seen == rows
+        for place in journal.state.held():
+            with suppress(Corrupt):
+                assert row_of(journal.store.read(place)) in rows
+    print(f"{refused} refused, {passed} cost nothing")
+    assert refused
+
+
+def _rot(journal: Journal, generator: Random) -> None:
+    name = generator.choice(sorted(journal.bytes()))
+    path, data = journal.path(name), journal.bytes()[name]
+    kind = generator.random()
+    if kind < 0.7 and data:
+        at = generator.randrange(len(data))
+        journal.disk.damage(path, at, generator.randbytes(min(len(data) - at, generator.choice((1, 1, 50)))))
+    elif kind < 0.85:
+        journal.disk.write_file(path, data[: generator.randrange(len(data) + 1)])
+    else:
+        journal.disk.unlink(path)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from journal import entry as entry_module
+from journal.aio import ForceQueue
 from journal.clock import SystemClock
 from journal.disk import RealDisk
 from journal.entry import COMMIT, ENTRY_SIZE_MAX, AppendMsg, Operation, entry_size
@@ -359,6 +360,37 @@ def test_it_works_on_a_real_disk(tmp_path: Path) -> None:
     last = RememberingState()
     assert open_store(last).recovery.replayed == 0
     assert last.seen == state.seen
+
+
+def test_the_kernel_forces_it_on_a_real_disk(tmp_path: Path) -> None:
+    queue = ForceQueue.open()
+    if queue is None:
+        pytest.skip("this system has no AIO")
+    store = JournalStore.open(
+        RealDisk(),
+        str(tmp_path / "transactions"),
+        new_id=lambda: 11,
+        clock=SystemClock(),
+        state=RememberingState(),
+    )
+    forcer = Forcer(
+        RealDisk(),
+        lambda fn, done: done(fn(), None),
+        anchor_path=str(tmp_path),
+        clock=SystemClock(),
+        begin=queue.begin,
+    )
+    told: list[object] = []
+    for number in range(20):
+        store.append([message(1, number)])
+        forcer.want(store, store.end_offset, told.append)
+        deadline = time.monotonic() + 20
+        while queue.busy and time.monotonic() < deadline:
+            for flight in queue.ended():
+                flight.landed(flight.error)
+        assert told == [None] * (number + 1) and store.forced_offset == store.end_offset
+    store.close()
+    queue.close()
 
 
 def test_an_append_of_many_small_entries_costs_little(tmp_path: Path) -> None:
