@@ -23,11 +23,12 @@ def test_more_than_a_segment_of_the_catalog_takes_is_applied_in_parts(
     partitions, groups = 100, 500
     broker = Broker()
     broker.create(partitions=partitions)
+    members = [broker.join(f"group-{number}") for number in range(groups)]
+    streams = [broker.stream() for _ in members]
     answers = []
-    for number in range(groups):
-        group = f"group-{number}"
-        offsets = offsets_of(broker, broker.join(group), group, partitions)
-        answers.append(broker.transact(broker.stream(), [], [offsets], turn=False))
+    for number, member in enumerate(members):
+        offsets = offsets_of(broker, member, f"group-{number}", partitions)
+        answers.append(broker.transact(streams[number], [], [offsets], turn=False))
     broker.engine.turn_ended()
     broker.work()
     assert {(answer.code, answer.state) for answer in answers} == {("ok", "committed")}
