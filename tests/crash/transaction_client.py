@@ -193,7 +193,8 @@ class TransactionClient:
         """The same request once more, as after a lost answer."""
         before = {transaction: transaction.fates for transaction in step.before}
         for transaction, fates in step.may_be.items():
-            if step.name == "transact" or transaction not in self.dead:
+            alive = PREPARED in transaction.fates or transaction not in self.dead
+            if step.name == "transact" or alive:
                 transaction.may_be(*fates)
                 transaction.offsets.update(step.offsets)
                 if COMMITTED in fates:
