@@ -6,6 +6,7 @@ seller = Sellers(log); seller.sell(url, servers, ..., dies=...)
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -27,11 +28,12 @@ from tfmq.sql import course
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOPICS = ("orders", "payments")
 PATIENCE_SECONDS = 60.0
+START_SECONDS = 10.0
 
 
 class Death(NamedTuple):
     """Where a seller dies: at the step `step`, or at its `statement`-th statement, before or behind it; or, whatever it
-    does, `after_ms` from its start.
+    does, `after_ms` from its first sale, which takes `START_SECONDS` at most.
     """
 
     step: str = ""
@@ -97,14 +99,20 @@ def main() -> None:
     for line in sys.stdin:
         sale = Sale(*json.loads(line))
         sale = sale._replace(death=Death(*sale.death))
+        sold, tell = os.pipe()
         child = os.fork()
         if child == 0:
-            sell_and_exit(sale)
-        sys.stdout.write(f"{ended(child, sale.death)}\n")
+            sell_and_exit(sale, tell)
+        os.close(tell)
+        sys.stdout.write(f"{ended(child, sale.death, sold)}\n")
         sys.stdout.flush()
+        os.close(sold)
 
 
-def ended(child: int, death: Death) -> int:
+def ended(child: int, death: Death, sold: int) -> int:
+    """How the child ended; by this process, if its time is over."""
+    if death.after_ms:
+        select.select([sold], [], [], START_SECONDS)
     deadline = time.monotonic() + (death.after_ms / 1000 or PATIENCE_SECONDS)
     while time.monotonic() < deadline:
         found, status = os.waitpid(child, os.WNOHANG)
@@ -115,14 +123,14 @@ def ended(child: int, death: Death) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def sell_and_exit(sale: Sale) -> None:
+def sell_and_exit(sale: Sale, tell: int) -> None:
     code = 1
     try:
         course.perform = deadly(sale.death)
         if sale.is_async:
-            asyncio.run(sell_async(sale))
+            asyncio.run(sell_async(sale, tell))
         else:
-            sell(sale)
+            sell(sale, tell)
         code = 0
     except tfmq.TfmqError as error:
         print(f"seller: {error}", file=sys.stderr)
@@ -173,7 +181,7 @@ def die_at_statement(engine: Engine, death: Death) -> None:
         event.listen(engine, name, count)
 
 
-def sell(sale: Sale) -> None:
+def sell(sale: Sale, tell: int) -> None:
     engine = create_engine(sale.url)
     with tfmq.Producer(sale.servers) as producer:
         for number in range(sale.number, sale.number + sale.how_many):
@@ -184,9 +192,10 @@ def sell(sale: Sale) -> None:
                     session.add(Order(number=number))
                     for topic in TOPICS:
                         tx.send(topic, str(number))
+            os.write(tell, b"." if number == sale.number else b"")
 
 
-async def sell_async(sale: Sale) -> None:
+async def sell_async(sale: Sale, tell: int) -> None:
     engine = create_async_engine(sale.url.replace("sqlite:", "sqlite+aiosqlite:"))
     async with tfmq.aio.Producer(sale.servers) as producer:
         for number in range(sale.number, sale.number + sale.how_many):
@@ -197,6 +206,7 @@ async def sell_async(sale: Sale) -> None:
                     session.add(Order(number=number))
                     for topic in TOPICS:
                         await tx.send(topic, str(number))
+            os.write(tell, b"." if number == sale.number else b"")
 
 
 if __name__ == "__main__":

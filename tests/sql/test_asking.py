@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import MetaData, create_engine
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
 import tfmq.aio
 from tests.sql.helpers import put, some_xid
 from tests.sql.settling import SETTINGS, messages, soon
-from tests.sql.shop import Order, orders
+from tests.sql.shop import Base, Order, orders
 from tests.sql.test_course import async_engine_of
 from tests.sql.test_decision import wait_until
 from tfmq.client.transaction_checks import InDoubt
@@ -192,6 +193,38 @@ def test_another_table_answers_for_itself(engine: Engine, server: LiveServer) ->
         assert rows.state_of(connection, mine, tx.xid) == COMMITTED
         assert rows.state_of(connection, TABLE, tx.xid) is None
     mine.drop(engine)
+
+
+def test_a_database_in_memory_is_used_and_not_asked(server: LiveServer) -> None:
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    Base.metadata.create_all(engine)
+    tfmq.sql.create_table(engine)
+    with tfmq.Producer(server.address) as producer:
+        with Session(engine) as session, tfmq.sql.transaction(session, producer) as tx:
+            session.add(Order(number=1))
+            tx.send("orders", "1")
+        assert (orders(engine), producer._core.group) == ([1], None)
+    engine.dispose()
+
+
+def test_an_asyncio_producer_may_be_told_before_there_is_a_loop(
+    sqlite_engine: Engine, server: LiveServer
+) -> None:
+    committed = left_in_doubt(server, sqlite_engine, 1, decided=True)
+    producer, awaited = tfmq.aio.Producer(server.address), async_engine_of(sqlite_engine)
+    tfmq.sql.check(producer, awaited)
+
+    async def use() -> None:
+        async with producer:
+            await producer.send("any", "1")
+            for _ in range(1000):
+                if await asyncio.to_thread(state_of, server, committed) == "committed":
+                    break
+                await asyncio.sleep(0.01)
+        await awaited.dispose()
+
+    asyncio.run(use())
+    assert state_of(server, committed) == "committed"
 
 
 class TestRefused:

@@ -11,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from tests.scale import SCALE
 from tests.sql.conftest import prepared_names
 from tests.sql.fakes import BrokerTransaction, Failing
 from tests.sql.shop import Order, orders
@@ -47,6 +48,9 @@ ROLLED_BACK_IF_IT_FAILS = {*STEPS} - {"broker commits"}
 
 class Broken(Exception):
     """What a step fails with that knows nothing of databases and brokers."""
+
+
+KINDS: list[type[BaseException]] = [Broken, TimedOut, KeyboardInterrupt, asyncio.CancelledError, OSError]
 
 
 class Way(NamedTuple):
@@ -193,7 +197,7 @@ def test_without_messages_the_database_commits_alone(shop: Shop) -> None:
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("kind", [Broken, TimedOut, KeyboardInterrupt], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS if SCALE >= 1 else KINDS[:2], ids=lambda kind: kind.__name__)
 def test_a_step_that_fails_leaves_both_or_neither(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, name: str, behind: bool, kind: type[BaseException]
 ) -> None:

@@ -22,6 +22,8 @@ from tests.sql.test_course import STEPS
 from tools.rigs.live_server import LiveServer
 from tools.rigs.postgresql import PostgresServer
 
+STRIDE = 1 if SCALE >= 1 else 3
+"""Sellers die at each statement, or at each third one."""
 DECISION = STEPS.index("database commits")
 
 
@@ -89,8 +91,8 @@ def die_at_statement(
 ) -> list[int]:
     """Sell an order for each statement of a sale, dying there; the last one lives. Their numbers."""
     sold = []
-    for statement in count(1):
-        assert statement < 30
+    for statement in count(1, STRIDE):
+        assert statement < 40
         sold.append(next(numbers))
         end = seller.sell(sale_of(way, server, sold[-1], Death(statement=statement, behind=behind)))
         if end == 0:
@@ -108,8 +110,8 @@ def test_sellers_that_die_at_any_moment_leave_both_or_neither(
 ) -> None:
     random = seeded("sellers", way.url.split(":")[0], way.two_phase, way.is_async)
     numbers = count(0, 1000)
-    for _ in range(scaled(60) + 3):
-        death = Death(after_ms=random.randint(40, 400))
+    for _ in range(scaled(60) + 1):
+        death = Death(after_ms=random.randint(1, 200))
         seller.sell(Sale(way.url, server.address, next(numbers), 1000, way.two_phase, way.is_async, death))
     assert settled(way.url, server.address)
 
@@ -121,9 +123,9 @@ def test_sellers_broker_and_database_that_die_at_any_moment_leave_both_or_neithe
     random = seeded("all", two_phase)
     numbers = count(0, 1000)
     sold: set[int] = set()
-    for turn in range(scaled(60) + 3):
+    for turn in range(scaled(60) + 2):
         victim = (server_dies, database_dies, nobody_dies)[turn % 3]
-        pause, death = random.uniform(0.05, 0.4), Death(after_ms=random.randint(300, 700))
+        pause, death = random.uniform(0.05, 0.4), Death(after_ms=random.randint(100, 500))
         sale = Sale(postgres.url(), server.address, next(numbers), 1000, two_phase, False, death)
         # The database ends with the thread that starts it, so it is the sale that gets one of its own.
         selling = threading.Thread(target=seller.sell, args=(sale,))

@@ -49,7 +49,10 @@ def test_a_file_is_the_same_from_everywhere(tmp_path: Path, monkeypatch: pytest.
 
 def test_memory_belongs_to_one_process() -> None:
     for url in ("sqlite://", "sqlite:///:memory:", "sqlite:///file:shop?mode=memory&uri=true"):
+        assert database.is_in_memory(make_url(url))
         assert database.address(make_url(url)).startswith("sqlite:memory:")
+    for url in (SERVER, "sqlite:///shop.db", "postgresql+psycopg://"):
+        assert not database.is_in_memory(make_url(url))
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,9 @@ def test_what_the_database_refuses_at_its_prepare_leaves_nothing(postgres_engine
         part = part_of(session)
         join(part)
         session.add(Order(number=1, customer="nobody"))
-        with pytest.raises(IntegrityError):
+        with pytest.raises(IntegrityError) as caught:
             part.prepare("x")
+        assert not getattr(caught.value, "__notes__", None)
         part.rollback()
         session.add(Order(number=2))
         session.commit()

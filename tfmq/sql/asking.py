@@ -21,7 +21,7 @@ from tfmq.errors import BadRequest
 from tfmq.sql import table as rows
 from tfmq.sql.broker import join_group
 from tfmq.sql.course import Course, Step, walk, walk_async
-from tfmq.sql.database import PREFIX, digest, has_two_phase_driver
+from tfmq.sql.database import PREFIX, digest, has_two_phase_driver, is_in_memory
 from tfmq.sql.decision import decide
 from tfmq.sql.hands import hands_for
 from tfmq.sql.prepared import Decision
@@ -63,7 +63,13 @@ def check_producer(producer: Any, is_async: bool, other: str) -> None:
 
 
 def attend(producer: Any, engine: Engine, table: Table) -> None:
-    """Answer for this database and table, if that is not done yet."""
+    """Answer for this database and table, if that is not done yet.
+
+    Not for one in memory: it dies with this process, and the thread that answers would find another, empty one, or,
+    with a StaticPool, the very connection that the session is using.
+    """
+    if is_in_memory(engine.url):
+        return
     known = _attended.setdefault(producer, set())
     name = (digest(engine.url), table.fullname)
     if name not in known:

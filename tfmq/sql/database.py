@@ -30,15 +30,18 @@ TWO_PHASE_DRIVERS = frozenset({"psycopg", "psycopg2"})
 def address(url: URL) -> str:
     """Where it is, without who asks: equal for the same database."""
     name = url.database or ""
+    if is_in_memory(url):
+        return f"sqlite:memory:{os.getpid()}"
     if url.get_backend_name() == "sqlite":
-        memory = name in ("", ":memory:") or url.query.get("mode") == "memory"
-        return (
-            f"sqlite:memory:{os.getpid()}"
-            if memory
-            else f"sqlite:{Path(name.removeprefix('file:')).resolve()}"
-        )
+        return f"sqlite:{Path(name.removeprefix('file:')).resolve()}"
     options = [f"{key}={url.query[key]}" for key in ADDRESS_OPTIONS if key in url.query]
     return f"{url.get_backend_name()}:{url.host or ''}:{url.port or ''}:{name}:{':'.join(options)}"
+
+
+def is_in_memory(url: URL) -> bool:
+    """Whether it is an SQLite that lives in this process only."""
+    in_memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
+    return url.get_backend_name() == "sqlite" and in_memory
 
 
 def digest(url: URL) -> str:

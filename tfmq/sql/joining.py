@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
 from tfmq.errors import NotAllowed, NotSupported, TransactionRolledBack
 from tfmq.sql import table as rows
 from tfmq.sql.facts import Facts, forget, known, learn
-from tfmq.sql.prepared import rename
+from tfmq.sql.prepared import rename, sqlstate
 
+FEATURE_NOT_SUPPORTED = "0A000"
 _OUTSIDE = "tfmq.sql.transaction ends the session's whole transaction"
 
 
@@ -146,10 +147,11 @@ class SessionPart:
         except DBAPIError as error:
             forget(self.engine)
             first = first_of(error, outer)
-            first.add_note(
-                "PostgreSQL prepares no transaction that used temporary tables, LISTEN or NOTIFY, or a cursor WITH"
-                " HOLD: tfmq.sql.transaction(..., two_phase=False) does without."
-            )
+            if sqlstate(first.orig) == FEATURE_NOT_SUPPORTED:
+                first.add_note(
+                    "PostgreSQL prepares no transaction that used temporary tables, LISTEN or NOTIFY, or a cursor WITH"
+                    " HOLD: tfmq.sql.transaction(..., two_phase=False) does without."
+                )
             raise first from None
 
     def _refuse_second_database(self) -> None:

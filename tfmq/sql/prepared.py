@@ -70,9 +70,13 @@ def finish(connection: Connection, gid: str, decision: Decision) -> None:
         else:
             connection.rollback_prepared(gid, recover=True)
     except Exception as error:
-        # The driver's own error, which is not wrapped here: psycopg says `sqlstate`, psycopg2 `pgcode`.
-        code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        if code not in SOMEBODY_ELSE_DOES:
+        if sqlstate(error) not in SOMEBODY_ELSE_DOES:  # the driver's own error, which is not wrapped here
             raise SQLAlchemyError(
                 f"{gid}, which PostgreSQL holds prepared, cannot be finished: {error}"
             ) from error
+
+
+def sqlstate(error: BaseException | None) -> str | None:
+    """PostgreSQL's code of an error of the driver: psycopg calls it `sqlstate`, psycopg2 `pgcode`."""
+    code: str | None = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return code
