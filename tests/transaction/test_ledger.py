@@ -473,6 +473,7 @@ def test_each_snapshot_has_the_places_of_its_time() -> None:
         life.move()
         life.snapshot()
         places.append(list(transaction.places()))
+        assert len(places[-1]) == 1, "a copy is no new message"
         life.move()
     for (_, pack), expected in zip(life.snapshots, places, strict=True):
         assert list(replayed(pack(), []).transactions[transaction.epoch].places()) == expected

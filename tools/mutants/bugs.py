@@ -12,8 +12,19 @@ from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_server import SERVER
 from tools.mutants.bugs_transaction_journal import TRANSACTION_JOURNAL
+from tools.mutants.bugs_transaction_queue import TRANSACTION_QUEUE
+from tools.mutants.bugs_transaction_store import TRANSACTION_STORE
 from tools.mutants.mutant import Mutant
 
 BUGS: Final[tuple[Mutant, ...]] = (
-    FORCES + JOURNAL + BROKER + KEEPING + EFFECTS + TRANSACTION_JOURNAL + SERVER + CLIENT
+    FORCES
+    + JOURNAL
+    + BROKER
+    + KEEPING
+    + EFFECTS
+    + TRANSACTION_JOURNAL
+    + TRANSACTION_STORE
+    + TRANSACTION_QUEUE
+    + SERVER
+    + CLIENT
 )

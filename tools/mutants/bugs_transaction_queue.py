@@ -1,0 +1,190 @@
+"""Bugs to plant in how the store of transactions writes and tends: its queue, records, files, groups, outcomes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+CODE: Final = "tfmq/transaction/"
+TESTS: Final = "tests/transaction/test_"
+
+
+def _bug(name: str, promise: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    return Mutant(name, promise, f"{CODE}{file}.py", old, new, [f"{TESTS}{test}.py" for test in tests])
+
+
+QUEUE: Final = (
+    _bug(
+        "waiting-messages-are-borrowed",
+        "what waits for a new file owns its bytes",
+        "queue",
+        "        for item in (*items, *self._queue):\n            item.own()\n",
+        "",
+        "queue",
+    ),
+    _bug(
+        "later-ones-are-borrowed",
+        "what is queued while a file is begun owns its bytes",
+        "queue",
+        "        if self.working:\n            item.own()\n",
+        "",
+        "queue",
+    ),
+    _bug(
+        "what-came-behind-is-written",
+        "behind a refused append nothing is written that was queued with it",
+        "queue",
+        "        refused = [*items, *self._queue]\n        self._queue.clear()\n",
+        "        refused = items\n",
+        "queue",
+    ),
+    _bug(
+        "holds-do-not-follow-the-roll",
+        "a file with live messages is held",
+        "queue",
+        "            self._ledger.holds.rolled()\n",
+        "",
+        "holds",
+    ),
+    _bug(
+        "a-cached-transaction-is-borrowed",
+        "what is kept for the partitions owns its bytes",
+        "queue",
+        "Batch(bytes(data), blocks",
+        "Batch(data, blocks",
+        "queue",
+    ),
+    _bug(
+        "the-cache-fills-up",
+        "memory of applied transactions is given back",
+        "queue",
+        "            self.cached_bytes -= transaction.size_bytes\n",
+        "",
+        "queue",
+    ),
+    _bug(
+        "told-before-it-is-forced",
+        "nobody is told before the force has ended",
+        "queue",
+        "        if place < self._journal.forced_offset:\n",
+        "        if place <= self._journal.forced_offset:\n",
+        "queue",
+    ),
+    _bug(
+        "sizes-without-blocks",
+        "an append is announced with its true size",
+        "queue",
+        "BLOCK.size * len(message.blocks)",
+        "BLOCK.size",
+        "queue",
+    ),
+    _bug(
+        "a-prepare-misses-what-is-queued",
+        "a prepare counts what is on its way",
+        "recording",
+        "            transaction.messages + transaction.queued,\n            expires_ms",
+        "            transaction.messages,\n            expires_ms",
+        "recording",
+    ),
+    _bug(
+        "leftovers-stay",
+        "a commit of a group ends its other members, open ones too",
+        "recording",
+        "        self._drop_open(dropped)\n\n    def abort_group",
+        "\n    def abort_group",
+        "commit_groups",
+    ),
+    _bug(
+        "forgotten-before-it-is-settled",
+        "a commit by hand is forgotten only when all of it is on the disk",
+        "recording",
+        "or not transaction.settled or",
+        "or",
+        "recording",
+    ),
+)
+KEEPING: Final = (
+    _bug(
+        "bad-files-are-tried-for-ever",
+        "a file that cannot be read stays, and the others are emptied",
+        "relocation",
+        "file.number not in bad and ",
+        "",
+        "relocation",
+    ),
+    _bug(
+        "old-places-stay-held",
+        "an emptied file is not held",
+        "relocation",
+        "                holds.renew(transaction)\n",
+        "                pass\n",
+        "relocation",
+    ),
+    _bug(
+        "full-files-are-moved",
+        "only files of which less than half lives are emptied",
+        "relocation",
+        "0 < EMPTY_FACTOR * alive[index] < file.size",
+        "0 < alive[index] < file.size",
+        "relocation",
+    ),
+    _bug(
+        "fences-stay",
+        "a later commit lifts the fences",
+        "commit_groups",
+        "            group.fenced = {run: at for run, at in group.fenced.items() if at > sequence}\n",
+        "",
+        "commit_groups",
+    ),
+    _bug(
+        "another-total-is-always-refused",
+        "another total is taken where the writer allows it",
+        "commit_groups",
+        "if rows != last.rows and not other_total:",
+        "if rows != last.rows:",
+        "commit_groups",
+    ),
+    _bug(
+        "members-of-any-sequence",
+        "a commit takes members of its own sequence only",
+        "commit_groups",
+        " or members[epoch].sequence != sequence",
+        "",
+        "commit_groups",
+    ),
+    _bug(
+        "an-older-outcome-is-told",
+        "of one name the latest outcome is told",
+        "outcomes",
+        "        for run in reversed(self._runs):",
+        "        for run in self._runs:",
+        "outcomes",
+    ),
+    _bug(
+        "merged-outcomes-go-early",
+        "outcomes are remembered for their time",
+        "outcomes",
+        "max(run.newest_ms for run in runs)",
+        "min(run.newest_ms for run in runs)",
+        "outcomes",
+    ),
+    _bug(
+        "pages-begin-at-the-beginning",
+        "a page does not look at those before it",
+        "order",
+        "bisect_right(epochs, epoch)",
+        "0 * bisect_right(epochs, epoch)",
+        "order",
+    ),
+    _bug(
+        "a-failed-lease-counts",
+        "no epoch is given out before its range is forced",
+        "epochs",
+        "            if error is None:\n                self._end = end\n",
+        "            self._end = end\n",
+        "epochs",
+    ),
+)
+
+TRANSACTION_QUEUE: Final = QUEUE + KEEPING
