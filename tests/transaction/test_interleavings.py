@@ -14,365 +14,158 @@ leaves one. What must hold whenever everything was answered, and after every cra
 A failure prints the steps; hypothesis replays them. Counts follow TFMQ_TEST_SCALE.
 """
 
-from __future__ import annotations
-
-import errno
-import random
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from journal.header import split_id
-from tests.scale import scaled
-from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
-from tests.transaction.targets import Row
-from tfmq.transaction.requests import Member
+from tests.scale import SEED, scaled, seeded
+from tests.transaction.life import KEYS, OPEN_MAX, Life
 
-KEYS = (ORDERS, ORDERS + 1, BILLS)
-ABSENT, PREPARED, COMMITTED = "absent", "prepared", "committed"
-OPEN_MAX = 12
+STEPS = 400
+"""Of one walk: long enough for files to roll, checkpoints to pass and several crashes."""
 
-EXPECTED = {
-    "ok", "waiting", "storage_stopped", "disk_full", "busy", "unknown_topic", "unknown_transaction",
-    "transaction_rolled_back", "transaction_committed", "transaction_exists", "transaction_state", "stale_epoch",
-    "group_stale", "group_fenced", "group_incomplete", "heuristic_outcome", "fenced",
+WALK: dict[str, int] = {
+    "begin": 8, "begin_member": 4, "send": 14, "prepare": 8, "commit": 8, "rollback": 3, "transact": 8,
+    "commit_group": 4, "abort_group": 1, "lose_session": 1, "work": 30, "wait": 6, "force": 5, "trouble": 3,
+    "resume": 4, "disk_trouble": 2, "crash": 1, "check_all": 1,
 }  # fmt: skip
-
-
-class Known:
-    """A transaction as its user knows it."""
-
-    def __init__(self, name: str, began: Answer | None, member: Member | None = None) -> None:
-        self.name, self.began, self.member = name, began, member
-        self.messages: dict[int, list[bytes]] = {}
-        self.fates = {ABSENT}
-        self.waiting: list[tuple[str, Answer]] = []
-        self.sent: list[tuple[int, list[bytes], Answer]] = []
-        self.over = False
-
-    def note(self) -> None:
-        """Takes in what was answered since."""
-        for key, payloads, answer in [each for each in self.sent if each[2].calls]:
-            if answer.code == "ok":
-                self.messages.setdefault(key, []).extend(payloads)
-        self.sent = [each for each in self.sent if not each[2].calls]
-        for step, answer in [each for each in self.waiting if each[1].calls]:
-            assert answer.code in EXPECTED, (step, answer.failure)
-            self._answered(step, answer)
-        self.waiting = [each for each in self.waiting if not each[1].calls]
-
-    def _answered(self, step: str, answer: Answer) -> None:
-        if answer.failure is None:
-            state = str(answer.result.state)
-            if state in ("committed", "applying"):
-                self.fates = {COMMITTED}
-            elif state == "prepared" and not self.over:
-                self.fates = self.fates - {ABSENT} | {PREPARED}
-            elif state in ("rolled_back", "heuristic_rolled_back", "read_only"):
-                self.fates = {ABSENT}
-        elif answer.code == "transaction_rolled_back":
-            self.fates = {ABSENT}
-        elif answer.code == "transaction_committed":
-            self.fates = {COMMITTED}
-
-    def asks(self, step: str, answer: Answer) -> None:
-        """`step` was asked for, and may take place from now on."""
-        may = {"prepare": {PREPARED}, "commit": {COMMITTED}, "rollback": {ABSENT}}[step]
-        self.fates |= may
-        self.waiting.append((step, answer))
+"""What happens in a walk, and how often."""
 
 
 class Interleavings(RuleBasedStateMachine):
+    life: Life
+
     @initialize(seed=st.integers(0, 1 << 32))
     def begin_life(self, seed: int) -> None:
-        self.generator = random.Random(seed)
-        self.desk = Desk(queued=True, settings={"journal_file_bytes": 1 << 16})
-        self.desk.targets.automatic, self.desk.targets.limit = False, 100_000
-        self.known: list[Known] = []
-        self.count = 0
-        self.sequence = 0
-        self.decided_gone: set[int] = set()
-        self.groups: list[tuple[list[Known], Answer]] = []
+        self.life = Life(seed)
 
-    # Users
-
-    def _payloads(self, name: str) -> list[bytes]:
-        size = self.generator.choice((1, 1, 1, 40_000))
-        count = self.generator.randint(1, 3)
-        self.count += count
-        return [b"%s/%06d/" % (name.encode(), self.count + number) + b"x" * size for number in range(count)]
-
-    def _key(self) -> int:
-        return self.generator.choice(KEYS)
-
-    def _open(self) -> list[Known]:
-        return [each for each in self.known if not each.over and each.began is not None]
-
-    def _pick(self) -> Known | None:
-        found = self._open()
-        return self.generator.choice(found) if found else None
-
-    @precondition(lambda self: len(self._open()) < OPEN_MAX)
+    @precondition(lambda self: len(self.life.live()) < OPEN_MAX)
     @rule(local=st.booleans(), turn=st.booleans())
     def begin(self, local: bool, turn: bool) -> None:
-        self.count += 1
-        began = self.desk.begin("" if local else f"x{self.count}", turn=turn)
-        if began.code == "ok":
-            self.known.append(Known(began.xid, began))
+        self.life.begin(local, turn)
 
-    @precondition(lambda self: len(self._open()) < OPEN_MAX)
+    @precondition(lambda self: len(self.life.live()) < OPEN_MAX)
     @rule(ahead=st.integers(0, 1), run=st.sampled_from(("r1", "r2")))
     def begin_member(self, ahead: int, run: str) -> None:
-        self.count += 1
-        member = Member("g", self.sequence + ahead, run)
-        began = self.desk.begin(f"m{self.count}", member=member)
-        if began.code == "ok" and began.state == "open":
-            self.known.append(Known(began.xid, began, member))
+        self.life.begin_member(ahead, run)
 
     @rule(turn=st.booleans())
     def send(self, turn: bool) -> None:
-        known = self._pick()
-        if known is not None and known.began is not None:
-            key, payloads = self._key(), self._payloads(known.name)
-            known.sent.append((key, payloads, self.desk.send(known.began, payloads, key, turn=turn)))
+        self.life.send(turn)
 
     @rule(turn=st.booleans())
     def prepare(self, turn: bool) -> None:
-        known = self._pick()
-        if known is not None and known.began is not None:
-            known.note()
-            if not known.sent:
-                known.asks("prepare", self.desk.prepare(known.began, turn=turn))
+        self.life.prepare(turn)
 
     @rule(turn=st.booleans(), one_phase=st.booleans(), by_hand=st.booleans())
     def commit(self, turn: bool, one_phase: bool, by_hand: bool) -> None:
-        known = self._pick()
-        if known is not None and known.began is not None and known.member is None:
-            known.note()
-            if not known.sent:
-                answer = self.desk.commit(known.began, one_phase=one_phase, by_hand=by_hand, turn=turn)
-                known.asks("commit", answer)
+        self.life.commit(turn, one_phase, by_hand)
 
     @rule(turn=st.booleans(), by_hand=st.booleans())
     def rollback(self, turn: bool, by_hand: bool) -> None:
-        known = self._pick()
-        if known is not None and known.began is not None:
-            known.asks("rollback", self.desk.rollback(known.began, by_hand=by_hand, turn=turn))
+        self.life.rollback(turn, by_hand)
 
     @rule(turn=st.booleans(), offsets=st.booleans())
     def transact(self, turn: bool, offsets: bool) -> None:
-        self.count += 1
-        known = Known(f"t{self.count}", None)
-        batches = [(self._key(), self._payloads(known.name)) for _ in range(self.generator.randint(1, 3))]
-        for key, payloads in batches:
-            known.messages.setdefault(key, []).extend(payloads)
-        rows = [Row("offsets", 1, self.count)] if offsets else []
-        known.asks("commit", self.desk.transact(batches, offsets=rows, turn=turn))
-        self.known.append(known)
+        self.life.transact(turn, offsets)
 
     @rule(turn=st.booleans())
     def commit_group(self, turn: bool) -> None:
-        for known in self.known:
-            known.note()
-        members = [
-            each
-            for each in self._open()
-            if each.member is not None and each.member.sequence == self.sequence and each.fates == {PREPARED}
-        ]
-        answer = self.desk.commit_group(
-            "g", self.sequence, [each.began for each in members if each.began], turn=turn
-        )
-        for known in self._open():
-            if known.member is not None and known.member.sequence <= self.sequence:
-                known.fates |= {ABSENT}
-        for known in members:
-            known.fates |= {COMMITTED}
-        self.groups.append((members, answer))
+        self.life.commit_group(turn)
 
     @rule(run=st.sampled_from(("r1", "r2")))
     def abort_group(self, run: str) -> None:
-        self.desk.ask("abort_group", "g", self.sequence, run)
-        for known in self._open():
-            if known.member is not None and known.member.run == run:
-                known.fates |= {ABSENT}
-
-    @rule()
-    def lose_session(self) -> None:
-        self.desk.handler.session_lost(self.desk.session)
-        self.desk.turn()
-
-    # The world
+        self.life.abort_group(run)
 
     @rule(index=st.integers(0, 5))
     def work(self, index: int) -> None:
-        if self.desk.jobs:
-            self.desk.step(index % len(self.desk.jobs))
+        self.life.work(index)
 
     @rule(seconds=st.sampled_from((0.01, 1.0, 30.0)))
     def wait(self, seconds: float) -> None:
-        self.desk.advance(seconds)
+        self.life.wait(seconds)
 
     @rule(key=st.sampled_from(KEYS))
     def force(self, key: int) -> None:
-        self.desk.targets.force(key)
-        self.desk.turn()
+        self.life.force(key)
 
     @rule(key=st.sampled_from(KEYS), full=st.booleans())
     def trouble(self, key: int, full: bool) -> None:
-        if full:
-            self.desk.targets.target(key).full = True
-        else:
-            self.desk.targets.fail_force(key)
-        self.desk.turn()
+        self.life.trouble(key, full)
 
     @rule(key=st.sampled_from(KEYS))
     def resume(self, key: int) -> None:
-        """What was not forced may be gone, if it was a stop."""
-        target = self.desk.targets.target(key)
-        target.full = False
-        if target.stopped is not None:
-            self.desk.targets.resume(key, keep=self.generator.randint(target.forced, len(target.appends)))
-        self.desk.handler.resumed(key)
-        self.desk.turn()
+        self.life.resume(key)
 
     @rule(chance=st.integers(0, 9))
     def delete_topic(self, chance: int) -> None:
-        if chance:
-            return
-        self.desk.targets.delete(17)
-        self.desk.handler.topic_gone(17)
-        self.desk.turn()
+        if not chance:
+            self.life.delete_topic()
 
     @rule(kind=st.sampled_from(("write", "force")), nth=st.integers(1, 4))
     def disk_trouble(self, kind: str, nth: int) -> None:
-        error = errno.ENOSPC if kind == "write" else errno.EIO
-        if kind == "write" or self.generator.random() < 0.2:
-            self.desk.disk.faults.fail(kind, nth=nth, error=error)
+        self.life.disk_trouble(kind, nth)
 
     @rule(power=st.booleans())
     def crash(self, power: bool) -> None:
-        """What was asked and not answered may have happened or not; what nobody prepared is gone."""
-        for known in self.known:
-            known.note()
-            known.fates = self._after_crash(known)
-            known.waiting.clear()
-            known.sent.clear()
-        self.groups = [each for each in self.groups if each[1].calls]
-        desk = self.desk.power_cut() if power else self.desk.kill()
-        desk.queued, desk.targets.automatic = True, False
-        self.desk = desk
-
-    @staticmethod
-    def _after_crash(known: Known) -> set[str]:
-        if known.over:
-            return known.fates
-        return set(known.fates)
-
-    # What must hold
+        self.life.crash(power)
 
     @invariant()
     def answers_are_good(self) -> None:
-        if not hasattr(self, "desk"):
-            return
-        for known in self.known:
-            known.note()
-        for members, answer in self.groups:
-            if answer.calls and answer.failure is None:
-                for known in members:
-                    known.fates = {COMMITTED}
-        self.groups = [each for each in self.groups if not each[1].calls]
-        assert self.desk.targets.violations == []
-        self._in_order()
-
-    def _in_order(self) -> None:
-        """In every target each decision is in one piece, and any two that share targets are in one order."""
-        orders = [self._names(key) for key in KEYS]
-        for names in orders:
-            assert len(names) == len(set(names)), f"a transaction is in pieces: {names}"
-        ranks = [{name: rank for rank, name in enumerate(names)} for names in orders]
-        for first, second in ((0, 1), (0, 2), (1, 2)):
-            shared = [name for name in orders[first] if name in ranks[second]]
-            for earlier, later in pairwise(shared):
-                assert ranks[second][earlier] < ranks[second][later], "two targets disagree about the order"
-
-    def _names(self, key: int) -> list[bytes]:
-        """The transactions in a target, in their order; neighbours of the same one are one."""
-        names: list[bytes] = []
-        for payload in self.desk.targets.payloads(key):
-            name = payload.split(b"/")[0]
-            if not names or names[-1] != name:
-                names.append(name)
-        return names
-
-    @rule(chance=st.integers(0, 2))
-    def settle(self, chance: int) -> None:
-        if not chance:
-            self._mend()
-            self._check()
-
-    def _mend(self) -> None:
-        """Everything works again, and everything is answered."""
-        if self.desk.store.stopped is not None:
-            self.crash(power=False)
-        self.desk.disk.faults.clear()
-        for key in KEYS:
-            self.resume(key)
-        for _ in range(6):
-            self.desk.work()
-            self.desk.targets.force()
-            self.desk.advance(31)
-            self.desk.work()
-        for known in self.known:
-            known.note()
-            assert not known.waiting, f"{known.name} has no answer"
-        self.answers_are_good()
-
-    def _check(self) -> None:
-        for known in self.known:
-            self._check_one(known)
-        live = [each for each in self.known if not each.over]
-        assert self.desk.handler.status()["applying"] == 0
-        if not live:
-            assert self.desk.targets.reserved == 0
-            assert self.desk.targets.locks == {}
-
-    def _check_one(self, known: Known) -> None:
-        gone = self.desk.targets.gone
-        wanted = {key: value for key, value in known.messages.items() if split_id(key)[0] not in gone}
-        found = {key: self._of(known, key) for key in wanted}
-        if all(not value for value in wanted.values()):
-            self._note_over(known)
-            return
-        if found == wanted:
-            assert COMMITTED in known.fates, f"{known.name} is visible, and may be {known.fates}"
-            known.fates = {COMMITTED}
-        else:
-            assert all(not value for value in found.values()), f"{known.name} is torn: {found} of {wanted}"
-            assert known.fates != {COMMITTED}, f"{known.name} was committed and is lost"
-            known.fates -= {COMMITTED}
-        self._note_over(known)
-
-    def _note_over(self, known: Known) -> None:
-        state = self.desk.state(known.began) if known.began is not None else None
-        if known.fates == {PREPARED}:
-            assert state == "prepared" or known.member is not None, (
-                f"{known.name} was prepared and is {state}"
-            )
-        known.over = state not in ("open", "prepared")
-
-    def _of(self, known: Known, key: int) -> Sequence[bytes]:
-        name = known.name.encode() + b"/"
-        return [payload for payload in self.desk.targets.payloads(key) if payload.startswith(name)]
+        if hasattr(self, "life"):
+            self.life.answers_are_good()
 
     def teardown(self) -> None:
-        if hasattr(self, "desk"):
-            self._mend()
-            self._check()
+        if hasattr(self, "life"):
+            self.life.check_all()
 
 
 TestInterleavings: Any = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=scaled(600), stateful_step_count=60, deadline=None)
+TestInterleavings.settings = settings(max_examples=scaled(300), stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.parametrize("number", range(scaled(300)))
+def test_a_long_walk(number: int) -> None:
+    """Many more steps than hypothesis takes, each as often as it is in a busy broker with a bad disk."""
+    generator = seeded("walk", number)
+    life = Life(generator.randrange(1 << 32))
+    steps: list[str] = []
+    try:
+        for _ in range(STEPS):
+            step = walk(life, generator)
+            steps.append(step)
+            life.answers_are_good()
+        life.check_all()
+    except BaseException:
+        print(f"seed {SEED}, walk {number}, after {len(steps)} steps: {steps[-20:]}")
+        raise
+
+
+def walk(life: Life, generator: Any) -> str:
+    """One step; its name."""
+    step: str = generator.choices(list(WALK), list(WALK.values()))[0]
+    coin, other = generator.random() < 0.5, generator.random() < 0.3
+    arguments: dict[str, tuple[Any, ...]] = {
+        "begin": (coin, other),
+        "begin_member": (generator.randrange(2), generator.choice(("r1", "r2"))),
+        "send": (coin,),
+        "prepare": (coin,),
+        "commit": (coin, generator.random() < 0.7, other),
+        "rollback": (coin, other),
+        "transact": (coin, other),
+        "commit_group": (coin,),
+        "abort_group": (generator.choice(("r1", "r2")),),
+        "work": (generator.randrange(6),),
+        "wait": (generator.choice((0.01, 0.01, 1.0, 30.0)),),
+        "force": (generator.choice(KEYS),),
+        "trouble": (generator.choice(KEYS), coin),
+        "resume": (generator.choice(KEYS),),
+        "disk_trouble": ("write" if other else "force", generator.randint(1, 4)),
+        "crash": (coin,),
+    }
+    if not (step.startswith("begin") and len(life.live()) >= OPEN_MAX):
+        getattr(life, step)(*arguments.get(step, ()))
+    return step
