@@ -17,7 +17,7 @@ from tfmq.transaction.applying import Applier
 from tfmq.transaction.checks import Checks
 from tfmq.transaction.course import Course, Waiting
 from tfmq.transaction.live import Live
-from tfmq.transaction.queue import Run, Waiter, Written
+from tfmq.transaction.queue import MaybeWritten, Run, Waiter, Written
 from tfmq.transaction.requests import Caller, Check, Timers
 from tfmq.transaction.reservations import Reservations
 from tfmq.transaction.sessions import Sessions
@@ -85,10 +85,12 @@ class Books:
     def find(self, xid: str, epoch: int) -> Transaction | None:
         """The live transaction of that name and epoch; None if it is over, or there never was one.
 
-        Raises StaleEpoch if nothing is known of it but that a newer one has its name.
+        Raises StaleEpoch if nothing is known of it but that a newer one has its name; StorageStopped, outcome unknown,
+        where only a start will tell what became of it.
         """
         transaction = self.store.transactions.get(epoch)
         if transaction is not None and transaction.xid == xid:
+            require_sure(transaction)
             return transaction
         newer = self.store.named.get(xid)
         if newer is not None and newer.epoch > epoch and self.store.outcome(xid, epoch) is None:
@@ -97,7 +99,8 @@ class Books:
 
     def busy(self, transaction: Transaction) -> bool:
         """A record of it is on its way, so its state is not known for sure."""
-        return transaction.state in UNDER_WAY or live_of(transaction).recording > 0
+        live = live_of(transaction)
+        return transaction.state in UNDER_WAY or live.recording > 0 or live.unsure is not None
 
     def put(
         self, transactions: Sequence[Transaction], call: Callable[[Written], None], written: Written
@@ -112,6 +115,7 @@ class Books:
         def arrived(place: int, error: BaseException | None) -> None:
             for live in lives:
                 live.recording -= 1
+                live.unsure = error if isinstance(error, MaybeWritten) else live.unsure
             written(place, error)
 
         for live in lives:
@@ -317,6 +321,13 @@ def live_of(transaction: Transaction) -> Live:
     if live is None:
         live = transaction.live = Live()
     return live
+
+
+def require_sure(transaction: Transaction) -> None:
+    """Raises StorageStopped, outcome unknown, where a record of it may or may not be in the journal."""
+    unsure = live_of(transaction).unsure
+    if unsure is not None:
+        raise refusals.of_journal(unsure)
 
 
 def topics_of(transaction: Transaction) -> list[str]:

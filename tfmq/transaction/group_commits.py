@@ -12,7 +12,7 @@ from tfmq.errors import BadRequest, GroupIncomplete
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books
 from tfmq.transaction.course import Course
-from tfmq.transaction.queue import Written
+from tfmq.transaction.queue import MaybeWritten, Written
 from tfmq.transaction.requests import Done, GroupAborted, GroupCommit, GroupEnded
 from tfmq.transaction.steps import Steps, again, answer
 from tfmq.transaction.transaction import Transaction
@@ -38,11 +38,14 @@ class GroupCommits:
         self._store = books.store
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._courses: dict[str, tuple[int, Course]] = {}
+        self._unsure: dict[str, MaybeWritten] = {}
+        """Groups of which only a start will tell how far they are: the disk failed under a record of theirs."""
 
     # Commit
 
     def commit(self, request: GroupCommit, done: Done) -> None:
         group, sequence, run, names, rows, other_total = request
+        self._require_sure(group)
         if group in self._waiting:
             self._waiting[group].append(partial(again, self.commit, (request, done), done))
             return
@@ -156,6 +159,7 @@ class GroupCommits:
     # Abort and forget
 
     def abort(self, group: str, sequence: int, run: str, done: Done) -> None:
+        self._require_sure(group)
         if group in self._waiting:
             self._waiting[group].append(partial(again, self.abort, (group, sequence, run, done), done))
             return
@@ -234,12 +238,23 @@ class GroupCommits:
         written: Written,
     ) -> None:
         """Puts the record into the queue; the group waits for it, unless that raises."""
+
+        def told(place: int, error: BaseException | None) -> None:
+            if isinstance(error, MaybeWritten):
+                self._unsure[group] = error
+            written(place, error)
+
         self._waiting[group] = []
         try:
-            self._books.put(transactions, call, written)
+            self._books.put(transactions, call, told)
         except Exception:
             self._go_on(group)
             raise
+
+    def _require_sure(self, group: str) -> None:
+        """Raises StorageStopped, outcome unknown."""
+        if group in self._unsure:
+            raise refusals.of_journal(self._unsure[group])
 
     def _go_on(self, group: str) -> None:
         for waiting in self._waiting.pop(group, ()):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tfmq.transaction.course import Course
+from tfmq.transaction.queue import MaybeWritten
 
 
 class Live:
@@ -11,7 +12,8 @@ class Live:
     `sizes`: bytes by target, of what was sent. `sending`: batches on the way to the journal, `recording`: records;
     `missing`: (producer id, sequence) of batches that the disk refused and that have not come again. `reserved`: bytes
     set aside at its targets. `orphan`: its time is over or its session gone while a record was on its way, so it
-    ends if that is refused. `waiting`: steps that were asked for meanwhile. `course`: after the decision.
+    ends if that is refused. `unsure`: the disk failed while a record was written, and only a start will tell whether
+    it is there. `waiting`: steps that were asked for meanwhile. `course`: after the decision.
     """
 
     __slots__ = (
@@ -24,6 +26,7 @@ class Live:
         "sending",
         "sizes",
         "timeout_ms",
+        "unsure",
         "waiting",
     )
 
@@ -33,5 +36,6 @@ class Live:
         self.sizes: dict[int, int] = {}
         self.missing: set[tuple[int, int]] = set()
         self.orphan = False
+        self.unsure: MaybeWritten | None = None
         self.waiting: list[Callable[[], None]] = []
         self.course: Course | None = None

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from journal import entry as entries
 from journal.entry import BLOCK, HEADER_SIZE, MESSAGES, OPERATION, AppendMsg
+from journal.errors import Stopped
 from journal.journal_store import JournalStore
 from journal.shapes import Batch
 from tfmq.transaction import operations
@@ -31,12 +32,17 @@ CACHED_BYTES_MAX: Final = 32 << 20
 
 Written: TypeAlias = Callable[[int, BaseException | None], None]
 """written(place, None) once an entry is in the journal at `place` and folded, not forced yet; written(0, error) if
-nothing was written and nothing has changed. Errors: journal.errors.Full (go on when there is space), Stopped, others
-of the journal, OSError."""
+nothing has changed. Nothing was written then, unless it is a MaybeWritten. Errors: journal.errors.Full (go on when
+there is space), Stopped, others of the journal, OSError."""
 
 Waiter: TypeAlias = Callable[[BaseException | None], None]
 Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 Force: TypeAlias = Callable[[JournalStore, int, Waiter], None]
+
+
+class MaybeWritten(Stopped):
+    """The disk failed in the middle of the append: a start takes every entry that it finds whole, so nobody knows
+    before whether this one is among them."""
 
 
 class Item:
@@ -188,10 +194,14 @@ class JournalQueue:
 
     def _append(self, items: list[Item]) -> None:
         contents = [content for item in items for content in item.contents]
+        stopped = self._journal.stopped
         try:
             places = self._journal.append(contents)
         except Exception as error:
-            self._refuse(items, error)
+            if isinstance(error, Stopped) and stopped is None:
+                self._refuse(items, MaybeWritten(error.reason))
+            else:
+                self._refuse(items, error)
             return
         last = self._fold(items, places)
         for item, place in zip(items, last, strict=True):
@@ -217,7 +227,9 @@ class JournalQueue:
         return last
 
     def _refuse(self, items: list[Item], error: BaseException) -> None:
-        """Nothing of them, and of what came behind, is going to be written."""
+        """Nothing of them, and of what came behind, is going to be written; of these, nothing was for sure."""
+        behind = Stopped(error.reason) if isinstance(error, MaybeWritten) else error
+        count = len(items)
         refused = [*items, *self._queue]
         self._queue.clear()
         self._ledger.streams.unstage()
@@ -226,8 +238,8 @@ class JournalQueue:
                 item.transaction.queued -= item.count
             if item.refused is not None:
                 item.refused()
-        for item in refused:
-            item.written(0, error)
+        for number, item in enumerate(refused):
+            item.written(0, error if number < count else behind)
 
     def _cache(self, item: Item) -> None:
         """A small transaction that came whole goes to its partitions in a moment: it need not be read again."""

@@ -21,6 +21,7 @@ from tfmq.errors import (
     UnknownTransaction,
 )
 from tfmq.transaction import states
+from tfmq.transaction.queue import MaybeWritten
 from tfmq.transaction.requests import Member
 
 logger = logging.getLogger("tfmq.transaction")
@@ -50,7 +51,7 @@ def of_journal(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
     if isinstance(error, journal.Full):
         refusal = DiskFull(outcome=outcome)
     elif isinstance(error, journal.Stopped):
-        refusal = stopped(error.reason, outcome)
+        refusal = stopped(error.reason, UNKNOWN if isinstance(error, MaybeWritten) else outcome)
     elif isinstance(error, journal.Closed):
         refusal = Busy(STOPPING, outcome=outcome)
     else:

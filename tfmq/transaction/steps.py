@@ -63,8 +63,10 @@ class Steps:
         self._books.destination.unlock_offsets(transaction.epoch)
 
     def refused(self, transaction: Transaction, error: BaseException, done: Done) -> None:
-        """The record of an open one was not written: it is open as before, unless its time has run out meanwhile."""
-        self.give_back(transaction)
+        """The record of an open one was not written: it is open as before, unless its time has run out meanwhile. Where
+        nobody knows, its offsets stay locked."""
+        if live_of(transaction).unsure is None:
+            self.give_back(transaction)
         done(None, refusals.of_journal(error))
         self.resume(transaction)
 

@@ -6,9 +6,10 @@ from typing import Final
 from tfmq.effects import OFFSETS_KEY
 from tfmq.errors import SequenceGap
 from tfmq.transaction import refusals, states
-from tfmq.transaction.books import Books, live_of
+from tfmq.transaction.books import Books, live_of, require_sure
 from tfmq.transaction.live import Live
 from tfmq.transaction.operations import Origin
+from tfmq.transaction.queue import MaybeWritten
 from tfmq.transaction.requests import Caller, Done, Ended, Transact
 from tfmq.transaction.steps import again, answer, tell_ended
 from tfmq.transaction.transaction import Transaction
@@ -72,8 +73,12 @@ class Transacting:
     def _written(self, transaction: Transaction, done: Done):  # type: ignore[no-untyped-def]
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
-                waiting = live_of(transaction).waiting
-                self._give_back(transaction)
+                live = live_of(transaction)
+                waiting = live.waiting
+                if isinstance(error, MaybeWritten):
+                    live.unsure = error
+                else:
+                    self._give_back(transaction)
                 done(None, refusals.of_journal(error))
                 for again in waiting:
                     again()
@@ -93,6 +98,8 @@ class Transacting:
     def _repeated(self, epoch: int, state: str, request: Transact, session: Caller, done: Done) -> bool:
         """Answers a request that came before; False if nothing of it is left, so that it is done now."""
         transaction = self._store.transactions.get(epoch)
+        if transaction is not None:
+            require_sure(transaction)
         if transaction is not None and self._books.busy(transaction):
             own = request._replace(pieces=[each._replace(data=bytes(each.data)) for each in request.pieces])
             self._books.later(transaction, partial(again, self.transact, (own, session, done), done))
