@@ -20,6 +20,7 @@ from tfmq.client.transaction_steps import APPLYING, PREPARED, READ_ONLY, ROLLED_
 from tfmq.client.transaction_streams import TransactionStream
 from tfmq.client.waiting import Operation, Wait
 from tfmq.errors import (
+    UNKNOWN,
     ConnectionFailed,
     SequenceGap,
     TfmqError,
@@ -28,6 +29,7 @@ from tfmq.errors import (
     TransactionState,
     UnknownTransaction,
 )
+from tfmq.packing import Buffer
 from tfmq.protocol.commands import (
     CommitTransaction,
     PrepareTransaction,
@@ -68,7 +70,8 @@ class Ending:
         self._stream: TransactionStream | None = None
         self._framed: list[TransactionBatch] = []
         self._task: Task | None = None
-        self._commits_sent = 0
+        self._doubts: set[type] = set()
+        """The kinds of its requests that were sent, and of which nobody knows what became."""
         self._prepare_sent = False
         self._ours = True
 
@@ -138,7 +141,7 @@ class Ending:
                 return APPLYING  # nobody but its partitions can tell more
             if self._is_empty():
                 return READ_ONLY
-            if self._home.fits_a_frame(self._gathering):
+            if self.framed or self._home.fits_a_frame(self._gathering):
                 return (yield from self._transacting())
         if self._prepare_sent and not self.prepared:
             yield from self.preparing(None)  # its answer never came
@@ -149,8 +152,10 @@ class Ending:
             self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._rows()
         )
         call = yield from self._answered(request)
-        self._commits_sent += call.sends
-        if isinstance(call.error, UnknownTransaction) and self._ours and self._commits_sent == 1:
+        never_began = (
+            self._ours and not self.prepared and call.sends == 1
+        )  # a prepared one may be ended by others
+        if isinstance(call.error, UnknownTransaction) and never_began:
             raise TransactionRolledBack(
                 "The transaction was rolled back before its commit came: its time was over, or its connection lost."
             )
@@ -172,7 +177,7 @@ class Ending:
             return ROLLED_BACK
         self.asked = True
         request = RollbackTransaction(self.xid, self.epoch, False)
-        call = yield from answered(self._link, request, until=until)
+        call = yield from self._answered(request, until=until)
         if call.error is not None and self._ends_by_itself(call.error):
             return ROLLED_BACK
         return str(call.result().state)
@@ -191,15 +196,26 @@ class Ending:
         """Whether nobody but this client could commit it, and this one will not."""
         if self.prepared or not self._ours:
             return False
-        if isinstance(error, UnknownTransaction | TransactionRolledBack):
+        if isinstance(error, TransactionRolledBack):
+            return True
+        if CommitTransaction in self._doubts:
+            return False
+        if isinstance(error, UnknownTransaction):
             return True
         lost = isinstance(error, ConnectionFailed | TimedOut)
         return lost and not self._beginning.xid and not self._prepare_sent
 
     # Parts of steps
 
-    def _answered(self, request: Any) -> Operation[Call]:
-        return answered(self._link, request, until=self._link.now() + self._home.seconds)
+    def _answered(self, request: Any, *bodies: Buffer, until: float | None = None) -> Operation[Call]:
+        """The answer to `request`. From its first sending on, until the broker said what became of it, in doubt."""
+        kind, until = type(request), self._link.now() + self._home.seconds if until is None else until
+        doubtful = kind in self._doubts
+        self._doubts.add(kind)
+        call = yield from answered(self._link, request, *bodies, until=until, doubtful=doubtful)
+        if call.error is None or call.error.outcome != UNKNOWN:
+            self._doubts.discard(kind)
+        return call
 
     def _rows(self) -> list[TransactionOffsets]:
         return list(self.offsets.values())
@@ -289,7 +305,7 @@ class Ending:
             bodies.append(encoded.data)
             sequence += batch.count
         request = Transact(stream.producer_id, stream.number, rows, self._rows())
-        return answered(self._link, request, *bodies, until=until)
+        return self._answered(request, *bodies, until=until)
 
     # The end
 
