@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from journal.clock import Clock
 from tfmq.effects import Destination
-from tfmq.errors import StaleEpoch
 from tfmq.transaction import refusals, states
 from tfmq.transaction.ages import Ages
 from tfmq.transaction.applying import Applier
@@ -94,7 +93,7 @@ class Books:
             return transaction
         newer = self.store.named.get(xid)
         if newer is not None and newer.epoch > epoch and self.store.outcome(xid, epoch) is None:
-            raise StaleEpoch(epoch=epoch, newest=newer.epoch)
+            raise refusals.stale(epoch, newer.epoch)
         return None
 
     def busy(self, transaction: Transaction) -> bool:

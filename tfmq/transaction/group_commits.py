@@ -26,6 +26,12 @@ MISSING: Final = (
     "Of the commit group {group}, sequence {sequence}, {count} transactions are not prepared members, the first is"
     " {first}. Nothing was committed: run the missing parts again, or abort the run."
 )
+PLACES_MAX: Final = 100_000
+"""Offsets of all members together, some 4 MB. They are one change of the catalog, which must fit a segment of it: a
+larger one could never be applied once it is decided, and would hold up all that come behind."""
+TOO_MANY_PLACES: Final = (
+    "The members of a commit group commit the offsets of at most {most} partitions together."
+)
 NAMES_TOLD: Final = 100
 """An error names no more of the missing ones."""
 
@@ -78,7 +84,7 @@ class GroupCommits:
             raise BadRequest(TOO_MANY.format(most=most))
 
     def _members(self, request: GroupCommit) -> list[Transaction]:
-        """All that are named, in their order. Raises GroupIncomplete."""
+        """All that are named, in their order. Raises GroupIncomplete, BadRequest."""
         if self._store.stopped is not None:
             raise refusals.stopped(self._store.stopped)
         strangers = set(
@@ -98,6 +104,8 @@ class GroupCommits:
                 group=request.group, sequence=request.sequence, count=len(missing), first=missing[0]
             )
             raise GroupIncomplete(sentence, missing=missing[:NAMES_TOLD])
+        if sum(len(each.places) for member in members for each in member.offsets) > PLACES_MAX:
+            raise BadRequest(TOO_MANY_PLACES.format(most=PLACES_MAX))
         return members
 
     def _committed(

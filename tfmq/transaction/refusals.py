@@ -13,6 +13,7 @@ from tfmq.errors import (
     HeuristicOutcome,
     Outcome,
     ServerError,
+    StaleEpoch,
     StorageStopped,
     TfmqError,
     TransactionCommitted,
@@ -97,8 +98,14 @@ def incomplete(xid: str) -> TransactionState:
 
 
 def by_hand(state: str) -> HeuristicOutcome:
-    """An operator was there before."""
-    return HeuristicOutcome(state=state)
+    """An operator was there before. What he committed has happened, whatever was asked for."""
+    outcome: Outcome = UNKNOWN if state == states.HEURISTIC_COMMITTED else NOT_DONE
+    return HeuristicOutcome(state=state, outcome=outcome)
+
+
+def stale(epoch: int, newest: int) -> StaleEpoch:
+    """A newer one has its name, and what became of it is not remembered: it may have been committed."""
+    return StaleEpoch(epoch=epoch, newest=newest, outcome=UNKNOWN)
 
 
 def committed(epoch: int) -> TransactionCommitted:

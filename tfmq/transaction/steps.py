@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from tfmq.effects import OFFSETS_KEY, GroupPlaces
-from tfmq.errors import StaleEpoch, TfmqError, UnknownTransaction
+from tfmq.errors import TfmqError, UnknownTransaction
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of
 from tfmq.transaction.course import Course
@@ -93,7 +93,7 @@ class Steps:
         if outcome is None:
             newest = self._store.outcome(xid)
             if newest is not None and newest.epoch > epoch:
-                raise StaleEpoch(epoch=epoch, newest=newest.epoch)
+                raise refusals.stale(epoch, newest.epoch)
             raise UnknownTransaction(epoch=epoch)
         found = answers.get(outcome.state)
         refusal = None

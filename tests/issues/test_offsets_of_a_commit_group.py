@@ -1,0 +1,19 @@
+"""All members' offsets are one change of the catalog: what could never be written is refused while it can be."""
+
+import pytest
+
+from tests.transaction.desk import Desk
+from tests.transaction.targets import Row
+from tfmq.transaction import group_commits
+
+
+def test_a_group_with_too_many_offsets_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commits, "PLACES_MAX", 2)
+    desk = Desk()
+    members = [desk.member("query", 1) for _ in range(3)]
+    for number, member in enumerate(members):
+        desk.send(member, [b"m"])
+        assert desk.prepare(member, [Row(f"group-{number}", 1, 7)]).code == "ok"
+    assert desk.commit_group("query", 1, members).code == "bad_request"
+    assert desk.visible() == [] and {desk.state(member) for member in members} == {"prepared"}
+    assert desk.commit_group("query", 1, members[:2]).state == "committed"
