@@ -71,6 +71,16 @@ def test_what_was_put_back_comes_first(rig: TransactionRig, tx: TransactionCore)
     assert tx.gathering.batch_count == 2 and tx.gathering.take_all()[0] is taken[0]
 
 
+def test_what_was_put_back_comes_before_full_batches_too(rig: TransactionRig, tx: TransactionCore) -> None:
+    rig.send(tx, b"1", partition=0)
+    taken = tx.gathering.take_all()
+    rig.send(tx, bytes(BATCH_BYTES - 50), partition=0)
+    rig.send(tx, bytes(100), partition=0)
+    tx.gathering.put_back(taken)
+    full = tx.gathering.take_full()
+    assert full[0] is taken[0] and len(full) == 2 and tx.gathering.batch_count == 1
+
+
 def test_a_topic_is_the_one_that_its_first_message_saw(rig: TransactionRig, tx: TransactionCore) -> None:
     rig.send(tx, b"1", partition=0)
     rig.broker.incarnations["orders"] = 99

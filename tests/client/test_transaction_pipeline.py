@@ -64,6 +64,15 @@ def test_what_a_busy_broker_does_not_take_goes_again_in_order(
     committed(rig, tx, large())
 
 
+def test_what_goes_again_goes_before_what_has_not_gone_yet(
+    rig: TransactionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfmq.client.transaction_pipeline.FLIGHT_BATCHES", 2)
+    rig.broker.plan(Produce, None, Busy(), Busy())
+    tx, _ = grown(rig)
+    committed(rig, tx, large())
+
+
 def test_a_broker_that_stays_busy_ends_it(rig: TransactionRig) -> None:
     tx = rig.begin("order-42")
     rig.broker.plan(Produce, *[Busy()] * 10_000)

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.client.transaction_rig import TransactionRig, large
+from tfmq.client.transaction import FRAME_BYTES
 from tfmq.errors import BadRequest, TransactionExists
-from tfmq.protocol.commands import BeginTransaction
+from tfmq.protocol.commands import BeginTransaction, RollbackTransaction
 
 
 @pytest.fixture
@@ -69,3 +70,31 @@ def test_a_begin_that_failed_leaves_nothing_open(rig: TransactionRig) -> None:
         with pytest.raises(TransactionExists):
             rig.begin("x")
     assert len(rig.transactions) == 1
+
+
+def test_one_that_has_just_outgrown_a_frame_is_begun_by_its_commit(rig: TransactionRig) -> None:
+    """It is seen somewhat late that a transaction has grown; a frame is never larger than it may be for that."""
+    tx = rig.begin()
+    rig.send(tx, b"0")
+    while tx.gathering.size_bytes() <= FRAME_BYTES:
+        tx.gathering.append("orders", rig.core.message("orders", bytes(1000)), bytes(1000))
+    assert rig.commit(tx) == "committed"
+    assert not rig.frames() and len(rig.requests(BeginTransaction)) == 1
+
+
+def test_the_short_way_of_sends_is_closed_while_a_step_is_under_way(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"1")
+    assert tx.shared
+    rollback = rig.begun(tx.rolling_back(), RollbackTransaction)
+    assert not tx.shared
+    assert rig.run(rollback) == "rolled_back"
+
+
+def test_a_branch_whose_handle_nobody_holds_goes_on(rig: TransactionRig) -> None:
+    tx = rig.begin("branch-1")
+    rig.send(tx, b"1")
+    tx.held = True
+    rig.transactions.forgotten.append(tx)
+    rig.begin()
+    assert rig.commit(tx) == "committed"

@@ -110,6 +110,7 @@ def test_work_must_have_ended_and_nothing_is_sent_behind_it(resource: Resource) 
         with pytest.raises(TransactionState, match=r"call end\('a'\) first"):
             step("a")
     resource.branches.end("a")
+    assert not branch.shared, "the short way of sends is closed"
     with pytest.raises(TransactionState, match="resume=True"):
         resource.send(branch, b"2")
     assert resource.start("a", resume=True) is branch

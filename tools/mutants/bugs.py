@@ -6,6 +6,8 @@ from typing import Final
 
 from tools.mutants.bugs_broker import BROKER
 from tools.mutants.bugs_client import CLIENT
+from tools.mutants.bugs_client_pipeline import CLIENT_PIPELINE
+from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
 from tools.mutants.bugs_effects import EFFECTS
 from tools.mutants.bugs_forces import FORCES
 from tools.mutants.bugs_journal import JOURNAL
@@ -27,4 +29,6 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + TRANSACTION_QUEUE
     + SERVER
     + CLIENT
+    + CLIENT_TRANSACTIONS
+    + CLIENT_PIPELINE
 )

@@ -1,0 +1,250 @@
+"""Bugs to plant beside the steps of the client's transactions: batches on their way, checks, offsets, XA."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+CORE: Final = "tests/client/test_transaction.py"
+BATCH: Final = "tests/client/test_transaction_batch.py"
+CHECKS: Final = "tests/client/test_transaction_checks.py"
+GATHERING: Final = "tests/client/test_transaction_gathering.py"
+OFFSETS: Final = "tests/client/test_transaction_offsets.py"
+PIPELINE: Final = "tests/client/test_transaction_pipeline.py"
+STREAMS: Final = "tests/client/test_transaction_streams.py"
+XA: Final = "tests/client/test_xa.py"
+
+_WAY: Final = (
+    Mutant(
+        "batches-go-out-of-order-after-a-pause",
+        "batches of a stream go in order, also those that go again",
+        "tfmq/client/transaction_pipeline.py",
+        "        self._queue.extendleft(batch for batch, _ in reversed(self._flight))\n",
+        "        self._queue.extend(batch for batch, _ in self._flight)\n",
+        [PIPELINE, CORE],
+    ),
+    Mutant(
+        "batch-of-no-transaction",
+        "what is sent in a transaction is not visible before its commit",
+        "tfmq/client/transaction_pipeline.py",
+        "            None,\n            self.epoch,\n",
+        "            None,\n            None,\n",
+        [PIPELINE, CORE],
+    ),
+    Mutant(
+        "local-begin-repeated-over-a-new-connection",
+        "a local transaction ends with the connection that it was begun on",
+        "tfmq/client/transaction_pipeline.py",
+        "unattended=True, repeat=named)",
+        "unattended=True, repeat=True)",
+        [PIPELINE, CORE],
+    ),
+    Mutant(
+        "transactions-of-any-size-in-memory",
+        "a transaction may be larger than memory",
+        "tfmq/client/transaction_pipeline.py",
+        "        return self.bytes < BUFFER_BYTES\n",
+        "        return True\n",
+        [PIPELINE, CORE],
+    ),
+    Mutant(
+        "pipeline-s-stream-given-back-with-a-flight",
+        "a stream is used again only if all that was sent in it is answered",
+        "tfmq/client/transaction_pipeline.py",
+        "        if stream is not None and not self._flight and self.failure is None:\n",
+        "        if stream is not None:\n",
+        [PIPELINE, CORE],
+    ),
+    Mutant(
+        "landed-batch-counted-as-under-way",
+        "room that is free again is given to whoever waits for it",
+        "tfmq/client/transaction_pipeline.py",
+        "            self._flight_bytes -= batch.size_bytes\n            self.bytes -= batch.size_bytes\n",
+        "            self._flight_bytes -= batch.size_bytes\n",
+        [PIPELINE, CORE],
+    ),
+    Mutant(
+        "stream-used-after-the-broker-forgot-it",
+        "a stream that the broker may have forgotten is not used again",
+        "tfmq/client/transaction_streams.py",
+        "            if stream.used_at > oldest:\n",
+        "            if stream.used_at <= stream.used_at or oldest:\n",
+        [STREAMS],
+    ),
+    Mutant(
+        "stream-places-all-at-its-beginning",
+        "a stream numbers the messages of its transactions without a gap",
+        "tfmq/client/transaction_streams.py",
+        "        batch.number(self.producer_id, self.sequence)\n        self.sequence += batch.count\n",
+        "        batch.number(self.producer_id, self.sequence)\n        self.sequence += 1\n",
+        [STREAMS, PIPELINE, CORE],
+    ),
+    Mutant(
+        "bytes-kept-after-the-broker-has-them",
+        "a transaction may be larger than memory",
+        "tfmq/client/transaction_batch.py",
+        "            self.encoded = Encoded(bytearray(), [], encoded.record_size, ends)\n",
+        "            self.encoded = Encoded(encoded.data, [], encoded.record_size, ends)\n",
+        [BATCH, CORE],
+    ),
+    Mutant(
+        "place-told-that-is-not-known",
+        "a place is told only where the commit told it",
+        "tfmq/client/transaction_batch.py",
+        "        return super().offset_of(index) if index < self.first_count else None\n",
+        "        return super().offset_of(index)\n",
+        [BATCH, CORE],
+    ),
+    Mutant(
+        "topic-made-anew-gets-the-rest",
+        "no part of a transaction lands in another topic than the rest",
+        "tfmq/client/transaction_gathering.py",
+        "        self._topics[name] = lane.topic\n",
+        "",
+        [GATHERING, CORE],
+    ),
+    Mutant(
+        "put-back-behind-what-came-later",
+        "order is kept in each partition, also behind a refusal",
+        "tfmq/client/transaction_gathering.py",
+        "        self._full[:0] = batches\n",
+        "        self._full += batches\n",
+        [GATHERING],
+    ),
+    Mutant(
+        "closed-batch-still-shared",
+        "what is under way is not added to",
+        "tfmq/client/transaction_gathering.py",
+        "        if self.shared.get(batch.topic) is batch:\n            del self.shared[batch.topic]\n",
+        "",
+        [GATHERING, CORE],
+    ),
+)
+
+_BESIDE: Final = (
+    Mutant(
+        "check-that-says-nothing-commits",
+        "a check that does not know decides nothing",
+        "tfmq/client/transaction_checks.py",
+        "        make = REQUESTS.get(decision)\n",
+        '        make = REQUESTS.get(decision or "commit")\n',
+        [CHECKS],
+    ),
+    Mutant(
+        "check-that-raises-rolls-back",
+        "a check that raises decides nothing",
+        "tfmq/client/transaction_checks.py",
+        '                log.exception("The check of transaction %s raised; it is asked again later.", asked.xid)\n'
+        "                continue\n",
+        '                log.exception("The check of transaction %s raised; it is asked again later.", asked.xid)\n'
+        '                return "rollback"\n',
+        [CHECKS],
+    ),
+    Mutant(
+        "check-says-rollback-and-it-commits",
+        "what a check says is what is done",
+        "tfmq/client/transaction_checks.py",
+        '    "rollback": lambda asked: RollbackTransaction(asked.xid, asked.epoch, False),\n',
+        '    "rollback": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),\n',
+        [CHECKS],
+    ),
+    Mutant(
+        "check-decides-another-epoch",
+        "a check decides the transaction that it was asked about",
+        "tfmq/client/transaction_checks.py",
+        '    "commit": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),\n',
+        '    "commit": lambda asked: CommitTransaction(asked.xid, 0, False, False, []),\n',
+        [CHECKS],
+    ),
+    Mutant(
+        "checks-end-with-an-outage",
+        "checks go on when the broker is back",
+        "tfmq/client/transaction_checks.py",
+        "                yield Wait((), PAUSE_SECONDS)\n",
+        "                return\n",
+        [CHECKS],
+    ),
+    Mutant(
+        "offsets-of-an-automatic-consumer",
+        "a consumer that saves by itself cannot be part of a transaction",
+        "tfmq/client/transaction_offsets.py",
+        '    if consuming.options.commits != "manual":\n',
+        '    if consuming.options.commits == "never":\n',
+        [OFFSETS],
+    ),
+    Mutant(
+        "offsets-kept-elsewhere",
+        "offsets that the broker does not keep cannot be part of a transaction",
+        "tfmq/client/transaction_offsets.py",
+        "    if consuming.options.storage is not None:\n",
+        "    if consuming.options.storage is consuming:\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "offsets-of-a-fenced-consumer",
+        "a consumer that lost its partitions adds no offsets",
+        "tfmq/client/transaction_offsets.py",
+        "    if membership.failure is not None:\n        raise membership.failure\n",
+        "",
+        [OFFSETS],
+    ),
+    Mutant(
+        "consumer-told-of-a-rollback",
+        "a consumer goes on from offsets that are committed only",
+        "tfmq/client/transaction.py",
+        "        if self.state not in SUCCEEDED:\n            return []\n",
+        "        if self.state not in SETTLED:\n            return []\n",
+        [OFFSETS, CORE],
+    ),
+    Mutant(
+        "branch-prepared-while-work-goes-on",
+        "work in a branch ends before it is prepared",
+        "tfmq/client/xa.py",
+        "        if branch.state == OPEN and not branch.suspended:\n",
+        "        if branch.state == PREPARED and not branch.suspended:\n",
+        [XA],
+    ),
+    Mutant(
+        "unprepared-branch-committed",
+        "a branch that was not prepared is committed only in one phase",
+        "tfmq/client/xa.py",
+        "        if branch.state == OPEN and not one_phase:\n",
+        "        if branch.state != OPEN and not one_phase and branch.state != PREPARED:\n",
+        [XA],
+    ),
+    Mutant(
+        "prepared-branch-committed-in-one-phase",
+        "a prepared branch is not committed in one phase",
+        "tfmq/client/xa.py",
+        "        if branch.state == PREPARED and one_phase:\n",
+        "        if branch.state == READ_ONLY and one_phase:\n",
+        [XA],
+    ),
+    Mutant(
+        "recovery-ends-with-its-first-page",
+        "recovery names all that is in doubt",
+        "tfmq/client/xa.py",
+        "            more = reply.more and bool(reply.transactions)\n",
+        "            more = False\n",
+        [XA],
+    ),
+    Mutant(
+        "suspended-branch-takes-messages",
+        "nothing is sent in a branch whose work was ended",
+        "tfmq/client/transaction.py",
+        "        self.suspended = True\n        self.shared.clear()\n",
+        "        self.shared.clear()\n",
+        [XA],
+    ),
+    Mutant(
+        "suspended-branch-takes-the-short-way",
+        "nothing is sent in a branch whose work was ended",
+        "tfmq/client/transaction.py",
+        "        self.suspended = True\n        self.shared.clear()\n",
+        "        self.suspended = True\n",
+        [XA],
+    ),
+)
+
+CLIENT_PIPELINE: Final = _WAY + _BESIDE

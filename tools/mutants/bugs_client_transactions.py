@@ -1,0 +1,296 @@
+"""Bugs to plant in the client's steps of transactions: what it asks for, and what it says of the answers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+CORE: Final = "tests/client/test_transaction.py"
+ASKING: Final = "tests/client/test_transaction_asking.py"
+ENDING: Final = "tests/client/test_transaction_ending.py"
+HANDLE: Final = "tests/client/test_transaction_handle.py"
+OFFSETS: Final = "tests/client/test_transaction_offsets.py"
+PIPELINE: Final = "tests/client/test_transaction_pipeline.py"
+STEPS: Final = "tests/client/test_transaction_steps.py"
+ALL: Final = "tests/client/test_transactions.py"
+XA: Final = "tests/client/test_xa.py"
+
+_TAKEN: Final = (
+    Mutant(
+        "rolled-back-transaction-is-committed",
+        "a rolled back transaction is not called committed",
+        "tfmq/client/transaction_steps.py",
+        "    (COMMIT, IN_DOUBT): GO,\n",
+        "    (COMMIT, IN_DOUBT): GO,\n    (COMMIT, ROLLED_BACK): DONE,\n",
+        [STEPS, CORE],
+    ),
+    Mutant(
+        "unknown-answer-called-rolled-back",
+        "a step whose answer did not come is unknown, and nothing else",
+        "tfmq/client/transaction_steps.py",
+        "    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:\n"
+        "        return IN_DOUBT\n",
+        "    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:\n"
+        "        return ROLLED_BACK\n",
+        [STEPS, CORE],
+    ),
+    Mutant(
+        "operator-s-word-forgotten",
+        "what an operator decided is the state of the transaction",
+        "tfmq/client/transaction_steps.py",
+        "        return str(error.state)\n",
+        "        return None\n",
+        [STEPS, CORE],
+    ),
+    Mutant(
+        "commit-interrupted-called-open",
+        "a commit that was interrupted after it was sent may have happened",
+        "tfmq/client/transaction.py",
+        "            self._move(IN_DOUBT if self.ending.asked else before, None)\n",
+        "            self._move(before, None)\n",
+        [CORE],
+    ),
+    Mutant(
+        "sends-go-on-beside-a-commit",
+        "nothing is sent in a transaction while it is committed",
+        "tfmq/client/transaction.py",
+        "        self.shared.clear()  # nothing is sent the short way meanwhile\n",
+        "",
+        [CORE, ALL],
+    ),
+    Mutant(
+        "two-steps-at-a-time",
+        "steps of one transaction follow one another",
+        "tfmq/client/transaction.py",
+        "        while self.state in STEPPING:\n            yield Wait((self._stepped,))\n        if verdict",
+        "        if verdict",
+        [CORE],
+    ),
+    Mutant(
+        "unknown-without-advice",
+        "whoever does not know the outcome is told how to learn it",
+        "tfmq/client/transaction.py",
+        "        if error.outcome != UNKNOWN:\n            return error\n",
+        "        if error.outcome:\n            return error\n",
+        [CORE],
+    ),
+)
+
+_ENDS: Final = (
+    Mutant(
+        "exception-commits",
+        "an exception inside `with` rolls back",
+        "tfmq/client/transaction.py",
+        "        elif self.state == OPEN:\n            try:\n                with suppress(TfmqError):\n"
+        "                    yield from self.rolling_back(LEAVE_SECONDS)\n",
+        "        elif self.state == OPEN:\n            try:\n                with suppress(TfmqError):\n"
+        "                    yield from self.committing()\n",
+        [CORE, "tests/test_transactions.py"],
+    ),
+    Mutant(
+        "prepared-rolled-back-by-an-exception",
+        "a prepared transaction is somebody's decision, whatever happens to the block",
+        "tfmq/client/transaction.py",
+        "        elif self.state == OPEN:\n            try:\n",
+        "        elif self.state in (OPEN, PREPARED):\n            try:\n",
+        [CORE, "tests/test_transactions.py"],
+    ),
+    Mutant(
+        "prepared-rolled-back-by-closing",
+        "a prepared transaction outlives its producer",
+        "tfmq/client/transaction.py",
+        "        if self.state != OPEN:\n            return False\n        lost = ",
+        "        if self.state not in (OPEN, PREPARED):\n            return False\n        lost = ",
+        [CORE, ALL],
+    ),
+    Mutant(
+        "failed-commit-delivers",
+        "deliveries of a transaction that was not committed fail",
+        "tfmq/client/transaction.py",
+        "        committed = self.state in SUCCEEDED\n        if not committed and error is None:\n",
+        "        committed = self.state in SETTLED\n        if not committed and error is None:\n",
+        [CORE],
+    ),
+    Mutant(
+        "placed-by-the-next-batch",
+        "a delivery tells the place of its own message",
+        "tfmq/client/transaction.py",
+        "        offsets = iter(self.ending.placed)\n",
+        "        offsets = iter(self.ending.placed[1:])\n",
+        [CORE],
+    ),
+    Mutant(
+        "forked-child-ends-its-parent-s",
+        "a forked child leaves its parent's transactions alone",
+        "tfmq/client/transactions.py",
+        "            transaction.abandon()\n",
+        "            transaction.drop(None)\n",
+        [CORE, ALL],
+    ),
+    Mutant(
+        "forgotten-transaction-stays",
+        "a transaction that nobody holds is rolled back",
+        "tfmq/client/transactions.py",
+        '                transaction.drop(None, "The transaction was given up, so it was rolled back.")\n',
+        "                transaction.ending.halt()\n",
+        [CORE, HANDLE, ALL],
+    ),
+    Mutant(
+        "held-branch-swept-away",
+        "a branch goes on although nobody holds a handle on it",
+        "tfmq/client/transactions.py",
+        "            if transaction.held:\n                continue\n",
+        "",
+        [ALL],
+    ),
+    Mutant(
+        "lost-work-not-told-at-a-close",
+        "a producer that is closed says what was rolled back",
+        "tfmq/client/transactions.py",
+        "        if lost:\n            raise TransactionRolledBack(LOST.format(lost))\n",
+        "",
+        [CORE, ALL],
+    ),
+    Mutant(
+        "rollback-without-a-request",
+        "what is rolled back is rolled back at the broker, at once",
+        "tfmq/client/transaction_ending.py",
+        "            self._link.call(request, seconds=LET_GO_SECONDS, unattended=True)\n",
+        "            del request\n",
+        [ENDING, CORE],
+    ),
+)
+
+_REQUESTS: Final = (
+    Mutant(
+        "rollback-of-a-frame-under-way",
+        "a frame whose answer did not come is not called rolled back",
+        "tfmq/client/transaction_ending.py",
+        "        if self.framed:\n            raise TransactionState(",
+        "        if self.framed and self.begun:\n            raise TransactionState(",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "frame-repeated-under-another-number",
+        "a commit that is called again is the same request, so it cannot commit twice",
+        "tfmq/client/transaction_ending.py",
+        '            if error.outcome == "not done":\n                self._stream = None\n',
+        "            self._stream = None\n",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "frame-not-put-back",
+        "what a refused frame held is in the next try",
+        "tfmq/client/transaction_ending.py",
+        "            if not done:\n                self._gathering.put_back(batches)\n",
+        "            pass\n",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "frame-s-stream-keeps-its-sequence",
+        "a stream numbers the messages of its transactions without a gap",
+        "tfmq/client/transaction_ending.py",
+        "        stream.sequence += sum(batch.count for batch in batches)\n",
+        "",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "frame-numbered-as-the-last-one",
+        "each transaction of a stream has a number of its own",
+        "tfmq/client/transaction_ending.py",
+        "                stream = yield from streams.leasing(until)\n            stream.number += 1\n",
+        "                stream = yield from streams.leasing(until)\n            stream.number = 1\n",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "strange-stream-believed-after-a-repeat",
+        "a frame that may have been taken does not go again in another stream",
+        "tfmq/client/transaction_ending.py",
+        "(isinstance(call.error, STRANGE) and call.sends == 1)",
+        "isinstance(call.error, STRANGE)",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "unknown-commit-called-rolled-back",
+        "what a repeated commit does not find may have been committed by its first try",
+        "tfmq/client/transaction_ending.py",
+        "isinstance(call.error, UnknownTransaction) and",
+        "isinstance(call.error, UnknownTransaction) or False and",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "commit-of-a-prepared-one-in-one-phase",
+        "a prepared transaction is committed as one that is prepared",
+        "tfmq/client/transaction_ending.py",
+        "            self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._rows()\n",
+        "            self.xid, self.epoch, True, False, [] if self.prepared else self._rows()\n",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "prepare-does-not-wait-for-its-messages",
+        "a transaction is prepared when the broker has all of it",
+        "tfmq/client/transaction_ending.py",
+        "        while pipeline.failure is None and (pipeline.bytes or not pipeline.begun):\n",
+        "        while pipeline.failure is None and not pipeline.begun:\n",
+        [ENDING, CORE, PIPELINE],
+    ),
+    Mutant(
+        "failed-message-passed-over",
+        "a transaction that lost a batch on its way is not committed",
+        "tfmq/client/transaction_ending.py",
+        "            yield Wait((pipeline.moved(),))\n        _raise(pipeline.failure)\n\n    def _transacting",
+        "            yield Wait((pipeline.moved(),))\n\n    def _transacting",
+        [ENDING, CORE, PIPELINE],
+    ),
+    Mutant(
+        "offsets-left-out-of-the-prepare",
+        "offsets are prepared with the messages",
+        "tfmq/client/transaction_ending.py",
+        "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, self._rows())\n",
+        "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, [])\n",
+        [ENDING, CORE, OFFSETS],
+    ),
+    Mutant(
+        "named-rollback-without-an-answer-called-done",
+        "a rollback that nobody answered is not called done for one that others may commit",
+        "tfmq/client/transaction_ending.py",
+        "        return lost and not self._beginning.xid and not self._prepare_sent\n",
+        "        return lost\n",
+        [ENDING, CORE],
+    ),
+    Mutant(
+        "frame-of-any-size",
+        "what outgrows a frame is sent while it grows",
+        "tfmq/client/transactions.py",
+        "        return few and gathering.size_bytes() <= FRAME_BYTES\n",
+        "        return few\n",
+        [ALL],
+    ),
+    Mutant(
+        "frame-of-any-number-of-batches",
+        "a frame holds as many batches as the broker takes",
+        "tfmq/client/transactions.py",
+        "        return few and gathering.size_bytes() <= FRAME_BYTES\n",
+        "        return gathering.size_bytes() <= FRAME_BYTES\n",
+        [ENDING],
+    ),
+    Mutant(
+        "busy-broker-asked-for-ever",
+        "a step ends when its time is over, however busy the broker",
+        "tfmq/client/transaction_asking.py",
+        "        if not isinstance(call.error, Busy) or link.now() + pause >= until:\n",
+        "        if not isinstance(call.error, Busy):\n",
+        [ASKING],
+    ),
+    Mutant(
+        "call-left-behind",
+        "who stops waiting leaves no call behind",
+        "tfmq/client/transaction_asking.py",
+        "        finally:\n            link.abandon(call)\n",
+        "        finally:\n            pass\n",
+        [ASKING, CORE],
+    ),
+)
+
+CLIENT_TRANSACTIONS: Final = _TAKEN + _ENDS + _REQUESTS
