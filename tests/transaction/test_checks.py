@@ -5,7 +5,7 @@ from itertools import pairwise
 from journal.testing import SimulatedClock
 from tests.transaction.desk import Answer, Session
 from tfmq.broker.timers import Timers
-from tfmq.transaction.checks import CHECKS_AT_ONCE, PAUSE_SECONDS_MAX, Checks
+from tfmq.transaction.checks import CHECKS_AT_ONCE, PAUSE_SECONDS_MAX, WAITS_PER_SESSION_MAX, Checks
 from tfmq.transaction.requests import Check
 
 
@@ -161,3 +161,13 @@ def test_closing_ends_every_wait_and_asks_nobody() -> None:
     asking.checks.close()
     assert epochs(waiting) == []
     assert asking.timers.next_due() is None
+
+
+def test_one_client_cannot_take_every_place_to_wait() -> None:
+    asking = Asking(parked_max=10 * WAITS_PER_SESSION_MAX)
+    greedy = Session()
+    answers = [asking.wait(f"group-{number}", greedy) for number in range(WAITS_PER_SESSION_MAX + 1)]
+    assert [answer.code for answer in answers[-2:]] == ["waiting", "busy"]
+    assert asking.wait().code == "waiting"
+    asking.checks.session_lost(greedy)
+    assert asking.checks.parked == 1

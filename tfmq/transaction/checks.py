@@ -18,7 +18,9 @@ PAUSE_SECONDS_MAX: Final = 3600.0
 """Who could not say in a day is still asked each hour."""
 CHECKS_AT_ONCE: Final = 100
 """One client is asked about no more in one answer, so that several share a pile."""
-BUSY: Final = "Too many clients wait to be asked about transactions; the limit is limits.checks_parked."
+WAITS_PER_SESSION_MAX: Final = 1000
+"""A client waits once for each of its groups; one that waits again and again keeps nobody else from being asked."""
+BUSY: Final = "Too many wait to be asked about transactions: limits.checks_parked in all, 1,000 a connection."
 
 
 class Wait:
@@ -101,11 +103,14 @@ class Checks:
             self._answer(wait)
         elif not wait_ms:
             done([], None)
-        elif self.parked >= self._parked_max:
+        elif self.parked >= self._parked_max or self._waits_of(session) >= WAITS_PER_SESSION_MAX:
             done(None, Busy(BUSY))
         else:
             self._park(wait, wait_ms)
         return partial(self._end, wait)
+
+    def _waits_of(self, session: Caller) -> int:
+        return len(self._sessions.get(session, ()))
 
     def session_lost(self, session: Caller) -> None:
         """Its waits end, without an answer that nobody would read."""
