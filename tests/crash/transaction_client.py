@@ -12,7 +12,14 @@ from typing import Any
 from zlib import crc32
 
 from tests.broker.helpers import Answer, Broker, Session, batch
-from tfmq.errors import NOT_DONE, Busy, HeuristicOutcome, TransactionCommitted, TransactionRolledBack
+from tfmq.errors import (
+    NOT_DONE,
+    Busy,
+    HeuristicOutcome,
+    StorageStopped,
+    TransactionCommitted,
+    TransactionRolledBack,
+)
 from tfmq.protocol import commands
 from tools.rigs.transaction_model import (
     ABSENT,
@@ -37,6 +44,8 @@ Targets = Mapping[tuple[str, int], int]
 
 DECIDED: Mapping[type, Fate] = {TransactionRolledBack: ABSENT, TransactionCommitted: COMMITTED}
 """Errors that say what became of a transaction."""
+
+UNDER_WAY = frozenset({"preparing", "committing", "rolling_back"})
 
 HEURISTICS = {"heuristic_committed": COMMITTED, "heuristic_rolled_back": ABSENT}
 
@@ -529,12 +538,14 @@ class TransactionClient:
         rows = self.rows()
         known = {key for t in self.model.transactions.values() for key in t.messages}
         known |= {stream.key for stream in self.model.streams.values()}
-        saved, locked = {}, set()
+        saved, locked, silent = {}, set(), set()
         for group in self.groups:
             try:
                 offset = self.saved(group)
             except Busy:
                 locked.add(group)
+            except StorageStopped:
+                silent.add(group)
             else:
                 if offset is not None:
                     saved[group] = offset
@@ -547,6 +558,8 @@ class TransactionClient:
             frozenset(locked),
             frozenset(known - messages.keys()),
             frozenset(stuck),
+            frozenset(row["epoch"] for row in rows if row["state"] in UNDER_WAY),
+            frozenset(silent),
         )
 
 

@@ -24,10 +24,14 @@ JOURNAL = re.compile(r"/transactions/\d+\.journal$")
 SAVED = re.compile(r"/transactions/(checkpoint|\d+\.snapshot)")
 SEGMENT = re.compile(r"/(orders|bills)-\d+/\d+\.zxQueue$")
 
+PARTITION = re.compile(r"/(orders|bills)-\d+(/|$)")
+
 JOURNAL_FILE_BYTES = 1 << 16
 """The smallest that may be set, so that a short life rolls and relocates."""
 RECORD_BYTES = 700
 """More than a sector: a write can be torn in the middle of a record."""
+SEGMENT_BYTES = 1 << 16
+LARGE_SENDS = 4
 FILES = 11
 """Of the journal, that a life fills: more than those below which nothing is carried forward."""
 FILLING = 3
@@ -41,7 +45,8 @@ DECIDING = frozenset({"commit", "transact", "commit group"})
 POINTS = (
     "begin answer", "send", "send answer",
     "prepare write", "prepare force", "prepare answer",
-    "commit write", "commit force", "partition append", "partition force", "commit answer",
+    "commit write", "commit force", "partition append", "partition force", "partition files",
+    "commit answer",
     "rollback write", "rollback force", "rollback answer",
     "checkpoint", "journal roll", "file delete", "relocation", "offsets",
 )  # fmt: skip
@@ -90,7 +95,9 @@ def point_of(action: str, kind: str, path: str) -> str:
     if path.endswith(TRANSACTIONS.rstrip("/")):
         return "journal roll"
     if SEGMENT.search(path):
-        return "partition append" if kind in WRITES else "partition force" if kind in FORCES else ""
+        return f"partition {'append' if kind in WRITES else 'force' if kind in FORCES else 'files'}"
+    if PARTITION.search(path):
+        return "partition files"
     if "/meta/" in path and action in DECIDING:
         return "offsets"
     if kind == "sync":
@@ -123,7 +130,7 @@ class Life:
             self.disk,
             self.clock,
             transaction__journal_file_bytes=JOURNAL_FILE_BYTES,
-            log__segment_bytes=1 << 20,
+            log__segment_bytes=SEGMENT_BYTES,
             flush__messages=0,
         )
         self.client = TransactionClient(self.broker, record_bytes=RECORD_BYTES)
@@ -206,7 +213,7 @@ class Life:
     def tell(self) -> None:
         """All chapters; each goes on as far as the disk lets it."""
         for chapter in (
-            self.plain_and_local, self.two_phases, self.in_doubt, self.with_offsets, self.together,
+            self.plain_and_local, self.two_phases, self.in_doubt, self.large, self.with_offsets, self.together,
             self.by_hand, self.unfinished, self.filling, self.end,
         ):  # fmt: skip
             chapter()
@@ -247,6 +254,18 @@ class Life:
             self.send(transaction, "orders", number, 2)
             self.send(transaction, "bills", 0, 1)
             self.prepare(transaction)
+
+    def large(self) -> None:
+        """More for two partitions than one append of theirs takes: it goes there in slices."""
+        self.client.record_bytes = FILLING_BYTES
+        transaction = self.begin("large", "large")
+        for _ in range(LARGE_SENDS):
+            self.send(transaction, "orders", 0, 2)
+            self.send(transaction, "bills", 0, 2)
+        self.client.record_bytes = RECORD_BYTES
+        self.prepare(transaction)
+        self.commit(transaction)
+        self.plain("plain-0", "orders", 0)
 
     def with_offsets(self) -> None:
         for number, name in enumerate(("read-one", "read-two", "read-three")):

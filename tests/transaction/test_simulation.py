@@ -39,6 +39,8 @@ from tools.rigs.transaction_model import ABSENT, COMMITTED, PREPARED, Transactio
 NAMES = ("orders", "bills")
 XIDS = ("x", "y", "z")
 GROUPS = ("g", "h")
+SMALL, LARGE = 100, 19_000
+"""Sizes of messages: a few large ones are more than an append of a partition with small segments takes."""
 OPEN_MAX = 12
 TROUBLE = 8
 """Steps after which the disk is mended."""
@@ -68,7 +70,7 @@ class Simulation(RuleBasedStateMachine):
             flush__seconds=5,
             limits__transaction_seconds=LONGEST // 1000,
         )
-        self.client = TransactionClient(self.broker, record_bytes=100)
+        self.client = TransactionClient(self.broker, record_bytes=SMALL)
         self.count = 0
         self.answers: list[Answer] = []
         self.done: list[Step] = []
@@ -232,12 +234,14 @@ class Simulation(RuleBasedStateMachine):
         if len(self.client.model.transactions) == before:
             return
         transaction = list(self.client.model.transactions.values())[-1]
+        self.client.record_bytes = data.draw(st.sampled_from([SMALL, SMALL, LARGE]))
         for _ in range(data.draw(st.integers(1, 3))):
             if transaction in self.alive() and (places := self.places()):
                 topic, partition = data.draw(st.sampled_from(places))
                 self.posted(self.client.send(transaction, topic, partition, data.draw(st.integers(1, 3))))
                 self.broker.work()
                 self.client.look()
+        self.client.record_bytes = SMALL
         if transaction in self.alive() and transaction.messages:
             if step == "prepare":
                 self.posted(self.client.prepare(transaction, self.free_offsets(group), turn=turn))

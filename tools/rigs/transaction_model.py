@@ -96,8 +96,9 @@ class Stream:
 class View:
     """What a broker shows: payloads by partition and how many of them a reader gets by default (None: all),
     epochs that are prepared and those that are applied at the moment, offsets of groups, groups whose offsets
-    are locked, partitions that are gone for ever, and those that take no writes now: of what was decided they may
-    still lack the end.
+    are locked, partitions that are gone for ever, those that take no writes now (of what was decided they may
+    still lack the end), epochs of which the broker says that a step is under way, and groups whose offsets nobody
+    is told now.
     """
 
     messages: Mapping[Key, Sequence[bytes]]
@@ -108,6 +109,8 @@ class View:
     locked: frozenset[str] = frozenset()
     gone: frozenset[Key] = frozenset()
     stuck: frozenset[Key] = frozenset()
+    unsure: frozenset[int] = frozenset()
+    silent: frozenset[str] = frozenset()
 
 
 def label_of(payload: bytes) -> str:
@@ -121,7 +124,7 @@ class Knowledge:
 
     transactions: Mapping[str, tuple[frozenset[Fate], int, int, int, str]]
     safe: Mapping[str, int]
-    together: int
+    together: tuple[Together, ...]
     seen: Mapping[Key, list[bytes]]
 
 
@@ -158,7 +161,7 @@ class Model:
                 for label, each in self.transactions.items()
             },
             {label: stream.safe for label, stream in self.streams.items()},
-            len(self.together),
+            tuple(self.together),
             {key: list(payloads) for key, payloads in self.seen.items()},
         )
 
@@ -170,7 +173,7 @@ class Model:
             )
         for label, stream in self.streams.items():
             stream.safe = known.safe.get(label, 0)
-        self.together = self.together[: known.together]
+        self.together = list(known.together)
         self.seen = {key: list(payloads) for key, payloads in known.seen.items()}
 
     # What must hold
@@ -237,6 +240,8 @@ class Model:
             return PREPARED
         if seen:
             return COMMITTED
+        if transaction.epoch in view.unsure:
+            return None
         return ABSENT if (shown and not late) or not transaction.messages else None
 
     def _judge(self, transaction: Transaction, found: Fate | None, final: bool) -> None:
@@ -269,7 +274,7 @@ class Model:
             for group in transaction.offsets:
                 by_group[group].append(transaction)
         for group, transactions in by_group.items():
-            if any(t.epoch in view.applying for t in transactions):
+            if group in view.silent or any(t.epoch in view.applying for t in transactions):
                 continue
             held = [t for t in transactions if t.fates == {PREPARED}]
             require(
