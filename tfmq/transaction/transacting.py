@@ -9,7 +9,7 @@ from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of, require_sure
 from tfmq.transaction.live import Live
 from tfmq.transaction.operations import Origin
-from tfmq.transaction.queue import MaybeWritten
+from tfmq.transaction.queue import MaybeWritten, Written
 from tfmq.transaction.requests import Caller, Done, Ended, Transact
 from tfmq.transaction.steps import again, answer, tell_ended
 from tfmq.transaction.transaction import Transaction
@@ -70,7 +70,7 @@ class Transacting:
         self._store.check(total)
         self._books.reservations.require_room(self._store.size_bytes, transaction, total, len(request.pieces))
 
-    def _written(self, transaction: Transaction, done: Done):  # type: ignore[no-untyped-def]
+    def _written(self, transaction: Transaction, done: Done) -> Written:
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
                 live = live_of(transaction)
@@ -80,8 +80,8 @@ class Transacting:
                 else:
                     self._give_back(transaction)
                 done(None, refusals.of_journal(error))
-                for again in waiting:
-                    again()
+                for each in waiting:
+                    each()
                 return
             assert transaction.decision is not None
             self._books.decided(transaction.decision, partial(tell_ended, transaction.epoch, False, done))
