@@ -84,5 +84,6 @@ def clear_prepared(server: PostgresServer) -> None:
     engine = create_engine(server.url(), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         for name in prepared_names(engine):
-            connection.exec_driver_sql(f"ROLLBACK PREPARED '{name}'")
+            quoted = name.replace("'", "''")
+            connection.exec_driver_sql(f"ROLLBACK PREPARED '{quoted}'")
     engine.dispose()

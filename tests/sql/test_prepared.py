@@ -38,6 +38,16 @@ def test_only_ours_are_found(postgres_engine: Engine) -> None:
     assert [each.xid for each in found(postgres_engine, "tfmq.sql.a")] == ["tfmq.sql.a"]
 
 
+def test_a_strangers_name_finishes_nothing_else(postgres_engine: Engine) -> None:
+    """A statement with this name in it would end the first one: the quote closes the name, the rest is a comment."""
+    prepare(postgres_engine, "tfmq.sql.a@n", 1)
+    with postgres_engine.connect() as connection:
+        connection.exec_driver_sql('INSERT INTO "order" (number) VALUES (2)')
+        connection.exec_driver_sql("PREPARE TRANSACTION 'tfmq.sql.a@n'' --@n'")
+        connection.rollback()
+    assert [each.gid for each in found(postgres_engine)] == ["tfmq.sql.a@n"]
+
+
 def test_where_nothing_can_be_prepared_nothing_is_looked_for(sqlite_engine: Engine) -> None:
     assert found(sqlite_engine) == []
 

@@ -5,7 +5,8 @@ The name there is XID@NODE: the broker's name of the transaction, and the id of 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import re
+from typing import Final, Literal, NamedTuple
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection, TwoPhaseTransaction
@@ -18,6 +19,11 @@ Decision = Literal["commit", "rollback"]
 
 SOMEBODY_ELSE_DOES = ("42704", "55000")
 """What PostgreSQL says of a prepared transaction that is gone, or that another session is finishing."""
+
+_OURS: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z.]+@[0-9A-Za-z._-]*")
+"""Names that were given here. Anybody who may use the database can prepare under any other one, a quote in it
+included, and SQLAlchemy writes names into its statements as they are.
+"""
 
 _FIND = text(
     "SELECT gid FROM pg_prepared_xacts WHERE starts_with(gid, :start) AND database = current_database() ORDER BY gid"
@@ -56,7 +62,7 @@ def prepared_in(connection: Connection, xid: str = PREFIX) -> list[Prepared]:
     start = PREFIX + "." if xid == PREFIX else xid + "@"
     with connection.begin():
         found = connection.scalars(_FIND, {"start": start}).all()
-    return [Prepared(gid, *gid.rsplit("@", 1)) for gid in found if "@" in gid]
+    return [Prepared(gid, *gid.rsplit("@", 1)) for gid in found if _OURS.fullmatch(gid)]
 
 
 def finish(connection: Connection, gid: str, decision: Decision) -> None:
