@@ -55,6 +55,16 @@ def test_the_next_sequence_need_not_be_the_next_number() -> None:
     assert groups.begin(Member("q", 9, RUN))
 
 
+def test_rule_3_a_commit_of_an_earlier_sequence_leaves_the_fence() -> None:
+    groups = make()
+    groups.aborted("q", 6, RUN)
+    groups.committed("q", 5, "another run", 100, 1)
+    with pytest.raises(GroupFenced):
+        groups.begin(Member("q", 6, RUN))
+    groups.committed("q", 6, "another run", 100, 1)
+    assert groups.by_name["q"].fenced == {}
+
+
 def test_rule_3_an_aborted_run_is_fenced_until_a_later_commit() -> None:
     groups = make()
     groups.committed("q", 5, RUN, 100, 1)

@@ -107,6 +107,32 @@ def test_a_crash_between_slices_goes_on_behind_the_last_one() -> None:
     assert places == sorted(set(places))
 
 
+def test_it_goes_on_behind_the_last_message_although_slices_are_cut_otherwise_now() -> None:
+    desk = Desk()
+    desk.targets.automatic = False
+    desk.commit(large(desk, 12))
+    left = desk.targets.killed()
+    assert len(left.payloads(ORDERS)) % 5
+    left.limit = 5 * MIB
+    again = desk.again(desk.disk.crash(keep="everything"), left)
+    assert numbers(again) == list(range(12))
+
+
+def test_a_large_one_that_is_there_is_over_with_the_next_start() -> None:
+    desk = Desk()
+    began = large(desk, 4)
+    assert desk.commit(began).state == "committed"
+    again = desk.kill()
+    assert again.state(began) == "committed"
+    assert numbers(again) == list(range(4))
+
+
+def test_one_that_ended_makes_room_for_the_next() -> None:
+    desk = Desk()
+    for number in range(CONVOYS_MAX + 1):
+        assert desk.commit(large(desk, 2, xid=f"big-{number}")).state == "committed"
+
+
 def test_a_power_cut_that_took_slices_has_them_written_again() -> None:
     desk = Desk()
     began = large(desk, 12)

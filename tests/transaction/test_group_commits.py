@@ -2,10 +2,12 @@
 
 import errno
 
+import pytest
+
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Row
 from tfmq.effects import GroupPlaces
-from tfmq.errors import NOT_DONE
+from tfmq.errors import NOT_DONE, DiskFull
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.requests import Member
 
@@ -47,6 +49,19 @@ def test_one_that_is_missing_refuses_all_and_nothing_is_done() -> None:
     assert desk.state(ready) == "prepared"
     desk.prepare(opened)
     assert desk.commit_group("spark", 1, [ready, opened]).state == "committed"
+
+
+def test_a_command_that_the_store_refuses_holds_up_nobody_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    ready = member(desk, "a")
+
+    def refuse(*asked: object) -> None:
+        raise DiskFull
+
+    monkeypatch.setattr(desk.store, "commit_group", refuse)
+    assert desk.commit_group("spark", 1, [ready]).code == "disk_full"
+    monkeypatch.undo()
+    assert desk.commit_group("spark", 1, [ready]).state == "committed"
 
 
 def test_a_wrong_name_or_epoch_is_missing_and_one_named_twice_refused() -> None:

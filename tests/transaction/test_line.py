@@ -7,7 +7,8 @@ import pytest
 from journal.header import make_log_id
 from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
-from tfmq.effects import OFFSETS_KEY
+from tfmq.effects import OFFSETS_KEY, Applied, Effect
+from tfmq.errors import StorageStopped
 from tfmq.transaction.line import PAUSE_SECONDS, PAUSE_SECONDS_MAX
 
 
@@ -22,6 +23,7 @@ def test_neighbours_of_one_turn_share_one_effect_under_the_last_place() -> None:
     desk.turn()
     assert desk.visible() == [b"0", b"1", b"2", b"3", b"4"]
     assert len(applies(desk, ORDERS)) == len(desk.targets.target(ORDERS).appends) == 1
+    assert desk.kill().visible() == desk.visible(), "all of them are known to be there"
 
 
 def test_neighbours_that_are_too_much_for_one_effect_go_in_several() -> None:
@@ -105,6 +107,21 @@ def test_a_target_that_takes_nothing_holds_up_no_other() -> None:
     assert desk.visible(BILLS) == [b"b"]
 
 
+def test_what_was_written_in_spite_of_an_error_is_not_written_again_with_what_came_meanwhile() -> None:
+    desk = Desk()
+    really = desk.targets._write
+
+    def answer_lost(effect: Effect, done: Applied) -> None:
+        desk.targets._write = really  # type: ignore[method-assign]
+        really(effect, lambda mark, error: done(None, StorageStopped(reason="its answer was lost")))
+
+    desk.targets._write = answer_lost  # type: ignore[method-assign]
+    for payload in (b"1", b"2"):
+        assert desk.transact([(ORDERS, [payload])]).state == "applying"
+    desk.advance(PAUSE_SECONDS)
+    assert desk.visible() == [b"1", b"2"]
+
+
 def test_what_was_written_before_is_not_written_again_after_a_start() -> None:
     desk = Desk()
     for number in range(3):
@@ -177,6 +194,17 @@ def test_a_topic_that_goes_while_its_messages_wait_lets_the_transaction_end() ->
     desk.turn()
     assert desk.commit(began).dropped == 2
     assert desk.handler.status()["applying"] == 0
+
+
+def test_a_topic_that_goes_just_when_its_messages_come_lets_the_transaction_end() -> None:
+    desk = Desk()
+    answer = desk.commit(desk.prepared("x", [b"1", b"2"]), turn=False)
+    while not desk.targets.due:
+        if not desk.handler.write():
+            desk.forcer.start()
+    desk.targets.delete(16)
+    desk.turn()
+    assert (answer.state, answer.dropped) == ("committed", 2)
 
 
 def test_the_gone_topic_of_another_life_gets_nothing_and_the_new_one_neither() -> None:

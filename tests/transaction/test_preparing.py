@@ -70,7 +70,7 @@ def test_hazard_04_a_prepare_that_could_not_be_written_leaves_the_transaction_op
     began = desk.begin("x")
     desk.send(began, [b"m"])
     full(desk)
-    answer = desk.prepare(began)
+    answer = desk.prepare(began, [Row("g", 1, 5)])
     assert (answer.code, outcome(answer), desk.state(began)) == ("disk_full", NOT_DONE, "open")
     assert (desk.targets.reserved, desk.targets.locks) == (0, {})
     assert desk.kill().state(began) == "unknown", "a restart does not find it prepared either"

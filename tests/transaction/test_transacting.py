@@ -6,7 +6,7 @@ import pytest
 
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk, Stream, piece
 from tests.transaction.targets import Row
-from tfmq.errors import NOT_DONE
+from tfmq.errors import NOT_DONE, DiskFull
 from tfmq.transaction.requests import Transact
 
 
@@ -37,6 +37,26 @@ def test_nothing_is_visible_before_its_record_is_on_the_disk() -> None:
     answer = desk.transact([(ORDERS, [b"1"])])
     assert (answer.code, desk.visible()) == ("waiting", [])
     assert desk.power_cut().visible() == []
+
+
+def test_one_that_the_disk_refuses_leaves_nothing_set_aside() -> None:
+    desk = Desk()
+    desk.disk.faults.fail("write", error=errno.ENOSPC)
+    assert desk.transact([(ORDERS, [b"1"])], offsets=[Row("g", 1, 5)]).code == "disk_full"
+    assert (desk.targets.reserved, desk.targets.locks) == (0, {})
+
+
+def test_one_that_the_store_refuses_leaves_nothing_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+
+    def refuse(*asked: object, **more: object) -> None:
+        raise DiskFull
+
+    monkeypatch.setattr(desk.store, "commit", refuse)
+    assert desk.transact([(ORDERS, [b"1"])], offsets=[Row("g", 1, 5)]).code == "disk_full"
+    assert (desk.targets.reserved, desk.targets.locks) == (0, {})
+    monkeypatch.undo()
+    assert desk.transact([(ORDERS, [b"1"])], offsets=[Row("g", 1, 5)]).state == "committed"
 
 
 def test_a_repeated_one_gets_the_remembered_outcome_also_after_a_start() -> None:

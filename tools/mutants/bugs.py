@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from tools.mutants.bugs_applying import APPLIED
+from tools.mutants.bugs_books import TRANSACTION_BOOKS
 from tools.mutants.bugs_broker import BROKER
 from tools.mutants.bugs_client import CLIENT
 from tools.mutants.bugs_client_pipeline import CLIENT_PIPELINE
 from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
+from tools.mutants.bugs_commit_groups import COMMIT_GROUPS
 from tools.mutants.bugs_effects import EFFECTS
 from tools.mutants.bugs_forces import FORCES
+from tools.mutants.bugs_handler import HANDLING
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_server import SERVER
@@ -27,6 +31,10 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + TRANSACTION_JOURNAL
     + TRANSACTION_STORE
     + TRANSACTION_QUEUE
+    + HANDLING
+    + TRANSACTION_BOOKS
+    + APPLIED
+    + COMMIT_GROUPS
     + SERVER
     + CLIENT
     + CLIENT_TRANSACTIONS

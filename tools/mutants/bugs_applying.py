@@ -1,0 +1,204 @@
+"""Bugs to plant where decided transactions are brought to their targets, and kept until all is on the disk."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+APPLYING: Final = "tests/transaction/test_applying.py"
+CONVOY: Final = "tests/transaction/test_convoy.py"
+COURSE: Final = "tests/transaction/test_course.py"
+ENDING: Final = "tests/transaction/test_ending.py"
+HANDLER: Final = "tests/transaction/test_handler.py"
+HAZARDS: Final = "tests/transaction/test_hazards.py"
+LINE: Final = "tests/transaction/test_line.py"
+LISTING: Final = "tests/transaction/test_listing.py"
+SETTLING: Final = "tests/transaction/test_settling.py"
+
+APPLIED: Final = (
+    Mutant(
+        "effects-overtake-one-another",
+        "decisions are applied to a target one after the other",
+        "tfmq/transaction/line.py",
+        "        while self._queue and not self.busy and self._timer is None:\n",
+        "        while self._queue and self._timer is None:\n",
+        [LINE, APPLYING],
+    ),
+    Mutant(
+        "refused-effect-behind-later-ones",
+        "what a target refused comes before what was decided later",
+        "tfmq/transaction/line.py",
+        "deque(sorted([*parts, *self._queue], key=lambda part: part.place))",
+        "deque([*self._queue, *parts])",
+        [LINE, APPLYING],
+    ),
+    Mutant(
+        "target-not-asked-after-an-error",
+        "after an error a target is asked how far it is",
+        "tfmq/transaction/line.py",
+        "    def _failed(self, error: BaseException) -> None:\n        self._known = False\n",
+        "    def _failed(self, error: BaseException) -> None:\n        self._known = True\n",
+        [LINE, APPLYING],
+    ),
+    Mutant(
+        "what-is-there-is-sent-again",
+        "what a target has is not sent to it again",
+        "tfmq/transaction/line.py",
+        "self._queue[0].place <= applied:\n",
+        "self._queue[0].place < applied:\n",
+        [CONVOY, LINE],
+    ),
+    Mutant(
+        "large-part-begins-anew-after-a-crash",
+        "a part goes on behind the last message that is there",
+        "tfmq/transaction/line.py",
+        "        self._after = applied[1] if applied is not None and head == applied[0] else 0\n",
+        "        self._after = 0\n",
+        [CONVOY],
+    ),
+    Mutant(
+        "joined-effect-under-the-first-place",
+        "a shared effect stands for the last decision in it",
+        "tfmq/transaction/line.py",
+        "        last = parts[-1]\n        self._applier",
+        "        last = parts[0]\n        self._applier",
+        [LINE, APPLYING],
+    ),
+    Mutant(
+        "gone-target-holds-up-its-transaction",
+        "what was for a topic that is gone is dropped, counted and told",
+        "tfmq/transaction/line.py",
+        "        if isinstance(error, UnknownTopic):\n            self.drop()\n            return\n",
+        "",
+        [LINE, APPLYING],
+    ),
+    Mutant(
+        "stopped-target-drops",
+        "what a stopped target does not take waits for it",
+        "tfmq/transaction/line.py",
+        "        if isinstance(error, UnknownTopic):\n",
+        "        if error:\n",
+        [LINE, APPLYING],
+    ),
+    Mutant(
+        "offset-told-before-it-is-forced",
+        "an offset that was told stays",
+        "tfmq/transaction/line.py",
+        "        if not mark.offsets or not self._applier.destination.forced(mark):\n",
+        "        if not mark.offsets:\n",
+        [LINE, APPLYING],
+    ),
+    Mutant(
+        "applied-before-all-targets-have-it",
+        "a transaction is applied when every target has its part",
+        "tfmq/transaction/applying.py",
+        "            course.left -= 1\n            if not course.left:\n                self._over(course)\n",
+        "            course.left -= 1\n            self._over(course)\n",
+        [APPLYING],
+    ),
+    Mutant(
+        "offsets-left-out",
+        "offsets of a transaction are saved with it",
+        "tfmq/transaction/applying.py",
+        "        if offsets:\n            self._put(OFFSETS_KEY, Part(course, OFFSETS_TARGET))\n",
+        "        course.left -= offsets\n",
+        [LINE],
+    ),
+    Mutant(
+        "resumed-target-not-given-what-it-lost",
+        "what a target lost by a resumption is brought again",
+        "tfmq/transaction/applying.py",
+        "            self._line(key).put_back(parts)\n",
+        "            self._done(self._line(key), parts)\n",
+        [APPLYING, SETTLING],
+    ),
+    Mutant(
+        "dropped-messages-not-told",
+        "what was for a topic that is gone is dropped, counted and told",
+        "tfmq/transaction/applying.py",
+        "            course.dropped += target.messages\n",
+        "            course.dropped += 0\n",
+        [APPLYING, LINE],
+    ),
+    Mutant(
+        "journal-let-go-before-the-force",
+        "the journal keeps a decision until all of it is on the disk",
+        "tfmq/transaction/course.py",
+        "        return self.applied and not self.left and not self.unforced\n",
+        "        return self.applied and not self.left\n",
+        [COURSE, SETTLING, APPLYING],
+    ),
+    Mutant(
+        "stuck-part-called-committed",
+        "what a stopped target may lose is told as applying",
+        "tfmq/transaction/course.py",
+        "        there = self.applied and not self.left and not self.stuck\n",
+        "        there = self.applied and not self.left\n",
+        [APPLYING],
+    ),
+    Mutant(
+        "unforced-part-settled",
+        "the journal keeps a decision until all of it is on the disk",
+        "tfmq/transaction/settling.py",
+        "        while written and self._destination.forced(written[0].mark):\n",
+        "        while written:\n",
+        [SETTLING],
+    ),
+    Mutant(
+        "readers-wait-for-the-flush",
+        "readers of forced data see a commit soon",
+        "tfmq/transaction/settling.py",
+        "            self._timer = self._timers.after(SOON_SECONDS, self._ring)\n",
+        "            self._timer = self._timers.after(10.0, self._ring)\n",
+        [SETTLING],
+    ),
+    Mutant(
+        "large-part-not-in-one-piece",
+        "a large part lies in one piece in its partition",
+        "tfmq/transaction/convoy.py",
+        "            self._applier.destination.hold(self._line.key)\n",
+        "            pass\n",
+        [CONVOY, APPLYING],
+    ),
+    Mutant(
+        "hold-leaked",
+        "a partition is free again behind a large part, however that ended",
+        "tfmq/transaction/convoy.py",
+        "            self._applier.destination.unhold(self._line.key)\n",
+        "            pass\n",
+        [CONVOY, APPLYING],
+    ),
+    Mutant(
+        "large-part-cut-short",
+        "a part is there when its last message is",
+        "tfmq/transaction/convoy.py",
+        "        elif found.last >= self._part.target.last:\n",
+        "        elif found.last > 0:\n",
+        [CONVOY],
+    ),
+    Mutant(
+        "convoy-s-place-leaked",
+        "a convoy that ended makes room for the next",
+        "tfmq/transaction/convoy.py",
+        "        self._applier.pace.leave()\n        self._done",
+        "        self._done",
+        [CONVOY],
+    ),
+    Mutant(
+        "convoy-goes-on-behind-a-resumption",
+        "nothing is written over a gap that a resumption left",
+        "tfmq/transaction/convoy.py",
+        "        self._recalled = StorageStopped(",
+        "        StorageStopped(",
+        [CONVOY, "tests/issues/test_convoy_over_a_resumption.py"],
+    ),
+    Mutant(
+        "window-not-kept",
+        "a large transaction does not make others wait for its bytes",
+        "tfmq/transaction/convoy.py",
+        "        return not self._unforced or self._unforced + size_bytes <= WINDOW_BYTES\n",
+        "        return True\n",
+        [CONVOY],
+    ),
+)

@@ -1,0 +1,167 @@
+"""Bugs to plant in the books of live transactions: forces, locks, space, times, sessions, checks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+APPLYING: Final = "tests/transaction/test_applying.py"
+BEGINNING: Final = "tests/transaction/test_beginning.py"
+BOOKS: Final = "tests/transaction/test_books.py"
+CHECKS: Final = "tests/transaction/test_checks.py"
+ENDING: Final = "tests/transaction/test_ending.py"
+HANDLER: Final = "tests/transaction/test_handler.py"
+HAZARDS: Final = "tests/transaction/test_hazards.py"
+PREPARING: Final = "tests/transaction/test_preparing.py"
+RESERVATIONS: Final = "tests/transaction/test_reservations.py"
+SESSIONS: Final = "tests/transaction/test_sessions.py"
+TIMEOUTS: Final = "tests/transaction/test_timeouts.py"
+TRANSACTING: Final = "tests/transaction/test_transacting.py"
+
+TRANSACTION_BOOKS: Final = (
+    Mutant(
+        "decision-applied-before-its-force",
+        "nothing of a transaction is visible before its decision is on the disk",
+        "tfmq/transaction/books.py",
+        "        self.store.when_forced(decision.place, lambda error: self._forced(course, error))\n",
+        "        self._forced(course, None)\n",
+        [BOOKS, ENDING, HAZARDS, TRANSACTING],
+    ),
+    Mutant(
+        "decision-applied-although-its-force-failed",
+        "nothing is visible whose decision may be lost",
+        "tfmq/transaction/books.py",
+        "            if error is None:\n                self.applier.start(first)\n",
+        "            if first:\n                self.applier.start(first)\n",
+        [BOOKS, ENDING, HAZARDS],
+    ),
+    Mutant(
+        "prepared-keeps-its-place-in-the-session",
+        "a prepared transaction takes no place of its session",
+        "tfmq/transaction/books.py",
+        "        live_of(transaction).place = place\n        self._closed(transaction.epoch)\n        self._keep",
+        "        live_of(transaction).place = place\n        self._keep",
+        [BEGINNING],
+    ),
+    Mutant(
+        "offsets-free-before-the-rollback-is-on-the-disk",
+        "offsets in doubt are free when no crash brings them back",
+        "tfmq/transaction/books.py",
+        "            self.store.when_forced(place, lambda error: self._unlock(locked, error))\n",
+        "            self._unlock(locked, None)\n",
+        [BOOKS, ENDING],
+    ),
+    Mutant(
+        "offsets-of-a-commit-stay-locked",
+        "offsets of a transaction that is over are free",
+        "tfmq/transaction/books.py",
+        "                self.destination.unlock_offsets(transaction.epoch)\n            if course",
+        "                pass\n            if course",
+        [BOOKS, ENDING, APPLYING, HANDLER],
+    ),
+    Mutant(
+        "offsets-free-after-a-start",
+        "offsets in doubt are locked again before anybody can ask",
+        "tfmq/transaction/books.py",
+        "            if transaction.offsets:\n                self.destination.lock_offsets(",
+        "            if not transaction.epoch:\n                self.destination.lock_offsets(",
+        [BOOKS, HANDLER],
+    ),
+    Mutant(
+        "start-applies-in-any-order",
+        "decisions are applied in the order of their places, also by a start",
+        "tfmq/transaction/books.py",
+        "        for place in sorted(decisions):\n",
+        "        for place in sorted(decisions, reverse=True):\n",
+        [BOOKS, HANDLER, HAZARDS],
+    ),
+    Mutant(
+        "space-of-a-prepared-one-given-away-by-a-start",
+        "what is prepared has its space, also after a start",
+        "tfmq/transaction/books.py",
+        "                self.reservations.restore(transaction.size_bytes)\n",
+        "",
+        [BOOKS, HANDLER],
+    ),
+    Mutant(
+        "half-a-reservation-kept",
+        "space is set aside at all targets, or at none",
+        "tfmq/transaction/reservations.py",
+        "            if taken:\n                self._destination.release(taken)\n            raise\n",
+        "            raise\n",
+        [RESERVATIONS],
+    ),
+    Mutant(
+        "transactions-of-any-size",
+        "a transaction has so many bytes, and no more",
+        "tfmq/transaction/reservations.py",
+        "        if found > self._bytes_max:\n",
+        "        if found > self._bytes_max + size_bytes:\n",
+        [RESERVATIONS],
+    ),
+    Mutant(
+        "any-number-of-batches",
+        "a transaction has so many batches, and no more",
+        "tfmq/transaction/reservations.py",
+        "        if rows > self._pieces_max:\n",
+        "        if rows > self._pieces_max + 1:\n",
+        [RESERVATIONS],
+    ),
+    Mutant(
+        "named-transaction-ends-with-its-session",
+        "only a local transaction ends with its session",
+        "tfmq/transaction/sessions.py",
+        "        return [epoch for epoch, local in epochs.items() if local]\n",
+        "        return list(epochs)\n",
+        [SESSIONS],
+    ),
+    Mutant(
+        "cleared-time-still-ends-it",
+        "a time that was cleared ends nothing",
+        "tfmq/transaction/timeouts.py",
+        "            if self._times.get(epoch) == due:\n                del self._times[epoch]\n",
+        "            if due:\n                self._times.pop(epoch, None)\n",
+        [TIMEOUTS],
+    ),
+    Mutant(
+        "earlier-time-waits-for-a-later-one",
+        "a transaction ends in time, whatever else was set before",
+        "tfmq/transaction/timeouts.py",
+        "        if self._timer is not None and self._armed <= due:\n            return\n",
+        "        if self._timer is not None:\n            return\n",
+        [TIMEOUTS],
+    ),
+    Mutant(
+        "prepared-for-a-while-and-nobody-asked",
+        "a transaction that is prepared for long is asked about",
+        "tfmq/transaction/books.py",
+        "            self.checks.watch(epoch, transaction.origin.group, age_seconds)\n",
+        "            self.checks.watch(epoch, transaction.origin.group, -1e9)\n",
+        [BOOKS, HANDLER, PREPARING],
+    ),
+    Mutant(
+        "asked-about-once",
+        "a transaction is asked about again until it ends",
+        "tfmq/transaction/checks.py",
+        "            self._later.set(epoch, min(self._check_seconds * 2.0**asked.count, PAUSE_SECONDS_MAX))\n",
+        "",
+        [CHECKS],
+    ),
+    Mutant(
+        "asked-about-behind-its-end",
+        "nobody is asked about a transaction that is over",
+        "tfmq/transaction/checks.py",
+        "            due.pop(epoch, None)\n            if not due:\n                del self._due[asked.group]\n",
+        "            pass\n",
+        [CHECKS],
+    ),
+    Mutant(
+        "lost-client-asked",
+        "a client that is gone is not asked",
+        "tfmq/transaction/checks.py",
+        "        for wait in list(self._sessions.get(session, ())):\n            self._unpark(wait)\n",
+        "        return\n",
+        [CHECKS],
+    ),
+)

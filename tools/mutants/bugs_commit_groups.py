@@ -1,0 +1,133 @@
+"""Bugs to plant in commit groups: sequences that never go back, fenced runs, all or nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+GROUP_COMMITS: Final = "tests/transaction/test_group_commits.py"
+GROUPS: Final = "tests/transaction/test_commit_groups.py"
+
+COMMIT_GROUPS: Final = (
+    Mutant(
+        "older-sequence-begins",
+        "sequences of a commit group never go back",
+        "tfmq/transaction/commit_groups.py",
+        "            if member.sequence < group.last.sequence:\n                raise GroupStale",
+        "            if member.sequence < group.last.sequence - 1:\n                raise GroupStale",
+        [GROUPS],
+    ),
+    Mutant(
+        "older-sequence-commits",
+        "sequences of a commit group never go back",
+        "tfmq/transaction/commit_groups.py",
+        "        if last is not None and sequence < last.sequence:\n",
+        "        if last is not None and sequence < last.sequence - 1:\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "other-rows-accepted",
+        "a repeat with another total is refused",
+        "tfmq/transaction/commit_groups.py",
+        "            if rows != last.rows and not other_total:\n",
+        "            if rows < last.rows and not other_total:\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "aborted-run-goes-on",
+        "a run that was aborted writes nothing more",
+        "tfmq/transaction/commit_groups.py",
+        "        if member.run in group.fenced:\n            raise GroupFenced()\n        return True\n",
+        "        return True\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "aborted-run-commits",
+        "a run that was aborted writes nothing more",
+        "tfmq/transaction/commit_groups.py",
+        "        if run in known.fenced:\n            raise GroupFenced()\n        return None\n",
+        "        return None\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "fences-dropped-by-an-earlier-commit",
+        "a fenced run stays fenced until a later sequence is committed",
+        "tfmq/transaction/commit_groups.py",
+        "group.fenced.items() if at > sequence}",
+        "group.fenced.items() if at > sequence + 1}",
+        [GROUPS],
+    ),
+    Mutant(
+        "member-of-another-sequence-committed",
+        "a group commits members of its own sequence only",
+        "tfmq/transaction/commit_groups.py",
+        "if epoch not in members or members[epoch].sequence != sequence]",
+        "if epoch not in members]",
+        [GROUPS],
+    ),
+    Mutant(
+        "leftovers-of-later-sequences-dropped",
+        "what belongs to a later sequence is left alone",
+        "tfmq/transaction/commit_groups.py",
+        "            if member.sequence <= sequence and epoch not in kept\n",
+        "            if epoch not in kept\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "fences-left-out-of-the-snapshot",
+        "a fenced run stays fenced over a restart",
+        "tfmq/transaction/commit_groups.py",
+        "            group.fenced = dict(fenced)\n",
+        "            group.fenced = {}\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "group-commits-what-is-there",
+        "a group commits everything that is named, or nothing",
+        "tfmq/transaction/group_commits.py",
+        "            raise GroupIncomplete(sentence, missing=missing[:NAMES_TOLD])\n",
+        "            del sentence\n",
+        [GROUP_COMMITS],
+    ),
+    Mutant(
+        "open-member-committed",
+        "only prepared members are committed",
+        "tfmq/transaction/group_commits.py",
+        "found.xid == xid and self._is(found, PREPARED_ONLY):\n",
+        "found.xid == xid:\n",
+        [GROUP_COMMITS],
+    ),
+    Mutant(
+        "leftovers-of-a-group-stay",
+        "what other attempts of a sequence left over ends with its commit",
+        "tfmq/transaction/group_commits.py",
+        "self._live(self._store.groups.leftovers(group, sequence, [each.epoch for each in members]))\n",
+        "self._live(())\n",
+        [GROUP_COMMITS],
+    ),
+    Mutant(
+        "abort-answered-before-the-force",
+        "an abort is on the disk when it is answered",
+        "tfmq/transaction/group_commits.py",
+        "                self._store.when_forced(place, partial(answer, done, GroupAborted(ABORTED)))\n",
+        "                done(GroupAborted(ABORTED), None)\n",
+        [GROUP_COMMITS],
+    ),
+    Mutant(
+        "group-commands-overtake",
+        "commands of a group are taken one after the other",
+        "tfmq/transaction/group_commits.py",
+        "        if group in self._waiting:\n            self._waiting[group].append(partial(again, self.commit",
+        "        if not group:\n            self._waiting[group].append(partial(again, self.commit",
+        [GROUP_COMMITS],
+    ),
+    Mutant(
+        "refused-group-command-keeps-the-group-waiting",
+        "a command that raises holds up nobody",
+        "tfmq/transaction/group_commits.py",
+        "        except Exception:\n            self._go_on(group)\n            raise\n",
+        "        except Exception:\n            raise\n",
+        [GROUP_COMMITS],
+    ),
+)

@@ -1,0 +1,264 @@
+"""Bugs to plant where steps of transactions are taken: begin to forget, in every state."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+APPLYING: Final = "tests/transaction/test_applying.py"
+BEGINNING: Final = "tests/transaction/test_beginning.py"
+BOOKS: Final = "tests/transaction/test_books.py"
+ENDING: Final = "tests/transaction/test_ending.py"
+GROUP_COMMITS: Final = "tests/transaction/test_group_commits.py"
+HANDLER: Final = "tests/transaction/test_handler.py"
+HAZARDS: Final = "tests/transaction/test_hazards.py"
+LISTING: Final = "tests/transaction/test_listing.py"
+PREPARING: Final = "tests/transaction/test_preparing.py"
+REFUSALS: Final = "tests/transaction/test_refusals.py"
+STATES: Final = "tests/transaction/test_states.py"
+STEPS: Final = "tests/transaction/test_steps.py"
+TRANSACTING: Final = "tests/transaction/test_transacting.py"
+
+HANDLING: Final = (
+    Mutant(
+        "open-name-taken-twice",
+        "a name belongs to one live transaction",
+        "tfmq/transaction/beginning.py",
+        "        if known is not None and known.state not in states.ENDED:\n",
+        "        if known is not None and known.state in states.ENDED:\n",
+        [BEGINNING],
+    ),
+    Mutant(
+        "timeout-of-nothing-accepted",
+        "a transaction may not be open for no time, or for ever",
+        "tfmq/transaction/beginning.py",
+        "        if not 0 < wanted_ms <= most_ms:\n",
+        "        if not 0 <= wanted_ms <= most_ms:\n",
+        [BEGINNING],
+    ),
+    Mutant(
+        "repeated-begin-begins-again",
+        "a begin that is repeated is answered as the first time",
+        "tfmq/transaction/beginning.py",
+        "            done(self._repeated(request, ending, timeout_ms), None)\n            return\n",
+        "            self._repeated(request, ending, timeout_ms)\n",
+        [BEGINNING],
+    ),
+    Mutant(
+        "session-begins-any-number",
+        "a session has so many open transactions, and no more",
+        "tfmq/transaction/beginning.py",
+        '        if self._books.sessions.count(session) >= limits["transactions_per_session"]:\n',
+        '        if self._books.sessions.count(session) > limits["transactions_per_session"]:\n',
+        [BEGINNING],
+    ),
+    Mutant(
+        "refused-batch-forgotten",
+        "a transaction that lacks a batch is not committed",
+        "tfmq/transaction/beginning.py",
+        "                live.missing.add(name)\n",
+        "",
+        [BEGINNING, PREPARING, ENDING, STEPS],
+    ),
+    Mutant(
+        "prepare-passes-batches-on-their-way",
+        "a step waits for the batches that were sent before it",
+        "tfmq/transaction/steps.py",
+        "        return self._books.busy(transaction) or live_of(transaction).sending > 0\n",
+        "        return self._books.busy(transaction)\n",
+        [STEPS, PREPARING, ENDING],
+    ),
+    Mutant(
+        "prepare-answered-before-the-force",
+        "a prepare is on the disk when it is answered",
+        "tfmq/transaction/preparing.py",
+        "self._store.when_forced(place, partial(answer, done, Prepared(states.PREPARED, expires_ms)))\n",
+        "done(Prepared(states.PREPARED, expires_ms), None)\n",
+        [PREPARING, HAZARDS],
+    ),
+    Mutant(
+        "repeated-prepare-answered-before-the-force",
+        "a prepare that is repeated is on the disk when it is answered",
+        "tfmq/transaction/preparing.py",
+        "            self._store.when_forced(live_of(transaction).place, partial(answer, done, told))\n",
+        "            done(told, None)\n",
+        [PREPARING, HAZARDS],
+    ),
+    Mutant(
+        "prepared-ends-by-itself",
+        "a prepared transaction never ends by itself, unless it said so",
+        "tfmq/transaction/preparing.py",
+        "        if transaction.origin.member is None:\n            if ttl_ms is not None:\n",
+        "        if transaction.origin.member is None and ttl_ms is None:\n            if ttl_ms is not None:\n",
+        [PREPARING],
+    ),
+    Mutant(
+        "any-number-prepared",
+        "so many are prepared, and no more",
+        "tfmq/transaction/preparing.py",
+        '        if staying >= self._books.limits["transactions_prepared"]:\n',
+        '        if staying > self._books.limits["transactions_prepared"]:\n',
+        [PREPARING],
+    ),
+    Mutant(
+        "those-ended-by-hand-not-counted",
+        "what stays until somebody cares is counted",
+        "tfmq/transaction/preparing.py",
+        "counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC)",
+        "counts[states.PREPARED]",
+        [PREPARING],
+    ),
+    Mutant(
+        "member-prepared-behind-its-group",
+        "a member whose group went on while it was prepared ends at once",
+        "tfmq/transaction/preparing.py",
+        "            if self._may_join(transaction):\n",
+        "            if self._may_join(transaction) or place:\n",
+        [PREPARING, GROUP_COMMITS],
+    ),
+    Mutant(
+        "unprepared-committed-in-two-phases",
+        "a commit in two phases needs a prepare",
+        "tfmq/transaction/ending.py",
+        "            if not one_phase:\n",
+        "            if one_phase is None:\n",
+        [ENDING],
+    ),
+    Mutant(
+        "unprepared-decided-by-hand",
+        "only a prepared transaction is decided by hand",
+        "tfmq/transaction/ending.py",
+        "            if heuristic:\n                raise refusals.wrong_state",
+        "            if heuristic and one_phase is None:\n                raise refusals.wrong_state",
+        [ENDING],
+    ),
+    Mutant(
+        "rollback-of-a-prepared-one-answered-before-the-force",
+        "the rollback of a prepared transaction is on the disk when it is answered",
+        "tfmq/transaction/ending.py",
+        "            self._store.when_forced(place, partial(answer, done, RolledBack(state)))\n",
+        "            done(RolledBack(state), None)\n",
+        [ENDING, HAZARDS],
+    ),
+    Mutant(
+        "rollback-of-a-committed-one-answered-ok",
+        "the rollback of a committed transaction is refused, and says so",
+        "tfmq/transaction/ending.py",
+        "            self._steps.refuse(done, refusals.committed(epoch))\n",
+        "            self._books.when_sure(partial(answer, done, RolledBack(states.ROLLED_BACK)))\n",
+        [ENDING],
+    ),
+    Mutant(
+        "rollback-ends-a-decided-one",
+        "what is decided stays decided",
+        "tfmq/transaction/states.py",
+        "    (ROLLING_BACK, DROP): ROLLED_BACK,\n",
+        "    (ROLLING_BACK, DROP): ROLLED_BACK,\n    (APPLYING, DROP): ROLLED_BACK,\n",
+        [STATES],
+    ),
+    Mutant(
+        "late-commit-not-told-of-the-operator",
+        "whoever comes after an operator hears what the operator did",
+        "tfmq/transaction/ending.py",
+        "DECIDED or (heuristic and transaction.state == states.HEURISTIC_COMMITTED):\n",
+        "DECIDED or transaction.state in states.HEURISTIC:\n",
+        [ENDING],
+    ),
+    Mutant(
+        "operator-s-outcome-forgotten-while-it-is-applied",
+        "an outcome by hand is forgotten when all of it is on the disk",
+        "tfmq/transaction/ending.py",
+        "        if course is not None and not course.safe:\n",
+        "        if course is not None and course.safe is None:\n",
+        [ENDING],
+    ),
+    Mutant(
+        "older-epoch-answered-for-the-newest",
+        "an older transaction of the same name is refused",
+        "tfmq/transaction/books.py",
+        "        newer = self.store.named.get(xid)\n",
+        "        newer = None\n",
+        [BOOKS, BEGINNING, ENDING, STEPS],
+    ),
+    Mutant(
+        "epoch-of-another-name",
+        "a transaction is found by its name and its epoch",
+        "tfmq/transaction/books.py",
+        "        if transaction is not None and transaction.xid == xid:\n",
+        "        if transaction is not None:\n",
+        [BOOKS, ENDING, PREPARING, STEPS],
+    ),
+    Mutant(
+        "rolled-back-told-as-committed",
+        "what became of a transaction that is over is told as it was",
+        "tfmq/transaction/steps.py",
+        "            committed = outcome.state == states.COMMITTED\n",
+        "            committed = outcome.state != states.COMMITTED\n",
+        [STEPS, ENDING, PREPARING],
+    ),
+    Mutant(
+        "repeated-transact-done-again",
+        "a request that is repeated is answered as the first time",
+        "tfmq/transaction/transacting.py",
+        "            course.wait(partial(tell_ended, epoch, True, done))\n",
+        "            return False\n",
+        [TRANSACTING],
+    ),
+    Mutant(
+        "gap-inside-a-transact",
+        "the batches of a request are numbered without a gap",
+        "tfmq/transaction/transacting.py",
+        "            elif piece.sequence != expected:\n",
+        "            elif piece.sequence < expected:\n",
+        [TRANSACTING],
+    ),
+    Mutant(
+        "refused-transact-keeps-its-space",
+        "nothing of a refused request is left",
+        "tfmq/transaction/transacting.py",
+        "        except Exception:\n            self._give_back(transaction)\n            raise\n",
+        "        except Exception:\n            self._store.discard(transaction)\n            raise\n",
+        [TRANSACTING],
+    ),
+    Mutant(
+        "refused-record-keeps-the-offsets-locked",
+        "what a refused step had set aside is free again",
+        "tfmq/transaction/steps.py",
+        "        live.reserved = 0\n        self._books.destination.unlock_offsets(transaction.epoch)\n",
+        "        live.reserved = 0\n",
+        [STEPS, ENDING, PREPARING],
+    ),
+    Mutant(
+        "orphan-lives-on",
+        "a transaction whose session went during a refused record ends",
+        "tfmq/transaction/steps.py",
+        "            live_of(transaction).orphan\n",
+        "            live_of(transaction).orphan is None\n",
+        [STEPS, PREPARING, HANDLER, ENDING],
+    ),
+    Mutant(
+        "failed-force-called-not-done",
+        "a record whose force failed may be on the disk",
+        "tfmq/transaction/refusals.py",
+        "    return of_journal(error, UNKNOWN)\n",
+        "    return of_journal(error, NOT_DONE)\n",
+        [REFUSALS, PREPARING, ENDING],
+    ),
+    Mutant(
+        "unsure-state-told-as-sure",
+        "a state is told as certain when its record is on the disk",
+        "tfmq/transaction/listing.py",
+        "        if not self._store.is_durable(transaction):\n            return UNSURE.get(state, state)\n",
+        "",
+        [LISTING],
+    ),
+    Mutant(
+        "page-without-its-last-row",
+        "pages of a list hold everything, once",
+        "tfmq/transaction/listing.py",
+        "            if len(rows) == limit:\n",
+        "            if len(rows) == limit - 1:\n",
+        [LISTING],
+    ),
+)
