@@ -20,7 +20,7 @@ Decision = Literal["commit", "rollback"]
 SOMEBODY_ELSE_DOES = ("42704", "55000")
 """What PostgreSQL says of a prepared transaction that is gone, or that another session is finishing."""
 
-_OURS: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z.]+@[0-9A-Za-z._-]*")
+_OURS: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z._-]+@[0-9A-Za-z._-]*")
 """Names that were given here. Anybody who may use the database can prepare under any other one, a quote in it
 included, and SQLAlchemy writes names into its statements as they are.
 """
