@@ -327,7 +327,7 @@ def decided(ledger: Ledger) -> dict[int, tuple[Any, ...]]:
 
 
 def streams_of(ledger: Ledger) -> Any:
-    """Without the times at which they were seen: what sent last bears that of the next operation, a start's own, too."""
+    """Without the times at which they were seen: what sent last bears that of the next operation, also a start's."""
     floor, rows = ledger.streams.dump()
     return floor, [row[:-1] for row in rows]
 
