@@ -180,12 +180,16 @@ def member(store: Store, sequence: int, name: str, run: str = RUN, prepare: bool
 def commit(store: Store, sequence: int, members: list[Transaction], rows: int = 7) -> int:
     groups = store.store.groups
     left = groups.leftovers("query", sequence, [each.epoch for each in members])
-    dropped = [store.store.transactions[epoch] for epoch in left]
+    leftovers = [store.store.transactions[epoch] for epoch in left]
+    dropped = [each for each in leftovers if each.prepared_ms]
     done: list[tuple[int, BaseException | None]] = []
     store.store.commit_group(
         "query", sequence, RUN, rows, members, dropped, lambda *found: done.append(found)
     )
     store.turn()
+    for each in leftovers:
+        if not each.prepared_ms:
+            store.rollback(each)
     ((place, error),) = done
     assert error is None
     return place
@@ -284,8 +288,9 @@ def test_an_abort_ends_its_run_and_fences_it_also_after_a_crash() -> None:
     other = member(store, 1, "b1", "run-2")
     epochs = store.store.groups.of_run("query", RUN)
     assert epochs == [one.epoch, two.epoch]
-    store.store.abort_group("query", 1, RUN, [one, two], lambda *_: None)
+    store.store.abort_group("query", 1, RUN, [one], lambda *_: None)
     store.turn()
+    store.rollback(two)
     store.force()
     life = store.power_cut()
     for each in (store, life):

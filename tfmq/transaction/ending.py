@@ -16,6 +16,7 @@ from tfmq.transaction.steps import Steps, again, answer, tell_ended
 from tfmq.transaction.transaction import Transaction
 
 DECIDED: Final = frozenset((states.APPLYING, states.COMMITTED))
+UNDECIDED: Final = frozenset((states.OPEN, states.PREPARED))
 
 
 class Endings:
@@ -43,6 +44,10 @@ class Endings:
         elif self._steps.waits(transaction):
             asked = (xid, epoch, one_phase, heuristic, offsets, session, done)
             self._books.later(transaction, partial(again, self.commit, asked, done))
+        elif transaction.origin.member is not None and transaction.state in UNDECIDED and not heuristic:
+            raise refusals.wrong_state(
+                xid, transaction.state, refusals.member_rule(transaction.origin.member)
+            )
         elif transaction.state == states.OPEN:
             if heuristic:
                 raise refusals.wrong_state(xid, transaction.state, "only a prepared one is decided by hand")

@@ -17,8 +17,6 @@ from tfmq.transaction.requests import Done, GroupAborted, GroupCommit, GroupEnde
 from tfmq.transaction.steps import Steps, again, answer
 from tfmq.transaction.transaction import Transaction
 
-DROPPABLE: Final = frozenset((states.OPEN, states.PREPARED))
-PREPARED_ONLY: Final = frozenset((states.PREPARED,))
 ABORTED: Final = "aborted"
 TWICE: Final = "The transaction {epoch} is in the list twice: name each member once."
 TOO_MANY: Final = "A commit group commits at most {most} transactions at once (limits.commit_group_members)."
@@ -61,13 +59,15 @@ class GroupCommits:
             self._repeat(request, first.rows, done)
             return
         members = self._members(request)
-        dropped = self._live(self._store.groups.leftovers(group, sequence, [each.epoch for each in members]))
+        left = self._store.groups.leftovers(group, sequence, [each.epoch for each in members])
+        dropped = self._prepared(left)
 
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
                 self._refused((*members, *dropped), error, done)
             else:
                 self._committed(request, members, dropped, place, done)
+                self._end_open(left)
             self._go_on(group)
 
         call = partial(self._store.commit_group, group, sequence, run, rows, members, dropped)
@@ -95,7 +95,7 @@ class GroupCommits:
         members, missing = [], []
         for xid, epoch in request.transactions:
             found = None if epoch in strangers else self._store.transactions.get(epoch)
-            if found is not None and found.xid == xid and self._is(found, PREPARED_ONLY):
+            if found is not None and found.xid == xid and self._is(found, states.PREPARED):
                 members.append(found)
             else:
                 missing.append(xid)
@@ -141,7 +141,9 @@ class GroupCommits:
     def _repeat(self, request: GroupCommit, rows: int, done: Done) -> None:
         """The first answer; and what other attempts left over since then goes."""
         group, sequence = request.group, request.sequence
-        dropped = self._live(self._store.groups.leftovers(group, sequence))
+        left = self._store.groups.leftovers(group, sequence)
+        self._end_open(left)
+        dropped = self._prepared(left)
         if not dropped:
             self._tell_first(group, sequence, rows, done)
             return
@@ -174,7 +176,8 @@ class GroupCommits:
         if self._store.groups.too_late(group, sequence):
             self._books.when_sure(partial(answer, done, GroupAborted(states.COMMITTED)))
             return
-        dropped = self._live(self._store.groups.of_run(group, run))
+        left = self._store.groups.of_run(group, run)
+        dropped = self._prepared(left)
 
         def written(place: int, error: BaseException | None) -> None:
             if error is not None:
@@ -182,6 +185,7 @@ class GroupCommits:
             else:
                 self._books.dropped(dropped, place)
                 self._store.when_forced(place, partial(answer, done, GroupAborted(ABORTED)))
+                self._end_open(left)
             self._go_on(group)
 
         call = partial(self._store.abort_group, group, sequence, run, dropped)
@@ -223,14 +227,23 @@ class GroupCommits:
 
     # What several share
 
-    def _live(self, epochs: Iterable[int]) -> list[Transaction]:
+    def _prepared(self, epochs: Iterable[int]) -> list[Transaction]:
         """Those that can end with a group's record. One that is being decided by itself is let be."""
         found = [self._store.transactions.get(epoch) for epoch in epochs]
-        return [each for each in found if each is not None and self._is(each, DROPPABLE)]
+        return [each for each in found if each is not None and self._is(each, states.PREPARED)]
 
-    def _is(self, transaction: Transaction, wanted: frozenset[str]) -> bool:
-        """In one of these states for sure."""
-        return transaction.state in wanted and not self._books.busy(transaction)
+    def _end_open(self, epochs: Iterable[int]) -> None:
+        """Those that were not prepared end, each by itself: behind the group's record, so that they stay where that is
+        refused, and whether or not the disk takes their own. One whose prepare is on its way is fenced by that.
+        """
+        for epoch in epochs:
+            transaction = self._store.transactions.get(epoch)
+            if transaction is not None and self._is(transaction, states.OPEN):
+                self._steps.drop(transaction)
+
+    def _is(self, transaction: Transaction, wanted: str) -> bool:
+        """In that state for sure."""
+        return transaction.state == wanted and not self._books.busy(transaction)
 
     def _refused(self, transactions: Sequence[Transaction], error: BaseException, done: Done) -> None:
         """The record was not written: all of them are as before, unless their time has run out meanwhile."""

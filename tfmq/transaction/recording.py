@@ -187,43 +187,32 @@ class Recording:
         dropped: Sequence[Transaction],
         written: Written,
     ) -> None:
-        """Queues one decision over all members (prepared), which ends `dropped` too. When written every member has
-        the same `decision`. Without members it only drops what was left over.
+        """Queues one decision over all members (prepared), which ends `dropped` (prepared) too. When written every
+        member has the same `decision`. Without members it only drops what was left over.
+
+        Open ones end by records of their own, which say who they are.
         """
         self._ask_all(members, dropped)
-        prepared = [each for each in dropped if each.prepared_ms]
         operation = operations.GroupCommit(
             group,
             sequence,
             run,
             rows,
             [each.epoch for each in members],
-            [each.epoch for each in prepared],
+            [each.epoch for each in dropped],
             self._clock.wall_ms(),
         )
-        self._queue.put(operation, written, refused=partial(self._refused, [*members, *prepared]))
-        self._drop_open(dropped)
+        self._queue.put(operation, written, refused=partial(self._refused, [*members, *dropped]))
 
     def abort_group(
         self, group: str, sequence: int, run: str, dropped: Sequence[Transaction], written: Written
     ) -> None:
-        """Queues the fence of a run and the end of `dropped`."""
+        """Queues the fence of a run and the end of `dropped` (prepared)."""
         self._ask_all((), dropped)
-        prepared = [each for each in dropped if each.prepared_ms]
         operation = operations.GroupAbort(
-            group, sequence, run, [each.epoch for each in prepared], self._clock.wall_ms()
+            group, sequence, run, [each.epoch for each in dropped], self._clock.wall_ms()
         )
-        self._queue.put(operation, written, refused=partial(self._refused, prepared))
-        self._drop_open(dropped)
-
-    def _drop_open(self, dropped: Sequence[Transaction]) -> None:
-        """Those of which no record says who they are end by records of their own, which do."""
-        for transaction in dropped:
-            if not transaction.prepared_ms:
-                operation = operations.LocalRollback(
-                    transaction.epoch, self._clock.wall_ms(), transaction.origin
-                )
-                self._put(operation, _nobody, transaction)
+        self._queue.put(operation, written, refused=partial(self._refused, dropped))
 
     def forget_group(self, group: str, written: Written) -> None:
         """Queues the end of a group's memory."""
@@ -234,12 +223,8 @@ class Recording:
         for member in members:
             self._require_prepared(member, states.DECIDE)
         for transaction in dropped:
-            states.step(transaction.state, states.ASK_ROLLBACK)
+            self._require_prepared(transaction, states.DROP)
         for member in members:
             self._ask(member, states.ASK_COMMIT)
         for transaction in dropped:
             self._ask(transaction, states.ASK_ROLLBACK)
-
-
-def _nobody(place: int, error: BaseException | None) -> None:
-    """An unprepared transaction of which the end was not written ends with the broker, or by its timeout."""

@@ -38,6 +38,9 @@ WRONG_STATE: Final = "The transaction {xid} is {state}; {rule}."
 INCOMPLETE: Final = (
     "The transaction {xid} lacks a batch that could not be written. Send that batch again, or roll back."
 )
+MEMBER_RULE: Final = (
+    "it belongs to the commit group {group}, whose commit of sequence {sequence} commits it with the others"
+)
 
 GROUP_DONE: Final = (
     "The commit group {group} has committed its sequence {sequence} already, without this transaction."
@@ -90,6 +93,11 @@ def not_open(epoch: int) -> UnknownTransaction:
 def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
     """`rule` ends the sentence: what that step needs."""
     return TransactionState(WRONG_STATE.format(xid=xid, state=state, rule=rule), state=state)
+
+
+def member_rule(member: Member) -> str:
+    """Why a member cannot be committed alone: its group would lack it for ever, and what it brought would stay."""
+    return MEMBER_RULE.format(group=member.group, sequence=member.sequence)
 
 
 def incomplete(xid: str) -> TransactionState:

@@ -89,10 +89,10 @@ QUEUE: Final = (
     ),
     _bug(
         "leftovers-stay",
-        "a commit of a group ends its other members, open ones too",
+        "a commit of a group ends its other members",
         "recording",
-        "        self._drop_open(dropped)\n\n    def abort_group",
-        "\n    def abort_group",
+        "            [each.epoch for each in members],\n            [each.epoch for each in dropped],\n",
+        "            [each.epoch for each in members],\n            [],\n",
         "commit_groups",
     ),
     _bug(
