@@ -134,6 +134,12 @@ class TransactionClient:
         """One that is free, or a new one."""
         return self.free.pop() if self.free else Lane(self.broker.lease())
 
+    def named(self, transaction: Transaction, epoch: int) -> None:
+        """Its epoch is told."""
+        twins = [each for each in self.model.transactions.values() if each.epoch == epoch]
+        require(not twins or twins == [transaction], f"{transaction} gets the epoch {epoch} of {twins}")
+        transaction.epoch = epoch
+
     def take_lane(self, transaction: Transaction) -> Lane:
         lane = self.lanes[transaction] = self.lane()
         self.numbers[transaction] = (lane, lane.number)
@@ -287,7 +293,7 @@ class TransactionClient:
         lane.number += 1
 
         def done(answer: Answer) -> None:
-            transaction.epoch = answer.epoch
+            self.named(transaction, answer.epoch)
             self.learn(transaction, COMMITTED)
 
         return self.step(
@@ -306,12 +312,14 @@ class TransactionClient:
         turn: bool = True,
     ) -> Transaction:
         transaction = self.model.begin(label, xid)
+        transaction.is_member = member is not None
         lane = self.take_lane(transaction)
         request = commands.BeginTransaction(lane.producer_id, lane.number, xid, timeout_ms, group, member)
         lane.number += 1
 
         def done(answer: Answer) -> None:
-            transaction.epoch, transaction.xid = answer.epoch, answer.xid
+            self.named(transaction, answer.epoch)
+            transaction.xid = answer.xid
 
         self.step(
             "begin", request, {transaction: []}, done, refused=lambda: self.drop_lane(transaction), turn=turn
@@ -560,6 +568,7 @@ class TransactionClient:
             frozenset(stuck),
             frozenset(row["epoch"] for row in rows if row["state"] in UNDER_WAY),
             frozenset(silent),
+            frozenset(row["epoch"] for row in rows if row["state"] in HEURISTICS),
         )
 
 

@@ -11,7 +11,8 @@ one, its answer leaves one. `Model.check` compares what a broker shows with all 
  3. members of a commit group are all committed or none, and what a commit drops is dropped with it;
  4. transactions come into every partition in one order, which is the order of their answers;
  5. the messages of one lie side by side, unless it is too large for that;
- 6. what was seen stays, at its place; plain messages are there once, in order, and no acknowledged one is lost.
+ 6. what an operator decided stays told; no epoch is given twice;
+ 7. what was seen stays, at its place; plain messages are there once, in order, and no acknowledged one is lost.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Transaction:
     answered: int = NEVER
     contiguous: bool = True
     heuristic: bool = False
+    is_member: bool = False
+    """Of a commit group, which alone commits it."""
 
     def __repr__(self) -> str:
         known = "/".join(sorted(fate.value for fate in self.fates))
@@ -111,6 +114,8 @@ class View:
     stuck: frozenset[Key] = frozenset()
     unsure: frozenset[int] = frozenset()
     silent: frozenset[str] = frozenset()
+    by_hand: frozenset[int] | None = None
+    """Epochs that an operator ended and nobody has forgotten; None: nobody looked."""
 
 
 def label_of(payload: bytes) -> str:
@@ -122,7 +127,7 @@ def label_of(payload: bytes) -> str:
 class Knowledge:
     """What a model knew at one moment."""
 
-    transactions: Mapping[str, tuple[frozenset[Fate], int, int, int, str]]
+    transactions: Mapping[str, tuple[frozenset[Fate], int, int, int, str, bool]]
     safe: Mapping[str, int]
     together: tuple[Together, ...]
     seen: Mapping[Key, list[bytes]]
@@ -157,7 +162,7 @@ class Model:
         """What is known now; `recall` brings it back."""
         return Knowledge(
             {
-                label: (each.fates, each.asked, each.answered, each.epoch, each.xid)
+                label: (each.fates, each.asked, each.answered, each.epoch, each.xid, each.heuristic)
                 for label, each in self.transactions.items()
             },
             {label: stream.safe for label, stream in self.streams.items()},
@@ -168,9 +173,10 @@ class Model:
     def recall(self, known: Knowledge) -> None:
         """Forgets what was learned since: the life goes on in another way. What was sent is kept."""
         for label, transaction in self.transactions.items():
-            transaction.fates, transaction.asked, transaction.answered, transaction.epoch, transaction.xid = (
-                known.transactions.get(label, (frozenset({ABSENT}), NEVER, NEVER, 0, transaction.xid))
-            )
+            nothing = (frozenset({ABSENT}), NEVER, NEVER, 0, transaction.xid, False)
+            fates, asked, answered, epoch, xid, heuristic = known.transactions.get(label, nothing)
+            transaction.fates, transaction.asked, transaction.answered = fates, asked, answered
+            transaction.epoch, transaction.xid, transaction.heuristic = epoch, xid, heuristic
         for label, stream in self.streams.items():
             stream.safe = known.safe.get(label, 0)
         self.together = list(known.together)
@@ -186,6 +192,7 @@ class Model:
         for transaction in self.transactions.values():
             found = self._found(transaction, sorted_out.get(transaction.label, {}), view)
             self._judge(transaction, found, final)
+            self._check_by_hand(transaction, view)
         if final:
             self._check_together()
             self._check_offsets(view)
@@ -258,6 +265,11 @@ class Model:
             transaction.is_now(found)
             if found is not COMMITTED:
                 transaction.asked = NEVER
+
+    def _check_by_hand(self, transaction: Transaction, view: View) -> None:
+        """What an operator decided is told until somebody forgets it."""
+        if transaction.heuristic and view.by_hand is not None:
+            require(transaction.epoch in view.by_hand, f"{transaction} was ended by hand, and nobody knows")
 
     def _check_together(self) -> None:
         for each in self.together:
