@@ -239,6 +239,9 @@ class TestRefused:
     def test_a_database_that_commits_each_statement(self, engine: Engine) -> None:
         with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
             assert "AUTOCOMMIT" in refused(session, two_phase=False)
+            session.add(Order(number=1))
+            assert "AUTOCOMMIT" in refused(session, two_phase=False)
+            assert len(session.new) == 1, "what the session had begun by itself is untouched"
 
     def test_two_phases_where_there_is_one(self, sqlite_engine: Engine) -> None:
         assert "PostgreSQL" in refused(Session(sqlite_engine), two_phase=True)

@@ -9,21 +9,25 @@ import tfmq
 from tests.sql.conftest import prepared_names
 from tests.sql.shop import orders
 from tests.sql.test_prepared import prepare
-from tfmq.sql.broker import node_of
+from tfmq.sql.broker import describe, node_of
 from tfmq.sql.course import walk
 from tfmq.sql.hands import hands_for
 from tfmq.sql.leftovers import Leftovers, Looked
 from tfmq.sql.prepared import name
 
+STATES = ("open", "prepared", "committed", "rolled_back", "unknown")
+
 
 def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None:
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
-        kept = [begun(producer, state) for state in ("open", "prepared", "committed", "rolled_back")]
+        kept = [begun(producer, state) for state in STATES[:-1]]
         node = node_of(producer)
-        for number, state in enumerate(("open", "prepared", "committed", "rolled_back", "unknown")):
+        for number, state in enumerate(STATES):
             prepare(postgres_engine, name(f"tfmq.sql.{state}", node), number)
         prepare(postgres_engine, name("tfmq.sql.elsewhere", "another-node"), 9)
         leftovers = Leftovers(hands_for(postgres_engine))
+        assert len(prepared_names(postgres_engine)) == 6
+        assert [describe(producer, f"tfmq.sql.{state}").state for state in STATES] == list(STATES)
         assert walk(leftovers.look(producer)) == Looked(finished=3, waiting=2)
         assert orders(postgres_engine) == [2], "the one that the broker committed"
         assert prepared_names(postgres_engine) == [

@@ -24,12 +24,15 @@ def test_rows_that_the_broker_may_still_ask_for_stay(engine: Engine, tmp_path: P
         with engine.begin() as connection:
             for xid in ("prepared", "open", "over"):
                 put(connection, xid, COMMITTED, old)
+            put(connection, "young", COMMITTED, rows.now() - timedelta(days=6))
         with tfmq.Admin(servers) as admin:
             assert tfmq.sql.prune(engine, admin) == 1
             in_doubt.commit()
             is_open.rollback()
             assert tfmq.sql.prune(engine, admin) == 2
             assert tfmq.sql.prune(engine, admin) == 0
+    with engine.connect() as connection:
+        assert rows.state_of(connection, TABLE, "young") == COMMITTED
 
 
 def test_without_the_broker_nothing_goes(sqlite_engine: Engine) -> None:

@@ -78,6 +78,16 @@ def test_of_many_who_identify_it_one_does(engine: Engine) -> None:
         assert len(connection.scalars(select(TABLE.c.state)).all()) == 1
 
 
+def test_who_comes_second_to_identify_it_leaves_the_first_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = identity(engine)
+    monkeypatch.setattr(rows, "identity_of", lambda connection, table: None)
+    rows.ensure_identity(engine, TABLE)
+    monkeypatch.undo()
+    assert identity(engine) == first
+
+
 def test_nothing_is_written_into_a_table_of_another_identity(engine: Engine) -> None:
     with engine.begin() as connection:
         assert not rows.write(connection, TABLE, "another", "a", COMMITTED, NOW)

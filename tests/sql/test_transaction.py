@@ -74,6 +74,19 @@ def test_an_exception_leaves_neither_and_is_the_callers(
     assert (tx.state, orders(engine), messages(broker.address, topic)) == ("rolled_back", [], [])
 
 
+def test_behind_an_exception_the_session_has_nothing_left_to_commit(
+    engine: Engine, broker: LiveServer, producer: tfmq.Producer, topic: str
+) -> None:
+    with Session(engine) as session:
+        with pytest.raises(LookupError), tfmq.sql.transaction(session, producer) as tx:
+            session.add(Order(number=1))
+            session.flush()
+            tx.send(topic, "1")
+            raise LookupError
+        session.commit()
+    assert (orders(engine), messages(broker.address, topic)) == ([], [])
+
+
 def test_the_database_refuses_so_nothing_is_sent(
     engine: Engine, broker: LiveServer, producer: tfmq.Producer, topic: str
 ) -> None:

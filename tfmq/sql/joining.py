@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from sqlalchemy import Table
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError, UnboundExecutionError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
 
 from tfmq.errors import NotAllowed, NotSupported, TransactionRolledBack
@@ -144,10 +144,10 @@ class SessionPart:
         outer = sys.exception()
         try:
             self.session.prepare()
-        except DBAPIError as error:
+        except SQLAlchemyError as error:
             forget(self.engine)
             first = first_of(error, outer)
-            if sqlstate(first.orig) == FEATURE_NOT_SUPPORTED:
+            if isinstance(first, DBAPIError) and sqlstate(first.orig) == FEATURE_NOT_SUPPORTED:
                 first.add_note(
                     "PostgreSQL prepares no transaction that used temporary tables, LISTEN or NOTIFY, or a cursor WITH"
                     " HOLD: tfmq.sql.transaction(..., two_phase=False) does without."
@@ -175,9 +175,9 @@ class SessionPart:
             self.session.twophase = self._was_two_phase
 
 
-def first_of(error: DBAPIError, outer: BaseException | None) -> DBAPIError:
-    """The error behind `error`: of a prepare that fails the driver rolls back what was never prepared, and what that
-    says hides the reason. `outer` was being handled before and has nothing to do with it.
+def first_of(error: SQLAlchemyError, outer: BaseException | None) -> SQLAlchemyError:
+    """The database's error behind `error`: of a prepare that fails SQLAlchemy rolls back what was never prepared, and
+    what that says hides the reason. `outer` was being handled before and has nothing to do with it.
     """
     first, each = error, error.__context__
     while each is not None and each is not outer:
