@@ -15,11 +15,14 @@ from tools.mutants.bugs_effects import EFFECTS
 from tools.mutants.bugs_forces import FORCES
 from tools.mutants.bugs_handler import HANDLING
 from tools.mutants.bugs_journal import JOURNAL
+from tools.mutants.bugs_journal_store import JOURNAL_STORE
 from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_server import SERVER
+from tools.mutants.bugs_sql import SQL
 from tools.mutants.bugs_transaction_journal import TRANSACTION_JOURNAL
 from tools.mutants.bugs_transaction_queue import TRANSACTION_QUEUE
 from tools.mutants.bugs_transaction_store import TRANSACTION_STORE
+from tools.mutants.bugs_two_phases import TWO_PHASES
 from tools.mutants.mutant import Mutant
 
 BUGS: Final[tuple[Mutant, ...]] = (
@@ -29,6 +32,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + KEEPING
     + EFFECTS
     + TRANSACTION_JOURNAL
+    + JOURNAL_STORE
     + TRANSACTION_STORE
     + TRANSACTION_QUEUE
     + HANDLING
@@ -39,4 +43,6 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + CLIENT
     + CLIENT_TRANSACTIONS
     + CLIENT_PIPELINE
+    + SQL
+    + TWO_PHASES
 )

@@ -1,0 +1,251 @@
+"""More bugs to plant in the transaction journal: what an entry says, when work is due, refusals of a start, audits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+AUDIT: Final = "tests/journal/test_journal_audit.py"
+ENTRY: Final = "tests/journal/test_entry.py"
+FILE: Final = "tests/journal/test_journal_file.py"
+FILES: Final = "tests/journal/test_journal_files.py"
+HAZARDS: Final = "tests/journal/test_journal_hazards.py"
+KEEPER: Final = "tests/journal/test_journal_keeper.py"
+RECOVERY: Final = "tests/journal/test_journal_recovery.py"
+STORE: Final = "tests/journal/test_journal_store.py"
+
+_ENTRIES: Final = (
+    Mutant(
+        "entry-s-checksum-unchecked",
+        "every flipped bit of an entry is found",
+        "journal/entry.py",
+        "        if crc32(view[position + 8 : next], crc32(view[position : position + 4], seed)) != checksum:\n",
+        "        if checksum < 0:\n",
+        [ENTRY],
+    ),
+    Mutant(
+        "entry-of-another-place",
+        "an entry counts only where it was written",
+        "journal/entry.py",
+        "            or found != place + position\n",
+        "",
+        [ENTRY],
+    ),
+    Mutant(
+        "blocks-beyond-the-entry",
+        "no count is believed before it is compared with what is there",
+        "journal/entry.py",
+        "    if records > next:\n",
+        "    if records < begins:\n",
+        [ENTRY],
+    ),
+    Mutant(
+        "later-version-s-operation-read",
+        "what a later version wrote is refused",
+        "journal/entry.py",
+        "    if zero:\n        raise BadRecord",
+        "    if zero > 255:\n        raise BadRecord",
+        [ENTRY],
+    ),
+    Mutant(
+        "entry-of-any-size",
+        "an entry has so many bytes, and no more",
+        "journal/entry.py",
+        "        if size > ENTRY_SIZE_MAX:\n",
+        "        if size > 2 * ENTRY_SIZE_MAX:\n",
+        [ENTRY, STORE],
+    ),
+    Mutant(
+        "search-ends-with-the-first-candidate",
+        "the way back behind damage finds the next whole entry",
+        "journal/journal_file.py",
+        "                if found is not None:\n                    return found\n",
+        "                return found\n",
+        [FILE],
+    ),
+    Mutant(
+        "search-steps-over-a-header",
+        "the way back behind damage finds the next whole entry",
+        "journal/journal_file.py",
+        "            place += max(len(data) - HEADER_SIZE + 1, 1)\n",
+        "            place += max(len(data), 1)\n",
+        [FILE],
+    ),
+    Mutant(
+        "failed-cut-goes-on",
+        "what is left of a failed write never completes a later one",
+        "journal/journal_file.py",
+        '            raise OSError(errno.EIO, f"a failed write cannot be cut off: {error}", self.path) from error\n',
+        "            return error is None\n",
+        [FILE, KEEPER],
+    ),
+)
+
+_DUE: Final = (
+    Mutant(
+        "file-outgrows-its-bytes",
+        "a file of the journal has so many bytes, unless one append has more",
+        "journal/journal_store.py",
+        "(active.size == HEAD_SIZE or active.size + size <= self.options.file_bytes):\n",
+        "(active.size == HEAD_SIZE or active.size <= self.options.file_bytes):\n",
+        [STORE],
+    ),
+    Mutant(
+        "places-from-before-the-roll",
+        "an entry says the place where it is",
+        "journal/journal_store.py",
+        "            work()\n            buffers, places, end = encode_entries(entries, files.end",
+        "            work()\n            _, places, _ = encode_entries(entries, end",
+        [STORE],
+    ),
+    Mutant(
+        "stopped-journal-appends",
+        "a stopped journal takes no writes",
+        "journal/journal_store.py",
+        "        if self._files.stopped is not None:\n            raise Stopped(self._files.stopped)\n",
+        "",
+        [STORE, KEEPER],
+    ),
+    Mutant(
+        "forces-only-when-asked",
+        "a large transaction does not end in one huge force",
+        "journal/journal_store.py",
+        "        return files.end - files.forced > self.options.flush_bytes and files.stopped is None\n",
+        "        return files.end - files.forced > 2 * self.options.flush_bytes and files.stopped is None\n",
+        [STORE],
+    ),
+    Mutant(
+        "two-checkpoints-at-a-time",
+        "one checkpoint follows another",
+        "journal/journal_store.py",
+        "        if self._under_way or self.closed or files.stopped is not None:\n",
+        "        if self.closed or files.stopped is not None:\n",
+        [STORE],
+    ),
+    Mutant(
+        "failed-checkpoint-tried-at-once",
+        "a checkpoint that failed is tried again after a while",
+        "journal/journal_store.py",
+        "        self._retry_after = now if error is None else now + RETRY_SECONDS\n",
+        "        self._retry_after = now\n",
+        [STORE],
+    ),
+    Mutant(
+        "filler-read-as-an-entry",
+        "what a repair gave up is told to whoever reads it",
+        "journal/journal_store.py",
+        "            if type(entry.content) is Filler:\n",
+        "            if type(entry) is Filler:\n",
+        [STORE, "tests/journal/test_journal_repair.py"],
+    ),
+    Mutant(
+        "hold-released-once-too-often",
+        "holds are counted",
+        "journal/journal_files.py",
+        "            if not file.holds:\n                raise KeyError(place)\n            file.holds -= 1\n",
+        "            file.holds -= 1\n",
+        [FILES],
+    ),
+    Mutant(
+        "held-file-counted-as-idle",
+        "only what nobody needs makes a checkpoint due",
+        "journal/journal_files.py",
+        "            self.idle -= file.sealed and not file.holds\n",
+        "",
+        [FILES],
+    ),
+)
+
+_REFUSALS: Final = (
+    Mutant(
+        "journal-without-its-checkpoint-begun-anew",
+        "numbering never goes back",
+        "journal/journal_recovery.py",
+        'lambda f: f.checkpoint == "none" and not f.files, Start.CREATE',
+        'lambda f: f.checkpoint == "none", Start.CREATE',
+        [RECOVERY, HAZARDS],
+    ),
+    Mutant(
+        "start-without-a-snapshot",
+        "a start without a whole snapshot is refused",
+        "journal/journal_recovery.py",
+        'Row("no snapshot", lambda f: True, Start.REFUSE)',
+        'Row("no snapshot", lambda f: True, Start.OLDER)',
+        [RECOVERY],
+    ),
+    Mutant(
+        "listed-file-may-be-missing",
+        "a start without a file that is needed is refused",
+        "journal/journal_recovery.py",
+        'Row("listed file missing", lambda f: bool(f.missing), Files.REFUSE)',
+        'Row("listed file missing", lambda f: bool(f.missing), Files.REPLAY)',
+        [RECOVERY, HAZARDS],
+    ),
+    Mutant(
+        "listed-file-may-be-shorter",
+        "a start with a file that lost its end is refused",
+        "journal/journal_recovery.py",
+        "file.end < listed[file.number].end",
+        "file.end < listed[file.number].first",
+        [RECOVERY],
+    ),
+    Mutant(
+        "hole-between-files-passed-over",
+        "a start with a hole in what it replays is refused",
+        "journal/journal_recovery.py",
+        "            if file.number != before.number + 1 or file.first != before.end:\n",
+        "            if file.number != before.number + 1 and file.first != before.end:\n",
+        [RECOVERY],
+    ),
+    Mutant(
+        "last-file-may-be-missing",
+        "a start without the last file is refused",
+        "journal/journal_recovery.py",
+        "lambda f: f.files[-1].number < f.file_number, Files.REFUSE",
+        "lambda f: f.files[-1].number < f.file_number - 1, Files.REFUSE",
+        [RECOVERY],
+    ),
+    Mutant(
+        "damage-of-a-finished-file-cut-off",
+        "only the last file of the journal can be torn",
+        "journal/journal_recovery.py",
+        'Row("damage in a finished file", lambda t: not t.last, Tail.REFUSE)',
+        'Row("damage in a finished file", lambda t: not t.last, Tail.CUT)',
+        [RECOVERY],
+    ),
+    Mutant(
+        "forced-entries-cut-off",
+        "what was forced is never cut",
+        "journal/journal_recovery.py",
+        'Row("forced entries lost", lambda t: t.forced > t.place, Tail.REFUSE)',
+        'Row("forced entries lost", lambda t: t.forced > t.end, Tail.REFUSE)',
+        [RECOVERY, HAZARDS],
+    ),
+    Mutant(
+        "audit-calls-damage-a-torn-tail",
+        "an audit tells damage from what a start cuts off",
+        "journal/journal_audit.py",
+        "        torn = gap.first >= forced\n",
+        "        torn = gap.next >= forced\n",
+        [AUDIT],
+    ),
+    Mutant(
+        "audit-passes-over-blocks",
+        "an audit checks the messages in the entries, too",
+        "journal/journal_audit.py",
+        "        if crc32(view[start : start + size]) != crc:\n",
+        "        if size < 0:\n",
+        [AUDIT],
+    ),
+    Mutant(
+        "audit-passes-over-slots",
+        "an audit says that one of two slots has rotted",
+        "journal/journal_audit.py",
+        '            self.find(names.CHECKPOINT_NAME, first, next, what, "slot", NOTE)\n',
+        "            del what\n",
+        [AUDIT],
+    ),
+)
+
+JOURNAL_STORE: Final = _ENTRIES + _DUE + _REFUSALS

@@ -1,0 +1,167 @@
+"""Bugs to plant where PostgreSQL prepares. They show where one is installed, so there they are planted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+from tools.rigs.postgresql import programs
+
+COURSE: Final = "tests/sql/test_course.py"
+DECISION: Final = "tests/sql/test_decision.py"
+JOINING: Final = "tests/sql/test_joining.py"
+LEFTOVERS: Final = "tests/sql/test_leftovers.py"
+PREPARED: Final = "tests/sql/test_prepared.py"
+WATCHING: Final = "tests/sql/test_watching.py"
+
+_TWO_PHASES: Final = (
+    Mutant(
+        "prepared-part-rolled-back-without-a-look",
+        "what both have prepared is committed by whoever is asked, and the owner does not say otherwise",
+        "tfmq/sql/course.py",
+        '                decision = yield from self._settle("rollback", error)\n                if decision',
+        '                decision = "rollback"\n                if decision',
+        [COURSE + "::test_a_connection_that_breaks_leaves_both_or_neither"],
+    ),
+    Mutant(
+        "unprepared-part-left-in-the-database",
+        "a database whose answer to its prepare was lost keeps no locks",
+        "tfmq/sql/course.py",
+        "            if self.part.may_be_prepared:\n",
+        "            if self.part.may_be_prepared and not self.part.two_phase:\n",
+        [COURSE + "::test_a_connection_that_breaks_leaves_both_or_neither"],
+    ),
+    Mutant(
+        "row-looked-at-before-what-is-prepared",
+        "what the database holds prepared is finished before the row is looked at",
+        "tfmq/sql/decision.py",
+        "        left = prepared_in(connection, xid)\n",
+        "        left = prepared_in(connection, xid)[:0]\n",
+        [DECISION],
+    ),
+    Mutant(
+        "writer-of-an-abort-waits-for-ever",
+        "an owner that takes long is asked about again",
+        "tfmq/sql/decision.py",
+        "                _wait_not_long(connection)\n",
+        "",
+        [DECISION],
+    ),
+    Mutant(
+        "question-takes-the-other-decision",
+        "what is finished is finished as it was decided",
+        "tfmq/sql/prepared.py",
+        '        if decision == "commit":\n',
+        '        if decision == "rollback":\n',
+        [PREPARED, DECISION],
+    ),
+    Mutant(
+        "unfinished-called-finished",
+        "what cannot be finished is no answer",
+        "tfmq/sql/prepared.py",
+        "        if sqlstate(error) not in SOMEBODY_ELSE_DOES:",
+        "        if sqlstate(error) is None:",
+        [PREPARED, DECISION],
+    ),
+    Mutant(
+        "other-database-s-prepared-finished",
+        "prepared transactions of other databases are left alone",
+        "tfmq/sql/prepared.py",
+        "starts_with(gid, :start) AND database = current_database() ORDER",
+        "starts_with(gid, :start) ORDER",
+        [PREPARED, DECISION],
+    ),
+    Mutant(
+        "everybody-s-prepared-finished",
+        "prepared transactions of others are left alone",
+        "tfmq/sql/prepared.py",
+        "WHERE starts_with(gid, :start) AND",
+        "WHERE starts_with(gid, :start) IS NOT NULL AND",
+        [PREPARED],
+    ),
+    Mutant(
+        "prepared-under-a-random-name",
+        "whoever finds a prepared transaction knows whom to ask",
+        "tfmq/sql/joining.py",
+        "                rename(connection, gid)\n",
+        "                pass\n",
+        [JOINING + "::test_the_database_holds_it_prepared_under_its_own_name"],
+    ),
+    Mutant(
+        "commit-that-answers-early-believed",
+        "the decision is on the disk when it is answered",
+        "tfmq/sql/joining.py",
+        '            connection.exec_driver_sql("SET LOCAL synchronous_commit = on")\n',
+        "            pass\n",
+        [JOINING + "::test_a_commit_that_answers_early_is_made_to_wait"],
+    ),
+    Mutant(
+        "deferred-constraint-fails-at-the-decision",
+        "what is deferred to the commit fails before the broker is prepared",
+        "tfmq/sql/joining.py",
+        '        self.session.connection().exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")\n',
+        "",
+        [JOINING + "::test_what_the_database_refuses_at_its_prepare_leaves_nothing"],
+    ),
+    Mutant(
+        "second-database-in-a-session",
+        "the row decides for the one database that it is in",
+        "tfmq/sql/joining.py",
+        "        if len(pools) > 1:\n",
+        "        if len(pools) > 2:\n",
+        [JOINING],
+    ),
+    Mutant(
+        "two-phases-of-a-session-that-has-begun-anyway",
+        "two phases are not promised to a session that has begun already",
+        "tfmq/sql/joining.py",
+        "            if wanted:\n                raise NotAllowed(",
+        "            if not used:\n                raise NotAllowed(",
+        [JOINING],
+    ),
+    Mutant(
+        "open-transaction-s-leftover-rolled-back",
+        "what its owner may go on with is left alone",
+        "tfmq/sql/leftovers.py",
+        '            return DECISIONS.get(found.state, "wait")\n',
+        '            return DECISIONS.get(found.state, "rollback")\n',
+        [LEFTOVERS],
+    ),
+    Mutant(
+        "other-broker-s-leftover-rolled-back",
+        "a broker decides nothing of another one's",
+        "tfmq/sql/leftovers.py",
+        "        if left.node == node_of(producer):\n",
+        "        if left.node or node_of(producer):\n",
+        [LEFTOVERS],
+    ),
+    Mutant(
+        "applying-leftover-rolled-back",
+        "what the broker has committed is committed in the database",
+        "tfmq/sql/leftovers.py",
+        '    "applying": "commit",\n',
+        '    "applying": "rollback",\n',
+        [LEFTOVERS],
+    ),
+    Mutant(
+        "watch-ends-with-an-outage",
+        "leftovers are looked for again behind an outage",
+        "tfmq/sql/watching.py",
+        "                looked = walk(self._leftovers.look(producer))\n                self._failed = False\n"
+        "            except (SQLAlchemyError, TfmqError, OSError) as error:\n                self._tell(error)\n",
+        "                looked = walk(self._leftovers.look(producer))\n                self._failed = False\n"
+        "            except (SQLAlchemyError, TfmqError, OSError) as error:\n"
+        "                return self._tell(error)\n",
+        [WATCHING],
+    ),
+    Mutant(
+        "forked-child-watches-nothing",
+        "a forked child begins a watch of its own",
+        "tfmq/sql/watching.py",
+        "os.register_at_fork(after_in_child=_forked)\n",
+        "",
+        [WATCHING],
+    ),
+)
+
+TWO_PHASES: Final = _TWO_PHASES * (programs() is not None)
