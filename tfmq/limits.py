@@ -240,6 +240,13 @@ TRANSACTIONS_BYTES = _limit(
     "bytes",
     "unfinished transactions, all together, do not fill the disk",
 )
+TRANSACTIONS_PIECES = _limit(
+    "transactions_pieces",
+    20_000_000,
+    400_000_000,
+    "batches",
+    "likewise the memory: each has 24 bytes of it, and 32 more while it is applied",
+)
 TRANSACTION_SECONDS = _limit(
     "transaction_seconds",
     900,

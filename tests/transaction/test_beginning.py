@@ -266,6 +266,19 @@ def test_too_many_batches_are_refused_also_those_on_their_way() -> None:
     assert [answer.code for answer in answers] == ["ok", "ok", "transaction_too_large"]
 
 
+def test_tiny_batches_of_many_transactions_are_counted_and_free_again_when_they_end() -> None:
+    desk = Desk(limits={"transactions_pieces": 3})
+    one, two = desk.begin("x"), desk.prepared("y", [b"m"])
+    assert [desk.send(one, [b"m"]).code for _ in range(3)] == ["ok", "ok", "busy"]
+    assert desk.transact([(ORDERS, [b"m"])]).code == "busy"
+    desk = desk.power_cut()
+    assert desk.store.batches == 1
+    assert [desk.send(desk.begin(f"z{n}"), [b"m"]).code for n in range(3)] == ["ok", "ok", "busy"]
+    desk.rollback(two)
+    assert desk.store.batches == 2
+    assert desk.transact([(ORDERS, [b"m"])]).state == "committed"
+
+
 def test_a_full_disk_refuses_a_batch_before_it_is_written() -> None:
     desk = Desk()
     began = desk.begin("x")

@@ -307,7 +307,7 @@ def test_item_18_what_was_never_prepared_is_gone_after_a_start_and_leaves_nothin
     for _ in range(3):
         life.send(life.begin())
     found = replayed(b"", life.entries)
-    assert not found.transactions and not found.named and not found.size_bytes
+    assert not found.transactions and not found.named and not found.kept.batches
     assert not any(found.counts.values())
     assert list(found.order.after(0)) == []
 
@@ -503,7 +503,7 @@ def test_messages_of_a_transaction_that_is_over_are_not_counted() -> None:
     transaction = life.begin()
     life.ledger.remove(transaction)
     life.send(transaction)
-    assert not life.ledger.transactions and life.ledger.size_bytes == 0
+    assert not life.ledger.transactions and life.ledger.kept.size_bytes == 0
 
 
 def test_bytes_are_counted_while_the_journal_keeps_them() -> None:
@@ -513,16 +513,16 @@ def test_bytes_are_counted_while_the_journal_keeps_them() -> None:
         life.send(each)
         life.prepare(each)
     sizes = [each.size_bytes for each in (one, two, three)]
-    assert life.ledger.size_bytes == sum(sizes)
+    assert life.ledger.kept.size_bytes == sum(sizes)
     life.enter(operations.Rollback(one.epoch, life.time_ms))
     life.enter(operations.HeuristicRollback(two.epoch, life.time_ms))
-    assert life.ledger.size_bytes == sizes[2]
+    assert life.ledger.kept.size_bytes == sizes[2]
     life.enter(operations.HeuristicCommit(three.epoch, life.time_ms))
-    assert life.ledger.size_bytes == sizes[2]
+    assert life.ledger.kept.size_bytes == sizes[2]
     life.settle()
-    assert life.ledger.size_bytes == 0
+    assert life.ledger.kept.size_bytes == 0
     life.enter(operations.Forget(three.epoch, life.time_ms))
-    assert life.ledger.size_bytes == 0
+    assert life.ledger.kept.size_bytes == 0
     assert life.ledger.outcome(three.xid) is not None or not three.xid
 
 

@@ -61,21 +61,29 @@ def test_after_a_start_space_is_set_aside_whether_or_not_it_is_there() -> None:
 
 def test_a_transaction_above_its_bytes_is_refused_by_name() -> None:
     space = reservations(transaction_bytes=100)
-    space.require_room(0, transaction(60), 40, 1)
+    space.require_room(0, 0, transaction(60), 40, 1)
     with pytest.raises(TransactionTooLarge, match=r"limits\.transaction_bytes"):
-        space.require_room(0, transaction(60), 41, 1)
+        space.require_room(0, 0, transaction(60), 41, 1)
 
 
 def test_a_transaction_above_its_batches_is_refused_by_name() -> None:
     space = reservations(transaction_pieces=3)
-    space.require_room(0, transaction(batches=2), 1, 1)
+    space.require_room(0, 0, transaction(batches=2), 1, 1)
     with pytest.raises(TransactionTooLarge, match=r"limits\.transaction_pieces"):
-        space.require_room(0, transaction(batches=2), 1, 2)
+        space.require_room(0, 0, transaction(batches=2), 1, 2)
 
 
 def test_all_transactions_together_are_bounded_and_that_passes() -> None:
     space = reservations(transactions_bytes=1000)
-    space.require_room(900, transaction(), 100, 1)
+    space.require_room(900, 0, transaction(), 100, 1)
     with pytest.raises(Busy, match=r"limits\.transactions_bytes") as caught:
-        space.require_room(901, transaction(), 100, 1)
+        space.require_room(901, 0, transaction(), 100, 1)
+    assert caught.value.retriable
+
+
+def test_the_batches_of_all_together_are_bounded_however_small_they_are() -> None:
+    space = reservations(transactions_pieces=10)
+    space.require_room(0, 8, transaction(), 1, 2)
+    with pytest.raises(Busy, match=r"limits\.transactions_pieces") as caught:
+        space.require_room(0, 8, transaction(), 1, 3)
     assert caught.value.retriable

@@ -126,7 +126,8 @@ class Beginnings:
         books, size = self._books, len(piece.data)
         self._store.check(size)
         held = self._store.size_bytes + books.sending_bytes
-        books.reservations.require_room(held, transaction, size, 1 + live_of(transaction).sending)
+        sending = 1 + live_of(transaction).sending
+        books.reservations.require_room(held, self._store.batches, transaction, size, sending)
         if piece.log_id not in live_of(transaction).sizes:
             books.destination.check(piece.log_id, size)
 

@@ -16,6 +16,7 @@ from journal.entry import AppendMsg, Entry, Filler
 from tfmq.transaction import operations, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.holds import Holds
+from tfmq.transaction.kept import Kept
 from tfmq.transaction.moves import Moves
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.order import Order
@@ -51,8 +52,7 @@ class Ledger:
         self.epochs_end = EPOCH_FIRST
         self.time_ms = 0
         """The latest time in any record: what expires does so by it, and so alike whenever it is folded."""
-        self.size_bytes = 0
-        """Of all messages that the journal keeps for transactions."""
+        self.kept = Kept()
         self.holds: Holds | None = None
         """None while recovering."""
         self.repaired = 0
@@ -133,7 +133,7 @@ class Ledger:
         transaction.locations.add(place, log_id, count, size)
         transaction.messages += count
         transaction.size_bytes += size
-        self.size_bytes += size
+        self.kept.add(size)
         if self.holds is not None:
             self.holds.add(transaction, place)
         return transaction
@@ -301,8 +301,8 @@ class Ledger:
         if transaction.settled:
             return
         transaction.settled = True
+        self.kept.let_go(transaction)
         transaction.locations = Locations()
-        self.size_bytes -= transaction.size_bytes
         if self.holds is not None:
             self.holds.release(transaction)
 
@@ -321,8 +321,7 @@ class Ledger:
 
     def _complete(self, transaction: Transaction, messages: int) -> None:
         """A record names how many messages it had. Raises ValueError if they are not there, and nothing says why."""
-        missing = messages - transaction.messages
-        if missing:
+        if missing := messages - transaction.messages:
             if missing < 0 or not self.repaired:
                 raise ValueError(
                     f"transaction {transaction.epoch} has {transaction.messages} messages in the journal and says"
@@ -333,6 +332,7 @@ class Ledger:
     def _lose(self, transaction: Transaction, missing: int) -> None:
         """Messages are lost that stood before the next ones: they keep their numbers."""
         transaction.locations.add(0, LOST, missing, 0)
+        self.kept.add(0)
         transaction.messages += missing
         transaction.lost += missing
 
@@ -360,7 +360,7 @@ class Ledger:
         self._add(transaction)
         self._name(transaction)
         if not transaction.settled:
-            self.size_bytes += transaction.size_bytes
+            self.kept.take(transaction)
 
     def dump(self) -> Callable[[], bytes]:
         """Captures the state in the owner's thread; what it answers packs it, in a worker maybe."""

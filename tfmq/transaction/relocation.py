@@ -2,7 +2,8 @@
 
 One prepared transaction of a month ago would else pin the file that it is in, and a thousand of them a thousand files.
 When the files hold more than four times what lives in them, and more than eight files' worth, the messages of
-undecided transactions are copied out of files that are less than half alive. The copies are byte-identical entries
+undecided transactions are copied out of files that are less than half alive. What lives is counted with the headers of
+its entries, or a copy of tiny batches would look as empty as what it was copied from, and be copied for ever. The copies are byte-identical entries
 that name the place they came from; a file goes once nothing is held in it and checkpoints lie behind it.
 
 What is decided is left where it is: it is about to go, and a partition may be reading it.
@@ -21,7 +22,7 @@ from journal.journal_store import JournalFileInfo, JournalStore
 from tfmq.transaction import states
 from tfmq.transaction.ledger import Ledger
 from tfmq.transaction.queue import Item, JournalQueue, Run
-from tfmq.transaction.transaction import SIZE_MASK, WORDS, Locations
+from tfmq.transaction.transaction import ENTRY_BYTES, SIZE_MASK, WORDS, Locations
 
 logger = logging.getLogger("tfmq.transaction")
 
@@ -63,7 +64,7 @@ class Relocation:
     @property
     def needed(self) -> bool:
         """Whether the files hold more than they should."""
-        return self._journal.size_bytes > max(ALIVE_FACTOR * self._ledger.size_bytes, self._bytes_min)
+        return self._journal.size_bytes > max(ALIVE_FACTOR * self._ledger.kept.entries_bytes, self._bytes_min)
 
     def tend(self) -> None:
         """Begins a round if one is needed and none is under way."""
@@ -144,7 +145,7 @@ def plan(rows: Sequence[Row], files: Sequence[JournalFileInfo], bad: frozenset[i
     for locations, words in rows:
         for place, both in zip(locations[0:words:WORDS], locations[2:words:WORDS], strict=True):
             if place:
-                alive[bisect_right(firsts, place) - 1] += both & SIZE_MASK
+                alive[bisect_right(firsts, place) - 1] += (both & SIZE_MASK) + ENTRY_BYTES
     chosen: set[int] = set()
     size = 0
     for index, file in enumerate(files[:-1]):

@@ -15,6 +15,10 @@ FULL: Final = (
     "Unfinished transactions hold {held} bytes; with {more} more that is above limits.transactions_bytes. Wait, or"
     " end some of them."
 )
+MANY: Final = (
+    "Unfinished transactions hold {held} batches; with {more} more that is above limits.transactions_pieces. Wait, or"
+    " end some of them; and send larger batches."
+)
 LARGE: Final = "The transaction would have {found} {what}; the limit is limits.{limit}, {most}."
 
 
@@ -26,11 +30,14 @@ class Reservations:
         self._bytes_max = limits["transaction_bytes"]
         self._pieces_max = limits["transaction_pieces"]
         self._all_bytes_max = limits["transactions_bytes"]
+        self._all_pieces_max = limits["transactions_pieces"]
         self.reserved = 0
 
-    def require_room(self, held_bytes: int, transaction: Transaction, size_bytes: int, pieces: int) -> None:
-        """Whether a transaction may grow by so much; `held_bytes`: what all unfinished ones have, and what is on its
-        way. Raises TransactionTooLarge, Busy.
+    def require_room(
+        self, held_bytes: int, held_pieces: int, transaction: Transaction, size_bytes: int, pieces: int
+    ) -> None:
+        """Whether a transaction may grow by so much; `held_bytes`, `held_pieces`: what all unfinished ones have, and
+        what is on its way. Raises TransactionTooLarge, Busy.
         """
         found = transaction.size_bytes + size_bytes
         if found > self._bytes_max:
@@ -40,6 +47,8 @@ class Reservations:
             raise _too_large("batches", "transaction_pieces", rows, self._pieces_max)
         if held_bytes + size_bytes > self._all_bytes_max:
             raise Busy(FULL.format(held=held_bytes, more=size_bytes))
+        if held_pieces + pieces > self._all_pieces_max:
+            raise Busy(MANY.format(held=held_pieces, more=pieces))
 
     def reserve(self, sizes: Mapping[int, int]) -> int:
         """Sets aside what a transaction brings to each target, by key; all or nothing. Answers the sum.

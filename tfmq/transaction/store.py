@@ -171,8 +171,13 @@ class JournalTransactionStore(Recording):
 
     @property
     def size_bytes(self) -> int:
-        """Of all messages that are kept for transactions."""
-        return self._ledger.size_bytes
+        """Of all that is kept for transactions, as it lies in the journal: messages, and a header for each batch."""
+        return self._ledger.kept.entries_bytes
+
+    @property
+    def batches(self) -> int:
+        """How many batches they came in, each of which has memory."""
+        return self._ledger.kept.batches
 
     def is_durable(self, transaction: Transaction) -> bool:
         """Whether the record that made its state is on the disk: a power cut could else take the state back."""
@@ -272,7 +277,7 @@ class JournalTransactionStore(Recording):
         return {
             "journal": self._journal.stopped or "open",
             "journal_bytes": self._journal.size_bytes,
-            "bytes": self._ledger.size_bytes,
+            "bytes": self._ledger.kept.size_bytes,
         }
 
     @property

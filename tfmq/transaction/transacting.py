@@ -68,7 +68,10 @@ class Transacting:
             total += size
             sizes[piece.log_id] = sizes.get(piece.log_id, 0) + size
         self._store.check(total)
-        self._books.reservations.require_room(self._store.size_bytes, transaction, total, len(request.pieces))
+        store = self._store
+        self._books.reservations.require_room(
+            store.size_bytes, store.batches, transaction, total, len(request.pieces)
+        )
 
     def _written(self, transaction: Transaction, done: Done) -> Written:
         def written(place: int, error: BaseException | None) -> None:

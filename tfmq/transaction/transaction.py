@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from journal.entry import HEADER_SIZE, MESSAGES
 from journal.shapes import Batch
 from tfmq.effects import GroupPlaces
 from tfmq.transaction import states
@@ -18,6 +19,9 @@ Buffer = bytes | bytearray | memoryview
 
 WORDS: Final = 3
 """Numbers kept of a batch: its place in the journal, its log's id, and its count and size in one."""
+
+ENTRY_BYTES: Final = HEADER_SIZE + MESSAGES.size
+"""What a batch has in the journal beside its messages and blocks: of tiny ones the greater part."""
 
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
