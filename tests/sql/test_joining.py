@@ -169,6 +169,7 @@ def test_what_the_database_refuses_at_its_prepare_leaves_nothing(postgres_engine
         with pytest.raises(IntegrityError) as caught:
             part.prepare("x")
         assert not getattr(caught.value, "__notes__", None)
+        assert not part.may_be_prepared, "it failed before the database was told to prepare"
         part.rollback()
         session.add(Order(number=2))
         session.commit()

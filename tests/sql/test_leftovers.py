@@ -1,6 +1,7 @@
 """What PostgreSQL holds of owners that are gone is finished as the broker says, and left where it says nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy.engine import Engine
@@ -13,7 +14,7 @@ from tfmq.sql.broker import describe, node_of
 from tfmq.sql.course import walk
 from tfmq.sql.hands import hands_for
 from tfmq.sql.leftovers import Leftovers, Looked
-from tfmq.sql.prepared import name
+from tfmq.sql.prepared import Prepared, name
 
 STATES = ("open", "prepared", "committed", "rolled_back", "unknown")
 
@@ -40,6 +41,30 @@ def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None
         assert kept[0].prepare() == "prepared", "looking at it took nothing from its owner"
         kept[0].rollback()
         kept[1].rollback()
+
+
+@pytest.mark.parametrize(
+    ("state", "decision"),
+    [
+        ("committed", "commit"),
+        ("applying", "commit"),
+        ("read_only", "commit"),
+        ("heuristic_committed", "commit"),
+        ("rolled_back", "rollback"),
+        ("heuristic_rolled_back", "rollback"),
+        ("open", "wait"),
+        ("preparing", "wait"),
+        ("prepared", "wait"),
+        ("committing", "wait"),
+        ("rolling_back", "wait"),
+    ],
+)
+def test_every_state_of_the_broker_has_its_decision(
+    monkeypatch: pytest.MonkeyPatch, state: str, decision: str
+) -> None:
+    monkeypatch.setattr("tfmq.sql.leftovers.describe", lambda producer, xid: SimpleNamespace(state=state))
+    left = Prepared("tfmq.sql.x@node", "tfmq.sql.x", "node")
+    assert walk(Leftovers(None)._decision(left, None)) == decision
 
 
 def begun(producer: tfmq.Producer, state: str) -> tfmq.Transaction:

@@ -45,7 +45,7 @@ _TWO_PHASES: Final = (
         "tfmq/sql/decision.py",
         "                _wait_not_long(connection)\n",
         "",
-        [DECISION],
+        [DECISION + "::test_an_owner_that_takes_long_is_asked_about_again"],
     ),
     Mutant(
         "question-takes-the-other-decision",
