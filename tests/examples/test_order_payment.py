@@ -11,7 +11,6 @@ import pytest
 from examples.order_payment import accidents
 from tests.scale import SCALE
 from tests.sql.test_course import STEPS
-from tools.rigs.postgresql import PostgresServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ACCOUNT = re.compile(r"^(orders|told|payments|confirmed) +(\[.*\])$", re.MULTILINE)
@@ -32,14 +31,10 @@ def test_its_accidents_are_at_every_step_of_a_transaction() -> None:
     assert set(accidents.STEPS) == set(STEPS) - {"session is looked at"}
 
 
-def test_every_order_that_was_kept_is_booked_once() -> None:
-    kept = sorted(ALL - BEFORE_THE_DECISION)
-    assert accounts() == dict.fromkeys(("orders", "told", "payments", "confirmed"), kept)
-
-
-@pytest.mark.skipif(SCALE < 1, reason="cannot be had here: the long tests alone have the time for it")
-def test_with_postgresql_too(postgres: PostgresServer) -> None:
-    """In two phases: behind the prepare of both sides an order is kept."""
-    kept = sorted(ALL - BEFORE_THE_DECISION | {7, 8})
-    found = accounts("--database", postgres.url())
-    assert found == dict.fromkeys(("orders", "told", "payments", "confirmed"), kept)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"] if SCALE >= 1 else ["sqlite"])
+def test_every_order_that_was_kept_is_booked_once(database: str, request: pytest.FixtureRequest) -> None:
+    arguments, kept = [], ALL - BEFORE_THE_DECISION
+    if database == "postgresql":  # in two phases: behind the prepare of both sides an order is kept
+        arguments, kept = ["--database", request.getfixturevalue("postgres").url()], kept | {7, 8}
+    found = accounts(*arguments)
+    assert found == dict.fromkeys(("orders", "told", "payments", "confirmed"), sorted(kept))
