@@ -225,8 +225,8 @@ _BESIDE: Final = (
         "recovery-ends-with-its-first-page",
         "recovery names all that is in doubt",
         "tfmq/client/xa.py",
-        "            more = reply.more and bool(reply.transactions)\n",
-        "            more = False\n",
+        "            more = reply.more and",
+        "            more = False and",
         [XA],
     ),
     Mutant(
