@@ -54,7 +54,19 @@ def test_what_the_check_says_is_done(answer: str | None, state: str) -> None:
     assert len(rig.requests(AwaitChecks)) == 2 and rig.requests(AwaitChecks)[0].group == "shop"
 
 
-@pytest.mark.parametrize("answer", [ValueError("planted"), "perhaps", True, []])
+class Array:
+    """Compares as an array does: to something that has no truth."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise ValueError("ambiguous")
+
+
+@pytest.mark.parametrize("answer", [ValueError("planted"), "perhaps", True, [], Array()])
 def test_what_is_no_answer_is_logged_and_means_later(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     rig = Checked()
     rig.answering(answer)
@@ -145,3 +157,20 @@ def test_a_forked_child_asks_once_it_begins_a_transaction() -> None:
 def test_a_row_of_a_newer_broker_is_understood() -> None:
     row = {"xid": "x", "epoch": 3, "later": 1}
     assert in_doubt(row) == InDoubt("x", 3, datetime.fromtimestamp(0, UTC), ())
+
+
+def test_a_check_for_which_no_thread_could_be_had_is_asked_again() -> None:
+    rig = Checked()
+    rig.answering("commit")
+
+    def no_thread(work: Any, done: Any) -> None:
+        rig.core.owner.beside = inline
+        rig.core.transactions._checks._run = inline  # type: ignore[union-attr]
+        raise RuntimeError("can't start new thread")
+
+    rig.core.transactions._checks._run = no_thread  # type: ignore[union-attr]
+    rig.ask()
+    assert rig.broker.states() == ["prepared"]
+    rig.advance(10)
+    rig.ask()
+    assert rig.broker.states() == ["committed"]

@@ -13,6 +13,7 @@ from tfmq.errors import (
     SequenceGap,
     TfmqError,
     TimedOut,
+    TransactionState,
     TransactionTooLarge,
     UnknownProducer,
 )
@@ -180,3 +181,16 @@ def test_its_stream_goes_back_to_the_pool_only_if_all_is_answered(rig: Transacti
     rig.commit(other)
     assert rig.frames()[1].producer_id != rig.requests(Produce)[-1].producer_id
     assert len(rig.requests(LeaseProducerIds)) == 1
+
+
+def test_one_that_another_process_committed_is_not_said_to_be_invisible() -> None:
+    rig = TransactionRig()
+    tx = rig.begin("order-42")
+    rig.send(tx, b"late")
+    other = TransactionRig(rig.broker)
+    found = other.resume("order-42")
+    other.send(found, b"in time")
+    other.commit(found)
+    with pytest.raises(TransactionState, match="these messages are not in it") as caught:
+        rig.commit(tx)
+    assert "visible" not in str(caught.value) and rig.broker.payloads("orders") == [b"in time"]

@@ -73,6 +73,9 @@ class Checks:
                     log.warning("The check of transactions of group %s waits: %s", self._group, error)
                 told = error.code
                 yield Wait((), PAUSE_SECONDS)
+            except Exception:  # no thread to be had, for example: the next question may be answered
+                log.exception("The check of transactions of group %s failed; it goes on.", self._group)
+                yield Wait((), PAUSE_SECONDS)
 
     def _asked(self) -> Operation[list[InDoubt]]:
         request = AwaitChecks(self._group, int(WAIT_SECONDS * 1000))
@@ -104,8 +107,8 @@ class Checks:
             except BaseException:  # SystemExit, too: no program ends by a check
                 log.exception("The check of transaction %s raised; it is asked again later.", asked.xid)
                 continue
-            if decision in ("commit", "rollback"):
-                return str(decision)
+            if isinstance(decision, str) and decision in REQUESTS:
+                return decision
             if decision is not None:
                 log.error(
                     'The check of transaction %s said %r: it says "commit", "rollback" or None.',

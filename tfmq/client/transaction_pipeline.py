@@ -28,11 +28,13 @@ from tfmq.errors import (
     NOT_DONE,
     Busy,
     ConnectionFailed,
+    HeuristicOutcome,
     SequenceGap,
     StaleProducer,
     TfmqError,
     TransactionError,
     TransactionRolledBack,
+    TransactionState,
     UnknownProducer,
     UnknownTransaction,
 )
@@ -281,13 +283,17 @@ class Pipeline:
         self._fresh = False
 
     def _told(self, error: TfmqError) -> TfmqError:
-        """Nothing of a transaction is there before its commit, whatever became of a batch."""
+        """Nothing of a transaction is there before its commit, whatever became of a batch; but others may commit it."""
         if not self.beginning.xid and self._link.connections != self._connection:
             reason = " The connection was lost, and with it the transaction."
         elif isinstance(error, UnknownTransaction | TransactionRolledBack):
             reason = " Its time was over, or somebody else ended it."
         else:
             reason = ""
-        told = type(error)(f"{error.sentence}{reason} Nothing of it is visible.", outcome=NOT_DONE)
+        if isinstance(error, TransactionState | HeuristicOutcome):
+            visible = "Somebody else went on with it: these messages are not in it."
+        else:
+            visible = "Nothing of it is visible."
+        told = type(error)(f"{error.sentence}{reason} {visible}", outcome=NOT_DONE)
         told.__cause__ = error
         return told
