@@ -287,6 +287,13 @@ COMMIT_GROUPS = _limit(
 COMMIT_GROUP_MEMBERS = _limit(
     "commit_group_members", 10_000, 10_000, "transactions", "one record and one header name them all"
 )
+COMMIT_GROUP_FENCES = _limit(
+    "commit_group_fences",
+    100_000,
+    10_000_000,
+    "runs",
+    "aborted runs of all groups, each in memory until its sequence is committed; more is refused",
+)
 CHECKS_PARKED = _limit(
     "checks_parked", 10_000, 1_000_000, "requests", "clients that wait to be asked: each is an object"
 )

@@ -103,6 +103,14 @@ def in_doubt(*rows: tuple[str, int]) -> tuple[Rig, InDoubtBroker, Administration
     return rig, broker, Administration(rig.link, 5.0)
 
 
+def test_pages_on_which_nothing_is_wanted_are_passed() -> None:
+    rig, _, admin = in_doubt(*((f"x-{number}", number) for number in range(1, 2502)))
+    assert [each.epoch for each in rig.run(admin.transactions(["open"], None, 0, None))] == []
+    rig, broker, admin = in_doubt(*((f"x-{number}", number) for number in range(1, 2502)))
+    broker.rows[2200]["state"] = "applying"
+    assert [each.epoch for each in rig.run(admin.transactions(["applying"], None, 0, None))] == [2201]
+
+
 def test_all_transactions_are_listed_however_many_pages_they_fill() -> None:
     rig, broker, admin = in_doubt(*((f"x-{number}", number) for number in range(1, 2502)))
     found = rig.run(admin.transactions(None, None, 0, None))

@@ -27,7 +27,12 @@ from tfmq.transaction.transaction import Decision, Locations, Piece, Slice, Tran
 FOLDER = "data/transactions"
 DAY_MS = 86_400_000
 FIRST_PRODUCER = 100
-LIMITS = {"transaction_outcomes": 10_000, "transaction_streams": 1_000, "commit_groups": 100}
+LIMITS = {
+    "transaction_outcomes": 10_000,
+    "transaction_streams": 1_000,
+    "commit_groups": 100,
+    "commit_group_fences": 10_000,
+}
 SETTINGS = {"outcome_seconds": 7 * 86_400, "journal_file_bytes": 64 << 20}
 
 ORDERS = make_log_id(50, 0)

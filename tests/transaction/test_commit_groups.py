@@ -15,8 +15,8 @@ from tfmq.transaction.transaction import Transaction
 RUN = "run-1"
 
 
-def make(groups_max: int = 10) -> CommitGroups:
-    return CommitGroups(groups_max=groups_max)
+def make(groups_max: int = 10, fences_max: int = 10_000) -> CommitGroups:
+    return CommitGroups(groups_max=groups_max, fences_max=fences_max)
 
 
 # The rules
@@ -53,6 +53,48 @@ def test_the_next_sequence_need_not_be_the_next_number() -> None:
     groups.committed("q", 5, RUN, 100, 1)
     assert groups.repeated("q", 9, RUN, 1, other_total=False) is None
     assert groups.begin(Member("q", 9, RUN))
+
+
+def test_rule_3_fences_of_all_groups_are_bounded_by_refusing_and_none_is_lost() -> None:
+    groups = make(fences_max=3)
+    for name, run in (("p", "1"), ("p", "2"), ("q", "1")):
+        groups.require_fence(name, run)
+        groups.aborted(name, 5, run)
+    for _ in range(2):
+        with pytest.raises(NotAllowed, match=r"limits\.commit_group_fences"):
+            groups.require_fence("q", "2")
+        groups.require_fence("p", "1")
+        for name, run in (("p", "1"), ("p", "2"), ("q", "1")):
+            with pytest.raises(GroupFenced):
+                groups.begin(Member(name, 5, run))
+        groups.load(groups.dump())
+    groups.committed("p", 5, "3", 1, 1)
+    for run in ("2", "3"):
+        groups.require_fence("q", run)
+        groups.aborted("q", 5, run)
+    with pytest.raises(NotAllowed):
+        groups.require_fence("q", "4")
+    groups.forget("q")
+    groups.require_fence("q", "4")
+
+
+def test_pages_by_name_cost_what_lies_in_them() -> None:
+    groups = make(groups_max=100)
+    for number in (7, 2, 9, 4, 1):
+        groups.committed(f"g{number}", 1, RUN, 0, 1)
+    groups.forget("g4")
+
+    def page(after: str, limit: int) -> tuple[list[str], bool]:
+        found, more = groups.page(after, limit)
+        return [name for name, _ in found], more
+
+    for _ in range(2):
+        assert page("", 2) == (["g1", "g2"], True)
+        assert page("g2", 2) == (["g7", "g9"], False)
+        assert page("g3", 1) == (["g7"], True)
+        groups.load(groups.dump())
+    groups.clear()
+    assert page("", 2) == ([], False)
 
 
 def test_rule_3_a_commit_of_an_earlier_sequence_leaves_the_fence() -> None:

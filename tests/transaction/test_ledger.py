@@ -47,7 +47,7 @@ def make_ledger() -> Ledger:
         outcomes=Outcomes(outcomes_max=40, keep_ms=DAY_MS),
         local_outcomes=Outcomes(outcomes_max=20, keep_ms=DAY_MS // 24),
         streams=Streams(streams_max=12, idle_ms=DAY_MS, leased_ms=lambda _: 1 << 60),
-        groups=CommitGroups(groups_max=3),
+        groups=CommitGroups(groups_max=3, fences_max=100),
     )
 
 

@@ -1,5 +1,7 @@
 """What people are shown: pages in the order of epochs, ages, an alarm, and everything about one."""
 
+import pytest
+
 from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
 from tfmq.transaction.listing import TARGETS_DESCRIBED
@@ -20,7 +22,7 @@ def test_a_row_says_what_an_operator_needs() -> None:
     desk.send(began, [b"3"], BILLS)
     desk.prepare(began)
     desk.advance(100)
-    ((row,), more) = desk.handler.list(None, 0, 10)
+    ((row,), more, _) = desk.handler.list(None, 0, 10)
     assert not more
     assert row["age_seconds"] == 100
     assert row["prepared_ms"] - row["began_ms"] == 5000
@@ -73,7 +75,7 @@ def test_pages_go_by_epoch_and_say_whether_there_is_more() -> None:
         desk.prepared(f"x{number}")
     seen, after, more, pages = [], 0, True, 0
     while more:
-        rows, more = desk.handler.list(None, after, 3)
+        rows, more, _ = desk.handler.list(None, after, 3)
         seen += [row["xid"] for row in rows]
         after = rows[-1]["epoch"]
         pages += 1
@@ -196,3 +198,18 @@ def test_a_state_that_a_power_cut_could_take_back_is_called_what_is_under_way() 
     assert sure == [
         "prepared", "prepared", "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
     ]  # fmt: skip
+
+
+def test_a_page_looks_at_a_bounded_number_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter that fits nothing must not walk all of a million in one request."""
+    monkeypatch.setattr("tfmq.transaction.listing.LOOKED_MAX", 4)
+    desk = Desk()
+    began = [desk.begin(f"x{number}") for number in range(10)]
+    desk.prepared("wanted")
+    pages = []
+    after, more = 0, True
+    while more:
+        found, more, after = desk.handler.list(["prepared"], after, 10)
+        pages.append([row["xid"] for row in found])
+    assert pages == [[], [], ["wanted"]]
+    assert desk.handler.list(["prepared"], 0, 10)[1:] == (True, began[3].epoch)

@@ -7,7 +7,6 @@ more. Its sequence is the handler's business.
 
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from typing import Any, Final
 
 from journal.clock import Clock
@@ -238,9 +237,7 @@ class Transactions:
 
     def list_groups(self, request: ListCommitGroups, reply: Reply) -> None:
         """By name; a page of them."""
-        behind = (each for each in self.handler.list_groups() if each["group"] > request.after)
-        groups = sorted(behind, key=itemgetter("group"))
-        reply.ok(groups[: request.limit], len(groups) > request.limit)
+        reply.ok(*self.handler.list_groups(request.after, request.limit))
 
     def forget_group(self, request: ForgetCommitGroup, reply: Reply, session: Session) -> None:
         self.handler.forget_group(request.group, self._pending(reply, session, one))

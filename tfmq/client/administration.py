@@ -144,8 +144,9 @@ class Administration:
             asked = None if states is None else list(states)
             reply = yield from self._ask(commands.ListTransactions(asked, after, page, group or ""))
             found += [transaction_description(each) for each in reply.transactions]
-            more = reply.more and bool(reply.transactions) and len(found) != limit
-            after = found[-1].epoch if found else after
+            behind = reply.after or (found[-1].epoch if found else after)
+            more = reply.more and behind > after and len(found) != limit
+            after = behind
         return found
 
     def transaction(self, xid: str, epoch: int) -> Operation[TransactionDescription]:

@@ -80,8 +80,9 @@ class Branches:
             asked = ListTransactions(RECOVERED, after, group=group or "")
             reply = yield from self._transactions.answer(asked)
             found += [str(each["xid"]) for each in reply.transactions]
-            more = reply.more and bool(reply.transactions)
-            after = int(reply.transactions[-1]["epoch"]) if more else after
+            behind = reply.after or (int(reply.transactions[-1]["epoch"]) if reply.transactions else after)
+            more = reply.more and behind > after
+            after = behind
         return found
 
     def forgetting(self, xid: str) -> Operation[bool]:

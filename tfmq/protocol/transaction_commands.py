@@ -119,6 +119,7 @@ class ListTransactions(NamedTuple):
 class ListTransactionsReply(NamedTuple):
     transactions: Maps
     more: Yes
+    after: Number = 0
 
 
 class DescribeTransaction(NamedTuple):

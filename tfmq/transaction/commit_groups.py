@@ -5,6 +5,7 @@ transactions that belong to it. A group is never forgotten by time, since a writ
 must still be told that its sequence is old; their number is limited, and an operator can forget one.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +14,8 @@ from tfmq.transaction.requests import Member
 
 FENCED_MAX: Final = 1000
 """Aborted runs remembered of one group until a later commit. A run ends within hours of its abort, and a writer
-that fails for ever must not grow without bound: the oldest go first."""
+that fails for ever must not grow without bound: the oldest go first. Those of other groups never do: all together
+have a limit, at which an abort is refused."""
 
 LATER = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
 OTHER_TOTAL = (
@@ -23,6 +25,12 @@ OTHER_TOTAL = (
 TOO_MANY = (
     "The broker remembers as many commit groups as it may ({most}), and {group} would be one more. Forget those"
     " whose writers are gone for good, or raise limits.commit_groups."
+)
+
+TOO_MANY_FENCES = (
+    "The broker remembers as many aborted runs as it may ({most}), and {run} of the commit group {group} would be one"
+    " more, so it is not aborted. Its members end by their time. Forget groups whose writers are gone for good, or"
+    " raise limits.commit_group_fences."
 )
 
 
@@ -56,13 +64,19 @@ class CommitGroup:
 class CommitGroups:
     """The groups by name, in `by_name`."""
 
-    def __init__(self, *, groups_max: int) -> None:
-        self._groups_max = groups_max
+    def __init__(self, *, groups_max: int, fences_max: int) -> None:
+        self._groups_max, self._fences_max = groups_max, fences_max
         self.by_name: dict[str, CommitGroup] = {}
+        self._names: list[str] = []
+        """All of them in order, so that a page costs what lies in it."""
+        self._fences = 0
+        """Of all groups together."""
 
     def clear(self) -> None:
         """Nothing, as before the first entry."""
         self.by_name.clear()
+        self._names.clear()
+        self._fences = 0
 
     # What may be done
 
@@ -110,6 +124,22 @@ class CommitGroups:
         """Whether an abort of that sequence changes nothing, because it is committed. Raises NotAllowed."""
         known = self._known(group)
         return known is not None and known.last is not None and sequence <= known.last.sequence
+
+    def require_fence(self, group: str, run: str) -> None:
+        """Whether one more run can be fenced: while its sequence is not committed, nothing else keeps it out.
+
+        Raises NotAllowed (too many, of all groups).
+        """
+        known = self.by_name.get(group)
+        mine = known.fenced if known is not None else {}
+        if self._fences >= self._fences_max and run not in mine and len(mine) < FENCED_MAX:
+            raise NotAllowed(TOO_MANY_FENCES.format(most=self._fences_max, run=run, group=group))
+
+    def page(self, after: str, limit: int) -> tuple[list[tuple[str, CommitGroup]], bool]:
+        """(up to `limit` groups by name from the one behind `after` on, whether there are more)."""
+        first = bisect_right(self._names, after)
+        names = self._names[first : first + limit]
+        return [(name, self.by_name[name]) for name in names], first + limit < len(self._names)
 
     def missing(self, group: str, sequence: int, epochs: Iterable[int]) -> list[int]:
         """Those of `epochs` that are no members of exactly (group, sequence)."""
@@ -162,16 +192,20 @@ class CommitGroups:
         group = self._group(name)
         if group.last is None or sequence > group.last.sequence:
             group.last = Committed(sequence, rows, run, time_ms)
+            self._fences -= len(group.fenced)
             group.fenced = {run: at for run, at in group.fenced.items() if at > sequence}
+            self._fences += len(group.fenced)
 
     def aborted(self, name: str, sequence: int, run: str) -> None:
         """An abort is in the journal; one behind the commit changes nothing."""
         group = self._group(name)
         if group.last is None or sequence > group.last.sequence:
+            self._fences -= len(group.fenced)
             group.fenced.pop(run, None)
             group.fenced[run] = sequence
             if len(group.fenced) > FENCED_MAX:
                 del group.fenced[next(iter(group.fenced))]
+            self._fences += len(group.fenced)
         self._tidy(name, group)
 
     def forget(self, name: str) -> None:
@@ -179,6 +213,7 @@ class CommitGroups:
         group = self.by_name.get(name)
         if group is not None:
             group.last = None
+            self._fences -= len(group.fenced)
             group.fenced.clear()
             self._tidy(name, group)
 
@@ -186,11 +221,13 @@ class CommitGroups:
         group = self.by_name.get(name)
         if group is None:
             group = self.by_name[name] = CommitGroup()
+            insort(self._names, name)
         return group
 
     def _tidy(self, name: str, group: CommitGroup) -> None:
         if not group.members and not group.lasting:
             del self.by_name[name]
+            del self._names[bisect_left(self._names, name)]
 
     # Snapshots
 
@@ -209,6 +246,7 @@ class CommitGroups:
             group = self._group(name)
             group.last = Committed(*last[:4]) if last is not None else None
             group.fenced = dict(fenced)
+            self._fences += len(group.fenced)
 
 
 def _later(group: str, last: Committed, sequence: int) -> str:

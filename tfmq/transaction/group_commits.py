@@ -176,6 +176,7 @@ class GroupCommits:
         if self._store.groups.too_late(group, sequence):
             self._books.when_sure(partial(answer, done, GroupAborted(states.COMMITTED)))
             return
+        self._store.groups.require_fence(group, run)
         left = self._store.groups.of_run(group, run)
         dropped = self._prepared(left)
 
@@ -207,10 +208,11 @@ class GroupCommits:
 
         self._store.forget_group(group, written)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One map a group that has committed or aborted anything, or has live members."""
+    def rows(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
+        """One map a group that has committed or aborted anything, or has live members; whether there are more."""
         found = []
-        for name, group in self._store.groups.by_name.items():
+        page, more = self._store.groups.page(after, limit)
+        for name, group in page:
             last = group.last
             found.append(
                 {
@@ -223,7 +225,7 @@ class GroupCommits:
                     "runs_fenced": len(group.fenced),
                 }
             )
-        return found
+        return found, more
 
     # What several share
 

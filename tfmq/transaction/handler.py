@@ -156,9 +156,11 @@ class TransactionHandler:
 
     def list(
         self, states: Sequence[str] | None, after_epoch: int, limit: int, group: str = ""
-    ) -> tuple[Maps, bool]:
-        """(rows by epoch as LIST_TRANSACTIONS has them, whether there are more). `states` None: those that need
-        somebody. `group` "": of every producer group."""
+    ) -> tuple[Maps, bool, int]:
+        """(rows by epoch as LIST_TRANSACTIONS has them, whether there are more, the epoch behind which they are).
+
+        `states` None: those that need somebody. `group` "": of every producer group. A page looks at a bounded number,
+        so it may be short or empty although there are more."""
         return self._listing.page(states, after_epoch, limit, group)
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
@@ -190,9 +192,9 @@ class TransactionHandler:
         """`done(GroupAborted)`. NotAllowed."""
         self._groups.abort(group, sequence, run, done)
 
-    def list_groups(self) -> Maps:
-        """One map a commit group, by nothing in particular."""
-        return self._groups.rows()
+    def list_groups(self, after: str, limit: int) -> tuple[Maps, bool]:
+        """(one map a commit group, by name from the one behind `after` on; whether there are more)."""
+        return self._groups.rows(after, limit)
 
     @answered
     def forget_group(self, group: str, done: Done) -> None:

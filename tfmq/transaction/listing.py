@@ -1,6 +1,6 @@
 """Transactions for people: rows of those that need somebody, page by page, and everything about one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from tfmq.transaction import states
@@ -12,6 +12,9 @@ TOPICS_DESCRIBED: Final = 1000
 """A description names no more topics: it must fit into a frame's header."""
 TARGETS_DESCRIBED: Final = 100
 """Likewise the targets that a transaction waits for."""
+
+LOOKED_MAX: Final = 10_000
+"""A page looks at no more, some 3 ms: where few of many are wanted it is short, and the next one goes on behind."""
 
 NEEDS_SOMEBODY: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC))
 UNKNOWN: Final = "unknown"
@@ -34,22 +37,25 @@ class Listing:
 
     def page(
         self, wanted: Sequence[str] | None, after_epoch: int, limit: int, group: str
-    ) -> tuple[list[dict[str, Any]], bool]:
+    ) -> tuple[list[dict[str, Any]], bool, int]:
         """See `TransactionHandler.list`."""
         rows: list[dict[str, Any]] = []
-        for transaction in self._wanted(wanted, after_epoch, group):
-            if len(rows) == limit:
-                return rows, True
-            rows.append(self._row(transaction))
-        return rows, False
+        after = after_epoch
+        for looked, transaction in enumerate(self._store.listed(after_epoch)):
+            if looked == LOOKED_MAX:
+                return rows, True, after
+            if self._is_wanted(transaction, wanted, group):
+                if len(rows) == limit:
+                    return rows, True, after
+                rows.append(self._row(transaction))
+            after = transaction.epoch
+        return rows, False, after
 
-    def _wanted(self, wanted: Sequence[str] | None, after_epoch: int, group: str) -> Iterator[Transaction]:
-        for transaction in self._store.listed(after_epoch):
-            if group and transaction.origin.group != group:
-                continue
-            state = self._shown(transaction)
-            if needs_somebody(transaction, state) if wanted is None else state in wanted:
-                yield transaction
+    def _is_wanted(self, transaction: Transaction, wanted: Sequence[str] | None, group: str) -> bool:
+        if group and transaction.origin.group != group:
+            return False
+        state = self._shown(transaction)
+        return needs_somebody(transaction, state) if wanted is None else state in wanted
 
     def _shown(self, transaction: Transaction) -> str:
         """The state as people are told: what a power cut, or a stopped target, could take back is not done yet."""

@@ -2,9 +2,11 @@
 
 One prepared transaction of a month ago would else pin the file that it is in, and a thousand of them a thousand files.
 When the files hold more than four times what lives in them, and more than eight files' worth, the messages of
-undecided transactions are copied out of files that are less than half alive. What lives is counted with the headers of
-its entries, or a copy of tiny batches would look as empty as what it was copied from, and be copied for ever. The copies are byte-identical entries
+undecided transactions are copied out of files that are less than half alive. The copies are byte-identical entries
 that name the place they came from; a file goes once nothing is held in it and checkpoints lie behind it.
+
+What lives is counted with the headers of its entries: a copy of tiny batches would else look as empty as what it was
+copied from, and be copied for ever.
 
 What is decided is left where it is: it is about to go, and a partition may be reading it.
 """

@@ -104,7 +104,7 @@ class JournalTransactionStore(Recording):
                 idle_ms=limits.get("producer_idle_seconds", PRODUCER_IDLE_SECONDS) * 1000,
                 leased_ms=leased_ms,
             ),
-            groups=CommitGroups(groups_max=limits["commit_groups"]),
+            groups=CommitGroups(groups_max=limits["commit_groups"], fences_max=limits["commit_group_fences"]),
         )
         file_bytes = settings["journal_file_bytes"]
         options = JournalOptions(file_bytes=file_bytes, checkpoint_bytes=file_bytes)
