@@ -27,7 +27,7 @@ from tfmq.client.transaction_steps import (
 from tfmq.client.transaction_streams import TransactionStreams
 from tfmq.client.waiting import Operation
 from tfmq.errors import BadRequest, TransactionRolledBack, UnknownTransaction
-from tfmq.limits import XID_BYTES
+from tfmq.limits import TRANSACTION_SECONDS, XID_BYTES
 from tfmq.protocol.commands import DescribeTransaction
 
 if TYPE_CHECKING:
@@ -221,6 +221,9 @@ def checked_xid(xid: Any) -> str:
 
 
 def _milliseconds(timeout: float) -> int:
-    if not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
-        raise BadRequest(f"The timeout of a transaction is a number of seconds above 0, not {timeout!r}.")
+    most = int(TRANSACTION_SECONDS.cap)
+    if not isinstance(timeout, int | float) or not 0 < timeout <= most:
+        raise BadRequest(
+            f"The timeout of a transaction is a number of seconds above 0, at most {most:,}, not {timeout!r}."
+        )
     return max(1, int(timeout * 1000))

@@ -111,7 +111,7 @@ class SessionPart:
         if session.get_transaction() is not self._begun:
             raise NotAllowed(
                 f"The session's transaction was ended inside the block: {_OUTSIDE}, so leave commit() and rollback()"
-                " to it."
+                " to it. What a commit() of yours has committed stays; no message is sent."
             )
         if session.in_nested_transaction():
             raise NotAllowed("A savepoint of the session is still open: end begin_nested() inside the block.")
