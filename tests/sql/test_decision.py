@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
@@ -18,6 +19,7 @@ from tests.sql.helpers import named, put, some_xid
 from tests.sql.shop import Order, orders
 from tfmq.sql import decision as decisions
 from tfmq.sql import table as rows
+from tfmq.sql.database import new_xid
 from tfmq.sql.decision import decide
 from tfmq.sql.prepared import Decision, finish, name
 from tfmq.sql.table import ABORTED, TABLE, create_table
@@ -271,3 +273,22 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_row_that_is_not_committed_decides_nothing_at_any_isolation_level(tmp_path: Path) -> None:
+    """In a shared cache SQLite shows at READ UNCOMMITTED what an owner may still roll back."""
+    url = f"sqlite:///file:{tmp_path / 'shop.db'}?cache=shared&uri=true"
+    engine = create_engine(url, isolation_level="READ UNCOMMITTED")
+    rows.create_table(engine)
+    with engine.connect() as owner, engine.connect() as asked:
+        identity = rows.identity_of(asked, rows.TABLE)
+        assert identity is not None
+        asked.rollback()
+        xid = new_xid(engine.url, identity)
+        begun = owner.begin()
+        rows.write(owner, rows.TABLE, identity, xid, rows.COMMITTED, rows.now())
+        with pytest.raises(OperationalError, match="locked"):
+            decide(asked, rows.TABLE, xid, "commit")
+        begun.rollback()
+        assert decide(asked, rows.TABLE, xid, "commit") == "rollback"
+    engine.dispose()

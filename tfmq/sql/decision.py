@@ -36,6 +36,7 @@ def decide(
     prepared. "commit" only where the broker holds it prepared, too. Raises what SQLAlchemy raises, for example
     `sqlalchemy.exc.OperationalError` when the database is down.
     """
+    connection = _seeing_what_is_committed(connection)
     with connection.begin():
         identity = rows.identity_of(connection, table)
     if identity is None or not xid.startswith(mark(connection.engine.url, identity)):
@@ -60,6 +61,15 @@ def decide(
             return None
         return "rollback" if written else None
     return None
+
+
+def _seeing_what_is_committed(connection: Connection) -> Connection:
+    """An owner's row that may still be rolled back decides nothing, whatever its engine likes to read."""
+    dialect = connection.dialect.name
+    if dialect == "postgresql" or connection.get_isolation_level() != "READ UNCOMMITTED":
+        return connection  # PostgreSQL has that level in name only
+    level = "SERIALIZABLE" if dialect == "sqlite" else "READ COMMITTED"
+    return connection.execution_options(isolation_level=level)
 
 
 def _wait_not_long(connection: Connection) -> None:
