@@ -20,6 +20,9 @@ from tfmq.transaction.settling import Part, Settling
 from tfmq.transaction.store import JournalTransactionStore
 from tfmq.transaction.transaction import Target
 
+COUNTED_AT_ONCE: Final = 10_000
+"""Batches of a decision, some five milliseconds' work. More are counted in a worker, and what was decided behind waits
+until then."""
 LATE_SECONDS: Final = 10.0
 """Who waits for a commit is told so long after the decision that it is still being applied."""
 TURN_BYTES: Final = 8 << 20
@@ -49,6 +52,8 @@ class Applier:
         """Until it was idle once: during a start nobody else waits for a turn, and none comes."""
         self._release, self._ended = release, ended
         self._lines: dict[int, Line] = {}
+        self._starting: deque[Course] = deque()
+        """The first of them is being counted."""
         self._due: dict[Line, None] = {}
         self._next_turn: dict[Line, None] = {}
         self._turn_bytes = 0
@@ -60,6 +65,25 @@ class Applier:
 
     def start(self, course: Course) -> None:
         """The decision is on the disk: it goes to its targets, behind all that were decided before."""
+        self._starting.append(course)
+        if len(self._starting) == 1:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        while self._starting:
+            decision = self._starting[0].decision
+            if decision.batches > COUNTED_AT_ONCE:
+                self.run(decision.count, self._counted)
+                return
+            self._begin(self._starting.popleft())
+
+    def _counted(self, result: None, error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+        self._begin(self._starting.popleft())
+        self._start_next()
+
+    def _begin(self, course: Course) -> None:
         targets = course.decision.targets
         offsets = any(each.offsets for each in course.decision.transactions)
         course.left = len(targets) + offsets
@@ -218,7 +242,8 @@ class Applier:
     def idle(self) -> bool:
         """Everything that was decided is written, or waits for a target that takes nothing."""
         return (
-            not self._due
+            not self._starting
+            and not self._due
             and not self._next_turn
             and all(each.parked and not each.busy for each in self._lines.values())
         )

@@ -22,6 +22,9 @@ logger = logging.getLogger("tfmq.transaction")
 SLICE_BYTES: Final = 1 << 20
 """One append of a large transaction; others get their turn between two of them."""
 
+ENTRIES_AT_ONCE: Final = 1024
+"""Read while everybody waits, some ten milliseconds' work: of tiny batches, 1 MiB would take half a second."""
+
 PART: Final = -1
 """The index of a batch that goes on with a piece that began in a slice before."""
 
@@ -130,8 +133,10 @@ def slices_at_once(
     after: int,
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice] | None:
-    """As `slices`, if they are 1 MiB at most, and `read`, which answers None where it would wait, has it all."""
+    """As `slices`, if they are 1 MiB and ENTRIES_AT_ONCE at most, and `read`, which answers None where it would wait, has it all."""
     start = first_row(rows, after)
+    if len(rows) - start > ENTRIES_AT_ONCE * ROW_WORDS:
+        return None
     if sum(both & SIZE_MASK for both in rows[start + 2 :: ROW_WORDS]) > SLICE_BYTES:
         return None
     found = {}
