@@ -133,7 +133,8 @@ def slices_at_once(
     after: int,
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice] | None:
-    """As `slices`, if they are 1 MiB and ENTRIES_AT_ONCE at most, and `read`, which answers None where it would wait, has it all."""
+    """As `slices`, if they are 1 MiB and ENTRIES_AT_ONCE at most, and `read`, which answers None where it would wait,
+    has it all."""
     start = first_row(rows, after)
     if len(rows) - start > ENTRIES_AT_ONCE * ROW_WORDS:
         return None
