@@ -136,7 +136,7 @@ class Log(Standing):
 
     # Writing.
 
-    def before_append(self, size_bytes: int) -> Callable[[], None] | None:
+    def before_append(self, size_bytes: int, source: Source = PLAIN) -> Callable[[], None] | None:
         """File work that must be done before an append of `size_bytes` of records; None: append at once.
 
         The work (a roll with its force and snapshot, taking back `clean`) may run in a worker: until it ends no
@@ -144,7 +144,7 @@ class Log(Standing):
         the caller did not. Raises Stopped, Closed, TooLarge.
         """
         self._writable()
-        return self._writer.before(size_bound(size_bytes))
+        return self._writer.before(size_bound(size_bytes), source)
 
     def check(self, batch: Batch, before: bytes = b"") -> None:
         """Every bound, flag, id and block checksum of `batch`. Raises BadBatch. Any thread.

@@ -33,13 +33,16 @@ class Writer:
         self.dirty_since = clock.monotonic()
         """When (monotonic, s) the first unforced record may have been appended; means nothing if there is none."""
 
-    def before(self, size: int) -> Callable[[], None] | None:
-        """Work that must be done before `size` bytes are written at the end. Raises TooLarge."""
+    def before(self, size: int, source: Source = PLAIN) -> Callable[[], None] | None:
+        """Work that must be done before `size` bytes are written at the end. Raises TooLarge.
+
+        What has a source is decided already, maybe when segments were larger: it then has a segment of its own.
+        """
         extent, active = self._extent, self._extent.active
-        if size > self._options.segment_bytes:
+        if size > self._options.segment_bytes and source.kind == PLAIN.kind:
             raise TooLarge("the append", size, self._options.segment_bytes)
         if extent.unfinished is not None:
-            return lambda: self._finish_opening(size)
+            return lambda: self._finish_opening(size, source)
         full = active.sealed or (active.size > 0 and active.size + size > self._options.segment_bytes)
         if not full and not extent.clean and active.indexed:
             return None
@@ -55,9 +58,9 @@ class Writer:
 
         return work
 
-    def _finish_opening(self, size: int) -> None:
+    def _finish_opening(self, size: int, source: Source) -> None:
         self._keeper.finish_opening()
-        work = self.before(size)
+        work = self.before(size, source)
         if work is not None:
             work()
 
@@ -66,7 +69,7 @@ class Writer:
         if self._extent.unfinished is not None:
             self._keeper.finish_opening()
         append = arrange(batches, source, self._tip(self._time()))
-        work = self.before(append.end - self._extent.end)
+        work = self.before(append.end - self._extent.end, source)
         if work is not None:
             work()
         self._write(append)

@@ -118,7 +118,7 @@ class Partition:
     def _file_work(self, staged: Staged) -> Callable[[], None] | None:
         """What must run in a worker before the append; None if it was appended, or refused, at once."""
         try:
-            work = self.log.before_append(staged.size_bytes)
+            work = self.log.before_append(staged.size_bytes, staged.source)
         except Exception as error:
             self._refuse(staged, faults.not_done(error))
             return None
