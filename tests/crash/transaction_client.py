@@ -428,7 +428,7 @@ class TransactionClient:
 
         def refused() -> None:
             if step.answer.failure is not None and step.answer.failure.outcome == NOT_DONE:
-                self.model.together.remove(together)
+                self.model.together = [each for each in self.model.together if each is not together]
 
         answer = self.answer_to(request, b"")
         before = {transaction: transaction.fates for transaction in may_be}

@@ -15,7 +15,7 @@ from tests.broker.helpers import Broker
 from tests.crash.transaction_client import TransactionClient
 from tests.crash.transaction_life import Boundary, Life, Torn
 from tfmq.protocol.commands import DescribeTransaction, ListCommitGroups, ResumePartition
-from tools.rigs.transaction_model import COMMITTED, PREPARED, Broken, Knowledge, require
+from tools.rigs.transaction_model import COMMITTED, PREPARED, Broken, Knowledge, View, require
 
 TORN_EVERY = 100
 """Bytes of a torn write that reached the disk: none, one, and so on in such steps, and all but one."""
@@ -108,7 +108,11 @@ def settled(life: Life, generator: random.Random) -> None:
     life.disk.faults.clear()
     resumed(client)
     require(not client.steps, f"{[step.name for step in client.steps]} have no answer")
-    client.model.check(client.view(), final=False)
+    view = client.view()
+    client.model.check(view, final=False)
+    status = life.broker.engine.status_map()
+    if status["transactions"]["journal"] == status["catalog"] == "open":
+        require_applied(view)
     known = client.model.knowledge()
     wall_ms = life.clock.wall_ms()
     for keep in ("everything", "nothing", "some"):
@@ -117,9 +121,15 @@ def settled(life: Life, generator: random.Random) -> None:
         resumed(client)
         view = client.view()
         require(not view.silent, f"the offsets of {view.silent} are not told after a restart")
+        require_applied(view)
         client.model.check(view)
         finish(client)
         client.model.check(client.view())
+
+
+def require_applied(view: View) -> None:
+    """What was decided reaches its partitions once they take it."""
+    require(not view.applying, f"{view.applying} are still not applied, and nothing is in their way")
 
 
 def resumed(client: TransactionClient) -> None:

@@ -32,7 +32,7 @@ RECORD_BYTES = 700
 """More than a sector: a write can be torn in the middle of a record."""
 SEGMENT_BYTES = 1 << 16
 LARGE_SENDS = 4
-FILES = 11
+FILES = 15
 """Of the journal, that a life fills: more than those below which nothing is carried forward."""
 FILLING = 3
 FILLING_BYTES = 11_000
@@ -131,7 +131,6 @@ class Life:
             self.clock,
             transaction__journal_file_bytes=JOURNAL_FILE_BYTES,
             log__segment_bytes=SEGMENT_BYTES,
-            flush__messages=0,
         )
         self.client = TransactionClient(self.broker, record_bytes=RECORD_BYTES)
         self.action = "start"
@@ -213,8 +212,8 @@ class Life:
     def tell(self) -> None:
         """All chapters; each goes on as far as the disk lets it."""
         for chapter in (
-            self.plain_and_local, self.two_phases, self.in_doubt, self.large, self.with_offsets, self.together,
-            self.by_hand, self.unfinished, self.filling, self.end,
+            self.plain_and_local, self.at_once, self.two_phases, self.in_doubt, self.large, self.with_offsets,
+            self.together, self.by_hand, self.unfinished, self.filling, self.end,
         ):  # fmt: skip
             chapter()
         self.disk.after = self.disk.faults.before = None
@@ -231,6 +230,15 @@ class Life:
         self.send(dropped, "orders", 1, 3)
         self.rollback(dropped)
         self.transact("two", {("orders", 1): 2})
+
+    def at_once(self) -> None:
+        """Several in one turn: one write of the journal, one force, one append a partition."""
+        with self.doing("transact"):
+            for number in range(3):
+                self.client.transact(f"at-once-{number}", {("orders", 0): 1, ("orders", 1): 2}, turn=False)
+            self.client.plain("plain-0", "orders", 0, turn=False)
+            self.broker.engine.turn_ended()
+            self.client.look()
 
     def two_phases(self) -> None:
         for name, targets in (("a", [("orders", 0), ("orders", 1)]), ("b", [("bills", 0), ("orders", 0)])):

@@ -22,6 +22,7 @@ from tools.mutants.bugs_sql import SQL
 from tools.mutants.bugs_transaction_journal import TRANSACTION_JOURNAL
 from tools.mutants.bugs_transaction_queue import TRANSACTION_QUEUE
 from tools.mutants.bugs_transaction_store import TRANSACTION_STORE
+from tools.mutants.bugs_transactions import TRANSACTIONS
 from tools.mutants.bugs_two_phases import TWO_PHASES
 from tools.mutants.mutant import Mutant
 
@@ -39,6 +40,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + TRANSACTION_BOOKS
     + APPLIED
     + COMMIT_GROUPS
+    + TRANSACTIONS
     + SERVER
     + CLIENT
     + CLIENT_TRANSACTIONS

@@ -1,0 +1,164 @@
+"""Bugs to plant where transactions are decided and applied: what only a crash at the wrong moment shows.
+
+They prove the rigs: the crash matrix (tests/crash/test_transaction_matrix.py) and the simulation of the whole
+broker (tests/transaction/test_simulation.py) have to see each of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+MATRIX: Final = "tests/crash/test_transaction_matrix.py"
+POWER: Final = f"{MATRIX}::test_a_power_cut_at_any_point_leaves_all_or_nothing"
+KILL: Final = f"{MATRIX}::test_a_kill_at_any_point_leaves_all_or_nothing"
+TORN: Final = f"{MATRIX}::test_a_torn_record_at_any_point_leaves_all_or_nothing"
+INPUT_OUTPUT: Final = f"{MATRIX}::test_an_input_output_error_at_any_point_leaves_all_or_nothing"
+REPEATED: Final = f"{MATRIX}::test_recovery_once_twice_and_ten_times_finds_the_same"
+INTERRUPTED: Final = f"{MATRIX}::test_a_recovery_that_is_killed_changes_nothing"
+SIMULATION: Final = "tests/transaction/test_simulation.py"
+
+MANY: Final = 0.1
+"""More of the matrix than `make test` runs: these bugs need the right boundary."""
+
+DECISIONS: Final = (
+    Mutant(
+        "visible-before-the-decision-is-forced",
+        "the decision is on the disk before anything of it can be seen",
+        "tfmq/transaction/books.py",
+        "        self.store.when_forced(decision.place, lambda error: self._forced(course, error))\n",
+        "        self._forced(course, None)\n",
+        [POWER, SIMULATION],
+        MANY,
+    ),
+    Mutant(
+        "prepared-before-it-is-forced",
+        "prepare is answered once it is on the disk",
+        "tfmq/transaction/preparing.py",
+        "self._store.when_forced(place, partial(answer, done, Prepared(states.PREPARED, expires_ms)))",
+        "answer(done, Prepared(states.PREPARED, expires_ms), None)",
+        [POWER, SIMULATION],
+        MANY,
+    ),
+    Mutant(
+        "rolled-back-before-it-is-forced",
+        "the rollback of a prepared one is answered once it is on the disk",
+        "tfmq/transaction/ending.py",
+        "            self._store.when_forced(place, partial(answer, done, RolledBack(state)))\n",
+        "            answer(done, RolledBack(state), None)\n",
+        [POWER, SIMULATION],
+        MANY,
+    ),
+    Mutant(
+        "decisions-overtake-each-other",
+        "decisions go to their targets in the order of their records",
+        "tfmq/transaction/books.py",
+        "            first = self._pending.popleft()\n",
+        "            first = self._pending.pop()\n",
+        [KILL, SIMULATION],
+        MANY,
+    ),
+    Mutant(
+        "group-commits-its-first-member",
+        "a commit group is committed as a whole by one record",
+        "tfmq/transaction/ledger.py",
+        "            self._decide_prepared(place, said.time_ms, said.members, states.DECIDE)\n",
+        "            self._decide_prepared(place, said.time_ms, said.members[:1], states.DECIDE)\n",
+        [KILL],
+    ),
+    Mutant(
+        "group-drops-nobody",
+        "a commit of a group drops its other members in the same record",
+        "tfmq/transaction/ledger.py",
+        "        self._drop(place, said.dropped, said.time_ms)\n\n    def _group_abort",
+        "\n    def _group_abort",
+        [KILL],
+    ),
+    Mutant(
+        "offsets-inside-never-saved",
+        "offsets inside are saved with the messages",
+        "tfmq/transaction/applying.py",
+        "        offsets = any(each.offsets for each in course.decision.transactions)\n",
+        "        offsets = False\n",
+        [KILL],
+    ),
+)
+
+APPLYING: Final = (
+    Mutant(
+        "applied-again-by-a-start",
+        "what a partition has of a decision is not brought there again",
+        "tfmq/transaction/line.py",
+        "        while applied is not None and self._queue and self._queue[0].place <= applied:\n",
+        "        while applied is not None and self._queue and self._queue[0].place <= (0, 0):\n",
+        [KILL, POWER],
+        MANY,
+    ),
+    Mutant(
+        "settled-before-it-is-on-the-disk",
+        "the journal keeps messages until they are on the disk of their partitions",
+        "tfmq/transaction/settling.py",
+        "        while written and self._destination.forced(written[0].mark):\n",
+        "        while written:\n",
+        [POWER, SIMULATION],
+        0.3,
+    ),
+    Mutant(
+        "lost-by-a-resumption",
+        "what a partition lost before it was resumed is brought there again",
+        "tfmq/transaction/applying.py",
+        "            self._line(key).put_back(parts)\n",
+        "            parts.clear()\n",
+        [INPUT_OUTPUT, SIMULATION],
+        0.3,
+    ),
+)
+
+STARTS: Final = (
+    Mutant(
+        "decided-ones-left-by-a-start",
+        "a start brings decided transactions to their targets",
+        "tfmq/transaction/books.py",
+        "            live_of(transaction).course = course\n        self.applier.start(course)\n",
+        "            live_of(transaction).course = course\n",
+        [KILL, POWER],
+        MANY,
+    ),
+    Mutant(
+        "offsets-free-again-by-a-start",
+        "offsets of one in doubt stay locked over a restart",
+        "tfmq/transaction/books.py",
+        "                self.destination.lock_offsets(transaction.epoch, transaction.xid, transaction.offsets)\n",
+        "                pass\n",
+        [KILL],
+    ),
+    Mutant(
+        "streams-forget-by-a-start",
+        "a transaction that is sent again after a crash has its first answer",
+        "tfmq/transaction/ledger.py",
+        "        origin = transaction.origin\n        if origin.producer_id:\n            self.streams.ended(",
+        "        origin = transaction.origin\n        if origin.producer_id and self.holds is not None:\n"
+        "            self.streams.ended(",
+        [POWER, KILL, TORN],
+        MANY,
+    ),
+    Mutant(
+        "epochs-start-again",
+        "an epoch is never given twice",
+        "tfmq/transaction/ledger.py",
+        "        self.epochs_end = max(self.epochs_end, said.end)\n",
+        "        self.epochs_end = self.epochs_end or said.end\n",
+        [KILL],
+    ),
+    Mutant(
+        "heuristics-forgotten",
+        "what an operator decided is told until somebody forgets it",
+        "tfmq/transaction/ledger.py",
+        "            self.step(transaction, states.DROP_BY_HAND)\n",
+        "            self.step(transaction, states.DROP)\n",
+        [KILL],
+    ),
+)
+
+TRANSACTIONS: Final[tuple[Mutant, ...]] = DECISIONS + APPLYING + STARTS
