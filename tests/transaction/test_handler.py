@@ -261,6 +261,17 @@ def test_a_broker_that_stops_keeps_what_is_prepared() -> None:
     assert again.commit(began).state == "committed"
 
 
+def test_a_session_that_is_lost_after_the_stop_touches_nothing() -> None:
+    """The store is closed in a worker by then, which packs what it captured."""
+    desk = Desk()
+    began = desk.begin("")
+    desk.send(began, [b"m"])
+    desk.stop()
+    desk.handler.session_lost(desk.session)
+    assert desk.store.idle
+    assert desk.store.transactions[began.epoch].state == "open"
+
+
 def test_nothing_ends_by_time_while_a_broker_stops() -> None:
     desk = Desk(queued=True)
     member = desk.begin("x", member=Member("spark", 1, "run"))

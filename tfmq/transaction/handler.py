@@ -9,7 +9,7 @@ turn, one append of the journal for all; call it until `due` is false.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final, TypeAlias
 
 from journal.clock import Clock
@@ -96,6 +96,8 @@ class TransactionHandler:
         self._stopped: Callable[[], None] | None = None
         self.stopping = False
         """It takes no more requests."""
+        self.over = False
+        """It has stopped: its owner closes the store, in a worker maybe, and nothing here may touch that."""
 
     # One transaction
 
@@ -204,7 +206,10 @@ class TransactionHandler:
     # Events
 
     def session_lost(self, session: Caller) -> None:
-        """Local transactions of that session end unless they are prepared or decided; so do its waits."""
+        """Local transactions of that session end unless they are prepared or decided; so do its waits. After the stop
+        nothing does: the next start finds no open ones."""
+        if self.over:
+            return
         self._books.checks.session_lost(session)
         for epoch in self._books.sessions.lost(session):
             self._end_open(epoch)
@@ -259,7 +264,11 @@ class TransactionHandler:
             recovered()
         if self._stopped is not None and self._store.idle and not self._books.forcing:
             stopped, self._stopped = self._stopped, None
-            self._applier.stop(stopped)
+            self._applier.stop(partial(self._over, stopped))
+
+    def _over(self, stopped: Callable[[], None]) -> None:
+        self.over = True
+        stopped()
 
     def recover(self, done: Callable[[], None]) -> None:
         """Before the listener opens: what is prepared waits as before, with its offsets locked; what was decided
