@@ -1,5 +1,6 @@
 """Every journal error has a client's name, at one border."""
 
+import errno
 import inspect
 
 import pytest
@@ -57,3 +58,11 @@ def test_the_place_that_knows_decides_the_outcome() -> None:
     fenced = errors.Fenced()
     assert client_error(fenced) is fenced
     assert str(client_error(journal.Closed())) == STOPPING
+
+
+def test_a_lack_of_descriptors_is_not_called_a_full_disk() -> None:
+    error = journal.Full("a/b: Too many open files")
+    error.__cause__ = OSError(errno.EMFILE, "Too many open files")
+    known = client_error(error)
+    assert (known.code, "ulimit -n" in str(known)) == ("busy", True)
+    assert client_error(journal.Full("a/b")).code == "disk_full"

@@ -27,6 +27,13 @@ def _of_system(error: OSError) -> TfmqError:
     return errors.ServerError(UNREADABLE, errno=error.errno or 0)
 
 
+def _of_room(error: journal.Full) -> TfmqError:
+    """No space, or no descriptor: what the caller must do differs."""
+    if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EMFILE, errno.ENFILE):
+        return errors.Busy(NO_FILES)
+    return errors.DiskFull()
+
+
 ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
     (journal.BeyondEnd, lambda e: errors.OffsetOutOfRange(first=-1, end=e.end, offset=e.offset)),
@@ -35,7 +42,7 @@ ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.Corrupt, lambda e: errors.Damaged(first=e.first, next=e.next, reason=e.reason)),
     (journal.BadBatch, lambda e: errors.BadRequest(f"The batch breaks a rule of the format: {e.reason}.")),
     (journal.TooLarge, lambda e: errors.MessageTooLarge(size_bytes=e.size_bytes, max_bytes=e.max_bytes)),
-    (journal.Full, lambda e: errors.DiskFull()),
+    (journal.Full, _of_room),
     (journal.Stopped, lambda e: errors.StorageStopped(reason=e.reason)),
     (journal.Closed, lambda e: errors.Busy(STOPPING)),
     (journal.JournalError, lambda e: errors.ServerError()),

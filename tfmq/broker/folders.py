@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
-from journal.disk import Disk
+from journal.disk import Disk, File
 from journal.errors import JournalError
 from journal.header import make_log_id
 from journal.log import Log
@@ -30,6 +30,9 @@ ASIDE_PREFIX: Final = "deleted~"
 
 ARCHIVE_NAME: Final = "archive"
 HOUSE_NAMES: Final = frozenset({"meta", "transactions", "delay", ARCHIVE_NAME, "lock"})
+
+DESCRIPTORS_LEFT: Final = 8
+"""A topic that would take the last ones is refused: connections, and rolls of other logs, need them."""
 
 
 class Opened(NamedTuple):
@@ -80,10 +83,21 @@ class Folders:
                         made.append(path)
                 opened.append(self._open_own(topic, number, self._disk.list(path)))
             self._disk.force_folder(self._data)
+            self._require_descriptors()
         except BaseException:
             self.abandon(opened)
             raise
         return opened
+
+    def _require_descriptors(self) -> None:
+        """Raises Full unless some descriptors are left: readers of other topics must be able to connect."""
+        spare: list[File] = []
+        try:
+            for _ in range(DESCRIPTORS_LEFT):
+                spare.append(self._disk.open_anchor(self._data))
+        finally:
+            for each in spare:
+                each.close()
 
     def abandon(self, opened: list[Opened]) -> None:
         """Lets go of logs that no topic will have."""
