@@ -52,7 +52,8 @@ class Known:
             if state in ("committed", "applying"):
                 self.fates = {COMMITTED}
             elif state == "prepared" and not self.over:
-                self.fates = self.fates - {ABSENT} | {PREPARED}
+                ending = any(each == "rollback" for each, _ in self.waiting)
+                self.fates = self.fates - (set() if ending else {ABSENT}) | {PREPARED}
             elif state in ("rolled_back", "heuristic_rolled_back", "read_only"):
                 self.fates = {ABSENT}
         elif answer.code == "transaction_rolled_back":

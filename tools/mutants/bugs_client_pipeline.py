@@ -161,7 +161,7 @@ _BESIDE: Final = (
         "checks-end-with-an-outage",
         "checks go on when the broker is back",
         "tfmq/client/transaction_checks.py",
-        "                yield Wait((), PAUSE_SECONDS)\n",
+        "                told = error.code\n                yield Wait((), PAUSE_SECONDS)\n",
         "                return\n",
         [CHECKS],
     ),

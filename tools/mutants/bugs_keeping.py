@@ -18,8 +18,8 @@ TOPICS: Final = (
         "topic-answered-before-its-folders-are-forced",
         "a topic that was answered is there after a power cut",
         "tfmq/broker/folders.py",
-        "            self._disk.force_folder(self._data)\n        except BaseException:",
-        "        except BaseException:",
+        "            self._disk.force_folder(self._data)\n            self._require_descriptors()\n",
+        "            self._require_descriptors()\n",
         [CHANGES],
     ),
     Mutant(
