@@ -544,6 +544,9 @@ class TransactionClient:
                 messages[key] = self.broker.payloads(row[0], partition, commands.READ_WRITTEN)
                 forced[key] = len(self.broker.payloads(row[0], partition, commands.READ_FORCED))
         rows = self.rows()
+        late = {"applying"}
+        if self.broker.engine.transactions_map()["waits_for"]:
+            late.add("heuristic_committed")
         known = {key for t in self.model.transactions.values() for key in t.messages}
         known |= {stream.key for stream in self.model.streams.values()}
         saved, locked, silent = {}, set(), set()
@@ -561,7 +564,7 @@ class TransactionClient:
             messages,
             forced,
             frozenset(row["epoch"] for row in rows if row["state"] == "prepared"),
-            frozenset(row["epoch"] for row in rows if row["state"] == "applying"),
+            frozenset(row["epoch"] for row in rows if row["state"] in late),
             saved,
             frozenset(locked),
             frozenset(known - messages.keys()),

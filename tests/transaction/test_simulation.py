@@ -349,7 +349,11 @@ class Simulation(RuleBasedStateMachine):
         older = [
             each
             for each in self.client.model.transactions.values()
-            if each.epoch and each.xid in newest and newest[each.xid] is not each and len(each.fates) == 1
+            if each.epoch
+            and each.messages
+            and each.xid in newest
+            and newest[each.xid] is not each
+            and len(each.fates) == 1
         ]
         if not older:
             return
@@ -440,7 +444,10 @@ class Simulation(RuleBasedStateMachine):
     @precondition(lambda self: not self.client.steps)
     @rule()
     def look_around(self) -> None:
-        """Everything was answered: whatever can be seen is right, in the middle of life too."""
+        """Everything was answered: whatever can be seen is right, in the middle of life too. A partition that has
+        stopped is told of a moment later."""
+        self.broker.work()
+        self.broker.advance(0.05)
         self.broker.work()
         self.client.look()
         if not self.client.steps:

@@ -191,6 +191,10 @@ class Model:
         sorted_out = self._sort(view)
         for transaction in self.transactions.values():
             found = self._found(transaction, sorted_out.get(transaction.label, {}), view)
+            if found is None and final and transaction.epoch not in view.applying | view.unsure:
+                # Where its messages went is gone; whether it is in doubt would be told all the same.
+                require(transaction.fates != {PREPARED}, f"{transaction}: a prepared one is forgotten")
+                transaction.fates -= {PREPARED}
             self._judge(transaction, found, final)
             self._check_by_hand(transaction, view)
         if final:
