@@ -245,10 +245,9 @@ def listed(address: str) -> tuple[list[float], float]:
     begun = time.perf_counter()
     while more:
         page_begun = time.perf_counter()
-        rows, more = client.call(55, None, after, PAGE, "")
+        rows, more, after = client.call(55, None, after, PAGE, "")
         pages.append(time.perf_counter() - page_begun)
         found += len(rows)
-        after = rows[-1]["epoch"] if rows else after
     client.close()
     if found != IN_DOUBT:
         raise RuntimeError(f"{found} are listed")
