@@ -180,13 +180,9 @@ def damaged(tmp_path: Path) -> LiveServer:
     """A stopped broker with 30 messages, of which a bit flipped in the block of 10 to 19."""
     server = LiveServer(tmp_path / "data")
     server.start()
-    for start in (0, 10, 20):
-        tfmq(
-            "send",
-            "orders",
-            *(f"message {number}" for number in range(start, start + 10)),
-            servers=server.address,
-        )
+    with client.Producer(server.address) as producer:
+        for start in (0, 10, 20):  # ten at a time, so that each ten have a block of their own
+            producer.send_many("orders", lines(*range(start, start + 10))).result(PATIENCE_SECONDS)
     server.stop()
     (segment,) = (server.data / "orders-0").glob("*.zxQueue")
     data = bytearray(segment.read_bytes())

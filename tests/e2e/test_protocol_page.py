@@ -452,7 +452,7 @@ def test_an_operator_decides_and_the_owner_is_told(client: PageClient) -> None:
         client.call(COMMIT, "page by hand", epoch, False, False, [])
     assert caught.value.args[1] == "heuristic_outcome"
     assert caught.value.args[4]["state"] == "heuristic_rolled_back"
-    (rows, more), _ = client.call(LIST, ["heuristic_rolled_back"])
+    (rows, more, _), _ = client.call(LIST, ["heuristic_rolled_back"])
     assert [(row["xid"], row["messages"]) for row in rows] == [("page by hand", 1)] and more is False
     assert client.call(FORGET, "page by hand", epoch)[0] == [True]
     assert client.call(FORGET, "page by hand", epoch)[0] == [False]
