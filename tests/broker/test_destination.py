@@ -10,7 +10,7 @@ from journal.errors import BadBatch
 from journal.header import make_log_id
 from journal.shapes import Batch, Source
 from tests.broker.helpers import Answer, Broker, Session, batch
-from tfmq.broker.destination import BrokerDestination
+from tfmq.broker.destination import SLICE_BYTES, BrokerDestination
 from tfmq.effects import OFFSETS_KEY, Append, Destination, Mark
 from tfmq.errors import Busy, DiskFull, Fenced, MessageTooLarge, NotAllowed, StorageStopped, UnknownTopic
 from tfmq.protocol.commands import (
@@ -160,7 +160,7 @@ def test_a_slice_is_half_a_segment_at_most_and_a_batch_that_fits_none_is_refused
     broker.create("large", log__segment_bytes=1 << 30)
     to = destination(broker)
     assert to.slice_bytes(key(broker)) == 1 << 15
-    assert to.slice_bytes(make_log_id(broker.incarnation("large"), 0)) == 1 << 20
+    assert to.slice_bytes(make_log_id(broker.incarnation("large"), 0)) == SLICE_BYTES
     partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
     fits = Batch(batch(7, 0, [bytes(60_000)]), (), 7, 0, 1)
     to.check_batch(partition, fits)

@@ -3,10 +3,13 @@
 import tracemalloc
 from pathlib import Path
 
+import pytest
+
 from journal.disk import RealDisk
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Targets
 from tfmq.effects import Mark
+from tfmq.transaction import convoy
 from tfmq.transaction.convoy import CONVOYS_MAX, WINDOW_BYTES, Pace
 
 MIB = 1 << 20
@@ -78,7 +81,11 @@ def test_others_are_served_between_two_slices() -> None:
     assert numbers(desk) == list(range(6))
 
 
-def test_no_more_than_the_window_is_written_and_not_forced(tmp_path: Path) -> None:
+def test_no_more_than_the_window_is_written_and_not_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = 8 * MIB
+    monkeypatch.setattr(convoy, "WINDOW_BYTES", window)
     desk = on_disk(tmp_path)
     began = large(desk, 30)
     desk.targets.automatic = False
@@ -90,7 +97,7 @@ def test_no_more_than_the_window_is_written_and_not_forced(tmp_path: Path) -> No
         most = max(most, unforced)
         desk.targets.force(ORDERS)
         desk.turn()
-    assert MIB < most <= WINDOW_BYTES
+    assert MIB < most <= window
     assert numbers(desk) == list(range(30))
 
 

@@ -27,8 +27,8 @@ from tfmq.protocol.commands import TransactionOffsets
 
 OFFSETS_NAME: Final = "the offsets of groups"
 
-SLICE_BYTES: Final = 1 << 20
-"""An append of a transaction takes no more where one block alone is not larger: others wait for its write."""
+SLICE_BYTES: Final = 256 << 10
+"""An append of a transaction takes no more where one batch alone is not larger: others wait for its write and force."""
 
 
 class BrokerDestination:
