@@ -57,6 +57,14 @@ class Worker:
 
     def run(self) -> None:
         """Until it is told to stop; whatever is still open then is left as it is."""
+        try:
+            self._work()
+        except (
+            TfmqError
+        ) as error:  # a close that tells what it gave up: the diary does not know it as done either
+            self.diary.write("trouble", "close", code=error.code, sentence=str(error))
+
+    def _work(self) -> None:
         with tfmq.Producer(self.address, timeout=ANSWER_SECONDS) as producer:
             actions: list[tuple[int, Callable[[tfmq.Producer], None]]] = [
                 (25, self.plain), (30, self.local), (2, self.large), (25, self.two_phase), (15, self.pipe),
