@@ -1,8 +1,9 @@
 """DATA/meta: what the broker must not forget besides messages. A log of entries, folded into a `Register`.
 
 Entries handed in during a turn are one append, and whoever waits is told once they are forced: many commits
-share a force. The whole register is in the snapshots of the log, so old segments go. DATA/meta/version
-names the format of the whole data folder and the node's id; a newer format is refused.
+share a force. The whole register is in the snapshots of the log, so old segments go. On a full disk a change that
+makes room is written into the room that is kept for it. DATA/meta/version names the format of the whole data folder
+and the node's id; a newer format is refused.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.disk import Disk, write_all
-from journal.errors import Corrupt, JournalError, NewerFormat
+from journal.errors import Corrupt, Full, JournalError, NewerFormat
 from journal.header import SEQUENCE_COUNT, make_id, make_log_id, make_record
 from journal.log import Log
 from journal.names import join
@@ -23,7 +24,8 @@ from journal.shapes import Batch
 from tfmq.broker import faults
 from tfmq.broker.caller import Randomness, Run
 from tfmq.broker.partition import Waiter
-from tfmq.broker.register import Register, pack
+from tfmq.broker.register import DELETE, GONE, Register, pack
+from tfmq.broker.reserve import Reserve
 from tfmq.errors import UNKNOWN, Busy, DiskFull, StorageStopped, TfmqError
 
 logger = logging.getLogger("tfmq.broker")
@@ -50,6 +52,10 @@ APPEND_BYTES: Final = 1 << 20
 """One append takes no more, unless one change alone is larger: so none is too large for a segment because of others."""
 
 
+MAKES_ROOM: Final = frozenset({DELETE, GONE})
+"""Entries after which files go: on a full disk these come from the reserve."""
+
+
 class Change(NamedTuple):
     """Entries that are written together or not at all, as they are and packed, and who waits for them: until they
     are forced, or only until they are written.
@@ -61,15 +67,26 @@ class Change(NamedTuple):
     done: Waiter
     forced: bool
 
+    @property
+    def makes_room(self) -> bool:
+        """Whether files go after it."""
+        return any(entry[0] in MAKES_ROOM for entry in self.entries)
+
 
 class Catalog:
     """The log and its register. `register` holds what is written; who must not forget waits for the force."""
 
     def __init__(
-        self, log: Log, register: Register, force: Callable[[Log, int, Waiter], None], run: Run
+        self,
+        log: Log,
+        register: Register,
+        reserve: Reserve,
+        force: Callable[[Log, int, Waiter], None],
+        run: Run,
     ) -> None:
         self.log = log
         self.register = register
+        self.reserve = reserve
         self._force = force
         self._run = run
         self._queue: deque[Change] = deque()
@@ -92,7 +109,9 @@ class Catalog:
             raise Corrupt(folder, first, end, f"{reason}; the broker does not start on a damaged catalog")
         if log.stopped is not None:
             _resume(log)
-        return cls(log, register, force, run)
+        reserve = Reserve(disk, folder, clock, run)
+        reserve.open()
+        return cls(log, register, reserve, force, run)
 
     def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], forced: bool = True) -> None:
         """Writes `entry` at the end of the turn; `done(None)` once it is forced, `done(error)` if it is not.
@@ -114,7 +133,13 @@ class Catalog:
 
     def enter(self, entry: Sequence[Any]) -> None:
         """Writes and forces one entry at once; for the start. Raises what `Log.append` and `Log.force` do."""
-        self.log.append([self._batch([pack(entry)])])
+        batch = self._batch([pack(entry)])
+        try:
+            self.log.append([batch])
+        except Full:
+            if entry[0] not in MAKES_ROOM or not self.reserve.give():
+                raise
+            self.log.append([batch])
         self.register.enter(entry)
         self.log.force()
 
@@ -142,7 +167,7 @@ class Catalog:
         try:
             work = self.log.before_append(len(batch.data))
         except Exception as error:
-            _tell(queue, faults.not_done(error))
+            self._refused(queue, faults.not_done(error))
             return True
         if work is None:
             self._append(queue, batch)
@@ -172,7 +197,7 @@ class Catalog:
     def _worked(self, queue: list[Change], batch: Batch, result: Any, error: BaseException | None) -> None:
         self._working = False
         if error is not None:
-            _tell(queue, faults.not_done(error))
+            self._refused(queue, faults.not_done(error))
         else:
             self._append(queue, batch)
 
@@ -180,9 +205,9 @@ class Catalog:
         try:
             (answer,) = self.log.append([batch])
         except Exception as error:
-            known = faults.client_error(error)
-            _tell(queue, known)
+            self._refused(queue, faults.client_error(error))
             return
+        self.reserve.refill()
         for change in queue:
             for entry in change.entries:
                 self.register.enter(entry)
@@ -192,6 +217,15 @@ class Catalog:
         for change in queue:
             if not change.forced:
                 change.done(None)
+
+    def _refused(self, queue: list[Change], error: TfmqError) -> None:
+        """Nothing of `queue` was written. On a full disk what makes room is tried again, in room of the reserve."""
+        urgent = [change for change in queue if change.makes_room] if isinstance(error, DiskFull) else []
+        if urgent and self.reserve.give():
+            queue = [change for change in queue if not change.makes_room]
+            self._queue.extendleft(reversed(urgent))
+            self._queued_bytes += sum(change.size_bytes for change in urgent)
+        _tell(queue, error)
 
     def _batch(self, packed: list[bytes]) -> Batch:
         if self._sequence + len(packed) > SEQUENCE_COUNT:

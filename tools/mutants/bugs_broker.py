@@ -13,6 +13,7 @@ OFFSETS: Final = "tests/broker/test_offsets.py"
 LEASES: Final = "tests/broker/test_leases.py"
 CHANGES: Final = "tests/broker/test_topic_changes.py"
 CATALOG: Final = "tests/broker/test_catalog.py"
+RESERVE: Final = "tests/broker/test_reserve.py"
 
 ANSWERS: Final = (
     Mutant(
@@ -250,4 +251,39 @@ STREAMS: Final = (
     ),
 )
 
-BROKER: Final = ANSWERS + STREAMS
+ROOM: Final = (
+    Mutant(
+        "deletion-needs-free-room",
+        "a topic can be deleted on a disk without a free byte",
+        "tfmq/broker/catalog.py",
+        "        if urgent and self.reserve.give():",
+        "        if urgent and not self.reserve:",
+        [RESERVE],
+    ),
+    Mutant(
+        "reserve-for-everything",
+        "the room that is kept for deletions is not used up by other changes",
+        "tfmq/broker/catalog.py",
+        "        urgent = [change for change in queue if change.makes_room] if isinstance(error, DiskFull) else []",
+        "        urgent = list(queue) if isinstance(error, DiskFull) else []",
+        [RESERVE],
+    ),
+    Mutant(
+        "start-refused-by-a-cut-short-deletion",
+        "a deletion that a full disk cut short does not refuse the next start",
+        "tfmq/broker/catalog.py",
+        "            if entry[0] not in MAKES_ROOM or not self.reserve.give():",
+        "            if entry[0] in MAKES_ROOM or not self.reserve.give():",
+        [RESERVE],
+    ),
+    Mutant(
+        "reserve-never-made-again",
+        "the room for deletions is made again while the broker runs",
+        "tfmq/broker/catalog.py",
+        "        self.reserve.refill()\n",
+        "",
+        [RESERVE],
+    ),
+)
+
+BROKER: Final = ANSWERS + STREAMS + ROOM

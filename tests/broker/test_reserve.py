@@ -1,0 +1,114 @@
+"""The room that is kept on a disk for changes that make room: given piece by piece, made again when there is space."""
+
+from tests.broker.helpers import DATA, Broker
+from tfmq.broker import reserve as module
+from tfmq.broker.register import DELETE, GENERATION
+from tfmq.broker.reserve import PIECE_BYTES, PIECES, ROOM_BYTES, SIZE_BYTES
+
+PATH = f"{DATA}/meta/reserve"
+
+
+def filled(count: int = 1) -> Broker:
+    """A broker with `count` topics on a disk without a free byte."""
+    broker = Broker()
+    for number in range(count):
+        broker.create(f"topic{number}")
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    return broker
+
+
+def topics(broker: Broker) -> list[str]:
+    return [topic.name for topic in broker.engine.house.topics.all()]
+
+
+def size(broker: Broker) -> int:
+    return broker.disk.size(PATH)
+
+
+def test_a_topic_is_deleted_on_a_disk_without_a_free_byte() -> None:
+    broker = filled()
+    assert broker.create("more").code == "disk_full"
+    assert size(broker) == SIZE_BYTES, "only what makes room takes of it"
+    assert broker.delete("topic0").code == "ok"
+    assert topics(broker) == []
+    assert size(broker) < SIZE_BYTES
+
+
+def test_the_deletion_lasts_and_the_room_is_made_again_at_the_next_start() -> None:
+    broker = filled()
+    assert broker.delete("topic0").code == "ok"
+    again = Broker(broker.disk.crash(keep="nothing"))
+    assert topics(again) == []
+    assert size(again) == SIZE_BYTES
+
+
+def test_the_room_is_made_again_while_the_broker_runs() -> None:
+    broker = filled()
+    assert broker.delete("topic0").code == "ok"
+    broker.disk.space_bytes = None
+    assert broker.create("one").code == "ok"
+    assert size(broker) < SIZE_BYTES, "not at once: the disk was full a moment ago"
+    broker.clock.advance(module.RETRY_SECONDS)
+    assert broker.create("two").code == "ok"
+    assert size(broker) == SIZE_BYTES
+
+
+def test_whoever_else_writes_in_that_turn_is_told_that_the_disk_is_full() -> None:
+    broker = filled()
+    found: list[BaseException | None] = []
+    catalog = broker.engine.house.catalog
+    incarnation = broker.incarnation("topic0")
+    catalog.submit((GENERATION, "group", 1, "m"), found.append)
+    catalog.submit((DELETE, incarnation), found.append)
+    broker.engine.turn_ended()
+    assert [getattr(error, "code", None) for error in found] == ["disk_full", None]
+    assert not catalog.due
+
+
+def test_a_reserve_that_is_used_up_leaves_deletions_refused_and_nothing_done() -> None:
+    broker = filled()
+    broker.engine.house.catalog.reserve.give()
+    for _ in range(PIECES):
+        broker.engine.house.catalog.reserve.give()
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    assert size(broker) == 0
+    assert not broker.engine.house.catalog.reserve.give()
+    assert broker.delete("topic0").code == "disk_full"
+    assert topics(broker) == ["topic0"]
+
+
+def test_a_piece_is_what_one_give_frees() -> None:
+    broker = filled()
+    assert broker.engine.house.catalog.reserve.give()
+    assert size(broker) == SIZE_BYTES - PIECE_BYTES
+    assert broker.disk.free_space(DATA) == PIECE_BYTES
+
+
+def test_a_small_disk_keeps_its_last_room_for_messages() -> None:
+    broker = Broker()
+    broker.disk.unlink(PATH)
+    disk = broker.disk.crash(keep="all")
+    disk.space_bytes = disk.used_bytes() + ROOM_BYTES - 1
+    again = Broker(disk)
+    assert not again.disk.exists(PATH)
+
+
+def test_a_broker_starts_where_the_room_cannot_be_made() -> None:
+    broker = Broker()
+    broker.disk.unlink(PATH)
+    disk = broker.disk.crash(keep="all")
+    disk.faults.fail("create", path=PATH, times=None)
+    again = Broker(disk)
+    assert again.create("one").code == "ok"
+
+
+def test_a_deletion_that_a_full_disk_cut_short_is_ended_by_the_next_start() -> None:
+    """The decision fits, what says that its files are gone does not: the start must not be refused for that."""
+    broker = filled()
+    incarnation = broker.incarnation("topic0")
+    broker.engine.house.catalog.reserve.give()
+    broker.engine.house.catalog.enter((DELETE, incarnation))
+    disk = broker.disk.crash(keep="all")
+    disk.space_bytes = disk.used_bytes()
+    again = Broker(disk)
+    assert topics(again) == []

@@ -1,0 +1,114 @@
+"""Room on the disk that is kept for changes that make room: `DATA/meta/reserve`, a file of nothing but its size.
+
+To delete a topic is what people do on a full disk, and the deletion must be written first. When the catalog finds no
+room for it, the file is cut shorter by a piece, and the append comes at once, in the same thread, before anybody else
+can take the place. Nothing depends on the file: without it, a deletion on a disk that is full to the last block is
+refused as anything else is.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from journal.clock import Clock
+from journal.disk import Disk, write_all
+from journal.errors import Full
+from journal.names import join
+from tfmq.broker.caller import Run
+
+logger = logging.getLogger("tfmq.broker")
+
+NAME: Final = "reserve"
+
+PIECE_BYTES: Final = 256 << 10
+"""What one change takes: its entry is small, but a file system gives whole blocks, and may need some for itself."""
+
+PIECES: Final = 4
+"""A deletion has two entries; the others are for a catalog that rolls to its next file, and for a second deletion."""
+
+SIZE_BYTES: Final = PIECES * PIECE_BYTES
+
+ROOM_BYTES: Final = 8 * SIZE_BYTES
+"""The file is made only where so much is free: the last room of a small disk is for messages."""
+
+RETRY_SECONDS: Final = 10.0
+"""How long to wait before the next try to make it again."""
+
+
+class Reserve:
+    """The file, as it is known to be. `fill` runs at the start and in workers, all else in the owner's thread."""
+
+    def __init__(self, disk: Disk, folder: str, clock: Clock, run: Run) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._path = join(folder, NAME)
+        self._clock = clock
+        self._run = run
+        self._size = 0
+        self._filling = False
+        self._not_before = 0.0
+
+    def open(self) -> None:
+        """Looks for the file, and makes or completes it; for the start. Never raises: a broker runs without it."""
+        self._size = _quietly(self.fill)
+
+    def give(self) -> bool:
+        """Makes a piece of room on the disk; whether there was one to give."""
+        if self._filling or self._size < PIECE_BYTES:
+            return False
+        self._size = _quietly(lambda: self._cut(self._size - PIECE_BYTES))
+        self._not_before = self._clock.monotonic() + RETRY_SECONDS
+        logger.warning("the disk is full: %d bytes are left of the room for deletions", self._size)
+        return True
+
+    def refill(self) -> None:
+        """Has a worker make the file whole again, if it is not, and was not tried just now."""
+        now = self._clock.monotonic()
+        if self._filling or self._size == SIZE_BYTES or now < self._not_before:
+            return
+        self._filling = True
+        self._not_before = now + RETRY_SECONDS
+
+        def filled(size: Any, error: BaseException | None) -> None:
+            self._filling = False
+            self._size = 0 if error is not None else size
+
+        self._run(lambda: _quietly(self.fill), filled)
+
+    def fill(self) -> int:
+        """Writes what is missing of the file where the disk has room for it, and says its size, bytes.
+
+        It is forced, so that the room is really taken. After a power cut the file is as long as it is, and this
+        completes it. Raises OSError, Full.
+        """
+        exists = self._disk.exists(self._path)
+        size = self._disk.size(self._path) if exists else 0
+        if size >= SIZE_BYTES or self._disk.free_space(self._folder) < ROOM_BYTES:
+            return size
+        file = self._disk.open_write(self._path) if exists else self._disk.create(self._path)
+        try:
+            write_all(file, [bytes(SIZE_BYTES - size)], size)
+            file.force()
+        except Full:
+            file.truncate(0)
+            return 0
+        finally:
+            file.close()
+        return SIZE_BYTES
+
+    def _cut(self, size: int) -> int:
+        file = self._disk.open_write(self._path)
+        try:
+            file.truncate(size)
+        finally:
+            file.close()
+        return size
+
+
+def _quietly(work: Callable[[], int]) -> int:
+    """The size that `work` says; 0 where the disk would not have it, which is logged."""
+    try:
+        return work()
+    except (OSError, Full) as error:
+        logger.warning("no room could be kept for deletions on a full disk: %s", error)
+        return 0
