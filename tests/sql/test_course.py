@@ -20,7 +20,6 @@ from tfmq.errors import (
     NotAllowed,
     StorageStopped,
     TimedOut,
-    TransactionError,
     TransactionRolledBack,
     UnknownTransaction,
 )
@@ -343,72 +342,6 @@ def test_a_connection_that_breaks_leaves_both_or_neither(
             shop.sell()
     shop.settle()
     assert shop.sold is prepared
-
-
-def test_a_prepare_whose_answer_is_lost_keeps_no_locks(
-    postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    really = course.perform
-
-    def lost(step: course.Step) -> Any:
-        result = really(step)
-        if step.name == "database prepares":
-            assert len(prepared_names(postgres_engine)) == 1
-            kill_sessions(postgres_engine)
-            raise OperationalError("the answer is lost", None, Exception())
-        return result
-
-    monkeypatch.setattr(course, "perform", lost)
-    shop = Shop(Way(postgres_engine, True, False))
-    with pytest.raises(OperationalError):
-        shop.sell()
-    assert prepared_names(postgres_engine) == [], "at once, not when somebody looks for leftovers"
-    assert not shop.sold
-
-
-def test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_committed(
-    postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have prepared, the broker asks somebody else, and only then its answer fails."""
-    really = course.perform
-
-    def lost(step: course.Step) -> Any:
-        result = really(step)
-        if step.name == "broker prepares":
-            with postgres_engine.connect() as connection:
-                assert decide(connection, TABLE, shop.xid, "commit") == "commit"
-            raise TimedOut("the answer is lost")
-        return result
-
-    monkeypatch.setattr(course, "perform", lost)
-    shop = Shop(Way(postgres_engine, True, False))
-    shop.sell()
-    assert shop.sold
-
-
-def test_while_the_database_says_nothing_nothing_is_decided(
-    postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit's answer is lost, and the database is away: the error says so, and the broker asks."""
-    really = course.perform
-
-    def lost(step: course.Step) -> Any:
-        if step.name == "row decides":
-            raise OperationalError("the database is away", None, Exception())
-        result = really(step)
-        if step.name == "database commits":
-            raise OperationalError("the answer is lost", None, Exception())
-        return result
-
-    monkeypatch.setattr(course, "perform", lost)
-    shop = Shop(Way(postgres_engine, False, False))
-    with pytest.raises(TransactionError, match="not known yet") as caught:
-        shop.sell()
-    assert caught.value.outcome == "unknown"
-    assert shop.broker.state == "prepared"
-    monkeypatch.setattr(course, "perform", really)
-    shop.settle()
-    assert shop.sold
 
 
 def test_a_lost_answer_to_the_commit_is_looked_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

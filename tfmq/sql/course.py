@@ -25,9 +25,11 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from tfmq.errors import (
+    NOT_DONE,
     HeuristicOutcome,
     StaleEpoch,
     TfmqError,
+    TransactionCommitted,
     TransactionError,
     TransactionRolledBack,
     UnknownTransaction,
@@ -142,6 +144,10 @@ class Sharing:
                 if decision == "commit":
                     yield from self._commit_nevertheless(error)
                     raise
+                if decision is None and may_be_done(error):
+                    # So may this one, already: then who was asked is about to tell the broker.
+                    self._raise_not_known(error)
+                    raise
             yield from self._rollback_broker(error)
             raise
         return False
@@ -158,12 +164,19 @@ class Sharing:
                 yield from self._commit_nevertheless(error)
             elif decision == "rollback":
                 yield from self._rollback_broker(error)
-            elif isinstance(error, Exception):
-                raise TransactionError(
-                    f"It is not known yet whether the transaction {self.xid} was committed: the database does not"
-                    " say. Messages and changes will agree: the broker asks until the row answers."
-                ) from error
+            else:
+                self._raise_not_known(error)
             raise
+
+    def _raise_not_known(self, error: BaseException) -> None:
+        """Instead of `error`, unless that is to end more than the transaction. Nothing more is done: the broker, which
+        may have prepared, asks; one that has not gives it up.
+        """
+        if isinstance(error, Exception):
+            raise TransactionError(
+                f"It is not known yet whether the transaction {self.xid} was committed: the database does not"
+                " say. Messages and changes will agree: the broker asks until the row answers."
+            ) from error
 
     def _commit_nevertheless(self, error: BaseException) -> Course[None]:
         yield from self._commit_broker()
@@ -221,6 +234,12 @@ class Sharing:
 
     def _in_session(self, name: str, work: Callable[[], Any]) -> Step:
         return Step(name, lambda: self._hands.in_session(work))
+
+
+def may_be_done(error: BaseException) -> bool:
+    """Whether a request to the broker that ended with `error` may have had its effect, as far as that says."""
+    refused = isinstance(error, TfmqError) and error.outcome == NOT_DONE
+    return not refused or isinstance(error, TransactionCommitted)
 
 
 def walk(course: Course[Result]) -> Result:
