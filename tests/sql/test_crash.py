@@ -25,6 +25,10 @@ from tools.rigs.postgresql import PostgresServer
 STRIDE = 1 if SCALE >= 1 else 3
 """Sellers die at each statement, or at each third one."""
 DECISION = STEPS.index("database commits")
+pytestmark = pytest.mark.timeout(max(300, int(3600 * SCALE)))
+"""Seconds. Each wait in here has its own, shorter end. At the full counts one of these takes a minute on a machine that
+has nothing else to do, so the two minutes of any test would tell how busy it is, and nothing more.
+"""
 
 
 class Way(NamedTuple):
