@@ -2,11 +2,13 @@
 
 import pytest
 
-from tests.client.fake_broker import LOSE, SWALLOW
+from tests.client.fake_broker import CUT, LOSE, SWALLOW
 from tests.client.transaction_rig import TransactionRig, large
+from tfmq.client.transaction_ending import STREAMS_TRIED
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
+    DiskFull,
     SequenceGap,
     TimedOut,
     UnknownProducer,
@@ -52,6 +54,74 @@ def test_a_frame_that_may_be_done_never_goes_in_another_stream(rig: TransactionR
     with pytest.raises(UnknownProducer):
         rig.commit(tx)
     assert visible(rig) == [b"a"] and len({each.producer_id for each in rig.frames()}) == 1
+
+
+@pytest.mark.parametrize("plan", [[SWALLOW], [SWALLOW, SWALLOW]])
+def test_a_frame_that_was_certainly_not_done_is_sent_anew_by_a_later_commit(
+    rig: TransactionRig, plan: list[str]
+) -> None:
+    """Its answer never came, and the broker came back without it: the gap says that nothing of it was done."""
+    tx = rig.begin()
+    delivery = rig.send(tx, b"a")
+    rig.broker.plan(Transact, *plan)
+    for _ in plan:
+        with pytest.raises(TimedOut):
+            rig.commit(tx)
+    forget_frames(rig)
+    rig.broker.plan(Transact, SequenceGap())
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+    first, last = rig.frames()[0], rig.frames()[-1]
+    assert first.producer_id != last.producer_id
+    assert delivery.result().message_id >> 24 == last.producer_id
+
+
+def test_a_frame_is_sent_anew_as_often_as_it_is_lost(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    rig.broker.plan(Transact, CUT, SequenceGap(), CUT, SequenceGap(), CUT, SequenceGap())
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+    assert len({each.producer_id for each in rig.frames()}) == 4
+
+
+def test_a_broker_that_calls_every_stream_strange_is_told(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    rig.broker.plan(Transact, *[SequenceGap() for _ in range(STREAMS_TRIED)])
+    with pytest.raises(SequenceGap):
+        rig.commit(tx)
+    assert tx.state == "open" and len(rig.frames()) == STREAMS_TRIED
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+
+
+def test_a_frame_sent_anew_whose_answer_is_lost_stays_in_its_stream(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    rig.broker.plan(Transact, CUT, SequenceGap(), LOSE, UnknownProducer())
+    with pytest.raises(UnknownProducer) as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+    assert len({each.producer_id for each in rig.frames()}) == 2
+
+
+def test_a_frame_of_unknown_end_that_is_refused_for_sure_is_open_again(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    rig.broker.plan(Transact, SWALLOW)
+    with pytest.raises(TimedOut):
+        rig.commit(tx)
+    forget_frames(rig)
+    rig.broker.plan(Transact, DiskFull())
+    with pytest.raises(DiskFull):
+        rig.commit(tx)
+    assert tx.state == "open" and rig.rollback(tx) == "rolled_back" and visible(rig) == []
+
+
+def forget_frames(rig: TransactionRig) -> None:
+    """A power cut took what the broker had and nobody was told."""
+    broker = rig.broker
+    for each in (broker.logs, broker.transactions, broker.tx_streams, broker.tx_numbers):
+        each.clear()
 
 
 def test_messages_beyond_a_frames_batches_are_sent_otherwise() -> None:

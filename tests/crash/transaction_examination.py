@@ -27,8 +27,9 @@ ANSWERED_AGAIN = {"transact": COMMITTED, "commit": COMMITTED, "commit group": CO
 """Requests whose repetition is answered well once they were done."""
 
 
-REFUSED_SAFELY = frozenset({"sequence_gap", "bad_request"})
-"""What a repeated request may be told where nothing of it was done, and its stream has forgotten more than that."""
+REFUSED_SAFELY = frozenset({"sequence_gap"})
+"""What a repeated request may be told where nothing of it was done, and its stream has forgotten more than that, or
+less: a client sends it anew in another stream."""
 
 
 def started(disk: SimulatedDisk, wall_ms: int, life: Life) -> Broker:

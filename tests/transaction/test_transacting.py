@@ -4,9 +4,9 @@ import errno
 
 import pytest
 
-from tests.transaction.desk import BILLS, ORDERS, Answer, Desk, Stream, piece
+from tests.transaction.desk import BILLS, FOLDER, ORDERS, Answer, Desk, Stream, piece
 from tests.transaction.targets import Row
-from tfmq.errors import NOT_DONE, DiskFull
+from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull
 from tfmq.transaction.requests import Transact
 
 
@@ -160,6 +160,55 @@ def test_sequences_are_contiguous_over_its_batches() -> None:
     stream.sequence = 3
     desk.transact([(ORDERS, [b"4"])], stream, number=2)
     assert desk.visible() == [b"1", b"2", b"4"]
+
+
+def torn(desk: Desk, payloads: list[bytes], stream: Stream) -> tuple[Answer, Desk]:
+    """A frame of which a crash left the messages and tore the decision, which stood behind them in the same write."""
+    answer = desk.transact([(ORDERS, payloads)], stream, turn=False)
+    desk.handler.write()
+    disk = desk.disk.crash(keep="everything")
+    path = max(f"{FOLDER}/{name}" for name in disk.list(FOLDER) if name.endswith(".journal"))
+    disk.write_file(path, disk.read_file(path)[:-1])
+    return answer, desk.again(disk, desk.targets.killed())
+
+
+def test_one_that_a_crash_tore_is_told_as_a_gap_which_says_that_nothing_of_it_was_done() -> None:
+    desk = Desk()
+    stream = desk.stream()
+    desk.transact([(ORDERS, [b"0"])], stream)
+    first, again = torn(desk, [b"1", b"2"], stream)
+    answer = repeat(again, first)
+    assert (answer.code, answer.failure.outcome) == ("sequence_gap", NOT_DONE)  # type: ignore[union-attr]
+    assert answer.failure.details == {"expected": 3, "found": 1}  # type: ignore[union-attr]
+    assert again.visible() == [b"0"]
+    assert again.transact([(ORDERS, [b"1", b"2"])]).state == "committed"
+    assert again.visible() == [b"0", b"1", b"2"]
+
+
+def lost_behind_a_rollback(desk: Desk) -> tuple[Answer, Desk]:
+    """A frame that stood behind records that nobody waits for; a power cut took both."""
+    stream = desk.stream()
+    large = desk.begin("", stream)
+    desk.send(large, [b"large"])
+    assert desk.rollback(large).state == "rolled_back"
+    answer = desk.transact([(ORDERS, [b"1"])], stream, turn=False)
+    return answer, desk.power_cut()
+
+
+def test_one_whose_stream_a_power_cut_took_is_told_as_a_gap() -> None:
+    """The id is young and no stream was forgotten: had the frame been done, the broker would know its stream."""
+    first, again = lost_behind_a_rollback(Desk(queued=True))
+    answer = repeat(again, first)
+    assert answer.failure is not None and answer.failure.details == {"expected": 0, "found": 1}  # type: ignore[attr-defined]
+    assert answer.code == "sequence_gap" and again.visible() == []
+
+
+def test_after_a_repair_a_gap_proves_nothing() -> None:
+    """What is missing may have been lost behind the answer: then "not done" is not certain."""
+    first, again = lost_behind_a_rollback(Desk(queued=True))
+    again.store._ledger.repaired = 1
+    answer = repeat(again, first)
+    assert (answer.code, answer.failure.outcome) == ("unknown_producer", UNKNOWN)  # type: ignore[union-attr]
 
 
 def test_its_offsets_are_saved_with_it_and_free_behind_it() -> None:

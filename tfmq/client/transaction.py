@@ -240,13 +240,17 @@ class TransactionCore:
         except TfmqError as error:
             self._note(error)
             told = self._told(error)
-            self._move(state_behind(step, error) or before, told)
+            self._move(state_behind(step, error) or self._still(before), told)
             raise told from error
         except BaseException:
-            self._move(IN_DOUBT if self.ending.asked else before, None)
+            self._move(IN_DOUBT if self.ending.asked else self._still(before), None)
             raise
         self._move(state, None)
         return state
+
+    def _still(self, before: str) -> str:
+        """The state behind a step that did nothing. A frame that the broker has certainly not done is none any more."""
+        return before if before != IN_DOUBT or self.ending.begun or self.ending.framed else OPEN
 
     def _move(self, state: str, error: TfmqError | None) -> None:
         """A step ended, with `error` where it was refused."""

@@ -46,6 +46,9 @@ log = logging.getLogger("tfmq.transaction")
 
 LET_GO_SECONDS: Final = 30.0
 """How long a rollback that nobody waits for is tried; behind that the transaction's own time ends it."""
+STREAMS_TRIED: Final = 4
+"""A frame that the broker has certainly not done goes in another stream, so many in all: a second one behind a stream
+that was idle for long, one more for each power cut that takes the frame on its way."""
 
 
 class Ending:
@@ -245,15 +248,18 @@ class Ending:
     def _transacting(self) -> Operation[str]:
         """Begin, sends and commit as one frame."""
         until = self._link.now() + self._home.seconds
-        batches, first = self._gathering.take_all(), self._stream is None
+        batches = self._gathering.take_all()
         done = False
         try:
             stream = yield from self._stream_for(batches, until)
             self.asked = True
             call = yield from self._framed_call(stream, batches, until)
-            if first and _strange(call):
-                self._stream = None
+            for _ in range(1, STREAMS_TRIED):
+                if not _strange(call):
+                    break
+                self._stream, self.asked = None, False
                 stream = yield from self._stream_for(batches, until, fresh=True)
+                self.asked = True
                 call = yield from self._framed_call(stream, batches, until)
             reply = call.result()
             done = True
@@ -345,7 +351,9 @@ class Ending:
 
 
 def _strange(call: Call) -> bool:
-    """Whether the broker knows the stream otherwise, and for sure has not taken the frame, which is new."""
+    """Whether the broker knows the stream otherwise, and for sure has not taken the frame: a gap is told behind the
+    look for an earlier sending of it, so it says the same of that; of the others only the first sending can be sure.
+    """
     return isinstance(call.error, SequenceGap) or (isinstance(call.error, STRANGE) and call.sends == 1)
 
 

@@ -199,6 +199,11 @@ class JournalTransactionStore(Recording):
         """What became of a transaction that is over: of that very epoch, or of the latest of that name."""
         return self._ledger.outcome(xid, epoch)
 
+    @property
+    def repaired(self) -> bool:
+        """Whether a start has found that a repair lost some of the journal: what is not there may have been."""
+        return self._ledger.repaired > 0
+
     # After the decision
 
     def slices(

@@ -132,6 +132,14 @@ class Streams:
             return True
         raise BadRequest(HALF_KNOWN.format(first=sequence, last=sequence + count - 1))
 
+    def next(self, producer_id: int) -> int:
+        """The sequence that must come next of a stream for which `find` has raised nothing; 0 for a new one."""
+        staged = self._staged.get(producer_id)
+        if staged is not None:
+            return staged[2]
+        stream = self._streams.get(producer_id)
+        return stream.next if stream is not None else 0
+
     def _require_new(self, producer_id: int, now_ms: int) -> None:
         """Raises UnknownProducer unless an id without a stream is so young that it cannot have been forgotten."""
         leased = self._leased_ms(producer_id)

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from tfmq.effects import OFFSETS_KEY
-from tfmq.errors import SequenceGap
+from tfmq.errors import SequenceGap, UnknownProducer
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of, require_sure
 from tfmq.transaction.live import Live
@@ -15,6 +15,10 @@ from tfmq.transaction.steps import again, answer, tell_ended
 from tfmq.transaction.transaction import Transaction
 
 NAMELESS: Final = "without a name"
+NOT_NEXT: Final = (
+    "Nothing of the transaction was done, and nothing of it can be in that stream: its records begin at sequence"
+    " {found}, and {expected} comes next there. Send it as the first one of a new stream."
+)
 
 
 class Transacting:
@@ -40,7 +44,7 @@ class Transacting:
         )
         live = transaction.live = Live()
         try:
-            self._check(transaction, live, request, now_ms)
+            self._check(transaction, live, request)
             live.reserved = self._books.reservations.reserve(live.sizes)
             if groups:
                 self._books.destination.lock_offsets(transaction.epoch, NAMELESS, groups)
@@ -51,18 +55,14 @@ class Transacting:
             self._give_back(transaction)
             raise
 
-    def _check(self, transaction: Transaction, live: Live, request: Transact, now_ms: int) -> None:
+    def _check(self, transaction: Transaction, live: Live, request: Transact) -> None:
         """The limits, and the rule of contiguous sequences over all its batches; sums up what goes where."""
         sizes = live.sizes
         total = 0
-        expected = -1
-        for piece in request.pieces:
-            if expected < 0:
-                self._store.streams.check(
-                    piece.producer_id, transaction.epoch, piece.sequence, piece.count, now_ms
-                )
-            elif piece.sequence != expected:
-                raise SequenceGap(expected=expected, found=piece.sequence)
+        expected = self._store.streams.next(request.producer_id)
+        for number, piece in enumerate(request.pieces):
+            if piece.sequence != expected:
+                raise self._gap(request.producer_id, expected, piece.sequence, first=not number)
             expected = piece.sequence + piece.count
             size = len(piece.data)
             total += size
@@ -72,6 +72,16 @@ class Transacting:
         self._books.reservations.require_room(
             store.size_bytes, store.batches, transaction, total, len(request.pieces)
         )
+
+    def _gap(self, producer_id: int, expected: int, found: int, *, first: bool) -> Exception:
+        """Why these records cannot come now. The request is a new one to its stream, which was never forgotten: so it
+        was not done before, either. Only a repair may have lost it behind its answer, and with it that proof.
+        """
+        if not first:
+            return SequenceGap(expected=expected, found=found)
+        if self._store.repaired:
+            return UnknownProducer(producer_id=producer_id)
+        return SequenceGap(NOT_NEXT.format(expected=expected, found=found), expected=expected, found=found)
 
     def _written(self, transaction: Transaction, done: Done) -> Written:
         def written(place: int, error: BaseException | None) -> None:

@@ -47,7 +47,7 @@ _TAKEN: Final = (
         "commit-interrupted-called-open",
         "a commit that was interrupted after it was sent may have happened",
         "tfmq/client/transaction.py",
-        "            self._move(IN_DOUBT if self.ending.asked else before, None)\n",
+        "            self._move(IN_DOUBT if self.ending.asked else self._still(before), None)\n",
         "            self._move(before, None)\n",
         [CORE],
     ),

@@ -209,8 +209,8 @@ HANDLING: Final = (
         "gap-inside-a-transact",
         "the batches of a request are numbered without a gap",
         "tfmq/transaction/transacting.py",
-        "            elif piece.sequence != expected:\n",
-        "            elif piece.sequence < expected:\n",
+        "            if piece.sequence != expected:\n",
+        "            if piece.sequence < expected:\n",
         [TRANSACTING],
     ),
     Mutant(
