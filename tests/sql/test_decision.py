@@ -159,6 +159,45 @@ def test_somebody_who_finishes_it_at_the_same_moment_is_no_error(
         assert asked(postgres_engine, prepared="rollback") == "commit"
 
 
+@contextmanager
+def commits_that_wait(engine: Engine) -> Iterator[None]:
+    """Every commit waits for a replica that is not there."""
+    set_replica(engine, "SET synchronous_standby_names = 'nobody'")
+    try:
+        yield
+    finally:
+        set_replica(engine, "RESET synchronous_standby_names")
+
+
+def set_replica(engine: Engine, words: str) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"ALTER SYSTEM {words}")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+        expected = "nobody" if "nobody" in words else ""
+        show = "SHOW synchronous_standby_names"
+        wait_until(lambda: connection.exec_driver_sql(show).scalar() == expected)
+
+
+def test_somebody_who_is_just_finishing_it_is_waited_for(postgres_engine: Engine) -> None:
+    """Meanwhile PostgreSQL says that it is busy, and shows no row: with a replica that is no matter of a moment."""
+    gid = name(named(postgres_engine, "x"), "node")
+    with ThreadPoolExecutor(2) as pool, prepared_by_its_owner(postgres_engine):
+        with commits_that_wait(postgres_engine):
+            other = pool.submit(finish_by_hand, postgres_engine, "COMMIT", gid)
+            wait_until(lambda: is_in(postgres_engine, "SyncRep"))
+            answer = pool.submit(asked, postgres_engine, prepared="rollback")
+            wait_until(lambda: is_in(postgres_engine, "PgSleep") or answer.done())
+        other.result(10)
+        assert answer.result(10) == "commit"
+
+
+def is_in(engine: Engine, wait: str) -> bool:
+    """Whether a session of the server waits for this."""
+    with engine.connect() as connection:
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = %s"
+        return bool(connection.exec_driver_sql(waits, (wait,)).scalar())
+
+
 def test_what_may_not_be_finished_is_no_answer(postgres_engine: Engine) -> None:
     with postgres_engine.begin() as connection:
         connection.exec_driver_sql("DROP ROLE IF EXISTS stranger")

@@ -10,7 +10,7 @@ transaction is gone proves nothing: it was committed or rolled back by somebody.
 
 from __future__ import annotations
 
-from sqlalchemy import Table
+from sqlalchemy import Table, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, OperationalError
 
@@ -22,7 +22,10 @@ LOCK_SECONDS = 2
 """How long the writer of "aborted" waits for an owner that is just committing. It is asked again."""
 
 ATTEMPTS = 5
-"""Each attempt that settles nothing met somebody else who just settled it, so a few are enough."""
+"""Each attempt that settles nothing met somebody else who just settled it, or is about to, so a few are enough."""
+
+BUSY_SECONDS = LOCK_SECONDS / ATTEMPTS
+"""How long each attempt waits for somebody else who is finishing what is prepared: for the disk, or for a replica."""
 
 DECISIONS: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: "rollback"}
 
@@ -41,7 +44,7 @@ def decide(
         identity = rows.identity_of(connection, table)
     if identity is None or not xid.startswith(mark(connection.engine.url, identity)):
         return None
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         with connection.begin():
             state = rows.state_of(connection, table, xid)
         if state is not None:
@@ -50,6 +53,8 @@ def decide(
         for each in left:
             finish(connection, each.gid, prepared)
         if left:
+            if attempt:  # what was finished before is still there
+                _pause(connection)
             continue
         try:
             with connection.begin():
@@ -70,6 +75,12 @@ def _seeing_what_is_committed(connection: Connection) -> Connection:
         return connection  # PostgreSQL has that level in name only
     level = "SERIALIZABLE" if dialect == "sqlite" else "READ COMMITTED"
     return connection.execution_options(isolation_level=level)
+
+
+def _pause(connection: Connection) -> None:
+    """In the database, so that an event loop of ours goes on. Only PostgreSQL prepares."""
+    with connection.begin():
+        connection.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": BUSY_SECONDS})
 
 
 def _wait_not_long(connection: Connection) -> None:
