@@ -128,7 +128,7 @@ def test_sellers_broker_and_database_that_die_at_any_moment_leave_both_or_neithe
     numbers = count(0, 1000)
     sold: set[int] = set()
     for turn in range(scaled(60) + 2):
-        victim = (server_dies, database_dies, nobody_dies)[turn % 3]
+        victim = (server_dies, database_dies, both_die, nobody_dies)[turn % 4]
         pause, death = random.uniform(0.05, 0.4), Death(after_ms=random.randint(100, 500))
         sale = Sale(postgres.url(), server.address, next(numbers), 1000, two_phase, False, death)
         # The database ends with the thread that starts it, so it is the sale that gets one of its own.
@@ -149,6 +149,15 @@ def server_dies(pause: float, server: LiveServer, postgres: PostgresServer) -> N
 def database_dies(pause: float, server: LiveServer, postgres: PostgresServer) -> None:
     time.sleep(pause)
     postgres.stop()
+    postgres.start()
+
+
+def both_die(pause: float, server: LiveServer, postgres: PostgresServer) -> None:
+    """The broker first; then neither says what became of it."""
+    time.sleep(pause)
+    server.kill()
+    postgres.stop()
+    server.start()
     postgres.start()
 
 
