@@ -66,6 +66,10 @@ class Flight:
         return self.error
 
 
+Begin = Callable[[File, Landed], Flight | None]
+"""`ForceQueue.begin`."""
+
+
 class ForceQueue:
     """Forces of single files. The owner's thread calls all but `Flight.wait`. Made by `open`."""
 

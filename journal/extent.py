@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from journal.errors import Closed
 from journal.mark import Marks
+from journal.pins import Pins
 from journal.recovery import Damage
 from journal.segment import Segment
 
@@ -49,8 +50,8 @@ class Extent:
         """Held for short changes of several fields; never for anything that may wait for the disk."""
         self.loading = threading.Lock()
         """Held while an index is loaded, which may read a whole segment: the owner must not wait for that."""
-        self._reads = 0
-        self._retired: list[Segment] = []
+        self.pins = Pins()
+        """What keeps segments open that have left the list."""
 
     @property
     def active(self) -> Segment:
@@ -82,38 +83,13 @@ class Extent:
         """A new list of segments; `retired` are closed as soon as no read may be inside them."""
         with self.lock:
             self.segments = segments
-            self._retired.extend(retired)
-        self._close_retired()
+        self.pins.retire(retired)
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Segment, ...]]:
         """The segments, none of which is closed before the end of the block."""
-        segments = self.hold()
-        try:
-            yield segments
-        finally:
-            self.let_go()
-
-    def hold(self) -> tuple[Segment, ...]:
-        """The segments, none of which is closed before `let_go`."""
-        with self.lock:
-            self._reads += 1
-            return self.segments
-
-    def let_go(self) -> None:
-        """The end of what one `hold` began."""
-        with self.lock:
-            self._reads -= 1
-        if self._retired:
-            self._close_retired()
-
-    def _close_retired(self) -> None:
-        with self.lock:
-            if self._reads:
-                return
-            retired, self._retired = self._retired, []
-        for segment in retired:
-            segment.close()
+        with self.pins:
+            yield self.segments
 
 
 def limit_of(segments: tuple[Segment, ...], number: int) -> int:

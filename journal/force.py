@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, Protocol
 from weakref import WeakKeyDictionary
 
-from journal.aio import Landed
+from journal.aio import Begin, Landed
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.errors import BeyondEnd, Closed, JournalError, Stopped
-from journal.keeper import Begin
 
 Method = Literal["auto", "fdatasync", "syncfs"]
 Waiter = Callable[[Exception | None], None]

@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from journal.errors import Closed
 from journal.journal_file import JournalFile
+from journal.pins import Pins
 
 _first = attrgetter("first")
 
@@ -34,8 +35,8 @@ class JournalFiles:
         """How many files are idle."""
         self.lock = threading.RLock()
         """Held for short changes of several fields; never for anything that may wait for the disk."""
-        self._reads = 0
-        self._retired: list[JournalFile] = []
+        self.pins = Pins()
+        """What keeps files open that have left the list."""
 
     @property
     def active(self) -> JournalFile:
@@ -102,49 +103,21 @@ class JournalFiles:
                 file for file in self.files[:-1] if file.sealed and not file.holds and not kept(file.number)
             )
             self.idle -= len(gone)
-            self._replace(tuple(file for file in self.files if file not in gone), gone)
-        self._close_retired()
+            self.files = tuple(file for file in self.files if file not in gone)
+        self.pins.retire(gone)
         return gone
 
     def drop(self, kept_open: Collection[JournalFile] = ()) -> None:
         """No files any more; those of `kept_open` are not closed."""
         with self.lock:
-            self._replace((), tuple(file for file in self.files if file not in kept_open))
-        self._close_retired()
-
-    def _replace(self, files: tuple[JournalFile, ...], retired: tuple[JournalFile, ...]) -> None:
-        self.files = files
-        self._retired.extend(retired)
+            gone, self.files = self.files, ()
+        self.pins.retire(file for file in gone if file not in kept_open)
 
     @contextmanager
     def reading(self) -> Iterator[tuple[JournalFile, ...]]:
         """The files, none of which is closed before the end of the block."""
-        files = self.keep_open()
-        try:
-            yield files
-        finally:
-            self.let_go()
-
-    def keep_open(self) -> tuple[JournalFile, ...]:
-        """The files, none of which is closed before `let_go`."""
-        with self.lock:
-            self._reads += 1
-            return self.files
-
-    def let_go(self) -> None:
-        """The end of what one `keep_open` began."""
-        with self.lock:
-            self._reads -= 1
-        if self._retired:
-            self._close_retired()
-
-    def _close_retired(self) -> None:
-        with self.lock:
-            if self._reads:
-                return
-            retired, self._retired = self._retired, []
-        for file in retired:
-            file.close()
+        with self.pins:
+            yield self.files
 
 
 def find(files: tuple[JournalFile, ...], place: int) -> JournalFile | None:

@@ -1,26 +1,23 @@
 """What of the transaction journal is durable, and in which order: its entries, its checkpoints, the roll, its stop.
 
-Everything here but `write` does file work and may run in a worker. One force of the journal's files runs at a time,
-because the system tells a failed force to one caller only: a second one beside it would be told that all is well. After
-one that failed every later one fails alike: nothing is retried.
+Everything here but `write` does file work and may run in a worker. The journal's files are forced through one
+`journal.gate.Gate`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from journal.aio import Flight, Landed
 from journal.clock import Clock
 from journal.disk import Bytes, Disk
 from journal.errors import Closed, Full, Stopped
+from journal.gate import Gate
 from journal.journal_checkpoint import KEPT, REWRITE_SECONDS, Checkpoint, Pointer
 from journal.journal_file import Head, JournalFile
 from journal.journal_opening import JournalOpening
 from journal.journal_recovery import Kept
 from journal.journal_snapshot import JournalSnapshot, LiveFile, SnapshotHead
-from journal.keeper import KEPT_OPEN, Begin
 
 
 class JournalKeeper:
@@ -31,17 +28,14 @@ class JournalKeeper:
         self._folder = folder
         self._clock = clock
         self._files = opening.files
+        self.gate = Gate(opening.files.pins)
         self._checkpoint = opening.checkpoint
         self._checkpoint_file = opening.checkpoint_file
         self._snapshots = opening.snapshots
         self._lists = opening.lists
         self._mark_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
-        self._force_lock = threading.Lock()
-        self._force_error: Exception | None = None
-        self._flight: Flight | None = None
         self._noted = clock.monotonic()
-        self._dropped = False
 
     @property
     def place(self) -> int:
@@ -74,7 +68,7 @@ class JournalKeeper:
                 active.append(buffers)
             except Full:
                 if active.cut():
-                    self.force(active)
+                    self.gate.force(active)
                     files.forced_to(files.end)
                 raise
         except OSError as error:
@@ -87,7 +81,7 @@ class JournalKeeper:
         files, checkpoint = self._files, self._checkpoint
         old = files.active
         try:
-            self.force(old, files.seal)
+            self.gate.force(old, self._seal)
             files.forced_to(files.end)
             head = Head(checkpoint.journal_id, checkpoint.salt, old.number + 1, old.end)
             new = JournalFile.create(self._disk, self._folder, head)
@@ -96,51 +90,13 @@ class JournalKeeper:
             raise self.fail(f"a new file of the transaction journal could not be made: {error}") from error
         files.add(new)
 
+    def _seal(self) -> None:
+        """The written file's force, after which nobody need force it again. For the gate."""
+        files = self._files
+        files.active.file.force()
+        files.seal()
+
     # Forces.
-
-    def force(self, file: JournalFile, then: Callable[[], None] | None = None) -> None:
-        """Forces a file, and does `then` before anybody else may; a finished one is forced already. Raises OSError."""
-        with self._files.reading(), self._force_lock:
-            flight = self._flight
-            if flight is not None:
-                self._force_error = self._force_error or flight.wait()
-            if self._force_error is not None:
-                raise self._force_error
-            if file.sealed or self._dropped:
-                return
-            try:
-                file.file.force()
-            except OSError as error:
-                self._force_error = error
-                raise
-            if then is not None:
-                then()
-
-    def begin_force(self, file: JournalFile, begin: Begin, landed: Landed) -> bool:
-        """Starts a force of a file that needs no thread; `landed(error)` when it has ended.
-
-        False: nothing was begun, `force` does it, or says why not.
-        """
-        if self._flight is not None or not self._force_lock.acquire(blocking=False):
-            return False
-        try:
-            if self._force_error is not None or file.sealed or self._dropped:
-                return False
-            self._files.keep_open()
-            try:
-                self._flight = begin(file.file, partial(self._landed, landed))
-            finally:
-                if self._flight is None:
-                    self._files.let_go()
-            return self._flight is not None
-        finally:
-            self._force_lock.release()
-
-    def _landed(self, landed: Landed, error: OSError | None) -> None:
-        self._flight = None
-        self._force_error = self._force_error or error
-        self._files.let_go()
-        landed(error)
 
     def force_end(self) -> None:
         """Forces everything written so far. Raises Stopped."""
@@ -152,14 +108,14 @@ class JournalKeeper:
         if files.forced >= end:
             return
         try:
-            self.force(active)
+            self.gate.force(active)
         except OSError as error:
             raise self.fail(f"a force failed: {error}") from error
         files.forced_to(end)
 
     def note(self) -> None:
         """Rewrites the forced mark, not forced: it only tells rot from a torn tail. A full disk lets it be old."""
-        if self._dropped:
+        if self.gate.shut:
             return
         try:
             with self._mark_lock:
@@ -230,7 +186,7 @@ class JournalKeeper:
 
     def drop(self, reason: str) -> None:
         """Nothing more is written or forced; the files are closed when nobody uses them."""
-        self._dropped = True
+        self.gate.shut = True
         self.fail(reason)
         self.let_go()
 
@@ -238,10 +194,4 @@ class JournalKeeper:
         """Gives the files back, but for one with bytes that are not known to be forced: closing it could swallow the
         error."""
         files = self._files
-        unforced = [
-            file
-            for file in files.files
-            if not file.sealed and (files.end > files.forced or self._force_error)
-        ]
-        KEPT_OPEN.extend(file.file for file in unforced)
-        files.drop(unforced)
+        files.drop(self.gate.keep_unforced(files.files, files.forced))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from journal.aio import Landed
+from journal.aio import Begin, Landed
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.entry import (
@@ -35,7 +35,6 @@ from journal.journal_files import find
 from journal.journal_keeper import JournalKeeper
 from journal.journal_opening import JournalOpening, JournalState
 from journal.journal_recovery import JournalRecovery
-from journal.keeper import Begin
 
 __all__ = [
     "AppendMsg",
@@ -92,11 +91,11 @@ class JournalPlan(NamedTuple):
 
     def force(self) -> None:
         """Forces the file; in a worker. Raises OSError, for ever after the first time."""
-        self.keeper.force(self.file)
+        self.keeper.gate.force(self.file)
 
     def begin(self, begin: Begin, landed: Landed) -> bool:
         """As `force`, without a thread; `landed(error)` when it has ended. False: nothing was begun."""
-        return self.keeper.begin_force(self.file, begin, landed)
+        return self.keeper.gate.begin(self.file, begin, landed)
 
 
 class JournalStore:

@@ -1,34 +1,23 @@
 """What of a log is durable, and in which order: its marks, its snapshots, the roll to a new file, its stop.
 
-Everything here does file work and may run in a worker. One force of the log's files runs at a time, because the
-system tells a failed force to one caller only: a second one beside it would be told that all is well.
+Everything here does file work and may run in a worker. The log's files are forced through one `journal.gate.Gate`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import partial
 
-from journal.aio import Flight, Landed
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.errors import Full, Stopped
 from journal.extent import Extent
-from journal.file import File
+from journal.gate import Gate
 from journal.mark import REWRITE_SECONDS, MarkFile
 from journal.opening import Opening
 from journal.options import LogOptions
 from journal.retention import dispose
 from journal.segment import Segment
 from journal.state import Snapshot, Snapshots
-
-Begin = Callable[[File, Landed], Flight | None]
-"""`ForceQueue.begin`."""
-
-KEPT_OPEN: list[File] = []
-"""Files with bytes whose force failed: closing one could swallow the error, so they stay open until the process
-ends."""
 
 
 class Keeper:
@@ -40,14 +29,11 @@ class Keeper:
         self._clock = clock
         self._options = options
         self._extent: Extent = opening.extent
+        self.gate = Gate(opening.extent.pins)
         self._mark: MarkFile = opening.mark
         self._snapshots: Snapshots = opening.snapshots
         self._mark_lock = threading.Lock()
-        self._force_lock = threading.Lock()
-        self._force_error: Exception | None = None
-        self._flight: Flight | None = None
         self._noted = clock.monotonic()
-        self._dropped = False
         self.warnings = opening.report.warnings
 
     @property
@@ -61,51 +47,6 @@ class Keeper:
         offsets = self._snapshots.offsets
         return offsets[-1] if offsets else 0
 
-    def force(self, segment: Segment, how: Callable[[], None] | None = None) -> None:
-        """Forces a segment's file. After one failure every later call fails alike: nothing is retried.
-
-        Raises OSError.
-        """
-        with self._extent.reading(), self._force_lock:
-            flight = self._flight
-            if flight is not None:
-                self._force_error = self._force_error or flight.wait()
-            if self._force_error is not None:
-                raise self._force_error
-            if segment.sealed or self._dropped:
-                return
-            try:
-                (how or segment.force)()
-            except OSError as error:
-                self._force_error = error
-                raise
-
-    def begin_force(self, segment: Segment, begin: Begin, landed: Landed) -> bool:
-        """Starts a force of a segment's file that needs no thread; `landed(error)` when it has ended.
-
-        False: nothing was begun, `force` does it, or says why not.
-        """
-        if self._flight is not None or not self._force_lock.acquire(blocking=False):
-            return False
-        try:
-            if self._force_error is not None or segment.sealed or self._dropped:
-                return False
-            self._extent.hold()
-            try:
-                self._flight = begin(segment.file, partial(self._landed, landed))
-            finally:
-                if self._flight is None:
-                    self._extent.let_go()
-            return self._flight is not None
-        finally:
-            self._force_lock.release()
-
-    def _landed(self, landed: Landed, error: OSError | None) -> None:
-        self._flight = None
-        self._force_error = self._force_error or error
-        self._extent.let_go()
-        landed(error)
-
     def force_end(self) -> None:
         """Forces everything written so far. Raises Stopped."""
         self.finish_opening()
@@ -114,7 +55,7 @@ class Keeper:
         if extent.forced >= end:
             return
         try:
-            self.force(extent.active)
+            self.gate.force(extent.active)
         except OSError as error:
             raise self.fail(f"a force failed: {error}") from error
         extent.forced_to(end, ordinal)
@@ -122,7 +63,7 @@ class Keeper:
     def fail(self, reason: str) -> Stopped:
         """Stops the log; answers the error for whoever is the cause. A stop that cannot be written says so."""
         extent = self._extent
-        if self._dropped:
+        if self.gate.shut:
             return Stopped(extent.stopped or reason)
         with extent.lock:
             if extent.stopped is None:
@@ -140,7 +81,7 @@ class Keeper:
 
     def note(self) -> None:
         """Rewrites the forced mark, not forced: it only spares a start some work. A full disk lets it be old."""
-        if self._dropped:
+        if self.gate.shut:
             return
         try:
             with self._mark_lock:
@@ -178,7 +119,7 @@ class Keeper:
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Writes a snapshot of what is forced. On a full disk the one before it must do."""
-        if self._dropped:
+        if self.gate.shut:
             return
         try:
             self._snapshots.write(snapshot)
@@ -195,7 +136,7 @@ class Keeper:
         extent = self._extent
         old = extent.active
         try:
-            self.force(old, old.seal)
+            self.gate.force(old, old.seal)
             extent.forced_to(extent.end, extent.end_ordinal)
             self.keep_snapshot(snapshot)
             if extent.stopped is not None:
@@ -251,7 +192,7 @@ class Keeper:
     def drop(self, reason: str) -> None:
         """The folder is no longer this log's: nothing more is written, the files are closed when nobody uses them."""
         extent = self._extent
-        self._dropped = True
+        self.gate.shut = True
         with extent.lock:
             extent.stopped = reason
         extent.replace((), extent.segments)
@@ -259,10 +200,7 @@ class Keeper:
     def abandon(self) -> None:
         """Gives the files back, but for one with bytes that are not known to be forced."""
         extent = self._extent
-        unforced = [
-            s for s in extent.segments if not s.sealed and (s.end > extent.forced or self._force_error)
-        ]
-        KEPT_OPEN.extend(segment.file for segment in unforced)
+        unforced = self.gate.keep_unforced(extent.segments, extent.forced)
         extent.replace((), tuple(s for s in extent.segments if s not in unforced))
 
     def _warn(self, sentence: str) -> None:

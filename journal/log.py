@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
-from journal.aio import Landed
+from journal.aio import Begin, Landed
 from journal.appender import size_bound
 from journal.batch import verify_batch
 from journal.clock import Clock
@@ -21,7 +21,7 @@ from journal.disk import Disk
 from journal.errors import BadBatch, Closed, Stopped
 from journal.extent import Extent
 from journal.header import HEADER_SIZE, SEQUENCE_COUNT, SEQUENCE_MASK, make_record, split_id
-from journal.keeper import Begin, Keeper
+from journal.keeper import Keeper
 from journal.opening import Opening
 from journal.options import LogOptions
 from journal.reader import Reader, WouldBlock
@@ -64,11 +64,11 @@ class ForcePlan(NamedTuple):
 
     def force(self) -> None:
         """The log's own file; in a worker. Raises OSError, for ever after the first time."""
-        self.keeper.force(self.segment)
+        self.keeper.gate.force(self.segment)
 
     def begin(self, begin: Begin, landed: Landed) -> bool:
         """As `force`, without a thread; `landed(error)` when it has ended. False: nothing was begun."""
-        return self.keeper.begin_force(self.segment, begin, landed)
+        return self.keeper.gate.begin(self.segment, begin, landed)
 
 
 class Log(Standing):

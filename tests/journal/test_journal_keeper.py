@@ -10,11 +10,11 @@ import pytest
 
 from journal.entry import COMMIT, Operation
 from journal.errors import Full, JournalError, Stopped
+from journal.gate import KEPT_OPEN
 from journal.journal_checkpoint import REWRITE_SECONDS
 from journal.journal_file import HEAD_SIZE, JournalFile
 from journal.journal_files import JournalFiles
 from journal.journal_store import JournalOptions
-from journal.keeper import KEPT_OPEN
 from journal.testing import SimulatedDisk, crash_states
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, message, opened
 from tests.journal.test_force import Kernel
@@ -181,7 +181,7 @@ def test_after_a_failed_force_nothing_is_ever_forced_again() -> None:
     plan = journal.store.force_plan()
     assert plan is None
     with pytest.raises(OSError):
-        journal.store._keeper.force(journal.store._files.active)
+        journal.store._keeper.gate.force(journal.store._files.active)
     journal.store.close()
     assert journal.disk.faults.counts["force"] == forces
 

@@ -14,7 +14,7 @@ import pytest
 from journal import aio
 from journal.aio import ForceQueue
 from journal.disk import RealDisk
-from journal.keeper import KEPT_OPEN
+from journal.gate import KEPT_OPEN
 from journal.mark import MarkFile
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 

@@ -15,9 +15,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from journal.aio import Begin
 from journal.clock import Clock
 from journal.disk import Disk
-from journal.keeper import Begin
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Randomness, Reply, Run, Session
 from tfmq.broker.house import House

@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from journal.aio import Flight, Landed
+from journal.aio import Begin, Flight, Landed
 from journal.clock import Clock
 from journal.disk import Disk, Lock
 from journal.errors import JournalError
 from journal.file import File
 from journal.force import Forceable, Forcer, Waiter
 from journal.header import HEADER_SIZE
-from journal.keeper import Begin
 from journal.log import Log
 from journal.names import join
 from journal.options import LogOptions

@@ -8,6 +8,7 @@ from tools.mutants.mutant import Mutant
 
 LOG: Final = "tests/journal/test_log.py"
 KEEPER: Final = "tests/journal/test_keeper.py"
+GATE: Final = "tests/journal/test_gate.py"
 OPENING: Final = "tests/journal/test_opening.py"
 RECOVERY: Final = "tests/journal/test_recovery.py"
 FORCE: Final = "tests/journal/test_force.py"
@@ -166,10 +167,15 @@ FORCES: Final = (
     Mutant(
         "failed-force-retried",
         "a force that failed is never tried again",
-        "journal/keeper.py",
-        "            if self._force_error is not None:\n                raise self._force_error\n",
-        "            if self._force_error is not None:\n                self._force_error = None\n",
-        [FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again", KEEPER],
+        "journal/gate.py",
+        "            if self._error is not None:\n                raise self._error\n",
+        "            if self._error is not None:\n                self._error = None\n",
+        [
+            GATE,
+            FORCE,
+            f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again",
+            KEEPER,
+        ],
     ),
     Mutant(
         "failed-force-does-not-stop-the-log",
@@ -223,18 +229,18 @@ FORCES: Final = (
     Mutant(
         "force-beside-the-kernel-s",
         "an error is told to one caller only, so no two forces of a file run side by side",
-        "journal/keeper.py",
-        "                self._force_error = self._force_error or flight.wait()\n",
-        "                self._force_error = self._force_error or flight.error\n",
-        [FORCE],
+        "journal/gate.py",
+        "                self._error = self._error or flight.wait()\n",
+        "                self._error = self._error or flight.error\n",
+        [GATE, FORCE],
     ),
     Mutant(
         "file-closed-under-the-kernel-s-force",
         "a file that is being forced is not closed",
-        "journal/keeper.py",
-        "            self._extent.hold()\n",
-        "            self._extent.lock\n",
-        [FORCE],
+        "journal/gate.py",
+        "            self._pins.pin()\n",
+        "            self._pins.retire(())\n",
+        [GATE, FORCE],
     ),
     Mutant(
         "refused-append-can-come-back",
@@ -256,9 +262,9 @@ FORCES: Final = (
         "snapshot-written-before-its-force",
         "a snapshot never describes more than is forced",
         "journal/keeper.py",
-        "            self.force(old, old.seal)\n            extent.forced_to(extent.end, extent.end_ordinal)\n"
+        "            self.gate.force(old, old.seal)\n            extent.forced_to(extent.end, extent.end_ordinal)\n"
         "            self.keep_snapshot(snapshot)\n",
-        "            self.keep_snapshot(snapshot)\n            self.force(old, old.seal)\n"
+        "            self.keep_snapshot(snapshot)\n            self.gate.force(old, old.seal)\n"
         "            extent.forced_to(extent.end, extent.end_ordinal)\n",
         [KEEPER, ENUMERATION],
     ),

@@ -14,7 +14,9 @@ CHECKPOINT: Final = "tests/journal/test_journal_checkpoint.py"
 RECOVERY: Final = "tests/journal/test_journal_recovery.py"
 OPENING: Final = "tests/journal/test_journal_opening.py"
 TAIL: Final = "tests/journal/test_journal_tail.py"
+GATE: Final = "tests/journal/test_gate.py"
 KEEPER: Final = "tests/journal/test_journal_keeper.py"
+PINS: Final = "tests/journal/test_pins.py"
 STORE: Final = "tests/journal/test_journal_store.py"
 HAZARDS: Final = "tests/journal/test_journal_hazards.py"
 REPAIR: Final = "tests/journal/test_journal_repair.py"
@@ -73,7 +75,7 @@ _WRITING: Final = (
         "refused-entries-cut-off-without-a-force",
         "an append that was refused never comes back by a power cut",
         "journal/journal_keeper.py",
-        "                if active.cut():\n                    self.force(active)\n"
+        "                if active.cut():\n                    self.gate.force(active)\n"
         "                    files.forced_to(files.end)\n",
         "                active.cut()\n",
         [KEEPER],
@@ -82,7 +84,7 @@ _WRITING: Final = (
         "journal-rolls-without-a-force",
         "only the last file of the journal can be torn",
         "journal/journal_keeper.py",
-        "            self.force(old, files.seal)\n",
+        "            self.gate.force(old, self._seal)\n",
         "            files.seal()\n",
         [KEEPER, CRASHES],
     ),
@@ -106,18 +108,18 @@ _WRITING: Final = (
     Mutant(
         "journal-forces-again-after-a-failure",
         "a force that failed is never tried again",
-        "journal/journal_keeper.py",
-        "                self._force_error = error\n                raise\n",
+        "journal/gate.py",
+        "                self._error = error\n                raise\n",
         "                raise\n",
-        [KEEPER],
+        [KEEPER, GATE],
     ),
     Mutant(
         "journal-forgets-an-error-of-the-kernel-s-force",
         "a force that failed is never tried again",
-        "journal/journal_keeper.py",
-        "        self._force_error = self._force_error or error\n        self._files.let_go()",
-        "        self._files.let_go()",
-        [KEEPER],
+        "journal/gate.py",
+        "        self._error = self._error or error\n",
+        "",
+        [KEEPER, GATE],
     ),
     Mutant(
         "failed-force-moves-the-journal-s-mark",
@@ -131,7 +133,7 @@ _WRITING: Final = (
         "journal-closes-unforced-files",
         "a file with bytes that are not known to be forced is never closed",
         "journal/journal_keeper.py",
-        "        files.drop(unforced)",
+        "        files.drop(self.gate.keep_unforced(files.files, files.forced))",
         "        files.drop(())",
         [KEEPER],
     ),
@@ -213,10 +215,10 @@ _CHECKPOINTS: Final = (
     Mutant(
         "journal-file-closed-under-a-reader",
         "reads go on beside the removal of files",
-        "journal/journal_files.py",
-        "            if self._reads:\n                return\n",
+        "journal/pins.py",
+        "            if self._count:\n                return\n",
         "",
-        [FILES, STORE],
+        [PINS, FILES, STORE],
     ),
 )
 
