@@ -84,6 +84,37 @@ def test_memories_are_bounded() -> None:
     assert len(books(desk)._drops) == DROPS_REMEMBERED
 
 
+def test_nobody_is_asked_before_the_prepare_is_on_the_disk() -> None:
+    """Who is asked may commit his own part for it; a power cut would leave that alone."""
+    desk = Desk(queued=True, settings={"check_seconds": 1})
+    began = desk.begin("x", group="shop")
+    desk.work()
+    desk.send(began, [b"m"])
+    desk.prepare(began)
+    desk.advance(5)
+    early, late = Answer(), Answer()
+    desk.handler.await_checks("shop", 0, desk.session, early)
+    assert early.result == []
+    desk.work()
+    desk.advance(5)
+    desk.handler.await_checks("shop", 0, desk.session, late)
+    assert [check.xid for check in late.result] == ["x"]
+
+
+def test_a_prepare_that_is_rolled_back_before_its_force_is_never_asked_about() -> None:
+    desk = Desk(queued=True, settings={"check_seconds": 1})
+    began = desk.begin("x", group="shop")
+    desk.work()
+    desk.send(began, [b"m"])
+    desk.prepare(began)
+    desk.rollback(began)
+    desk.work()
+    desk.advance(5)
+    answer = Answer()
+    desk.handler.await_checks("shop", 0, desk.session, answer)
+    assert answer.result == []
+
+
 def test_a_start_has_everything_back_before_it_says_so() -> None:
     """Hazard 15: prepared ones with space, locks, checks and times; decided ones applied."""
     desk = Desk()

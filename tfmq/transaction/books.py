@@ -164,14 +164,24 @@ class Books:
         live_of(transaction).place = place
         self._closed(transaction.epoch)
         self._keep(transaction)
+        self.store.when_forced(place, lambda error: self._surely_prepared(transaction, error))
+
+    def _surely_prepared(self, transaction: Transaction, error: BaseException | None) -> None:
+        """Nobody is asked before the record is on the disk: who then commits his own part for it would be alone with
+        that after a power cut."""
+        if error is None and transaction.state == states.PREPARED:
+            self._watch(transaction)
+
+    def _watch(self, transaction: Transaction) -> None:
+        """From now on its group is asked what becomes of it."""
+        if transaction.origin.group:
+            age_seconds = max(0.0, (self.clock.wall_ms() - transaction.prepared_ms) / 1000)
+            self.checks.watch(transaction.epoch, transaction.origin.group, age_seconds)
 
     def _keep(self, transaction: Transaction) -> None:
-        """A prepared one: who is asked about it, when it ends, how old it is."""
+        """A prepared one: when it ends, how old it is."""
         epoch = transaction.epoch
-        age_seconds = max(0.0, (self.clock.wall_ms() - transaction.prepared_ms) / 1000)
         self.ages.add(epoch, transaction.prepared_ms)
-        if transaction.origin.group:
-            self.checks.watch(epoch, transaction.origin.group, age_seconds)
         if transaction.expires_ms:
             self.expiries.set(epoch, max(0.0, (transaction.expires_ms - self.clock.wall_ms()) / 1000))
 
@@ -299,6 +309,7 @@ class Books:
                 live_of(transaction).reserved = transaction.size_bytes
                 self.reservations.restore(transaction.size_bytes)
                 self._keep(transaction)
+                self._watch(transaction)
             else:
                 continue
             if transaction.offsets:
