@@ -4,8 +4,10 @@ import errno
 
 import pytest
 
+from journal.entry import KIND_FILLER, Entry, Filler
 from tests.transaction.desk import ORDERS, Answer, Desk
 from tfmq.errors import NOT_DONE, UNKNOWN
+from tfmq.transaction import store
 
 
 def full(desk: Desk, times: int | None = 1) -> None:
@@ -120,6 +122,68 @@ def test_an_unknown_name_is_unknown() -> None:
     ):
         assert (answer.code, outcome(answer)) == ("unknown_transaction", UNKNOWN)
     assert desk.ask("forget", "x", 7).result is False
+
+
+def left_by_a_crash(desk: Desk) -> Answer:
+    """A local transaction that is sent, and not ended."""
+    began = desk.begin()
+    desk.send(began, [b"m"])
+    return began
+
+
+def test_a_local_one_of_which_a_crash_left_nothing_was_rolled_back() -> None:
+    """Had it been committed, that would be remembered: nothing of its time is forgotten."""
+    desk = Desk()
+    began = left_by_a_crash(desk)
+    for again in (desk.kill(), desk.power_cut(), desk.power_cut().kill()):
+        answer = again.commit(began, one_phase=True)
+        assert (answer.code, outcome(answer)) == ("transaction_rolled_back", NOT_DONE)
+        assert again.prepare(began).code == "transaction_rolled_back"
+        assert again.rollback(began).state == "rolled_back"
+        assert again.visible() == []
+
+
+def test_a_local_one_whose_commit_a_crash_took_before_it_was_on_the_disk_was_rolled_back() -> None:
+    desk = Desk(queued=True)
+    began = desk.begin()
+    desk.send(began, [b"m"])
+    assert desk.commit(began, one_phase=True).code == "waiting"
+    again = desk.power_cut()
+    answer = again.commit(began, one_phase=True)
+    assert (answer.code, again.visible()) == ("transaction_rolled_back", [])
+
+
+def test_a_local_one_whose_commit_is_forgotten_is_unknown_and_so_is_one_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "LOCAL_OUTCOMES_MAX", 16)
+    desk = Desk()
+    committed, lost = left_by_a_crash(desk), left_by_a_crash(desk)
+    desk.commit(committed, one_phase=True)
+    for _ in range(100):
+        assert desk.commit(left_by_a_crash(desk), one_phase=True).state == "committed"
+    desk.advance(1)
+    again = desk.kill()
+    again.advance(1)
+    for each in (committed, lost):
+        answer = again.commit(each, one_phase=True)
+        assert (answer.code, outcome(answer)) == ("unknown_transaction", UNKNOWN)
+
+
+def test_a_local_one_of_the_time_before_a_repair_is_unknown() -> None:
+    """What the repair gave up may have been its commit."""
+    desk = Desk()
+    began = left_by_a_crash(desk)
+    again = desk.kill()
+    again.store._ledger.apply(Entry(KIND_FILLER, again.store.end_place, 60, Filler(60), 0))
+    answer = again.commit(began, one_phase=True)
+    assert (answer.code, outcome(answer)) == ("unknown_transaction", UNKNOWN)
+
+
+def test_a_local_one_of_epochs_that_were_never_given_out_is_unknown() -> None:
+    desk = Desk()
+    answer = desk.ask("commit", "local:64-1", 1 << 40, True, False, (), desk.session)
+    assert (answer.code, outcome(answer)) == ("unknown_transaction", UNKNOWN)
 
 
 def test_a_late_step_of_an_older_epoch_never_touches_the_newer_one() -> None:

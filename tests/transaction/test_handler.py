@@ -46,8 +46,17 @@ def unsettled(desk: Desk) -> Answer:
     return began
 
 
+def left_by_a_crash(desk: Desk) -> Answer:
+    return crashed(desk, opened(desk))
+
+
 def unknown(desk: Desk) -> Answer:
-    began = opened(desk)
+    began = desk.begin("x")
+    desk.send(began, [b"m"])
+    return crashed(desk, began)
+
+
+def crashed(desk: Desk, began: Answer) -> Answer:
     desk.__dict__.update(desk.power_cut().__dict__)
     return began
 
@@ -81,6 +90,7 @@ STATES: dict[str, Callable[[Desk], Answer]] = {
     "hand rolled b.": then(prepared, lambda desk, began: desk.rollback(began, by_hand=True)),
     "read only": then(lambda desk: desk.begin(), lambda desk, began: desk.prepare(began)),
     "settled": settled,
+    "left by a crash": left_by_a_crash,
     "unknown": unknown,
 }
 
@@ -142,6 +152,7 @@ hand committed   hcomm  !state  !hand       !hand        !hand        comm      
 hand rolled b.   hroll  !state  !hand       !hand        !hand        !hand         !hand        hroll          yes>roll  .          .
 read only        empty  !unkn   empty       empty        empty        empty         roll         roll           no        .          .
 settled          comm   !unkn   !comm       comm         comm         comm          !comm        !comm          no        .          .
+left by a crash  unkn   !unkn   !roll       !roll        !roll        !roll         roll         roll           no        .          .
 unknown          unkn   !unkn   !unkn       !unkn        !unkn        !unkn         !unkn        !unkn          no        .          .
 """  # noqa: E501
 SHOWN = {

@@ -201,7 +201,7 @@ def test_item_18_an_unfinished_local_transaction_is_rolled_back_by_a_start() -> 
     desk.send(began, [b"m"])
     for again in (desk.kill(), desk.power_cut()):
         assert (again.visible(), again.handler.status()["open"]) == ([], 0)
-        assert again.commit(began, one_phase=True).code == "unknown_transaction"
+        assert again.commit(began, one_phase=True).code == "transaction_rolled_back"
 
 
 def test_item_19_a_commit_survives_starts_and_is_not_doubled() -> None:

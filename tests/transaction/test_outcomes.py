@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scale import scaled
-from tfmq.transaction.outcomes import MERGED_RUNS, NEWEST_MAX, ROW_SIZE, Outcome, Outcomes
+from tfmq.transaction.outcomes import EVERYTHING, MERGED_RUNS, NEWEST_MAX, ROW_SIZE, Outcome, Outcomes
 from tfmq.transaction.states import COMMITTED, ROLLED_BACK
 
 DAY_MS = 86_400_000
@@ -76,6 +76,36 @@ def test_a_week_is_remembered_and_not_much_more() -> None:
                 assert outcomes.find(f"{hour - back}/50") is not None, f"{back} hours later"
     assert outcomes.find("0/0") is None
     assert len(outcomes) < 300 * 24 * 20
+
+
+def test_it_knows_below_which_epoch_it_may_have_forgotten_one() -> None:
+    """Nothing that it has forgotten lies above, whether it went by its age or because there were too many."""
+    for outcomes in (make(64, keep_ms=10_000), make(64)):
+        dropped = 0
+        for epoch in range(1, 400):
+            outcomes.record(f"x{epoch}", epoch, COMMITTED, epoch * 100)
+            outcomes.expire(epoch * 100)
+            gone = [each for each in range(1, epoch + 1) if outcomes.find(f"x{each}") is None]
+            assert outcomes.forgotten == max(gone, default=0)
+            dropped += bool(gone)
+        assert dropped
+
+
+def test_after_a_repair_nothing_is_known_to_be_all_until_new_epochs_are_leased() -> None:
+    outcomes = make()
+    outcomes.record("x", 17, COMMITTED, 1000)
+    outcomes.lost()
+    assert outcomes.forgotten == EVERYTHING
+    outcomes.leased(100)
+    assert outcomes.forgotten == 99
+    outcomes.leased(200)
+    assert outcomes.forgotten == 99
+
+
+def test_a_dump_of_an_earlier_release_does_not_say_what_it_has_forgotten() -> None:
+    outcomes = make()
+    outcomes.load(make().dump()[:4])
+    assert outcomes.forgotten == EVERYTHING
 
 
 def test_900_000_outcomes_take_at_most_40_bytes_each() -> None:

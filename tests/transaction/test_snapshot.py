@@ -19,6 +19,7 @@ from tfmq.effects import GroupPlaces
 from tfmq.transaction import operations, snapshot, states
 from tfmq.transaction.ledger import Ledger
 from tfmq.transaction.operations import Origin
+from tfmq.transaction.outcomes import EVERYTHING
 from tfmq.transaction.requests import Member
 from tfmq.transaction.snapshot import Head
 from tfmq.transaction.transaction import Decision, Transaction
@@ -167,6 +168,18 @@ def test_the_bytes_are_those_of_the_golden_file() -> None:
     found.load(data)
     assert picture(found) == picture(golden_ledger()) and decided(found) == decided(golden_ledger())
     assert set(found.transactions) == {1, 2, 3} and found.outcome("x2") is not None
+
+
+def test_a_snapshot_of_an_earlier_release_claims_nothing_of_what_it_has_forgotten() -> None:
+    """Until the start leases epochs of its own."""
+    ledger = golden_ledger()
+    dump = ledger.local_outcomes.dump
+    ledger.local_outcomes.dump = lambda: dump()[:4]  # type: ignore[method-assign]
+    found = make_ledger()
+    found.load(ledger.dump()())
+    assert found.local_outcomes.forgotten == EVERYTHING and found.outcomes.forgotten == 0
+    found.enter(1100, operations.Epochs(2000, 8000, b""))
+    assert found.local_outcomes.forgotten == 1999
 
 
 def test_damage_is_refused_with_value_error_and_nothing_else() -> None:

@@ -7,13 +7,12 @@ from tfmq.errors import BadRequest, Busy, TransactionExists
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of
 from tfmq.transaction.operations import Origin
+from tfmq.transaction.outcomes import LOCAL_PREFIX
 from tfmq.transaction.requests import Began, Begin, Caller, Done
 from tfmq.transaction.steps import again, answer
 from tfmq.transaction.streams import Ending
 from tfmq.transaction.transaction import Piece, Transaction
 
-LOCAL_PREFIX: Final = "local:"
-"""Names of local transactions begin so; the broker gives them, nobody else."""
 RESERVED: Final = f"Names that begin with {LOCAL_PREFIX} are given by the broker: choose another xid."
 TOO_MANY: Final = "So many transactions are open that limits.{limit} is reached. End some of them, or wait."
 TIMEOUT: Final = "A transaction may be open for 1 to {most} ms (limits.transaction_seconds), not {found}."

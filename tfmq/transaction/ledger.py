@@ -113,6 +113,8 @@ class Ledger:
             self.message(entry.place, content)
         elif isinstance(content, Filler):
             self.repaired += 1
+            self.outcomes.lost()
+            self.local_outcomes.lost()
         else:
             self.enter(entry.place, operations.unpack(*content))
 
@@ -184,9 +186,7 @@ class Ledger:
     def _forget(self, place: int, said: operations.Forget) -> None:
         for transaction in self._known((said.epoch,)):
             if transaction.state not in states.HEURISTIC:
-                raise ValueError(
-                    f"transaction {said.epoch} is {transaction.state} and is told to be forgotten"
-                )
+                raise ValueError(f"transaction {said.epoch} is {transaction.state}: it cannot be forgotten")
             committed = transaction.state == states.HEURISTIC_COMMITTED
             self._remember(transaction, states.COMMITTED if committed else states.ROLLED_BACK)
             self.remove(transaction)
@@ -195,6 +195,7 @@ class Ledger:
         self.epochs_end = max(self.epochs_end, said.end)
         for outcomes in (self.outcomes, self.local_outcomes):
             outcomes.key = outcomes.key or said.key
+            outcomes.leased(said.end)
 
     def _group_commit(self, place: int, said: operations.GroupCommit) -> None:
         self.groups.committed(said.group, said.sequence, said.run, said.rows, said.time_ms)
@@ -323,10 +324,8 @@ class Ledger:
         """A record names how many messages it had. Raises ValueError if they are not there, and nothing says why."""
         if missing := messages - transaction.messages:
             if missing < 0 or not self.repaired:
-                raise ValueError(
-                    f"transaction {transaction.epoch} has {transaction.messages} messages in the journal and says"
-                    f" that it has {messages}"
-                )
+                has = f"transaction {transaction.epoch} has {transaction.messages} messages in the journal"
+                raise ValueError(f"{has} and says that it has {messages}")
             self._lose(transaction, missing)
 
     def _lose(self, transaction: Transaction, missing: int) -> None:

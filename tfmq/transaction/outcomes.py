@@ -21,6 +21,13 @@ DIGEST_SIZE: Final = 16
 ROW: Final = Struct(f">{DIGEST_SIZE}sQQ")
 ROW_SIZE: Final = ROW.size
 _TAIL: Final = Struct(">QQ")
+EPOCH_SIZE: Final = 8
+
+LOCAL_PREFIX: Final = "local:"
+"""Names of local transactions begin so; the broker gives them, nobody else."""
+
+EVERYTHING: Final = (1 << 63) - 1
+"""No epoch is higher: all outcomes may be forgotten."""
 
 STATES: Final = (COMMITTED, ROLLED_BACK)
 STATE_BITS: Final = 8
@@ -79,6 +86,8 @@ class Outcomes:
         self._newest_ms = 0
         self._runs: list[Run] = []
         """The oldest first."""
+        self.forgotten = 0
+        """No outcome of a higher epoch is forgotten."""
         self._sealed = 0
 
     def __len__(self) -> int:
@@ -106,6 +115,15 @@ class Outcomes:
         """Forgets what is older than outcomes are kept, by whole runs."""
         while self._runs and self._runs[0].newest_ms + self._keep_ms < now_ms:
             self._drop_oldest()
+
+    def lost(self) -> None:
+        """A repair gave up records: any outcome so far may have been among them."""
+        self.forgotten = EVERYTHING
+
+    def leased(self, end: int) -> None:
+        """Epochs below `end` may be given out from here on; those above come later than whatever was lost."""
+        if self.forgotten == EVERYTHING:
+            self.forgotten = end - 1
 
     def _digest(self, xid: str) -> bytes:
         return blake2b(xid.encode(), digest_size=DIGEST_SIZE, key=self.key).digest()
@@ -149,13 +167,16 @@ class Outcomes:
         self._runs[-MERGED_RUNS:] = [Run(True, max(run.newest_ms for run in runs), b"".join(rows))]
 
     def _drop_oldest(self) -> None:
-        self._sealed -= len(self._runs.pop(0).rows) // ROW_SIZE
+        rows = self._runs.pop(0).rows
+        self._sealed -= len(rows) // ROW_SIZE
+        epochs = (rows[at : at + EPOCH_SIZE] for at in range(DIGEST_SIZE, len(rows), ROW_SIZE))
+        self.forgotten = max(self.forgotten, int.from_bytes(max(epochs)))
 
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
         """The memory as plain values, cheap to capture: what is sealed is shared."""
-        return (self.key, list(self._newest.items()), self._newest_ms, list(self._runs))
+        return (self.key, list(self._newest.items()), self._newest_ms, list(self._runs), self.forgotten)
 
     def load(self, fields: Sequence[Any]) -> None:
         """Starts from what `dump` gave. Raises ValueError, TypeError or IndexError if it is none."""
@@ -168,6 +189,7 @@ class Outcomes:
         if any(len(run.rows) % ROW_SIZE for run in self._runs):
             raise ValueError("a run of outcomes ends inside a row")
         self._sealed = sum(len(run.rows) // ROW_SIZE for run in self._runs)
+        self.forgotten = int(fields[4]) if len(fields) > 4 else EVERYTHING
 
 
 def _outcome(rows: bytes, at: int) -> Outcome:

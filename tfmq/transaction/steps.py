@@ -90,15 +90,19 @@ class Steps:
     def over(self, xid: str, epoch: int, done: Done, answers: dict[str, Any]) -> None:
         """Tells what became of one that is over: `answers` by its state, everything else is an error."""
         outcome = self._store.outcome(xid, epoch)
-        if outcome is None:
+        if outcome is not None:
+            state = outcome.state
+        elif self._store.left_nothing(xid, epoch):
+            state = states.ROLLED_BACK
+        else:
             newest = self._store.outcome(xid)
             if newest is not None and newest.epoch > epoch:
                 raise refusals.stale(epoch, newest.epoch)
             raise UnknownTransaction(epoch=epoch)
-        found = answers.get(outcome.state)
+        found = answers.get(state)
         refusal = None
         if found is None:
-            committed = outcome.state == states.COMMITTED
+            committed = state == states.COMMITTED
             refusal = refusals.committed(epoch) if committed else refusals.rolled_back(epoch)
         self._books.when_sure(partial(answer, done, found, refusal=refusal))
 

@@ -21,7 +21,7 @@ from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.epochs import RANGE, Epochs
 from tfmq.transaction.holds import Holds
 from tfmq.transaction.ledger import Ledger
-from tfmq.transaction.outcomes import Outcome, Outcomes
+from tfmq.transaction.outcomes import LOCAL_PREFIX, Outcome, Outcomes
 from tfmq.transaction.queue import Force, JournalQueue, Run, Waiter
 from tfmq.transaction.recording import Recording
 from tfmq.transaction.relocation import Relocation
@@ -198,6 +198,13 @@ class JournalTransactionStore(Recording):
     def outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
         """What became of a transaction that is over: of that very epoch, or of the latest of that name."""
         return self._ledger.outcome(xid, epoch)
+
+    def left_nothing(self, xid: str, epoch: int) -> bool:
+        """Whether a local transaction that is over, and whose outcome is not remembered, was certainly not committed:
+        its epoch was given out, and no outcome of its time is forgotten.
+        """
+        given = self._ledger.local_outcomes.forgotten < epoch < self._ledger.epochs_end
+        return given and xid.startswith(LOCAL_PREFIX) and self.outcome(xid, epoch) is None
 
     @property
     def repaired(self) -> bool:

@@ -193,8 +193,8 @@ HANDLING: Final = (
         "rolled-back-told-as-committed",
         "what became of a transaction that is over is told as it was",
         "tfmq/transaction/steps.py",
-        "            committed = outcome.state == states.COMMITTED\n",
-        "            committed = outcome.state != states.COMMITTED\n",
+        "            committed = state == states.COMMITTED\n",
+        "            committed = state != states.COMMITTED\n",
         [STEPS, ENDING, PREPARING],
     ),
     Mutant(
