@@ -1,7 +1,8 @@
 """An effect is a value: where to, what, from which place of which source."""
 
 from journal.shapes import Batch, Source
-from tfmq.effects import OFFSETS_KEY, Append, CommitOffsets, GroupPlaces, Mark
+from tfmq.broker.register import ID_FIRST
+from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, GroupPlaces, Mark, Schedule
 from tfmq.ids import log_id
 
 SOURCE = Source(2, 7, 100, 1)
@@ -25,6 +26,12 @@ def test_offsets_have_one_key_that_no_log_has() -> None:
     effect = CommitOffsets([GroupPlaces("billing", 4, [(16, 0, 1000, 0, 1)])], SOURCE)
     assert effect.key == OFFSETS_KEY
     assert log_id(1, 0) > OFFSETS_KEY
+
+
+def test_delayed_messages_arrive_in_one_log_that_no_topic_has() -> None:
+    effect = Schedule([Batch(b"", (), 1, 0, 1)], [1000], SOURCE)
+    assert effect.key == ARRIVALS_KEY != OFFSETS_KEY
+    assert log_id(ID_FIRST, 0) > ARRIVALS_KEY, "topics' incarnations are above the house's own ids"
 
 
 def test_a_mark_says_up_to_where_its_target_must_be_forced() -> None:

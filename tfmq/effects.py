@@ -14,6 +14,12 @@ from journal.shapes import Batch, Source
 OFFSETS_KEY: Final = 0
 """The key of what holds the groups' offsets; no partition's log has the id 0."""
 
+ARRIVALS_KEY: Final = make_log_id(2, 0)
+"""The key, and the log's id, of where delayed messages arrive; topics' incarnations are above the house's ids."""
+
+SourceName: TypeAlias = tuple[int, int]
+"""(kind, id) of a source, as in `journal.shapes.Source`."""
+
 
 class Append(NamedTuple):
     """Batches for one partition from `source`, in one atomic append that names the source's position.
@@ -57,14 +63,32 @@ class CommitOffsets(NamedTuple):
         return OFFSETS_KEY
 
 
-Effect: TypeAlias = Append | CommitOffsets
+class Schedule(NamedTuple):
+    """Delayed batches from `source`, each to become messages of its partition when it is due.
+
+    Of each, `data` is what the broker made of a delayed send: a note that names partition and dues as they were
+    asked for, then the records; `count` counts the records alone. `decided_ms`: for each, the broker time from which
+    its delays count. Written in one atomic append that names the source's position.
+    """
+
+    batches: Sequence[Batch]
+    decided_ms: Sequence[int]
+    source: Source
+
+    @property
+    def key(self) -> int:
+        """`ARRIVALS_KEY`: all delayed messages arrive in one log."""
+        return ARRIVALS_KEY
+
+
+Effect: TypeAlias = Append | CommitOffsets | Schedule
 
 
 class Mark(NamedTuple):
     """What is written: it survives a power cut once the target `key` is forced up to `end`.
 
     `offsets`: where each batch of the effect begins, in their order; empty where the effect had been written
-    before, and for offsets of groups.
+    before, for offsets of groups, and for delayed batches, which are not in their partition yet.
     """
 
     key: int
@@ -82,7 +106,7 @@ is resumed.
 
 
 class Destination(Protocol):
-    """The targets of effects, by key: the id of a partition's log, or `OFFSETS_KEY`.
+    """The targets of effects, by key: the id of a partition's log, `OFFSETS_KEY` or `ARRIVALS_KEY`.
 
     Everything is called in the owner's thread. Callbacks come in that thread, at once or later.
     """
@@ -107,8 +131,8 @@ class Destination(Protocol):
         """The target for people, `topic-partition`; None if the log's incarnation is gone, for ever."""
         ...
 
-    def applied(self, key: int, source_id: int) -> tuple[int, int] | None:
-        """The highest place (high, low) written there from the journal `source_id`; None if there is none."""
+    def applied(self, key: int, source: SourceName) -> tuple[int, int] | None:
+        """The highest place (high, low) written there from that source; None if there is none."""
         ...
 
     def apply(self, effect: Effect, done: Applied) -> None:
@@ -130,9 +154,10 @@ class Destination(Protocol):
         """The most bytes of batches that one `Append` to `key` should have; a single block may be larger."""
         ...
 
-    def hold(self, key: int) -> None:
-        """From now on only effects are appended to that partition, so that those of one big transaction lie
-        together; whatever else arrives waits until `unhold`. Holds do not nest. No effect on a key that is gone.
+    def hold(self, key: int, source: SourceName) -> None:
+        """From now on only effects of that source are appended to that partition, so that those of one big
+        transaction lie together; whatever else arrives waits until `unhold`. Holds do not nest. No effect on a key
+        that is gone, nor on `ARRIVALS_KEY`, where nothing need lie together.
         """
         ...
 

@@ -24,6 +24,7 @@ from tfmq.protocol.commands import (
 )
 
 JOURNAL = 5
+SOURCE = (SOURCE_TRANSACTION, JOURNAL)
 
 
 @pytest.fixture
@@ -115,11 +116,11 @@ def test_hazard_13_a_deleted_topic_is_gone_for_ever_also_when_its_name_comes_aga
     for restarted in (False, True):
         each = broker.restart() if restarted else broker
         to = destination(each)
-        assert to.name(old) is None and to.applied(old, JOURNAL) is None
+        assert to.name(old) is None and to.applied(old, SOURCE) is None
         assert isinstance(error_of(lambda to=to: to.check(old, 1)), UnknownTopic)  # type: ignore[misc]
         assert isinstance(apply(each, effect)[1], UnknownTopic)
         assert to.forced(mark) and forced(each, mark) == [None]
-        to.hold(old)
+        to.hold(old, SOURCE)
         to.unhold(old)
         assert each.payloads() == []
 
@@ -205,7 +206,7 @@ def test_what_a_resumption_cut_away_is_told_by_the_applied_place() -> None:
     forced(broker, mark)
     broker.disk.faults.clear()
     left = Broker(broker.disk.crash(keep="nothing"), broker.clock)
-    assert destination(left).applied(key(left), JOURNAL) == (1, 1)
+    assert destination(left).applied(key(left), SOURCE) == (1, 1)
     assert isinstance(forced(left, mark)[0], StorageStopped)
 
 

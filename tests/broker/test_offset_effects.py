@@ -43,13 +43,13 @@ def test_offsets_of_a_transaction_are_saved_once(broker: Broker) -> None:
     told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
     assert [error for _, error in told] == [None, None] and catalog.log.count == before
     assert broker.saved() == {("orders", 0): 300}
-    assert broker.engine.house.destination.applied(0, JOURNAL) == (20, 1)
+    assert broker.engine.house.destination.applied(0, (SOURCE_TRANSACTION, JOURNAL)) == (20, 1)
 
 
 def test_the_place_survives_with_the_offsets_and_an_older_entry_changes_nothing(broker: Broker) -> None:
     apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
     again = broker.restart()
-    assert again.engine.house.destination.applied(0, JOURNAL) == (20, 1)
+    assert again.engine.house.destination.applied(0, (SOURCE_TRANSACTION, JOURNAL)) == (20, 1)
     apply(again, offsets(again, 15, 200))
     assert again.saved() == {("orders", 0): 300}
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 
-from journal.control import SOURCE_TRANSACTION
+from journal.control import SOURCE_DELAY, SOURCE_TRANSACTION
 from journal.shapes import Batch, Source
 from tests.broker.helpers import Broker, batch
 from tfmq.broker.partition import Partition
@@ -103,7 +103,7 @@ def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
         broker.engine.turn_ended()
         return told
 
-    destination.hold(partition.log.log_id)
+    destination.hold(partition.log.log_id, (SOURCE_TRANSACTION, 5))
     return partition, slice_of
 
 
@@ -127,6 +127,50 @@ def test_while_it_is_held_only_effects_are_appended_and_the_rest_follows_in_orde
     assert [answer.code for answer in (*waiting, closing)] == ["ok"] * 3
     assert closing.last_sequence == 2
     assert broker.payloads() == [b"before", b"one", b"two", b"plain 1", b"plain 2"]
+
+
+def delayed(broker: Broker, number: int) -> Told:
+    """An effect of another source than the one that holds."""
+    told: Told = []
+    records = Batch(batch(1 << 31, number, [b"delayed %d" % number]), (), 1 << 31, number, 1)
+    effect = Append("orders", broker.incarnation(), 0, [records], Source(SOURCE_DELAY, 6, number, 0))
+    broker.engine.house.destination.apply(effect, lambda mark, error: told.append(error))
+    broker.engine.turn_ended()
+    return told
+
+
+def test_effects_of_other_sources_wait_for_the_end_of_a_hold_too() -> None:
+    broker = Broker()
+    broker.create()
+    partition, slice_of = held(broker)
+    slice_of(b"one")
+    waiting = [delayed(broker, number) for number in (1, 2)]
+    slice_of(b"two")
+    assert waiting == [[], []]
+    unhold(broker, partition)
+    assert waiting == [[None], [None]]
+    assert broker.payloads() == [b"one", b"two", b"delayed 1", b"delayed 2"]
+
+
+def test_an_effect_that_is_refused_takes_its_followers_along_wherever_they_wait() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    producer = broker.lease()
+    broker.produce(producer, 0)
+    broker.work()
+    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    partition.exclusively(lambda: None, lambda result, error: None)
+    first = delayed(broker, 1)
+    held(broker)
+    second = delayed(broker, 2)
+    waiting = broker.produce(producer, 1, acks=ACKS_WRITTEN)
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    broker.work()
+    assert [type(error) for error in first + second] == [DiskFull, DiskFull]
+    assert waiting.code == "waiting", "the hold is another's, and goes on"
+    broker.disk.space_bytes = None
+    unhold(broker, partition)
+    assert waiting.code == "ok"
 
 
 def test_what_was_sent_before_the_hold_in_the_same_turn_comes_before_it() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from journal.header import records_of, split_id
-from tfmq.effects import OFFSETS_KEY, Applied, CommitOffsets, Effect, Forced, GroupPlaces, Mark
+from tfmq.effects import OFFSETS_KEY, Applied, CommitOffsets, Effect, Forced, GroupPlaces, Mark, SourceName
 from tfmq.errors import Busy, DiskFull, Fenced, StorageStopped, UnknownTopic
 
 
@@ -169,7 +169,7 @@ class Targets:
         incarnation, number = split_id(key)
         return None if incarnation in self.gone else f"topic{incarnation}-{number}"
 
-    def applied(self, key: int, source_id: int) -> tuple[int, int] | None:
+    def applied(self, key: int, source: SourceName) -> tuple[int, int] | None:
         return self.target(key).applied
 
     def slice_bytes(self, key: int) -> int:
@@ -233,7 +233,7 @@ class Targets:
         target.appends.append(Append(place, records, size))
         return offsets
 
-    def hold(self, key: int) -> None:
+    def hold(self, key: int, source: SourceName) -> None:
         self.target(key).held += 1
         assert self.target(key).held == 1, "holds do not nest"
         self.asked.append(("hold", key))

@@ -7,7 +7,7 @@ import pytest
 from journal.header import make_log_id
 from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
-from tfmq.effects import OFFSETS_KEY, Applied, Effect
+from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Applied, Effect, Schedule
 from tfmq.errors import StorageStopped
 from tfmq.transaction.line import PAUSE_SECONDS, PAUSE_SECONDS_MAX
 
@@ -33,6 +33,28 @@ def test_neighbours_that_are_too_much_for_one_effect_go_in_several() -> None:
     desk.turn()
     assert [each.size_bytes > 1 << 20 for each in desk.targets.target(ORDERS).appends] == [False] * 3
     assert [payload[:1] for payload in desk.visible()] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_delayed_batches_share_an_effect_and_each_counts_from_its_own_decision() -> None:
+    desk = Desk()
+    seen: list[Schedule] = []
+    really = desk.targets.apply
+
+    def noted(effect: Effect, done: Applied) -> None:
+        assert isinstance(effect, Schedule)
+        seen.append(effect)
+        really(effect, done)
+
+    desk.targets.apply = noted  # type: ignore[method-assign]
+    first = desk.clock.wall_ms()
+    desk.transact([(ARRIVALS_KEY, [b"one", b"two"]), (ARRIVALS_KEY, [b"three"])], turn=False)
+    desk.clock.advance(5)
+    desk.transact([(ARRIVALS_KEY, [b"four"])], turn=False)
+    desk.turn()
+    (effect,) = seen
+    assert [batch.count for batch in effect.batches] == [2, 1, 1]
+    assert effect.decided_ms == [first, first, first + 5000]
+    assert desk.visible(ARRIVALS_KEY) == [b"one", b"two", b"three", b"four"]
 
 
 def test_a_target_with_small_segments_gets_small_effects() -> None:

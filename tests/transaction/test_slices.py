@@ -17,6 +17,7 @@ from journal.names import journal_name
 from journal.shapes import Batch
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, entry_of, piece
+from tfmq.effects import ARRIVALS_KEY
 from tfmq.transaction.slices import PART, SLICE_BYTES, first_row, slices, slices_at_once, slices_of
 from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, Slice
 
@@ -111,7 +112,7 @@ def test_after_any_message_the_rest_comes_and_nothing_else(seed: int, count: int
         check(found, slice_bytes)
         skipped = sum(number <= after for number in known)
         assert whole(found) == everything[positions[skipped] :], f"seed {seed} after {after}"
-        cached = slices_of(batches_of(journal), rows, after, slice_bytes)
+        cached = slices_of(batches_of(journal), rows, ORDERS, after, slice_bytes)
         assert whole(cached) == whole(found) and [s.last for s in cached] == [s.last for s in found]
 
 
@@ -129,6 +130,20 @@ def test_a_resumption_goes_on_at_the_end_of_any_slice() -> None:
         for number, each in enumerate(found):
             rest = list(slices(journal.read, rows, ORDERS, each.last, 2500))
             assert whole(found[: number + 1]) + whole(rest) == everything, f"seed {seed}"
+
+
+def test_a_delayed_batch_is_never_cut() -> None:
+    """Its dues stand before its records: a part of it would have none."""
+    journal, rows, everything = made(8, 10, 3000, 1000)
+    for place, each in journal.contents.items():
+        log_id = ARRIVALS_KEY if each.log_id == ORDERS else each.log_id
+        journal.contents[place] = each._replace(log_id=log_id)
+    for found in (
+        list(slices(journal.read, rows, ARRIVALS_KEY, 0, 500)),
+        slices_of(batches_of(journal), rows, ARRIVALS_KEY, 0, 500),
+    ):
+        assert whole(found) == everything
+        assert [each.pieces for each in found] == [[index] for index in rows[3::ROW_WORDS]]
 
 
 def test_only_what_is_needed_is_read() -> None:

@@ -1,7 +1,7 @@
 """Where effects go: the broker's partitions and its groups' offsets, as `tfmq.effects.Destination` asks for them."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from journal.appender import size_bound
 from journal.control import SOURCE_TRANSACTION
@@ -20,15 +20,40 @@ from tfmq.broker.offsets import Offsets
 from tfmq.broker.partition import GONE, Partition
 from tfmq.broker.register import DELETING
 from tfmq.broker.topics import Topics
+from tfmq.broker.work import Work
 from tfmq.broker.writes import Writes
-from tfmq.effects import OFFSETS_KEY, Applied, CommitOffsets, Effect, Forced, GroupPlaces, Mark
+from tfmq.effects import (
+    ARRIVALS_KEY,
+    OFFSETS_KEY,
+    Append,
+    Applied,
+    CommitOffsets,
+    Effect,
+    Forced,
+    GroupPlaces,
+    Mark,
+    Schedule,
+    SourceName,
+)
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, MessageTooLarge, StorageStopped, TfmqError, UnknownTopic
 from tfmq.protocol.commands import TransactionOffsets
 
 OFFSETS_NAME: Final = "the offsets of groups"
+ARRIVALS_NAME: Final = "the delayed messages"
 
 SLICE_BYTES: Final = 256 << 10
 """An append of a transaction takes no more where one batch alone is not larger: others wait for its write and force."""
+
+
+class DelayedTarget(Protocol):
+    """Where delayed messages arrive: `tfmq.broker.delayed_send.DelayedSends`."""
+
+    @property
+    def partition(self) -> Partition: ...
+
+    def work(self, effect: Schedule, done: Applied) -> Work:
+        """What writes the effect, once."""
+        ...
 
 
 class BrokerDestination:
@@ -52,6 +77,8 @@ class BrokerDestination:
         self._offsets, self._offset_effects, self._locks = offsets, offset_effects, locks
         self._groups = groups
         self._reserved_bytes = 0
+        self.delayed: DelayedTarget | None = None
+        """Where delayed messages arrive; it is opened after the partitions."""
 
     # Room
 
@@ -73,6 +100,8 @@ class BrokerDestination:
     def name(self, key: int) -> str | None:
         if key == OFFSETS_KEY:
             return OFFSETS_NAME
+        if key == ARRIVALS_KEY:
+            return ARRIVALS_NAME
         incarnation, number = split_id(key)
         row = None if self._gone(incarnation) else self._catalog.register.topics.get(incarnation)
         return None if row is None else f"{row.name}-{number}"
@@ -84,19 +113,25 @@ class BrokerDestination:
 
     def _partition(self, key: int) -> Partition:
         """Raises UnknownTopic where it is gone for ever, StorageStopped where it is not open."""
-        incarnation, number = split_id(key)
-        partition = self._topics.find_partition(incarnation, number)
+        partition = self._find(key)
         if partition is not None:
             return partition
-        if self._gone(incarnation):
+        incarnation = split_id(key)[0]
+        if key != ARRIVALS_KEY and self._gone(incarnation):
             raise UnknownTopic(GONE.format(name=f"of incarnation {incarnation}"))
         raise StorageStopped(f"The partition {self.name(key)} could not be opened.", outcome=NOT_DONE)
 
-    def applied(self, key: int, source_id: int) -> tuple[int, int] | None:
+    def _find(self, key: int) -> Partition | None:
+        if key == ARRIVALS_KEY:
+            return None if self.delayed is None else self.delayed.partition
+        return self._topics.find_partition(*split_id(key))
+
+    def applied(self, key: int, source: SourceName) -> tuple[int, int] | None:
+        kind, source_id = source
         if key == OFFSETS_KEY:
-            return self._catalog.register.applied.get(source_id)
-        partition = self._topics.find_partition(*split_id(key))
-        return None if partition is None else partition.log.applied(SOURCE_TRANSACTION, source_id)
+            return self._catalog.register.applied.get(source_id) if kind == SOURCE_TRANSACTION else None
+        partition = self._find(key)
+        return None if partition is None else partition.log.applied(kind, source_id)
 
     def check_batch(self, partition: Partition, batch: Batch) -> None:
         """Everything that could keep the batch from being appended once its transaction is decided.
@@ -111,7 +146,7 @@ class BrokerDestination:
 
     def slice_bytes(self, key: int) -> int:
         """The most bytes of records that one `Append` to `key` should have."""
-        partition = self._topics.find_partition(*split_id(key))
+        partition = self._find(key)
         return SLICE_BYTES if partition is None else min(SLICE_BYTES, partition.append_bytes_max)
 
     # Effects
@@ -125,12 +160,15 @@ class BrokerDestination:
         except TfmqError as error:
             done(None, error)
             return
-        self._writes.put_effect(partition, EffectWork(effect, done))
+        if isinstance(effect, Append):
+            self._writes.put_effect(partition, EffectWork(effect, done))
+        elif self.delayed is not None:
+            self._writes.put_effect(partition, self.delayed.work(effect, done))
 
-    def hold(self, key: int) -> None:
+    def hold(self, key: int, source: SourceName) -> None:
         partition = self._topics.find_partition(*split_id(key))
         if partition is not None:
-            partition.hold()
+            partition.hold(source)
 
     def unhold(self, key: int) -> None:
         partition = self._topics.find_partition(*split_id(key))
@@ -142,9 +180,8 @@ class BrokerDestination:
     def forced(self, mark: Mark) -> bool:
         if mark.key == OFFSETS_KEY:
             return _forced(self._catalog.log, mark.end)
-        incarnation, number = split_id(mark.key)
-        partition = self._topics.find_partition(incarnation, number)
-        return self._gone(incarnation) if partition is None else _forced(partition.log, mark.end)
+        partition = self._find(mark.key)
+        return self._gone(split_id(mark.key)[0]) if partition is None else _forced(partition.log, mark.end)
 
     def when_forced(self, mark: Mark, done: Forced) -> None:
         if mark.key == OFFSETS_KEY:

@@ -2,7 +2,8 @@
 
 Work enters by `put` and is written in that order, many items in one append. Nothing is answered before the
 write, and where it asks for it the force, that the answer promises. While file work runs in a worker the
-queue waits. While a large transaction holds the partition, its effects go on and all other work waits behind.
+queue waits. While a large transaction holds the partition, its effects go on and all other work waits behind,
+effects of other sources too.
 """
 
 import logging
@@ -21,6 +22,7 @@ from tfmq.broker.caller import Run
 from tfmq.broker.producers import Producers
 from tfmq.broker.timers import Timers
 from tfmq.broker.work import NotYet, Staged, Work, tail_of
+from tfmq.effects import SourceName
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")
@@ -56,7 +58,8 @@ class Partition:
         self.gone = False
         self.working = False
         self._queue: deque[Work] = deque()
-        self._held = False
+        self._held: SourceName | None = None
+        """The source of which alone effects are appended."""
         self._behind: deque[Work] = deque()
         """What waits for the end of a hold."""
         self._force, self._run, self._timers = force, run, timers
@@ -80,7 +83,7 @@ class Partition:
 
     def put(self, work: Work) -> bool:
         """Queues work for the next `write`; whether it is the first in the queue."""
-        if self._held and not work.effect:
+        if self._held is not None and not _comes_from(work, self._held):
             work.keep()
             self._behind.append(work)
             return False
@@ -89,13 +92,15 @@ class Partition:
             work.keep()
         return len(self._queue) == 1
 
-    def hold(self) -> None:
-        """Until `unhold` only effects are appended. An effect that is refused ends the hold: nobody waits for it."""
-        self._held = True
+    def hold(self, source: SourceName) -> None:
+        """Until `unhold` only effects of `source` are appended. One of them that is refused ends the hold: nobody
+        waits for it.
+        """
+        self._held = source
 
     def unhold(self) -> bool:
         """Ends a hold, if there is one; whether something waits to be written since."""
-        self._held = False
+        self._held = None
         self._queue.extend(self._behind)
         self._behind.clear()
         return bool(self._queue) and not self.working
@@ -223,12 +228,12 @@ class Partition:
         """
         if not refused.effect:
             return []
-        self.unhold()
-        queue, self._queue = self._queue, deque()
-        followers: list[Work] = []
-        for each in queue:
-            follows = each.effect and each.source[:2] == refused.source[:2]
-            (followers if follows else self._queue).append(each)
+        source = refused.source[:2]
+        if source == self._held:
+            self.unhold()
+        followers = [each for each in (*self._queue, *self._behind) if _comes_from(each, source)]
+        self._queue = deque(each for each in self._queue if not _comes_from(each, source))
+        self._behind = deque(each for each in self._behind if not _comes_from(each, source))
         return followers
 
     # Forcing
@@ -354,6 +359,11 @@ class Partition:
     def _tell_idle(self) -> None:
         while self._idle and not self.working:
             self._idle.pop(0)()
+
+
+def _comes_from(work: Work, source: SourceName) -> bool:
+    """Whether it is an effect of that source."""
+    return work.effect and work.source[:2] == source
 
 
 def _append_error(error: BaseException) -> TfmqError:

@@ -14,12 +14,11 @@ from journal.log import Log
 from journal.shapes import PLAIN, Appended, Batch, succession
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Reply, Session
-from tfmq.broker.effect_work import EffectWork
 from tfmq.broker.partition import Partition
 from tfmq.broker.places import record_offset
 from tfmq.broker.producers import Answer, Repeat
 from tfmq.broker.quotas import Quotas
-from tfmq.broker.work import NotYet, Staged
+from tfmq.broker.work import NotYet, Staged, Work
 from tfmq.errors import UNKNOWN, MessageTooLarge, SequenceGap
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
 
@@ -225,7 +224,7 @@ class Writes:
 
         self._lease(leased)
 
-    def put_effect(self, partition: Partition, work: EffectWork) -> None:
+    def put_effect(self, partition: Partition, work: Work) -> None:
         """Queues an effect, behind those that came before for the partition."""
         self._put(partition, work)
 
@@ -234,7 +233,7 @@ class Writes:
         if partition.unhold():
             self._due.append(partition)
 
-    def _put(self, partition: Partition, work: Send | Succession | EffectWork) -> None:
+    def _put(self, partition: Partition, work: Work) -> None:
         if partition.put(work):
             self._due.append(partition)
 

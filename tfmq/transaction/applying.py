@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from journal.control import SOURCE_TRANSACTION
 from journal.header import SEQUENCE_BITS
-from tfmq.effects import OFFSETS_KEY, Destination, Mark
+from tfmq.effects import OFFSETS_KEY, Destination, Mark, SourceName
 from tfmq.transaction.convoy import Pace
 from tfmq.transaction.course import Course
 from tfmq.transaction.line import Line
@@ -45,6 +46,7 @@ class Applier:
     ) -> None:
         self.store, self.destination, self.timers, self.run = store, destination, timers, run
         self.journal_id = store.journal_id
+        self.source: SourceName = (SOURCE_TRANSACTION, self.journal_id)
         self.pace = Pace(destination)
         self.settling = Settling(destination, timers, self._settle)
         self.stopping = False

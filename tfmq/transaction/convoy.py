@@ -108,7 +108,7 @@ class Convoy:
             self._part.course.decision, self._line.key, self._after, self._line.slice_bytes
         )
         if self._holds:
-            self._applier.destination.hold(self._line.key)
+            self._applier.destination.hold(self._line.key, self._applier.source)
         self._read()
 
     def _read(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from journal.control import SOURCE_TRANSACTION
 from journal.header import SEQUENCE_BITS
 from journal.shapes import Batch, Source
-from tfmq.effects import OFFSETS_KEY, Append, CommitOffsets, Effect, GroupPlaces, Mark
+from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, Effect, GroupPlaces, Mark, Schedule
 from tfmq.errors import UnknownTopic
 from tfmq.transaction.convoy import Convoy
 from tfmq.transaction.settling import Part
@@ -110,7 +110,7 @@ class Line:
             self.drop()
             return False
         self.slice_bytes = self._slice_bytes()  # one that could not be opened has told nothing before
-        applied = destination.applied(key, self._applier.journal_id)
+        applied = destination.applied(key, self._applier.source)
         there = []
         while applied is not None and self._queue and self._queue[0].place <= applied:
             there.append(self._queue.popleft())
@@ -118,7 +118,7 @@ class Line:
         self._after = applied[1] if applied is not None and head == applied[0] else 0
         self._known = True
         if there:
-            self._send(there, [], [])
+            self._send(there, [], [], [])
             return False
         return bool(self._queue)
 
@@ -127,6 +127,7 @@ class Line:
         parts: list[Part] = []
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
+        decided_ms: list[int] = []
         size = 0
         while self._queue:
             part = self._queue[0]
@@ -149,10 +150,11 @@ class Line:
             parts.append(self._queue.popleft())
             batches += [batch for each in slices for batch in each.batches]
             pieces.append([piece for each in slices for piece in each.pieces])
+            decided_ms += [part.course.decision.time_ms] * (len(batches) - len(decided_ms))
             size += part.target.size_bytes
             self._after = 0
         if parts:
-            self._send(parts, batches, pieces)
+            self._send(parts, batches, pieces, decided_ms)
         return bool(parts) or self.busy
 
     def _cached(self, part: Part) -> list[Slice] | None:
@@ -162,17 +164,31 @@ class Line:
             part.course.decision, self.key, self._after, self.slice_bytes
         )
 
-    def _send(self, parts: list[Part], batches: list[Batch], pieces: list[Sequence[int]]) -> None:
+    def _send(
+        self,
+        parts: list[Part],
+        batches: list[Batch],
+        pieces: list[Sequence[int]],
+        decided_ms: list[int],
+    ) -> None:
         """One effect for all parts, under the last one's place."""
         self._flight, self._pieces, self.busy = parts, pieces, True
         last = parts[-1]
-        self._applier.destination.apply(self.effect(last, batches, last.target.last), self._written)
+        effect = self.effect(last, batches, last.target.last, decided_ms)
+        self._applier.destination.apply(effect, self._written)
 
-    def effect(self, part: Part, batches: Sequence[Batch], last: int) -> Effect:
-        """What brings `batches` here, of which the last message is number `last` of its decision."""
+    def effect(
+        self, part: Part, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
+    ) -> Effect:
+        """What brings `batches` here, of which the last message is number `last` of its decision. `decided_ms`: when
+        each batch was decided, if not all with `part`.
+        """
         source = Source(SOURCE_TRANSACTION, self._applier.journal_id, part.course.decision.place, last)
         if self.key == OFFSETS_KEY:
             return CommitOffsets((), source)
+        if self.key == ARRIVALS_KEY:
+            times = [part.course.decision.time_ms] * len(batches) if decided_ms is None else decided_ms
+            return Schedule(batches, times, source)
         return Append(
             part.target.topic, self.key >> SEQUENCE_BITS, self.key & (1 << SEQUENCE_BITS) - 1, batches, source
         )

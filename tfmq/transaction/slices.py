@@ -1,7 +1,8 @@
 """Cuts what a decision brings to one partition into appends, reading the journal as it goes.
 
 A slice is at most 1 MiB, unless one block alone is larger, and ends at a block's end; so does whatever a partition
-has, and after a crash the rest begins there. Each entry is verified when it is read.
+has, and after a crash the rest begins there. A delayed batch is never cut: what its records are due stands before
+them. Each entry is verified when it is read.
 """
 
 import logging
@@ -15,6 +16,7 @@ from journal.entry import AppendMsg, Entry
 from journal.errors import Corrupt, Lost
 from journal.header import walk
 from journal.shapes import Batch
+from tfmq.effects import ARRIVALS_KEY
 from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
 
 logger = logging.getLogger("tfmq.transaction")
@@ -38,8 +40,10 @@ ENTRY_EXTRA: Final = 1024
 class _Slicing:
     """The slice that is being filled."""
 
-    def __init__(self, slice_bytes: int) -> None:
+    def __init__(self, slice_bytes: int, *, whole: bool) -> None:
         self._slice_bytes = slice_bytes
+        self._whole = whole
+        """Batches are never cut."""
         self._begin()
 
     def _begin(self) -> None:
@@ -53,7 +57,7 @@ class _Slicing:
         size = len(batch.data)
         if self._batches and self._size_bytes + size > self._slice_bytes:
             yield self.end()
-        if size <= self._slice_bytes:
+        if self._whole or size <= self._slice_bytes:
             self._put(batch, number, index)
             return
         for part in _parts(batch, self._slice_bytes):
@@ -92,7 +96,7 @@ def slices(
     What a repair of the journal has given up is left out, and told in the log; a slice may be empty for that reason.
     Raises what `read` does, and Corrupt where an entry is not what memory says.
     """
-    slicing = _Slicing(slice_bytes)
+    slicing = _Slicing(slice_bytes, whole=log_id == ARRIVALS_KEY)
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
         place, number, both, index = rows[at : at + ROW_WORDS]
         try:
@@ -110,10 +114,14 @@ def slices(
 
 
 def slices_of(
-    batches: Sequence[Batch], rows: "array[int]", after: int, slice_bytes: int = SLICE_BYTES
+    batches: Sequence[Batch],
+    rows: "array[int]",
+    log_id: int,
+    after: int,
+    slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice]:
     """As `slices`, of a small transaction whose batches, by their index, are in memory."""
-    slicing = _Slicing(slice_bytes)
+    slicing = _Slicing(slice_bytes, whole=log_id == ARRIVALS_KEY)
     found: list[Slice] = []
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
         _, number, _, index = rows[at : at + ROW_WORDS]

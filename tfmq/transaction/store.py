@@ -230,7 +230,7 @@ class JournalTransactionStore(Recording):
         cached = decision.transactions[0].cached
         rows = decision.rows(log_id)
         if cached is not None:
-            return slices.slices_of(cached, rows, after, slice_bytes)
+            return slices.slices_of(cached, rows, log_id, after, slice_bytes)
         return slices.slices_at_once(self._journal.read_cached, rows, log_id, after, slice_bytes)
 
     def applied(self, decision: Decision) -> None:
