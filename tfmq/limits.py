@@ -298,6 +298,27 @@ CHECKS_PARKED = _limit(
     "checks_parked", 10_000, 1_000_000, "requests", "clients that wait to be asked: each is an object"
 )
 
+# Delayed messages
+BATCH_RECORDS_DELAYED = _limit(
+    "batch_records_delayed",
+    1 << 18,
+    1 << 18,
+    "records",
+    "of one delayed batch: their due times stand in the header, and again in that of the reply",
+    sent=True,
+)
+DELAYED_PER_PAGE = _limit(
+    "delayed_per_page", 1_000, 1_000, "messages", "one page of a list fits in one header", sent=True
+)
+DELAYED_HISTOGRAM_EDGES = _limit(
+    "delayed_histogram_edges",
+    4_096,
+    4_096,
+    "edges",
+    "each waiting message is looked up among them",
+    sent=True,
+)
+
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 

@@ -25,6 +25,7 @@ from tfmq.protocol import commands, rows  # noqa: E402
 from tfmq.protocol.commands import COMMANDS, RESERVED  # noqa: E402
 from tfmq.protocol.fields import Row  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
+from tfmq.protocol.handles import Handle, print_handle  # noqa: E402
 from tfmq.settings_table import SETTINGS, TOPIC_KEYS  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
@@ -127,6 +128,15 @@ def transact_example() -> str:
         f"Transaction 1 of the stream {PRODUCER_ID} sends a record to `orders` and the next one to `bills`:\n"
         f"`{json.dumps(header)}`\n\n{hexadecimal(encode(header, *records))}\n\n"
         f"Its reply: `{json.dumps(reply)}`\n\n{hexadecimal(encode(reply))}\n"
+    )
+
+
+def delayed_example() -> str:
+    """A handle and what it is made of."""
+    handle = Handle(0x1234_5678_9ABC_DEF0, INCARNATION << 24, 1_763_700_030_000, 41)
+    return (
+        f"Store {handle.store_id:#x}, log id {handle.log_id:#x}, due {handle.due}, number {handle.number}:\n\n"
+        f"    {print_handle(handle)}\n"
     )
 
 
@@ -240,6 +250,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rows": row_list,
     "reserved": reserved_list,
     "produce-example": produce_example,
+    "delayed-example": delayed_example,
     "fetch-example": fetch_example,
     "transact-example": transact_example,
     "errors": error_table,

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scale import scaled
-from tfmq.errors import BadRequest, NotSupported
+from tfmq.errors import BadRequest
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, COMMANDS, Command, reserved_for
-from tfmq.protocol.fields import Flag, Kind, Later, ListOf, Map, Name, Optional, Row, Text, Whole
+from tfmq.protocol.delay_commands import Edges
+from tfmq.protocol.fields import Flag, Kind, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
 from tfmq.protocol.frames import Decoder, encode
 
 # A code that was published once never means another command: this list only grows.
@@ -48,6 +49,11 @@ PUBLISHED = {
     "DESCRIBE_TRANSACTION": 56,
     "TRANSACT": 57,
     "AWAIT_CHECKS": 58,
+    "CANCEL_DELAYED": 60,
+    "RESCHEDULE_DELAYED": 61,
+    "LIST_DELAYED": 62,
+    "DESCRIBE_DELAYED": 63,
+    "DELAYED_HISTOGRAM": 64,
     "COMMIT_GROUP": 80,
     "ABORT_COMMIT_GROUP": 81,
     "LIST_COMMIT_GROUPS": 82,
@@ -69,11 +75,7 @@ def test_no_code_is_reserved_for_something_else(command: Command) -> None:
 
 
 def test_codes_of_later_releases_are_known_as_such() -> None:
-    assert (
-        reserved_for(60) == "delayed delivery"
-        and reserved_for(79) == "schedules"
-        and reserved_for(59) is None
-    )
+    assert reserved_for(79) == "schedules" and reserved_for(69) is None
 
 
 def values(kind: Kind) -> st.SearchStrategy[Any]:
@@ -92,12 +94,16 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.dictionaries(st.text(max_size=5), st.integers(0, 9) | st.text(max_size=5), max_size=4)
         case Optional():
             return st.none() | values(kind.kind)
+        case Octets():
+            return st.binary(min_size=0 if kind.piece == 1 else kind.piece, max_size=3 * kind.piece).map(
+                lambda data: data[: len(data) // kind.piece * kind.piece]
+            )
+        case Edges():
+            return st.lists(st.integers(0, 1 << 50), min_size=2, max_size=4, unique=True).map(sorted)
         case ListOf():
             return st.lists(values(kind.kind), max_size=4)
         case Row():
             return rows(kind)
-        case Later():
-            return st.none()
     raise ValueError(kind)
 
 
@@ -128,7 +134,7 @@ wild = st.recursive(
 def test_whatever_comes_is_read_or_refused_in_a_sentence(command: Command, fields: list[Any]) -> None:
     try:
         command.request.read([command.code, 0, *fields], command.name, 2)
-    except (BadRequest, NotSupported) as error:
+    except BadRequest as error:
         assert 10 < len(str(error)) < 500 and not error.closes
 
 
@@ -169,10 +175,4 @@ def test_rows_inside_lists_are_read_as_rows() -> None:
 def test_a_produce_that_makes_no_sense_is_refused(field: str, value: Any) -> None:
     produce = commands.Produce("t", 1, 0, 9, 0, 1, 2, [])._replace(**{field: value})
     with pytest.raises(BadRequest, match=f"field {field} "):
-        BY_CODE[21].request.read([21, 1, *produce], "PRODUCE", 2)
-
-
-def test_what_comes_later_is_not_supported() -> None:
-    produce = commands.Produce("t", 1, 0, 9, 0, 1, 2, [], due=[1])  # type: ignore[arg-type]
-    with pytest.raises(NotSupported, match="delayed delivery"):
         BY_CODE[21].request.read([21, 1, *produce], "PRODUCE", 2)

@@ -4,8 +4,8 @@ from typing import Annotated, Any, NamedTuple
 
 import pytest
 
-from tfmq.errors import BadRequest, NotSupported
-from tfmq.protocol.fields import Flag, Kind, Later, ListOf, Map, Name, Optional, Row, Text, Whole
+from tfmq.errors import BadRequest
+from tfmq.protocol.fields import Flag, Kind, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
 
 
 class Pair(NamedTuple):
@@ -23,7 +23,9 @@ TAKEN: list[tuple[Kind, Any, Any]] = [
     (Optional(Flag()), None, None),
     (Optional(Flag()), False, False),
     (ListOf(Whole(0, 1), 2), [0, 1], [0, 1]),
-    (Later("x"), None, None),
+    (Octets(4), b"", b""),
+    (Octets(4), b"abcd", b"abcd"),
+    (Octets(16, 8), bytes(16), bytes(16)),
     (Row(Pair), [1], Pair(1, "x")),
     (Row(Pair), [1, "y", "new"], Pair(1, "y")),
 ]
@@ -56,6 +58,11 @@ REFUSED: list[tuple[Kind, Any]] = [
     (ListOf(Whole(0, 1), 2), [0, 1, 0]),
     (ListOf(Whole(0, 1), 2), [2]),
     (ListOf(Whole(0, 1), 2), {}),
+    (Octets(4), b"abcde"),
+    (Octets(4), "abcd"),
+    (Octets(16, 8), b""),
+    (Octets(16, 8), bytes(7)),
+    (Octets(16, 8), bytes(24)),
     (Row(Pair), []),
     (Row(Pair), [10]),
     (Row(Pair), 5),
@@ -74,11 +81,6 @@ def test_the_sentence_names_the_field_and_what_it_takes() -> None:
         Whole(0, 9).check(12, "offset")
     with pytest.raises(BadRequest, match="PRODUCE lacks its field first"):
         Row(Pair).read([], "PRODUCE")
-
-
-def test_what_a_later_release_does_is_not_supported_instead_of_wrong() -> None:
-    with pytest.raises(NotSupported, match="no delayed delivery yet: due"):
-        Later("delayed delivery").check([1], "due")
 
 
 def test_a_row_is_read_behind_command_and_correlation() -> None:

@@ -8,7 +8,17 @@ codes are never given to another command. docs/protocol.md says how to add one.
 from typing import Annotated, Any, NamedTuple
 
 from tfmq import limits
-from tfmq.protocol.fields import Later, ListOf, Optional, Row, Text, Whole
+from tfmq.protocol.delay_commands import CancelDelayed as CancelDelayed
+from tfmq.protocol.delay_commands import CancelDelayedReply as CancelDelayedReply
+from tfmq.protocol.delay_commands import DelayedHistogram as DelayedHistogram
+from tfmq.protocol.delay_commands import DelayedHistogramReply as DelayedHistogramReply
+from tfmq.protocol.delay_commands import DescribeDelayed as DescribeDelayed
+from tfmq.protocol.delay_commands import DescribeDelayedReply as DescribeDelayedReply
+from tfmq.protocol.delay_commands import ListDelayed as ListDelayed
+from tfmq.protocol.delay_commands import ListDelayedReply as ListDelayedReply
+from tfmq.protocol.delay_commands import RescheduleDelayed as RescheduleDelayed
+from tfmq.protocol.delay_commands import RescheduleDelayedReply as RescheduleDelayedReply
+from tfmq.protocol.fields import ListOf, Optional, Row, Text, Whole
 from tfmq.protocol.group_commands import CommitOffsets as CommitOffsets
 from tfmq.protocol.group_commands import CommitOffsetsReply as CommitOffsetsReply
 from tfmq.protocol.group_commands import DescribeGroup as DescribeGroup
@@ -28,14 +38,18 @@ from tfmq.protocol.group_commands import ResetGroupReply as ResetGroupReply
 from tfmq.protocol.rows import ACKS_NONE as ACKS_NONE
 from tfmq.protocol.rows import ACKS_SYNCED as ACKS_SYNCED
 from tfmq.protocol.rows import ACKS_WRITTEN as ACKS_WRITTEN
+from tfmq.protocol.rows import DUE_MAX as DUE_MAX
+from tfmq.protocol.rows import DUE_RELATIVE as DUE_RELATIVE
 from tfmq.protocol.rows import EPOCH_UNKNOWN as EPOCH_UNKNOWN
 from tfmq.protocol.rows import ORDINAL_UNKNOWN as ORDINAL_UNKNOWN
 from tfmq.protocol.rows import SEQUENCE_NONE as SEQUENCE_NONE
 from tfmq.protocol.rows import (
     Acks,
     Blocks,
+    DuesOrNil,
     Identity,
     Incarnation,
+    Member,
     Number,
     Offset,
     Partition,
@@ -53,6 +67,7 @@ from tfmq.protocol.rows import (
 )
 from tfmq.protocol.rows import Block as Block
 from tfmq.protocol.rows import CommitMember as CommitMember
+from tfmq.protocol.rows import DelayedBatch as DelayedBatch
 from tfmq.protocol.rows import GroupOffset as GroupOffset
 from tfmq.protocol.rows import PartitionName as PartitionName
 from tfmq.protocol.rows import PartitionRow as PartitionRow
@@ -179,8 +194,9 @@ class LeaseProducerIdsReply(NamedTuple):
 
 
 class Produce(NamedTuple):
-    """Appends a batch of records, the body, to one partition: all of it or nothing. With the epoch of an open
-    transaction it becomes part of that: nothing is appended before the commit.
+    """Appends a batch of records, the body, to one partition: all of it or nothing. With `due` they wait for their
+    time before. With the epoch of an open transaction it becomes part of that: nothing is appended before the
+    commit.
     """
 
     topic: Topic
@@ -191,7 +207,7 @@ class Produce(NamedTuple):
     count: Annotated[int, Whole(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
     acks: Acks
     blocks: Blocks
-    due: Annotated[None, Later("delayed delivery")] = None
+    due: DuesOrNil = None
     transaction: Annotated[int | None, Optional(Whole(1, (1 << 63) - 1, "u63, not 0"))] = None
 
 
@@ -201,14 +217,15 @@ class ProduceReply(NamedTuple):
     repeated: Yes
     append_time: TimeMs
     first_ordinal: Signed
+    delayed: Annotated[DelayedBatch | None, Optional(Row(DelayedBatch))] = None
 
 
 class SucceedProducer(NamedTuple):
     """Closes a producer id on a partition for good, tells the last sequence stored, gives the id that
-    follows.
+    follows. Topic "": an id for delayed messages, whose one stream goes to all partitions.
     """
 
-    topic: Topic
+    topic: Member
     incarnation: Incarnation
     partition: Partition
     producer_id: ProducerId
@@ -322,6 +339,11 @@ COMMANDS: tuple[Command, ...] = (
     Command(56, DescribeTransaction, DescribeTransactionReply),
     Command(57, Transact, TransactReply, body="the records of its batches"),
     Command(58, AwaitChecks, AwaitChecksReply),
+    Command(60, CancelDelayed, CancelDelayedReply),
+    Command(61, RescheduleDelayed, RescheduleDelayedReply),
+    Command(62, ListDelayed, ListDelayedReply),
+    Command(63, DescribeDelayed, DescribeDelayedReply),
+    Command(64, DelayedHistogram, DelayedHistogramReply),
     Command(80, CommitGroup, CommitGroupReply),
     Command(81, AbortCommitGroup, AbortCommitGroupReply),
     Command(82, ListCommitGroups, ListCommitGroupsReply),
@@ -332,7 +354,6 @@ BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for comma
 
 # Codes kept for what later releases do.
 RESERVED: dict[range, str] = {
-    range(60, 70): "delayed delivery",
     range(70, 80): "schedules",
 }
 

@@ -8,7 +8,7 @@ names the field. A request is a NamedTuple whose annotations carry the kind: `of
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_type_hints
 
 from tfmq import limits
-from tfmq.errors import BadRequest, NotSupported
+from tfmq.errors import BadRequest
 from tfmq.packing import Malformed, check_depth
 
 
@@ -69,6 +69,20 @@ class Text:
         return len(value) * 4 <= self.size or len(value.encode()) <= self.size
 
 
+class Octets:
+    """At most `size` bytes, in whole pieces of `piece` bytes; not b"" where these are more than one."""
+
+    def __init__(self, size: int, piece: int = 1, text: str = "") -> None:
+        self.size, self.piece = size, piece
+        self.text = text or f"bin of at most {size:d} bytes"
+
+    def check(self, value: Any, name: str) -> bytes:
+        fits = type(value) is bytes and len(value) <= self.size and not len(value) % self.piece
+        if fits and (value or self.piece == 1):
+            return bytes(value)
+        _refuse(name, f"{self.text}, not more than {self.size:d} bytes", value)
+
+
 class Name:
     """A name as `limits.valid_name` has it; "" too where `empty` says so."""
 
@@ -122,18 +136,6 @@ class ListOf:
         return [check(item, name) for item in value]
 
 
-class Later:
-    """Nil: the place of something that a later release does."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.text = "nil"
-
-    def check(self, value: Any, name: str) -> None:
-        if value is not None:
-            raise NotSupported(f"This release of the broker has no {self.what} yet: {name} must be left nil.")
-
-
 _new = tuple.__new__
 Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
@@ -165,9 +167,7 @@ class Row(Generic[Tuple]):
         return self.read(value, name)
 
     def read(self, values: list[Any], name: str, start: int = 0) -> Tuple:
-        """The NamedTuple made of `values[start:]`. Raises `BadRequest` (or `NotSupported`) for a wrong
-        field.
-        """
+        """The NamedTuple made of `values[start:]`. Raises `BadRequest` for a wrong field."""
         fields = [
             value if type(value) is int and low <= value <= high else check(value, field)
             for value, (low, high, check, field) in zip(

@@ -6,7 +6,7 @@ Each type is the Python type together with its kind, what the wire may bring the
 from typing import Annotated, Any, NamedTuple
 
 from tfmq import limits
-from tfmq.protocol.fields import Flag, ListOf, Map, Name, Row, Text, Whole
+from tfmq.protocol.fields import Flag, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
 
 # What a send waits for, and what an answer says was reached.
 ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED = 0, 1, 2
@@ -26,6 +26,7 @@ ProducerId = Annotated[int, Whole(1, (1 << 40) - 1, "u40, not 0")]
 Sequence = Annotated[int, Whole(0, (1 << 24) - 1, "u24")]
 SignedSequence = Annotated[int, Whole(-1, (1 << 24) - 1, "u24, or -1")]
 Partition = Annotated[int, Whole(0, (1 << 24) - 1, "u24")]
+PartitionOrNil = Annotated[int | None, Optional(Whole(0, (1 << 24) - 1, "u24"))]
 Partitions = Annotated[int, Whole(1, limits.PARTITIONS_PER_TOPIC.cap)]
 Acks = Annotated[int, Whole(ACKS_NONE, ACKS_SYNCED)]
 Topic = Annotated[str, Name()]
@@ -38,6 +39,14 @@ Yes = Annotated[bool, Flag()]
 # other systems give it.
 TransactionEpoch = Annotated[int, Whole(1, (1 << 63) - 1, "u63, not 0")]
 Xid = Annotated[str, Text(limits.XID_BYTES, empty=False)]
+
+# When messages are due, u64 each, as many as there are records. The top bit says that the rest is a delay in ms,
+# counted from the moment at which the broker takes it; else it is a moment, ms since 1970 by the wall clock.
+DUE_RELATIVE = 1 << 63
+DUE_MAX = DUE_RELATIVE - 1
+DUE_BYTES = 8
+_DUES = Octets(DUE_BYTES * limits.BATCH_RECORDS_DELAYED, DUE_BYTES, "bin of one u64 a record")
+DuesOrNil = Annotated[bytes | None, Optional(_DUES)]
 
 
 class Block(NamedTuple):
@@ -105,6 +114,18 @@ class TransactionBatch(NamedTuple):
     count: Annotated[int, Whole(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
     size: Annotated[int, Whole(1, (1 << 32) - 1, "u32, not 0")]
     blocks: Annotated[list[Block], ListOf(Row(Block), limits.BATCH_BLOCKS)]
+    due: DuesOrNil = None
+
+
+class DelayedBatch(NamedTuple):
+    """A delayed batch as the broker took it: message n has the number `first_number` + n, and is due at number n of
+    `dues`. A message's handle is made of these.
+    """
+
+    store_id: Identity
+    log_id: Identity
+    first_number: Number
+    dues: Annotated[bytes, _DUES]
 
 
 class TransactionOffsets(NamedTuple):

@@ -1,0 +1,135 @@
+"""The handle of a delayed message: a text that finds it again among all that wait, on one broker and no other.
+
+    "d" + base32 (RFC 4648, lower case, no padding) of
+    store id u64 · log id u64 · due u64 · number u64 · CRC-32 of these 32 bytes u32, big-endian
+
+`due` and `number` are the message's turn, so the broker looks at one place; `log id` says which partition it is
+for. The checksum takes care that a typo is refused, instead of hitting another message: every single wrong
+character, every two that were swapped, and all but one in 2^32 of the rest.
+"""
+
+from __future__ import annotations
+
+import binascii
+import zlib
+from array import array
+from base64 import b32decode, b32encode
+from collections.abc import Sequence
+from struct import Struct
+from sys import byteorder
+from typing import Any, Final, NamedTuple, NoReturn, overload
+
+from tfmq.errors import BadRequest
+
+LETTER: Final = "d"
+"""What every handle begins with; another kind of handle would have another letter."""
+LENGTH: Final = 59
+"""Characters of a handle."""
+
+_FIELDS: Final = Struct(">QQQQ")
+_CHECKSUM: Final = Struct(">I")
+_PADDING: Final = 6
+"""Signs "=" that base32 puts behind 36 bytes."""
+_NUMBER_MAX: Final = (1 << 63) - 1
+
+
+class Handle(NamedTuple):
+    """What a handle says. `due` in ms since 1970 of broker time; store and log id u64, not 0; the others u63."""
+
+    store_id: int
+    log_id: int
+    due: int
+    number: int
+
+
+def print_handle(handle: Handle) -> str:
+    """The text. Raises `ValueError` for numbers that do not fit."""
+    fits = min(handle.store_id, handle.log_id) > 0 and max(handle.store_id, handle.log_id) < 1 << 64
+    if not fits or not 0 <= min(handle.due, handle.number) <= max(handle.due, handle.number) <= _NUMBER_MAX:
+        raise ValueError(f"{handle} cannot be the handle of a message")
+    return _printed(_FIELDS.pack(*handle))
+
+
+def _printed(fields: bytes) -> str:
+    return LETTER + b32encode(fields + _CHECKSUM.pack(zlib.crc32(fields))).decode().lower()[:-_PADDING]
+
+
+def parse_handle(text: str) -> Handle:
+    """What `print_handle` printed. Raises `BadRequest` for anything else: it is told as a typo."""
+    if len(text) != LENGTH or not text.startswith(LETTER) or text != text.lower():
+        _refuse(text)
+    try:
+        data = b32decode(text[1:].upper() + "=" * _PADDING)
+    except (binascii.Error, ValueError):
+        _refuse(text)
+    fields, checksum = data[: _FIELDS.size], data[_FIELDS.size :]
+    if _CHECKSUM.pack(zlib.crc32(fields)) != checksum or _printed(fields) != text:
+        _refuse(text)
+    handle = Handle(*_FIELDS.unpack(fields))
+    if not handle.store_id or not handle.log_id or max(handle.due, handle.number) > _NUMBER_MAX:
+        _refuse(text)
+    return handle
+
+
+def _refuse(text: str) -> NoReturn:
+    shown = text if len(text) <= LENGTH + 10 else f"{text[:LENGTH]}..."
+    raise BadRequest(
+        f"This is no handle of a delayed message: {shown!r}. Handles have {LENGTH} characters and a checksum:"
+        " copy it whole from SendResult.delayed or `tfmq delay list`."
+    )
+
+
+class Handles(Sequence[str]):
+    """The handles of messages that were sent together and have numbers one behind the other. Each is printed when
+    somebody looks at it: a batch of ten thousand costs eight bytes a message.
+    """
+
+    __slots__ = ("_dues", "_first_number", "_log_id", "_store_id")
+
+    def __init__(self, store_id: int, log_id: int, first_number: int, dues: array[int]) -> None:
+        self._store_id = store_id
+        self._log_id = log_id
+        self._first_number = first_number
+        self._dues = dues
+
+    def __len__(self) -> int:
+        return len(self._dues)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Handles: ...
+    def __getitem__(self, index: int | slice) -> str | Handles:
+        if isinstance(index, slice):
+            first, _, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError("handles are cut in one piece: they are numbered one behind the other")
+            return Handles(self._store_id, self._log_id, self._first_number + first, self._dues[index])
+        place = index + len(self) if index < 0 else index
+        due = self._dues[place] if place >= 0 else self._dues[index]
+        return print_handle(Handle(self._store_id, self._log_id, due, self._first_number + place))
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash((self._store_id, self._first_number, len(self)))
+
+    def __repr__(self) -> str:
+        return f"<Handles of {len(self)} delayed messages>"
+
+
+def read_dues(packed: bytes) -> array[int]:
+    """Due times as the wire has them, u64 big-endian one behind the other. `packed` has whole ones."""
+    dues = array("Q", packed)
+    if byteorder == "little":
+        dues.byteswap()
+    return dues
+
+
+def write_dues(dues: array[int]) -> bytes:
+    """What `read_dues` reads."""
+    if byteorder == "little":
+        dues = dues[:]
+        dues.byteswap()
+    return dues.tobytes()
