@@ -1,0 +1,1 @@
+"""Delayed delivery: messages that become messages of their partition when they are due."""
