@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from journal.errors import NewerFormat
 from tfmq.broker.register import (
     CREATE,
+    DELAY_STORE,
     DELETE,
     GENERATION,
     GONE,
@@ -131,6 +132,26 @@ def test_a_snapshot_of_the_first_version_is_read() -> None:
     assert again.journal_id == 7 and again.groups["billing"].offsets == made.groups["billing"].offsets
 
 
+def test_a_snapshot_of_the_second_version_is_read() -> None:
+    old: tuple[Any, ...] = (
+        2,
+        4112,
+        3,
+        ((16, 1000),),
+        (("orders", 20, 1, 1, "open", {}),),
+        (),
+        7,
+        ((7, 100, 4),),
+    )
+    made = Register()
+    made.load(pack(old))
+    assert (made.journal_id, made.applied, made.delay_store) == (7, {7: (100, 4)}, 0)
+    made.enter((DELAY_STORE, 21))
+    again = Register()
+    again.load(made.dump())
+    assert (again.journal_id, again.applied, again.delay_store) == (7, {7: (100, 4)}, 21)
+
+
 ENTRIES = st.lists(
     st.one_of(
         st.tuples(st.just("create"), st.integers(1, 3)),
@@ -174,6 +195,7 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
         elif what == "transaction":
             journal_id, group, *place = fields
             enter(JOURNAL, journal_id)
+            enter(DELAY_STORE, journal_id + 10)
             enter(TX_OFFSETS, journal_id, *place, [(group, 1, [(number, 0, sum(place), 0, 1)])])
     halfway = register(*entries[:cut])
     resumed = Register()
@@ -199,8 +221,8 @@ def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> Non
         assert pack(entry).hex() == line
         made.enter(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
-    assert states == ["", "creating", "open", "growing", *["open"] * 5, "deleting", ""]
+    assert states == ["", "creating", "open", "growing", *["open"] * 6, "deleting", ""]
     assert (made.next_id, made.generation, made.groups["billing"].member) == (4112, 1, "m1")
-    assert (made.journal_id, made.applied) == (17, {17: (4160, 3)})
+    assert (made.journal_id, made.applied, made.delay_store) == (17, {17: (4160, 3)}, 18)
     page = Path("docs/formats/catalog.md").read_text()
     assert all(line in page for line in lines)

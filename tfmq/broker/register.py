@@ -15,13 +15,16 @@ from journal.errors import NewerFormat
 from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
 from journal.record import Block
 
-SNAPSHOT_VERSION: Final = 2
+SNAPSHOT_VERSION: Final = 3
 SNAPSHOT_WITH_JOURNAL: Final = 2
 """From this version on it names the transaction journal, and the highest place that was applied of each."""
+SNAPSHOT_WITH_DELAY: Final = 3
+"""From this version on it names the store of delayed messages."""
 
 SNAPSHOT_NAME: Final = "the catalog's snapshot"
 
-LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURNAL = range(1, 11)
+LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURNAL, DELAY_STORE = range(1, 12)
+KIND_MAX: Final = DELAY_STORE
 
 CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 
@@ -90,6 +93,8 @@ class Register:
         """The highest place of each transaction journal whose offsets are among these, by the journal's id."""
         self.journal_id = 0
         """The transaction journal that belongs to this catalog; 0 before there was one."""
+        self.delay_store = 0
+        """The store of delayed messages that belongs to this catalog; 0 before there was one."""
 
     def leased_ms(self, producer_id: int) -> int | None:
         """When (at the latest) the range of an id was leased; None if it never was."""
@@ -110,7 +115,7 @@ class Register:
         kind, *fields = entry
         rule = self._RULES.get(kind)
         if rule is None:
-            raise NewerFormat(f"catalog entry {kind!r}", kind if isinstance(kind, int) else 0, JOURNAL)
+            raise NewerFormat(f"catalog entry {kind!r}", kind if isinstance(kind, int) else 0, KIND_MAX)
         try:
             rule(self, *fields)
         except (KeyError, TypeError, IndexError) as error:
@@ -174,6 +179,9 @@ class Register:
     def _journal(self, journal_id: int) -> None:
         self.journal_id = journal_id
 
+    def _delay_store(self, store_id: int) -> None:
+        self.delay_store = store_id
+
     _RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         LEASE: _lease,
         CREATE: _create,
@@ -185,6 +193,7 @@ class Register:
         OFFSETS: _offsets,
         TX_OFFSETS: _tx_offsets,
         JOURNAL: _journal,
+        DELAY_STORE: _delay_store,
     }
 
     # journal.state.State
@@ -206,8 +215,10 @@ class Register:
                 row.offsets = {(place[0], place[1]): Place(*place[2:]) for place in places}
                 self.offsets_count += len(row.offsets)
             if version >= SNAPSHOT_WITH_JOURNAL:
-                self.journal_id, places = later
+                self.journal_id, places, *later = later
                 self.applied = {journal_id: (high, low) for journal_id, high, low in places}
+            if version >= SNAPSHOT_WITH_DELAY:
+                self.delay_store, *later = later
         except (TypeError, IndexError) as error:
             raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
@@ -219,7 +230,7 @@ class Register:
         topics = list(self.topics.values())
         applied = [(journal_id, *place) for journal_id, place in self.applied.items()]
         before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
-        return pack((*before, self.journal_id, applied))
+        return pack((*before, self.journal_id, applied, self.delay_store))
 
     def apply(self, block: Block) -> None:
         """The entries of one block, in recovery."""
