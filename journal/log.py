@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple
 from journal.aio import Begin, Landed
 from journal.appender import size_bound
 from journal.batch import verify_batch
+from journal.block import Block
 from journal.clock import Clock
 from journal.control import CONTROL_SIZE, holds_control_header
 from journal.disk import Disk
@@ -115,8 +116,7 @@ class Log(Standing):
     def _adopt(self, start_offset: int, *, resume: bool) -> None:
         opening = Opening(self._disk, self.folder, self.log_id, self.options, self._state, start_offset)
         opening.run(resume=resume)
-        self.recovery = opening.report
-        self._extent = opening.extent
+        self.recovery, self._extent = opening.report, opening.extent
         self._keeper = Keeper(self._disk, self.folder, self._clock, self.options, opening)
         self._reader = Reader(opening.extent)
         self._writer = Writer(self._extent, self._keeper, self._clock, self.options, self._state)
@@ -236,6 +236,15 @@ class Log(Standing):
         self._readable()
         try:
             return self._reader.read(offset, max_bytes, upto == "forced", epoch, cached=True)
+        except WouldBlock:
+            return None
+
+    def block_of_record(self, offset: int, *, upto: Upto = "forced", cached: bool = False) -> Block | None:
+        """The verified block of the record that begins at `offset`, found by what lies behind it; `cached`: None where
+        that would wait for the disk. Raises as `read`; BeyondEnd for what may not be read yet."""
+        self._readable()
+        try:
+            return self._reader.block_of_record(offset, upto == "forced", cached)
         except WouldBlock:
             return None
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Final
+from zlib import crc32
 
-from journal.block import Block, blocks_of
+from journal.block import Block, blocks_of, control_position
+from journal.control import CONTROL_SIZE, decode_control
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
 from journal.extent import Extent, limit_of
 from journal.header import FLAG_FILLER, BadRecord, Incomplete, records_of, walk
@@ -24,6 +26,9 @@ from journal.shapes import Chunk
 KNOWN_MAX: Final = 256
 """Ends of chunks that are remembered for each log: more readers than this at different places are rare, and the
 others only walk a run."""
+
+PEEK_BYTES: Final = 4096
+"""The first look behind a single record for the end of its block: enough for a small send."""
 
 Pread = Callable[[Segment, int, int], bytes | bytearray]
 
@@ -122,6 +127,32 @@ class Reader:
             number = self._extent.number_of(offset, segments)
             end = self._clip(offset, limit_of(segments, number))
             return self._block_at(segments[number], offset, end, _pread)
+
+    def block_of_record(self, offset: int, forced: bool, cached: bool) -> Block:
+        """As `Log.block_of_record`. Raises WouldBlock where `cached` and the bytes are not in memory."""
+        extent = self._extent
+        with extent.reading() as segments:
+            limit = extent.forced if forced or extent.stopped is not None else extent.end
+            self._check(offset, None)
+            self._refuse_damage(offset)
+            if offset >= limit:
+                raise BeyondEnd(offset, limit)
+            number = extent.number_of(offset, segments)
+            segment, end = segments[number], self._clip(offset, min(limit, limit_of(segments, number)))
+            pread = _pread_cached if cached else _pread
+            block = _block_behind(segment, offset, end, pread)
+            return block or self._sought(segment, offset, end, cached)
+
+    def _sought(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
+        """The same, from a block's start on: what is wrong is named. Raises NotARecord, Corrupt."""
+        if cached:
+            raise WouldBlock
+        block = self._block_at(segment, offset, end, _pread)
+        if crc32(block.data) != block.control.crc:
+            raise self._damaged(segment, block.offset, block.next, "the block fails its checksum")
+        if offset not in _starts(block) or offset == block.control.end:
+            raise NotARecord(offset)
+        return block
 
     def oldest_ms(self) -> int:
         """The append time of the first block; read once for each place where the log began. Raises Corrupt."""
@@ -228,10 +259,13 @@ class Reader:
         """Names the damage that a walk met at `start`, for this reader and for later ones."""
         good = segment.next_good(start - segment.base)
         next = end if good is None else min(end, segment.base + good.position)
+        return self._damaged(segment, start, next, error.reason)
+
+    def _damaged(self, segment: Segment, start: int, next: int, reason: str) -> Corrupt:
         extent = self._extent
         with extent.lock:
-            extent.damage = tuple(sorted({*extent.damage, (start, next, error.reason)}))
-        return Corrupt(segment.path, start, next, error.reason)
+            extent.damage = tuple(sorted({*extent.damage, (start, next, reason)}))
+        return Corrupt(segment.path, start, next, reason)
 
     def _place(self, segment: Segment, offset: int) -> Place:
         place = self._index_of(segment).by_position(offset - segment.base)
@@ -261,6 +295,30 @@ def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray
     if data is None:
         raise WouldBlock
     return data
+
+
+def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:
+    """The block of the record that begins at `offset`, by the control record behind it, verified; None if it is not
+    whole, or no record begins there. No other record of the block is looked at twice."""
+    size = PEEK_BYTES
+    while True:
+        data = pread(segment, min(size, end - offset), offset)
+        try:
+            at = control_position(data, 0)
+            control = decode_control(data, at, segment.log_id)
+            break
+        except Incomplete:
+            if len(data) >= end - offset or len(data) < size:
+                return None
+            size = min(size * 4, BLOCK_SPAN_MAX + CONTROL_SIZE)
+        except BadRecord:
+            return None
+    if control.end != offset + at or not segment.base <= control.offset <= offset:
+        return None
+    records = data[:at] if control.offset == offset else pread(segment, control.size, control.offset)
+    if crc32(records) != control.crc:
+        return None
+    return Block(control.offset, memoryview(records), control)
 
 
 def _starts(block: Block) -> list[int]:

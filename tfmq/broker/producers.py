@@ -11,15 +11,15 @@ younger.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from journal.control import SOURCE_PLAIN, SOURCE_SUCCESSION
+from journal.control import SOURCE_PLAIN, SOURCE_SUCCESSION, Control
 from journal.errors import NewerFormat
-from journal.record import Block, runs
+from journal.record import Block, Run, runs
 from journal.shapes import Appended
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 
@@ -229,18 +229,25 @@ class Producers:
 
     def apply(self, block: Block) -> None:
         """One more block of the log, in order, during recovery. Blocks of one append may share a batch."""
-        control = block.control
+        found = []
+        ordinal = block.control.first_ordinal
+        if block.control.source_kind == SOURCE_PLAIN:
+            for run in runs(block):
+                found.append((ordinal, run))
+                ordinal += run.count
+        self.apply_runs(block.control, found)
+
+    def apply_runs(self, control: Control, found: Iterable[tuple[int, Run]]) -> None:
+        """The same for those of a block's runs that producers sent, each with the ordinal of its first record."""
         if control.source_kind == SOURCE_SUCCESSION:
             self.close(control.source_id, control.source_high, control.source_low - 1, control.append_time)
         elif control.source_kind == SOURCE_PLAIN:
-            ordinal = control.first_ordinal
-            for run in runs(block):
+            for ordinal, run in found:
                 positions = ((0, run.offset),)
                 answer = Answer(
                     run.first_sequence, run.count, positions, ordinal, control.next, control.append_time
                 )
                 self._apply_run(run.producer_id, answer)
-                ordinal += run.count
         self._joined = control.more_follows
 
     def _apply_run(self, producer_id: int, run: Answer) -> None:

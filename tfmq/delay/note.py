@@ -1,0 +1,234 @@
+"""The note: the house's record in the arrivals that says what the records behind it are. docs/formats/arrivals.md.
+
+    version u8 | kind u8 | shape u8 | topic size u8 | count u32 | size u32 | log id u64 | topic
+    | due times | absolute | old due times | old numbers | FF x 5
+
+It is the payload of one record of producer id 2, sequence 0, whose checksum covers it. An arrival or a reschedule
+says of the next `count` records, `size` bytes in all, for which log they are and when they are due; a cancel says
+which messages will not be delivered, a reschedule which ones its records stand for from now on.
+
+Every word of the columns has its top bit set, and the end is FF: so whatever a sender asks for, the bytes of a note
+never hold the header of a control record, nor begin one that goes on in the next record.
+"""
+
+from array import array
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from journal.errors import NewerFormat
+from journal.header import (
+    HEADER,
+    HEADER_SIZE,
+    SEQUENCE_COUNT,
+    BadRecord,
+    Buffer,
+    make_id,
+    make_record,
+)
+from tfmq.delay.dues import ABSOLUTE_FLAG, NO_DUES, RELATIVE_FLAG, WORD, Dues, word_bytes, words
+
+VERSION: Final = 1
+PRODUCER_ID: Final = 2
+"""The house's: ids below 16 are never leased."""
+
+NOTE_ID: Final = make_id(PRODUCER_ID, 0)
+"""Every note has the same, so that no bit of it can change unseen."""
+
+ARRIVAL, CANCEL, RESCHEDULE = range(1, 4)
+
+KIND_NAMES: Final = {ARRIVAL: "arrival", CANCEL: "cancel", RESCHEDULE: "reschedule"}
+
+HEAD: Final = Struct(">BBBBIIQ")
+END: Final = b"\xff" * 5
+
+SHAPE_SAME_DUE: Final = 1
+"""One due time for all."""
+SHAPE_ABSOLUTE: Final = 2
+"""All senders gave times; without this bit and the next, all gave delays."""
+SHAPE_MIXED: Final = 4
+"""A byte for each message says which."""
+
+RECORDS_MAX: Final = SEQUENCE_COUNT
+"""Of one batch, which never passes the sequences of one id: a damaged count cannot ask for gigabytes."""
+
+TURNS_MAX: Final = 65_536
+"""Messages that one cancel or reschedule names; more come in several notes."""
+
+_SET_TOP: Final = bytes(byte | 0x80 for byte in range(256))
+_CLEAR_TOP: Final = bytes(byte & 0x7F for byte in range(256))
+_TOP_BYTES: Final = bytes(range(0x80, 0x100))
+
+
+class BadNote(BadRecord):
+    """A record that stands where a note should, and is none."""
+
+
+class Turns(NamedTuple):
+    """Delayed messages, named: arrays of u64, their effective due times (ms) and their numbers."""
+
+    dues: "array[int]"
+    numbers: "array[int]"
+
+
+NO_TURNS: Final = Turns(array("Q"), array("Q"))
+
+
+class Note(NamedTuple):
+    """See the module. `dues`: of the records behind it, `size_bytes` in all; `old`: what is cancelled."""
+
+    kind: int
+    log_id: int
+    topic: str
+    dues: Dues
+    size_bytes: int
+    old: Turns
+
+    @property
+    def records(self) -> int:
+        """How many records belong to it."""
+        return len(self.dues.times)
+
+
+def arrival(log_id: int, topic: str, dues: Dues, size_bytes: int) -> Note:
+    """The note before a batch of `size_bytes` for that partition's log."""
+    return Note(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURNS)
+
+
+def cancel(old: Turns) -> Note:
+    """What is not to be delivered."""
+    return Note(CANCEL, 0, "", NO_DUES, 0, old)
+
+
+def reschedule(log_id: int, topic: str, dues: Dues, size_bytes: int, old: Turns) -> Note:
+    """The note before copies of pending records, one of each in `old`, in that order, that take their places."""
+    return Note(RESCHEDULE, log_id, topic, dues, size_bytes, old)
+
+
+def encode_note(note: Note) -> bytes:
+    """The whole record. Raises ValueError for what no reader would take, TooLarge (journal.errors)."""
+    kind, log_id, topic, dues, size_bytes, old = note
+    count = len(old.dues) if kind == CANCEL else note.records
+    name = topic.encode("ascii")
+    fault = _fault(VERSION, kind, count, size_bytes)
+    if fault or len(name) > 0xFF or {len(old.dues), len(old.numbers)} != {0 if kind == ARRIVAL else count}:
+        raise ValueError(fault or f"no note of {topic!r} has {len(old.dues)} old turns for {count} messages")
+    shape, columns = _columns(dues)
+    head = HEAD.pack(VERSION, kind, shape, len(name), count, size_bytes, log_id)
+    turns = (_topped(old.dues), _topped(old.numbers)) if len(old.dues) else ()
+    return make_record(b"".join((head, name, *columns, *turns, END)), NOTE_ID)
+
+
+def is_note(data: Buffer, position: int) -> bool:
+    """Whether the record at `position` says that it is a note; there is a whole header."""
+    _, _, id, flag = HEADER.unpack_from(data, position)
+    return bool(id == NOTE_ID and flag == 0)
+
+
+def decode_note(record: Buffer) -> Note:
+    """The note in a whole record. Raises BadNote, or NewerFormat where a later version wrote it."""
+    payload = _payload(record)
+    version, kind, shape, name_size, count, size_bytes, log_id = HEAD.unpack_from(payload)
+    if version > VERSION:
+        raise NewerFormat("a note of the arrivals", version, VERSION)
+    if fault := _fault(version, kind, count, size_bytes):
+        raise BadNote(0, fault)
+    columns = _Columns(payload, HEAD.size)
+    name = columns.take(name_size)
+    dues, old = NO_DUES, NO_TURNS
+    if kind != CANCEL:
+        dues = columns.dues(shape, count)
+    if kind != ARRIVAL:
+        old = Turns(columns.words(count), columns.words(count))
+    if columns.take(len(END)) != END or columns.position != len(payload):
+        raise BadNote(0, "its columns are not as long as it says")
+    try:
+        topic = name.decode("ascii")
+    except UnicodeDecodeError:
+        raise BadNote(0, f"no topic is called {name!r}") from None
+    return Note(kind, log_id, topic, dues, size_bytes, old)
+
+
+def _payload(record: Buffer) -> bytes:
+    if len(record) < HEADER_SIZE + HEAD.size + len(END):
+        raise BadNote(0, f"{len(record)} bytes are no note")
+    length, checksum, id, flag = HEADER.unpack_from(record)
+    if id != NOTE_ID or flag or HEADER_SIZE + length != len(record):
+        raise BadNote(0, f"a record of id {id:#x}, flag {flag:#x} and {length} bytes is no note")
+    payload = bytes(record[HEADER_SIZE:])
+    if crc32(payload) != checksum:
+        raise BadNote(0, "the note fails its checksum")
+    return payload
+
+
+def _fault(version: int, kind: int, count: int, size_bytes: int) -> str:
+    """Why there is no such note; "" if there may be."""
+    if not version or kind not in KIND_NAMES:
+        return f"version {version} has no kind {kind}"
+    if not 1 <= count <= (RECORDS_MAX if kind == ARRIVAL else TURNS_MAX):
+        return f"no {KIND_NAMES[kind]} is of {count} messages"
+    if size_bytes < (0 if kind == CANCEL else count * HEADER_SIZE):
+        return f"{count} records cannot be in {size_bytes} bytes"
+    return ""
+
+
+def _columns(dues: Dues) -> tuple[int, list[bytes]]:
+    """(shape, due times and flags as they stand in the note)."""
+    times, absolute, low, high = dues
+    if not times:
+        return 0, []
+    same = low == high
+    columns = [_topped(times[:1] if same else times)]
+    shape = SHAPE_SAME_DUE if same else 0
+    if RELATIVE_FLAG not in absolute:
+        shape |= SHAPE_ABSOLUTE
+    elif ABSOLUTE_FLAG in absolute:
+        shape |= SHAPE_MIXED
+        columns.append(absolute)
+    return shape, columns
+
+
+def _topped(column: "array[int]") -> bytes:
+    """The words, each with its top bit set, which none of them uses."""
+    data = bytearray(word_bytes(column))
+    data[::WORD] = data[::WORD].translate(_SET_TOP)
+    return bytes(data)
+
+
+class _Columns:
+    """Takes one column after the other from a payload; what is too short is BadNote."""
+
+    def __init__(self, payload: bytes, position: int) -> None:
+        self._payload = payload
+        self.position = position
+
+    def take(self, size: int) -> bytes:
+        data = self._payload[self.position : self.position + size]
+        if len(data) != size:
+            raise BadNote(0, f"{size} bytes were to come at position {self.position}, {len(data)} are there")
+        self.position += size
+        return data
+
+    def words(self, count: int) -> "array[int]":
+        data = bytearray(self.take(count * WORD))
+        tops = data[::WORD]
+        if tops.translate(None, _TOP_BYTES):
+            raise BadNote(0, "a word of its columns lacks its top bit")
+        data[::WORD] = tops.translate(_CLEAR_TOP)
+        return words(bytes(data))
+
+    def dues(self, shape: int, count: int) -> Dues:
+        same, absolute, mixed = shape & SHAPE_SAME_DUE, shape & SHAPE_ABSOLUTE, shape & SHAPE_MIXED
+        if shape & ~(SHAPE_SAME_DUE | SHAPE_ABSOLUTE | SHAPE_MIXED) or (absolute and mixed) or not count:
+            raise BadNote(0, f"no note of {count} messages has the shape {shape:#x}")
+        times = self.words(1 if same else count)
+        if mixed:
+            flags = self.take(count)
+            if flags.translate(None, ABSOLUTE_FLAG + RELATIVE_FLAG):
+                raise BadNote(0, "a byte that says what a sender gave is neither 0 nor 1")
+        if same:
+            times = times * count
+        low, high = (times[0], times[0]) if same else (min(times), max(times))
+        return Dues(
+            times, flags if mixed else (ABSOLUTE_FLAG if absolute else RELATIVE_FLAG) * count, low, high
+        )
