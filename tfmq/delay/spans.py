@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from tfmq.delay.dues import DUE_MAX
+
 RATIO_BITS: Final = 6
 FINEST: Final = 10
 """About a second: what is due in one of these is loaded together, however much it is."""
@@ -29,7 +31,6 @@ COARSEST: Final = 58
 LEVELS: Final = tuple(range(FINEST, COARSEST + 1, RATIO_BITS))
 WINDOW: Final = 1 << RATIO_BITS
 """A due goes to the finest level of which fewer spans than this lie between now and it."""
-DUE_MAX: Final = (1 << 63) - 1
 
 
 class Span(NamedTuple):
@@ -67,7 +68,7 @@ def span_of(due: int, exponent: int) -> Span:
 
 
 def level_of(due: int, now_ms: int) -> int:
-    """The exponent of a new span for `due`: the finest, from the usual one on, of which fewer than WINDOW lie between."""
+    """The exponent of a new span for `due`: the finest, from the usual on, with fewer than WINDOW between."""
     for exponent in LEVELS[LEVELS.index(USUAL) :]:
         if (due >> exponent) - (now_ms >> exponent) < WINDOW:
             return exponent

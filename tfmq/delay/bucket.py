@@ -1,0 +1,216 @@
+"""One bucket: the delayed messages that are due in one span of time, in a file that grows by chunks.
+
+Reading may run in any thread, beside a chunk being added. Nothing that is read is used unproven: columns by their
+chunk's checksum, a record by its own, which also says whose it is. What is damaged is named in `damage`, and the rest
+is served.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+from zlib import crc32
+
+from journal import names
+from journal.disk import File
+from journal.errors import Corrupt
+from journal.header import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX
+from tfmq.delay.bucket_file import (
+    CHUNK_MAGIC,
+    CHUNK_SIZE,
+    HEAD_SIZE,
+    Chunk,
+    Identity,
+    bucket_name,
+    decode_chunk,
+    decode_columns,
+    decode_head,
+    seed_of,
+)
+from tfmq.delay.columns import CRC, CRC_SIZE, SEED_MASK, Columns
+from tfmq.delay.open_files import OpenFiles
+from tfmq.delay.spans import Span
+
+logger = logging.getLogger("tfmq.delay")
+
+WINDOW_BYTES: Final = 256 << 10
+"""One read takes records up to this far apart: what lies between costs less than another call."""
+TAIL_BYTES: Final = 4096
+"""Read behind the last record's beginning, whose size is not known before; a larger one costs a second read."""
+SCAN_BYTES: Final = 1 << 20
+"""Read at a time, when the next chunk behind damage is looked for."""
+DAMAGE_MAX: Final = 1000
+"""Damaged places that are remembered of a bucket; all are logged."""
+
+Pread = Callable[[int, int], "bytes | bytearray | None"]
+"""pread(size, position): None where it would wait."""
+
+
+class Bucket:
+    """See the module. `slot` names it in locators; `size` bytes and `count` messages belong to it."""
+
+    def __init__(self, folder: str, identity: Identity, span: Span, slot: int, size: int, count: int) -> None:
+        self.span = span
+        self.slot = slot
+        self.size = size
+        self.count = count
+        self.path = names.join(folder, bucket_name(span))
+        self.identity = identity
+        self.seed = seed_of(identity, span)
+        self.damage: list[Corrupt] = []
+        """What could not be read so far."""
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self.path}>"
+
+    # Columns.
+
+    def load(self, files: OpenFiles) -> Iterator[Columns]:
+        """The columns of one chunk after the other, without what is damaged. Raises NewerFormat, OSError."""
+        with files.use(self.path) as file:
+            for part in self.parts(file):
+                if isinstance(part, Corrupt):
+                    self.note(part)
+                    continue
+                data = file.pread(part.columns_size, part.position + CHUNK_SIZE)
+                try:
+                    columns = decode_columns(data, part, self.span, self.seed, self.path)
+                except Corrupt as error:
+                    self.note(error)
+                else:
+                    yield columns
+
+    def parts(self, file: File) -> Iterator[Chunk | Corrupt]:
+        """The heads of all chunks, and what of the file has none. Raises NewerFormat, OSError."""
+        size = self.size
+        try:
+            self._check_head(file.pread(HEAD_SIZE, 0))
+        except Corrupt as error:
+            yield error
+        if file.size() < size:
+            size = file.size()
+        position = HEAD_SIZE
+        while position < size:
+            try:
+                chunk = self._chunk(file, position, size)
+            except Corrupt as error:
+                following = self._find(file, position + 1, size)
+                yield Corrupt(self.path, position, following, error.reason)
+                position = following
+            else:
+                yield chunk
+                position = chunk.next
+        if position < self.size:
+            yield Corrupt(self.path, position, self.size, "the file is shorter than it was")
+
+    def _check_head(self, data: bytes) -> None:
+        found = decode_head(data, self.path)
+        if found != (self.identity, self.span):
+            raise Corrupt(self.path, 0, HEAD_SIZE, "its head is that of another bucket")
+
+    def _chunk(self, file: File, position: int, size: int) -> Chunk:
+        chunk = decode_chunk(file.pread(CHUNK_SIZE, position), position, self.seed, self.path)
+        if chunk.next > size:
+            raise Corrupt(
+                self.path, position, size, f"the file ends inside a chunk of {chunk.count} messages"
+            )
+        return chunk
+
+    def _find(self, file: File, position: int, size: int) -> int:
+        """Where the next whole head of a chunk begins, at `position` or behind; the end if there is none."""
+        while position < size:
+            data = file.pread(min(SCAN_BYTES, size - position), position)
+            at = data.find(CHUNK_MAGIC)
+            while at >= 0:
+                try:
+                    self._chunk(file, position + at, size)
+                except Corrupt:
+                    at = data.find(CHUNK_MAGIC, at + 1)
+                else:
+                    return position + at
+            position += max(len(data) - len(CHUNK_MAGIC) + 1, 1)
+        return size
+
+    # Records.
+
+    def read(self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int]) -> list[bytes | None]:
+        """As `Buckets.read`."""
+        with files.use(self.path) as file:
+            found = self._read(positions, numbers, file.pread)
+            assert found is not None
+            return found
+
+    def read_cached(
+        self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int]
+    ) -> list[bytes | None] | None:
+        """As `Buckets.read_cached`."""
+        with files.use(self.path) as file:
+            return self._read(positions, numbers, file.pread_cached)
+
+    def _read(
+        self, positions: Sequence[int], numbers: Sequence[int], pread: Pread
+    ) -> list[bytes | None] | None:
+        found: list[bytes | None] = []
+        start = 0
+        while start < len(positions):
+            end = _window(positions, start)
+            first = positions[start]
+            size = min(positions[end - 1] + TAIL_BYTES, self.size) - first
+            data = pread(size, first)
+            if data is None:
+                return None
+            for number in range(start, end):
+                at = positions[number] - first
+                record = self._record(data, at, numbers[number], first, pread)
+                if record is WAITS:
+                    return None
+                found.append(record)
+            start = end
+        return found
+
+    def _record(
+        self, data: bytes | bytearray, at: int, number: int, first: int, pread: Pread
+    ) -> bytes | None:
+        begin = at + CRC_SIZE
+        if begin + HEADER_SIZE > len(data):
+            return self._bad(first + at, "the file ends before it")
+        end = begin + HEADER_SIZE + LENGTH.unpack_from(data, begin)[0]
+        if end - begin > RECORD_SIZE_MAX or first + end > self.size:
+            return self._bad(first + at, "its length makes no sense")
+        (crc,) = CRC.unpack_from(data, at)
+        if end > len(data):
+            rest = pread(end - begin, first + begin)
+            if rest is None:
+                return WAITS
+            record = bytes(rest)
+        else:
+            record = bytes(data[begin:end])
+        if crc32(record, number & SEED_MASK) != crc:
+            return self._bad(first + at, f"it fails its checksum as number {number}")
+        return record
+
+    def _bad(self, position: int, reason: str) -> bytes | None:
+        self.note(
+            Corrupt(self.path, position, position + CRC_SIZE + HEADER_SIZE, f"a message is lost: {reason}")
+        )
+        return None
+
+    def note(self, error: Corrupt) -> None:
+        """Remembers and tells what is damaged, each place once."""
+        if any(known.first == error.first and known.reason == error.reason for known in self.damage):
+            return
+        logger.error("delayed messages are damaged: %s", error)
+        if len(self.damage) < DAMAGE_MAX:
+            self.damage.append(error)
+
+
+WAITS: Final = b""
+"""Instead of a record: the rest of it is not in memory. No record is empty."""
+
+
+def _window(positions: Sequence[int], start: int) -> int:
+    """Up to which index one read serves the records from `start` on."""
+    end, first, last = start + 1, positions[start], positions[start]
+    while end < len(positions) and last <= positions[end] < first + WINDOW_BYTES:
+        last = positions[end]
+        end += 1
+    return end
