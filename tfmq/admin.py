@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -11,8 +10,8 @@ from tfmq.client.administration import Administration, Place
 from tfmq.client.cluster import Topic
 from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import SECONDS, Link
-from tfmq.client.servers import parse_servers
+from tfmq.client.link import SECONDS
+from tfmq.client.reach import reach
 from tfmq.client.transaction_descriptions import (
     CommitGroupDescription,
     CommitGroupEnd,
@@ -33,7 +32,7 @@ class Admin:
     """
 
     def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
-        self._driver = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        _, self._driver, _ = reach(servers, BlockingDriver)
         self._operations = Administration(self._driver.link, timeout)
 
     def ping(self) -> int:

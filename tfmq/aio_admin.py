@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -13,8 +12,8 @@ from tfmq.client.cluster import Topic
 from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
-from tfmq.client.link import SECONDS, Link
-from tfmq.client.servers import parse_servers
+from tfmq.client.link import SECONDS
+from tfmq.client.reach import reach
 from tfmq.client.transaction_descriptions import (
     CommitGroupDescription,
     CommitGroupEnd,
@@ -28,7 +27,7 @@ class Admin:
     """`tfmq.Admin` for asyncio."""
 
     def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
-        self._driver = AsyncDriver(Link(parse_servers(servers), time.monotonic))
+        _, self._driver, _ = reach(servers, AsyncDriver)
         self._operations = Administration(self._driver.link, timeout)
 
     async def ping(self) -> int:

@@ -1,6 +1,5 @@
 """The asyncio consumer: one method a line over `tfmq.client.consuming`; a cancelled call leaves it usable."""
 
-import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -20,11 +19,10 @@ from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.lag import Lag
 from tfmq.client.later import LaterConsuming
-from tfmq.client.link import Link
 from tfmq.client.offset_storage import OffsetStorage
 from tfmq.client.positions import PartitionName
+from tfmq.client.reach import reach
 from tfmq.client.received import Codec, ReceivedMessage, Value
-from tfmq.client.servers import parse_servers
 from tfmq.client.start import Start, seek_question
 
 
@@ -81,8 +79,7 @@ class Consumer(LaterConsuming, Generic[Value]):
             fetch_bytes=fetch_bytes,
             prefetch_bytes=prefetch_bytes,
         )
-        link = Link(parse_servers(servers), time.monotonic)
-        self._driver = AsyncDriver(link)
+        link, self._driver, _ = reach(servers, AsyncDriver)
         self._core = Consuming(
             options, link, self._driver.in_threads, attend=self._driver.attend, flush=self._driver.flush
         )

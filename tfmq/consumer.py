@@ -1,6 +1,5 @@
 """The blocking consumer: one method a line over `tfmq.client.consuming`; every wait happens in the calling thread."""
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -20,11 +19,10 @@ from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.lag import Lag
 from tfmq.client.later import LaterConsuming
-from tfmq.client.link import Link
 from tfmq.client.offset_storage import OffsetStorage
 from tfmq.client.positions import PartitionName
+from tfmq.client.reach import reach
 from tfmq.client.received import Codec, ReceivedMessage, Value
-from tfmq.client.servers import parse_servers
 from tfmq.client.start import Start, seek_question
 
 
@@ -95,8 +93,7 @@ class Consumer(LaterConsuming, Generic[Value]):
             fetch_bytes=fetch_bytes,
             prefetch_bytes=prefetch_bytes,
         )
-        link = Link(parse_servers(servers), time.monotonic)
-        self._driver = BlockingDriver(link)
+        link, self._driver, _ = reach(servers, BlockingDriver)
         self._core = Consuming(options, link, attend=self._driver.attend, flush=self._driver.flush)
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfmq.client.drivers.callbacks import refuse_in_callback
 from tfmq.client.waiting import Operation
-from tfmq.client.work import in_a_thread
 from tfmq.errors import NotAllowed, TfmqError, TimedOut, TransactionRolledBack
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class BlockingOwner:
 
     def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """A `Run` (see `work`) in a thread of its own: it may take its time, and use this producer too."""
-        in_a_thread(self._core.driver)(work, done)
+        self._core.driver.beside(work, done)
 
     def close(self, seconds: float) -> None:
         """Flush for at most `seconds`, then drop the connection. Raises `DeliveryFailed`."""

@@ -5,7 +5,6 @@ A face adds the waiting (its driver) and the names that users see.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +13,8 @@ from tfmq.client.cluster import Cluster
 from tfmq.client.link import Link
 from tfmq.client.operations import all_done
 from tfmq.client.partition_selector import PartitionSelector, find_selector
+from tfmq.client.reach import reach
 from tfmq.client.sender import Options, Sender
-from tfmq.client.servers import parse_servers
 from tfmq.client.taking import Taking, cut
 from tfmq.client.transactions import Transactions
 from tfmq.client.waiting import Flag, Operation, Wait
@@ -94,8 +93,7 @@ class ProducerCore:
         """Raised when closing is over, for whoever closes too."""
         self.plain = self.codec is None and not self.hooks and self.selector.per_batch
         """Whether bytes without key and so on may go the short way into the open batch."""
-        self.link = Link(parse_servers(settings.servers), time.monotonic)
-        self.driver = driver_type(self.link)
+        self.link, self.driver, self.wall_clock = reach(settings.servers, driver_type)
         self.owner = owner_type(self)
         self._begin()
         self.transactions = Transactions(self)
@@ -103,7 +101,15 @@ class ProducerCore:
 
     def _begin(self) -> None:
         self.cluster = Cluster(self.link.now)
-        self.sender = Sender(self.link, self.cluster, self.driver, self.owner, self.options, self.selector)
+        self.sender = Sender(
+            self.link,
+            self.cluster,
+            self.driver,
+            self.owner,
+            self.options,
+            self.selector,
+            self.wall_clock,
+        )
         self.driver.tickers.append(self.sender)
 
     def _forked(self) -> None:

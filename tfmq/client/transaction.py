@@ -67,7 +67,7 @@ class TransactionCore:
         self.home = home
         self.producer = home.producer
         self.state = OPEN
-        self.gathering = Gathering(self, self.producer.sender)
+        self.gathering = Gathering(self, self.producer.sender, self.producer.wall_clock)
         self.ending = Ending(home, self.gathering, beginning)
         self.shared = self.gathering.shared
         """What `send`'s short way appends to; empty where nothing may be sent."""

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tfmq.client.drivers.callbacks import Callbacks, refuse_in_callback
 from tfmq.client.drivers.channel import Channel, choose
@@ -26,6 +26,7 @@ from tfmq.client.drivers.timers import Timer, Timers
 from tfmq.client.drivers.wake import WakePipe
 from tfmq.client.link import Link
 from tfmq.client.waiting import Flag, Operation, Waitable
+from tfmq.client.work import in_a_thread
 from tfmq.errors import Closed, NotAllowed
 
 Result = TypeVar("Result")
@@ -160,6 +161,10 @@ class BlockingDriver:
             timer = self.timers.add(seconds, function)
         self.attend()
         return timer
+
+    def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """A `Run` (see `work`) in a thread of its own."""
+        in_a_thread(self)(work, done)
 
     def raise_flag(self, flag: Flag) -> None:
         """Settle `flag` from any thread, or from a signal handler."""

@@ -1,0 +1,87 @@
+"""Who is reached under which address: the network's brokers, and those in this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import tfmq
+from tfmq.client import exiting
+from tfmq.client.link import Link
+from tfmq.client.reach import Reached, moves_in, moves_out, reach
+from tfmq.client.servers import Server
+from tfmq.errors import BadRequest
+
+HERE = Server("broker-in-a-test.invalid", 1)
+
+
+class Driver:
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+
+class House:
+    """A broker in this process, whose clock stands at noon."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, Any]] = []
+
+    def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Any]) -> Reached[Any]:
+        self.asked.append((tuple(servers), driver_type))
+        link = Link(servers, lambda: 12.0)
+        return Reached(link, driver_type(link), lambda: 43_200.0)
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House()
+    moves_in(HERE, made)
+    yield made
+    moves_out(HERE)
+
+
+def test_an_address_nobody_moved_into_is_the_networks() -> None:
+    link, driver, wall_clock = reach("127.0.0.1:1", Driver)
+    assert link.servers == (Server("127.0.0.1", 1),)
+    assert driver.link is link
+    assert wall_clock() > 1_700_000_000
+
+
+def test_the_broker_that_moved_in_makes_link_driver_and_time(house: House) -> None:
+    link, driver, wall_clock = reach(str(HERE), Driver)
+    assert house.asked == [((HERE,), Driver)]
+    assert (link.now(), driver.link, wall_clock()) == (12.0, link, 43_200.0)
+
+
+def test_its_address_may_come_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFMQ_SERVERS", f"tfmq://{HERE}")
+    assert reach(None, Driver).link.now() == 12.0
+
+
+def test_who_moved_out_is_not_found_any_more(house: House) -> None:
+    moves_out(HERE)
+    moves_out(HERE)
+    reach(str(HERE), Driver)
+    assert house.asked == []
+
+
+def test_an_address_that_makes_no_sense_is_refused_as_ever() -> None:
+    with pytest.raises(BadRequest, match="not a broker's address"):
+        reach("http://x", Driver)
+
+
+def test_every_face_comes_to_the_broker_in_the_process(house: House) -> None:
+    for face in (
+        tfmq.Producer,
+        tfmq.Consumer,
+        tfmq.Admin,
+        tfmq.aio.Producer,
+        tfmq.aio.Consumer,
+        tfmq.aio.Admin,
+    ):
+        options = {"topics": "orders"} if face.__name__ == "Consumer" else {}
+        before = len(house.asked)
+        made = face(str(HERE), **options)
+        assert len(house.asked) == before + 1
+        if face.__name__ == "Producer":
+            exiting.closed(made._core.owner)

@@ -1,0 +1,55 @@
+"""How a client comes to its brokers: over the network, or without one where the broker runs in this very process.
+
+A broker that a test keeps in its own process `moves_in` under an address that nothing else has; whoever names that
+address, in whatever way addresses are given, gets a driver that the broker's owner made, and that owner's time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from tfmq.client.link import Link
+from tfmq.client.servers import Server, parse_servers
+
+Driver = TypeVar("Driver")
+
+
+class Reached(NamedTuple, Generic[Driver]):
+    """What a client stands on: its link, the driver that moves it, and the time of day in seconds since 1970."""
+
+    link: Link
+    driver: Driver
+    wall_clock: Callable[[], float]
+
+
+class Inside(Protocol):
+    """A broker in this process."""
+
+    def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
+        """A link to it, and a driver that does what `driver_type` does."""
+        ...
+
+
+_inside: dict[Server, Inside] = {}
+
+
+def moves_in(server: Server, broker: Inside) -> None:
+    """From now on `server` is the address of `broker`."""
+    _inside[server] = broker
+
+
+def moves_out(server: Server) -> None:
+    """Nothing has that address any more."""
+    _inside.pop(server, None)
+
+
+def reach(servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
+    """A link to `servers`, as users write them, and its driver. Touches no network. Raises as `parse_servers`."""
+    found = parse_servers(servers)
+    broker = _inside.get(found[0])
+    if broker is not None:
+        return broker.reach(found, driver_type)
+    link = Link(found, time.monotonic)
+    return Reached(link, driver_type(link), time.time)
