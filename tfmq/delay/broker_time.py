@@ -1,0 +1,114 @@
+"""Broker time: the clock by which delayed messages are due. It never goes back, whatever the wall clock does.
+
+It begins at the wall clock, or later if the checkpoint or something that fired says that it was later already, and
+then runs with the monotonic clock. By how much it is ahead of the wall clock is noted by the number of the first
+message that was told so: a message for a time of the wall clock got that much added, and whoever fires it can tell
+what its sender meant, also after the wall clock stepped back once more.
+"""
+
+from bisect import bisect_right
+from struct import Struct
+from struct import error as StructError
+from typing import Final
+
+from journal.clock import Clock
+
+STEPS_MAX: Final = 256
+"""Steps of the wall clock that are told apart. With more, the oldest share the smallest: then what is meant for a time
+may come later than it could, never earlier."""
+SLACK_MS: Final = 10
+"""What broker time is ahead by is taken back only if it is less by more than this: clocks are read one after the
+other."""
+
+_ROW: Final = Struct(">QQ")
+
+
+class BrokerTime:
+    """See the module. `start` must be called before it is asked."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begin_ms = 0
+        self._begin = 0.0
+        self._last = 0
+        self._ahead = 0
+        self._numbers: list[int] = [0]
+        self._steps: list[int] = [0]
+
+    def start(self, floor_ms: int) -> None:
+        """Begins now, not below `floor_ms`: what the checkpoint says, and the highest due that fired."""
+        self._begin_ms = max(self._clock.wall_ms(), floor_ms, self._last)
+        self._begin = self._clock.monotonic()
+        self._last = self._begin_ms
+
+    def now_ms(self) -> int:
+        """Broker time, ms since 1970."""
+        now = self._begin_ms + int((self._clock.monotonic() - self._begin) * 1000)
+        if now > self._last:
+            self._last = now
+        return self._last
+
+    def seconds_until(self, ms: int) -> float:
+        """How long until broker time is `ms`, by the monotonic clock; 0 if it is."""
+        return max(0.0, self._begin + (ms - self._begin_ms) / 1000 - self._clock.monotonic())
+
+    # The wall clock
+
+    def ahead_ms(self) -> int:
+        """By how much broker time is ahead of the wall clock, at least 0; small changes back are not told."""
+        ahead = max(0, self.now_ms() - self._clock.wall_ms())
+        if ahead > self._ahead or ahead < self._ahead - SLACK_MS:
+            self._ahead = ahead
+        return self._ahead
+
+    def wall_ms(self) -> int:
+        """The wall clock, or what `ahead_ms` makes of it."""
+        ahead = self.ahead_ms()
+        return self.now_ms() - ahead if ahead else self._clock.wall_ms()
+
+    def note(self, number: int, ahead_ms: int) -> None:
+        """Messages from this number on were told `ahead_ms`. Numbers only grow."""
+        if self._steps[-1] == ahead_ms:
+            return
+        if self._numbers[-1] == number:
+            self._steps[-1] = min(self._steps[-1], ahead_ms)
+            return
+        self._numbers.append(number)
+        self._steps.append(ahead_ms)
+        if len(self._steps) > STEPS_MAX:
+            self._steps[1] = min(self._steps[:2])
+            self._numbers[1] = self._numbers[0]
+            del self._steps[0], self._numbers[0]
+
+    def told(self, number: int) -> int:
+        """What the message was told; where it is not known, not more than it was told."""
+        return self._steps[bisect_right(self._numbers, number) - 1]
+
+    @property
+    def steady(self) -> bool:
+        """Whether all were told the same, and it is so now: then no message needs a look of its own."""
+        return len(self._steps) == 1 and self.ahead_ms() == self._steps[0]
+
+    def early_ms(self, due: int, number: int) -> int:
+        """How long until the wall clock shows what the sender of an absolute message meant, which is due now; 0: it
+        does. To be added to its due."""
+        meant = due - self.told(number)
+        return max(0, meant - self._clock.wall_ms())
+
+    # The checkpoint
+
+    def dump(self) -> bytes:
+        """The steps, for the checkpoint."""
+        return b"".join(_ROW.pack(*row) for row in zip(self._numbers, self._steps, strict=True))
+
+    def load(self, data: bytes, number_next: int) -> None:
+        """Steps of the last life; what arrived behind the last checkpoint is taken as not moved at all: then it comes
+        late if it was, never early. `number_next`: the first number of this life. Raises ValueError.
+        """
+        try:
+            rows = list(_ROW.iter_unpack(data))
+        except StructError as error:
+            raise ValueError(f"the steps of the wall clock do not decode: {error}") from None
+        if rows:
+            self._numbers = [number for number, _ in rows]
+            self._steps = [step for _, step in rows]
