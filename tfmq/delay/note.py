@@ -1,14 +1,15 @@
 """The note: the house's record in the arrivals that says what the records behind it are. docs/formats/arrivals.md.
 
     version u8 | kind u8 | shape u8 | topic size u8 | count u32 | size u32 | log id u64 | topic
-    | due times | absolute | old due times | old numbers | FF x 5
+    | due times | absolute | old due times | old numbers | FF x 5 or more
 
 It is the payload of one record of producer id 2, sequence 0, whose checksum covers it. An arrival or a reschedule
 says of the next `count` records, `size` bytes in all, for which log they are and when they are due; a cancel says
 which messages will not be delivered, a reschedule which ones its records stand for from now on.
 
-Every word of the columns has its top bit set, and the end is FF: so whatever a sender asks for, the bytes of a note
-never hold the header of a control record, nor begin one that goes on in the next record.
+Every word of the columns has its top bit set, and the end is FF, a few more where the record's length could be taken
+for a part of a control record's header. So whatever a sender asks for, and whatever lies before and behind a note, none
+of its bytes can belong to such a header: recovery behind a torn end cannot take them for one.
 """
 
 from array import array
@@ -40,7 +41,12 @@ ARRIVAL, CANCEL, RESCHEDULE = range(1, 4)
 KIND_NAMES: Final = {ARRIVAL: "arrival", CANCEL: "cancel", RESCHEDULE: "reschedule"}
 
 HEAD: Final = Struct(">BBBBIIQ")
-END: Final = b"\xff" * 5
+END_BYTES: Final = 5
+"""Fewer could be a length's last byte and the checksum of a control record that goes on in the next record."""
+
+FLAG_LENGTHS: Final = ((0x40, 0x41), (0x4000, 0x4100), (0x40_0000, 0x41_0000))
+"""From the first of each up to below the second: as a record's length, its first bytes are the last ones of a control
+record's flag."""
 
 SHAPE_SAME_DUE: Final = 1
 """One due time for all."""
@@ -116,7 +122,8 @@ def encode_note(note: Note) -> bytes:
     shape, columns = _columns(dues)
     head = HEAD.pack(VERSION, kind, shape, len(name), count, size_bytes, log_id)
     turns = (_topped(old.dues), _topped(old.numbers)) if len(old.dues) else ()
-    return make_record(b"".join((head, name, *columns, *turns, END)), NOTE_ID)
+    payload = b"".join((head, name, *columns, *turns))
+    return make_record(payload + _end(len(payload)), NOTE_ID)
 
 
 def is_note(data: Buffer, position: int) -> bool:
@@ -140,7 +147,7 @@ def decode_note(record: Buffer) -> Note:
         dues = columns.dues(shape, count)
     if kind != ARRIVAL:
         old = Turns(columns.words(count), columns.words(count))
-    if columns.take(len(END)) != END or columns.position != len(payload):
+    if payload[columns.position :] != _end(columns.position):
         raise BadNote(0, "its columns are not as long as it says")
     try:
         topic = name.decode("ascii")
@@ -150,7 +157,7 @@ def decode_note(record: Buffer) -> Note:
 
 
 def _payload(record: Buffer) -> bytes:
-    if len(record) < HEADER_SIZE + HEAD.size + len(END):
+    if len(record) < HEADER_SIZE + HEAD.size + END_BYTES:
         raise BadNote(0, f"{len(record)} bytes are no note")
     length, checksum, id, flag = HEADER.unpack_from(record)
     if id != NOTE_ID or flag or HEADER_SIZE + length != len(record):
@@ -186,6 +193,15 @@ def _columns(dues: Dues) -> tuple[int, list[bytes]]:
         shape |= SHAPE_MIXED
         columns.append(absolute)
     return shape, columns
+
+
+def _end(size: int) -> bytes:
+    """What stands behind `size` bytes of payload."""
+    end = size + END_BYTES
+    for low, high in FLAG_LENGTHS:
+        if low <= end < high:
+            end = high
+    return b"\xff" * (end - size)
 
 
 def _topped(column: "array[int]") -> bytes:

@@ -1,0 +1,116 @@
+"""Effective due times: never before the next ms, never behind the end of time, and by columns what it is one by one."""
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfmq.delay.dues import (
+    DUE_MAX,
+    NO_DUES,
+    RELATIVE,
+    Dues,
+    dues_of,
+    effective,
+    word_bytes,
+    words,
+)
+from tfmq.errors import BadRequest
+
+NOW = 1_700_000_000_000
+
+near = st.integers(0, 1 << 20)
+any_word = st.integers(0, DUE_MAX)
+delays = st.one_of(near, any_word).map(RELATIVE.__or__)
+times = st.one_of(near.map((NOW - 1000).__add__), near, any_word)
+batches = st.one_of(*(st.lists(each, min_size=1, max_size=40) for each in (delays, times, delays | times)))
+clocks = st.one_of(st.just(NOW), st.integers(NOW - 10**7, NOW + 10**7))
+
+
+def wire(*asked: int) -> bytes:
+    return b"".join(word.to_bytes(8, "big") for word in asked)
+
+
+def one_by_one(asked: list[int], now_ms: int, wall_ms: int) -> list[int]:
+    """What the module does, message by message and in plain words."""
+    found = []
+    for word in asked:
+        due = now_ms + word - RELATIVE if word >= RELATIVE else word + max(0, now_ms - wall_ms)
+        found.append(min(max(due, now_ms + 1), DUE_MAX))
+    return found
+
+
+@given(batches, clocks)
+def test_columns_give_what_single_messages_would_get(asked: list[int], wall_ms: int) -> None:
+    found = effective(wire(*asked), len(asked), NOW, wall_ms)
+    assert list(found.times) == one_by_one(asked, NOW, wall_ms)
+    assert list(found.absolute) == [word < RELATIVE for word in asked]
+    assert (found.low, found.high) == (min(found.times), max(found.times))
+
+
+@given(delays | times, st.integers(1, 300), clocks)
+def test_a_batch_with_one_due_time_has_it_for_all(word: int, count: int, wall_ms: int) -> None:
+    found = effective(wire(word) * count, count, NOW, wall_ms)
+    assert list(found.times) == one_by_one([word], NOW, wall_ms) * count
+    assert found.absolute == bytes((word < RELATIVE,)) * count
+    assert found.low == found.high == found.times[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "due"),
+    [
+        (RELATIVE, NOW + 1),  # no delay
+        (RELATIVE | 1, NOW + 1),
+        (RELATIVE | 2, NOW + 2),
+        (RELATIVE | 315_576_000_000, NOW + 315_576_000_000),  # ten years
+        (RELATIVE | DUE_MAX, DUE_MAX),
+        (0, NOW + 1),  # long ago
+        (NOW, NOW + 1),
+        (NOW + 1, NOW + 1),
+        (NOW + 2, NOW + 2),
+        (DUE_MAX, DUE_MAX),
+    ],
+)
+def test_bounds(word: int, due: int) -> None:
+    """Also beside another message, where columns are used."""
+    assert list(effective(wire(word), 1, NOW, NOW).times) == [due]
+    assert effective(wire(word, RELATIVE | 5), 2, NOW, NOW).times[0] == due
+    assert effective(wire(word, NOW + 5), 2, NOW, NOW).times[0] == due
+
+
+def test_a_time_is_one_of_the_wall_clock_and_a_delay_is_not() -> None:
+    asked = wire(NOW + 500, RELATIVE | 500)
+    behind = effective(asked, 2, NOW, NOW - 3_600_000)  # the wall clock was set back by an hour
+    assert list(behind.times) == [NOW + 3_600_500, NOW + 500]
+    ahead = effective(asked, 2, NOW, NOW + 3_600_000)
+    assert list(ahead.times) == [NOW + 500, NOW + 500]
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 0), (0, 1), (7, 1), (9, 1), (16, 1), (8, 2), (800, 99)])
+def test_one_word_for_each_message_or_none_is_taken(size: int, count: int) -> None:
+    with pytest.raises(BadRequest, match=f"{size} bytes of due times for {count} messages"):
+        effective(bytes(size), count, NOW, NOW)
+
+
+def test_a_column_is_big_endian_and_comes_back() -> None:
+    data = bytes(range(16))
+    column = words(data)
+    assert list(column) == [0x0001020304050607, 0x08090A0B0C0D0E0F]
+    assert word_bytes(column) == data
+    assert list(column) == [0x0001020304050607, 0x08090A0B0C0D0E0F]  # as it was
+
+
+@given(st.lists(any_word, min_size=1, max_size=9), st.data())
+def test_a_part_is_what_the_whole_says_of_it(asked: list[int], data: st.DataObject) -> None:
+    whole = dues_of(array("Q", asked), bytes(number % 2 for number in range(len(asked))))
+    start = data.draw(st.integers(0, len(asked) - 1))
+    end = data.draw(st.integers(start + 1, len(asked)))
+    part = whole.part(start, end)
+    assert list(part.times) == asked[start:end]
+    assert part == dues_of(part.times, whole.absolute[start:end])
+
+
+def test_nobody_is_due_among_nobody() -> None:
+    assert Dues(array("Q"), b"", 0, 0) == NO_DUES
+    assert NO_DUES.part(0, 0) is NO_DUES

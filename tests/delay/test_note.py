@@ -1,0 +1,228 @@
+"""Notes: what goes in comes out, every damage is seen, and no sender can hide a control record in one."""
+
+import re
+from array import array
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.control import Control, encode_control, holds_control_header
+from journal.errors import NewerFormat
+from journal.header import HEADER, HEADER_SIZE, make_id, make_record
+from tests.scale import scaled, seeded
+from tfmq.delay import note
+from tfmq.delay.arrivals import LOG_ID
+from tfmq.delay.dues import DUE_MAX, Dues, dues_of
+from tfmq.delay.note import BadNote, Note, Turns, decode_note, encode_note
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "arrivals.hex"
+
+DUE = 1_700_000_060_000
+LOG = 0x1000_0001
+
+MIXED = dues_of(array("Q", (DUE, DUE + 1, DUE_MAX)), b"\x01\x00\x01")
+OLD = Turns(array("Q", (DUE, DUE + 5, 1)), array("Q", (7, 8, 1 << 50)))
+
+ALL: dict[str, Note] = {
+    "one due time for three": note.arrival(LOG, "orders", dues_of(array("Q", (DUE,) * 3), bytes(3)), 408),
+    "times": note.arrival(LOG, "orders", dues_of(array("Q", (DUE, DUE + 1)), b"\x01\x01"), 272),
+    "times and delays": note.arrival(LOG, "orders", MIXED, 408),
+    "a cancel": note.cancel(Turns(array("Q", (DUE,)), array("Q", (7,)))),
+    "a reschedule": note.reschedule(LOG, "orders", MIXED, 408, OLD),
+}
+
+words = st.integers(1, DUE_MAX)
+turns = st.lists(st.tuples(words, words), min_size=1, max_size=9)
+
+
+@st.composite
+def notes(draw: st.DrawFn) -> Note:
+    kind = draw(st.sampled_from(sorted(note.KIND_NAMES)))
+    rows = draw(turns)
+    old = Turns(array("Q", (due for due, _ in rows)), array("Q", (number for _, number in rows)))
+    if kind == note.CANCEL:
+        return note.cancel(old)
+    times = draw(st.one_of(words.map(lambda due: [due] * len(rows)), st.just([due for due, _ in rows])))
+    flags = draw(st.one_of(st.sampled_from((b"\x00", b"\x01")).map(lambda flag: flag * len(rows)),
+                           st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)).map(bytes)))  # fmt: skip
+    size = draw(st.integers(len(rows) * HEADER_SIZE, (1 << 32) - 1))
+    log_id, topic = draw(words), draw(st.from_regex(r"[A-Za-z0-9._-]{1,249}", fullmatch=True))
+    dues = dues_of(array("Q", times), flags)
+    if kind == note.ARRIVAL:
+        return note.arrival(log_id, topic, dues, size)
+    return note.reschedule(log_id, topic, dues, size, old)
+
+
+def lines() -> list[str]:
+    return [f"{name}: {encode_note(each).hex()}" for name, each in ALL.items()]
+
+
+def test_the_bytes_are_those_of_the_golden_file() -> None:
+    assert GOLDEN.read_text().splitlines() == lines()
+
+
+@pytest.mark.parametrize("line", GOLDEN.read_text().splitlines() if GOLDEN.exists() else [])
+def test_the_golden_file_is_read(line: str) -> None:
+    name, record = line.split(": ")
+    assert decode_note(bytes.fromhex(record)) == ALL[name]
+
+
+def test_the_worked_examples_of_the_page_are_in_the_golden_file() -> None:
+    page = (GOLDEN.parent.parent.parent / "docs" / "formats" / "arrivals.md").read_text()
+    examples = [each.replace("\n", "") for each in re.findall(r"```hex\n([0-9a-f\n]+)```", page)]
+    records = {line.split(" ")[-1] for line in GOLDEN.read_text().splitlines()}
+    assert len(examples) == 2 and set(examples) <= records
+
+
+@given(notes())
+def test_what_was_written_is_read(written: Note) -> None:
+    record = encode_note(written)
+    assert decode_note(record) == decode_note(memoryview(record)) == written
+    assert note.is_note(b"before" + record, 6)
+
+
+@given(notes())
+def test_every_cut_is_seen(written: Note) -> None:
+    record = encode_note(written)
+    for size in range(len(record)):
+        with pytest.raises(BadNote):
+            decode_note(record[:size])
+    with pytest.raises(BadNote):
+        decode_note(record + b"\xff")
+
+
+@given(notes(), st.integers(1, 255))
+def test_every_changed_byte_is_seen(written: Note, change: int) -> None:
+    record = bytearray(encode_note(written))
+    for position in range(len(record)):
+        record[position] ^= change
+        with pytest.raises(BadNote):
+            decode_note(record)
+        record[position] ^= change
+
+
+def test_bytes_behind_a_checksum_that_holds_are_not_trusted_either() -> None:
+    """What is taken is a note that its own bytes are written for again."""
+    generator, taken = seeded("notes"), 0
+    for _ in range(scaled(30_000)):
+        payload = bytearray(encode_note(generator.choice(list(ALL.values())))[HEADER_SIZE:])
+        for _ in range(generator.randrange(1, 3)):
+            payload[generator.randrange(len(payload))] = generator.choice(
+                (0, 1, 2, 255, generator.randrange(256))
+            )
+        record = make_record(payload[: generator.choice((len(payload), generator.randrange(len(payload) + 1)))],
+                             note.NOTE_ID)  # fmt: skip
+        try:
+            found = decode_note(record)
+        except (BadNote, NewerFormat):
+            continue
+        taken += 1
+        assert decode_note(encode_note(found)) == found, record.hex()
+    assert taken
+
+
+def test_a_count_that_no_batch_has_asks_for_no_memory() -> None:
+    payload = note.HEAD.pack(1, note.ARRIVAL, note.SHAPE_SAME_DUE, 0, (1 << 32) - 1, (1 << 32) - 1, LOG)
+    with pytest.raises(BadNote, match="no arrival is of 4294967295 messages"):
+        decode_note(make_record(payload + b"\x80" + bytes(7) + b"\xff" * 5, note.NOTE_ID))
+
+
+def test_what_a_later_version_wrote_is_named() -> None:
+    payload = bytearray(encode_note(ALL["times"])[HEADER_SIZE:])
+    payload[0] = 2
+    with pytest.raises(NewerFormat, match="a note of the arrivals"):
+        decode_note(make_record(payload, note.NOTE_ID))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        note.arrival(LOG, "orders", Dues(array("Q"), b"", 0, 0), 100),
+        note.arrival(LOG, "orders", MIXED, 3 * HEADER_SIZE - 1),
+        note.arrival(LOG, "o" * 256, MIXED, 408),
+        note.cancel(note.NO_TURNS),
+        note.cancel(Turns(array("Q", (1,)), array("Q"))),
+        note.cancel(Turns(*(array("Q", range(note.TURNS_MAX + 1)) for _ in range(2)))),
+        note.reschedule(LOG, "orders", MIXED, 408, note.NO_TURNS),
+        Note(9, LOG, "orders", MIXED, 408, note.NO_TURNS),
+    ],
+)
+def test_what_no_reader_would_take_is_not_written(bad: Note) -> None:
+    with pytest.raises(ValueError):
+        encode_note(bad)
+
+
+def test_a_record_of_somebody_else_is_no_note() -> None:
+    payload = encode_note(ALL["times"])[HEADER_SIZE:]
+    for id, flag in ((make_id(2, 1), 0), (make_id(3, 0), 0), (note.NOTE_ID, 1), (note.NOTE_ID, 1 << 16)):
+        record = HEADER.pack(len(payload), crc32(payload), id, flag) + payload
+        assert not note.is_note(record, 0)
+        with pytest.raises(BadNote):
+            decode_note(record)
+
+
+def test_a_small_send_costs_less_than_a_hundred_bytes_more() -> None:
+    one = note.arrival(LOG, "orders", dues_of(array("Q", (DUE,)), b"\x00"), 136)
+    assert len(encode_note(one)) < 64
+
+
+# Control records. What a sender chooses: due times, and what lies before and behind the note.
+
+FORGED = encode_control(LOG_ID, Control(3, 408, 0x40000040, DUE, 1, 2, 3, 4))
+
+
+def test_a_forged_control_record_would_be_seen() -> None:
+    assert holds_control_header(b"any" + FORGED, LOG_ID)
+
+
+def test_no_due_times_make_a_control_records_header() -> None:
+    """Its bytes as due times, from every place of it on, in every row of words."""
+    source = FORGED * 2
+    for start in range(len(FORGED)):
+        data = source[start : start + 96]
+        asked = array("Q", (int.from_bytes(data[n : n + 8], "big") & DUE_MAX for n in range(0, 96, 8)))
+        for flags in (bytes(12), b"\x01" * 12, b"\x00\x01" * 6):
+            for made in (
+                note.arrival(LOG, "o", dues_of(asked, flags), 240),
+                note.cancel(Turns(asked, asked)),
+            ):
+                assert not holds_control_header(encode_note(made), LOG_ID)
+
+
+def test_no_neighbour_of_a_note_makes_a_control_records_header_with_it() -> None:
+    """For notes of all sizes around those whose length looks like a flag."""
+    counts = [*range(1, 30), *range(2038, 2090, 1), *scaled_counts()]
+    for count in counts:
+        for topic in ("o", "orders"):
+            times = array("Q", range(DUE, DUE + count))
+            record = encode_note(note.arrival(LOG, topic, dues_of(times, bytes(count)), count * HEADER_SIZE))
+            assert not seams(record), len(record)
+
+
+def scaled_counts() -> range:
+    """Notes of 4 MiB and a little more, or one of them."""
+    return range(524_285, 524_305, 20 // scaled(20))
+
+
+def seams(record: bytes) -> list[int]:
+    """How long the parts before the note are with which, or behind which, a header would stand there."""
+    found = []
+    for size in range(1, HEADER_SIZE):
+        before = FORGED[:size] + record[:HEADER_SIZE]
+        behind = record[-HEADER_SIZE:] + FORGED[size:HEADER_SIZE]
+        found += [size for each in (before, behind) if holds_control_header(each, LOG_ID)]
+    return found
+
+
+@pytest.mark.parametrize("length", [64, 16_384, 16_639, 4_194_304])
+def test_a_record_of_such_a_length_would_make_one(length: int) -> None:
+    """So the end of a note is needed: this is what it prevents."""
+    assert seams(make_record(bytes(length), note.NOTE_ID))
+
+
+def test_a_header_that_goes_on_behind_would_make_one() -> None:
+    """The least end that a note could have is one byte shorter than what it has."""
+    assert seams(make_record(FORGED[:4], note.NOTE_ID))

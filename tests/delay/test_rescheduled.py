@@ -1,0 +1,84 @@
+"""Where a message waits now that was given another turn: every step of its way is known, the first answer stays."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.scale import scaled, seeded
+from tfmq.delay.cancelled import RECENT_MIN, SPAN_BITS
+from tfmq.delay.rescheduled import Rescheduled
+
+SPAN = 1 << SPAN_BITS
+
+turns = st.tuples(st.integers(0, 5 * SPAN), st.integers(0, 1 << 40))
+moves = st.dictionaries(turns, turns)
+
+
+def of(some: dict[tuple[int, int], tuple[int, int]]) -> Rescheduled:
+    rescheduled = Rescheduled()
+    for old, new in some.items():
+        rescheduled.add(*old, new)
+    return rescheduled
+
+
+def by_span(some: dict[tuple[int, int], tuple[int, int]]) -> dict[tuple[int, int], tuple[int, int]]:
+    """A number stands once in its span; the first answer stays."""
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for (due, number), new in some.items():
+        found.setdefault((due >> SPAN_BITS, number), new)
+    return found
+
+
+@given(moves, turns)
+def test_each_has_its_new_turn_and_no_other_has_one(
+    some: dict[tuple[int, int], tuple[int, int]], other: tuple[int, int]
+) -> None:
+    rescheduled, known = of(some), by_span(some)
+    assert rescheduled.count == len(known)
+    for due, number in [*some, other]:
+        assert rescheduled.get(due, number) == known.get((due >> SPAN_BITS, number))
+
+
+def test_a_repeat_changes_nothing() -> None:
+    rescheduled = Rescheduled()
+    assert rescheduled.add(5, 7, (50, 70)) and not rescheduled.add(5, 7, (60, 80))
+    assert rescheduled.get(5, 7) == (50, 70) and rescheduled.count == 1
+
+
+def test_an_old_handle_leads_to_where_the_message_is_now() -> None:
+    rescheduled = of({(5, 7): (SPAN, 70), (SPAN, 70): (9, 71), (100, 8): (200, 9)})
+    assert rescheduled.latest(5, 7) == rescheduled.latest(SPAN, 70) == rescheduled.latest(9, 71) == (9, 71)
+    assert rescheduled.latest(100, 8) == (200, 9)
+
+
+def test_many_in_one_span_are_sorted_in_and_still_found() -> None:
+    generator = seeded("rescheduled")
+    numbers = generator.sample(range(1 << 40), RECENT_MIN * 4 + scaled(50_000))
+    rescheduled = of({(SPAN, number): (number, number + 1) for number in numbers})
+    assert rescheduled.count == len(numbers)
+    assert all(rescheduled.get(SPAN, number) == (number, number + 1) for number in numbers)
+
+
+@given(moves)
+def test_a_dump_says_all(some: dict[tuple[int, int], tuple[int, int]]) -> None:
+    rescheduled, again = of(some), of({(1, 1): (2, 2)})
+    again.load(rescheduled.dump())
+    assert again.count == rescheduled.count
+    assert all(again.get(*old) == rescheduled.get(*old) for old in some)
+    assert again.dump() == rescheduled.dump()
+
+
+def test_spans_are_forgotten_one_by_one() -> None:
+    rescheduled = of({(10, 1): (2 * SPAN, 5), (SPAN, 2): (2 * SPAN, 6), (2 * SPAN, 5): (3 * SPAN, 7)})
+    assert rescheduled.forget([0, 7 * SPAN]) == 1
+    assert rescheduled.count == 2
+    assert rescheduled.get(10, 1) is None and rescheduled.latest(2 * SPAN, 5) == (3 * SPAN, 7)
+
+
+def test_a_dump_that_was_cut_is_refused() -> None:
+    data = of({(10, 1): (11, 2), (SPAN, 3): (SPAN, 4)}).dump()
+    for size in set(range(1, len(data))) - {40}:  # behind the first span's columns a shorter dump ends
+        with pytest.raises(ValueError, match="rescheduled"):
+            Rescheduled().load(data[:size])
+    with pytest.raises(ValueError, match="span 0"):
+        Rescheduled().load(data[:40] * 2)
