@@ -169,7 +169,7 @@ def test_a_deleted_topic_fails_what_was_meant_for_it_and_is_made_anew_for_what_c
 
 def test_a_batch_never_straddles_the_last_sequence(rig: SenderRig) -> None:
     rig.settle(rig.send(b"0"))
-    stream = rig.sender._streams["orders", 0]
+    stream = rig.sender.streams.plain["orders", 0]
     key = next(iter(rig.broker.streams))
     stream.sequence = rig.broker.streams[key] = SEQUENCES - 2
     deliveries = [rig.send(b"%d" % n) for n in range(1, 6)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from journal.header import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
 from tfmq.client.encoder import Encoded, attribute_part, encode, encode_each, readdress
@@ -18,6 +18,9 @@ from tfmq.errors import TfmqError
 from tfmq.ids import pack_id
 from tfmq.message import SendResult, encode_attribute
 from tfmq.protocol.commands import DURABILITY
+
+if TYPE_CHECKING:
+    from tfmq.client.cluster import Topic
 
 
 class Owner(Protocol):
@@ -42,12 +45,12 @@ class Batch(Waitable):
         "bounced",
         "count",
         "deadline",
-        "due",
         "durability",
         "encoded",
         "error",
         "flags",
         "is_open",
+        "leaves_at",
         "looked_at",
         "overhead_bytes",
         "owner",
@@ -65,7 +68,9 @@ class Batch(Waitable):
         "user_callbacks",
     )
 
-    def __init__(self, owner: Owner, topic: str, partition: int, room: int, born_ms: int, due: float) -> None:
+    def __init__(
+        self, owner: Owner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
+    ) -> None:
         super().__init__()
         self.owner = owner
         self.topic = topic
@@ -73,7 +78,7 @@ class Batch(Waitable):
         self.room = room
         """Bytes that still fit."""
         self.size_bytes = 0
-        self.due = due
+        self.leaves_at = leaves_at
         """When it goes at the latest."""
         self.deadline = float("inf")
         """When it fails."""
@@ -125,6 +130,10 @@ class Batch(Waitable):
         self.room = 0
 
     # On its way
+
+    def place(self, topic: Topic, partition: int) -> None:
+        """Where it goes is decided."""
+        self.partition = partition
 
     def number(self, producer_id: int, sequence: int) -> Encoded:
         """Give it its place in a stream: encode it, or give the encoded records other ids."""
@@ -191,6 +200,10 @@ class Batch(Waitable):
         return SendResult(
             self.topic, self.partition, self.offset_of(index), message_id, self.durability, count
         )
+
+    def results_of(self, first: int, count: int) -> SendResult:
+        """One entry for `count` messages that were sent together. Raises as `result_of`."""
+        return self.result_of(first, count)
 
     def look(self, index: int, count: int) -> None:
         """Somebody saw what became of these."""
@@ -313,7 +326,7 @@ class Deliveries:
         return self._results()
 
     def _results(self) -> list[SendResult]:
-        return [batch.result_of(first, count) for batch, first, count in self.runs]
+        return [batch.results_of(first, count) for batch, first, count in self.runs]
 
     def done(self) -> bool:
         """Whether `result` would return, or raise, at once."""

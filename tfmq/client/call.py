@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tfmq.client.waiting import Waitable
-from tfmq.errors import UNKNOWN, TfmqError, from_wire
+from tfmq.errors import NOT_DONE, UNKNOWN, TfmqError, TimedOut, from_wire
 from tfmq.packing import Buffer
 from tfmq.protocol.commands import BY_REQUEST, Command
 
 NEVER = float("inf")
+Renew = Callable[[Any], Any]
 
 
 class Call(Waitable):
@@ -17,7 +19,8 @@ class Call(Waitable):
 
     `request` is a NamedTuple of `protocol.commands`. `repeat`: it is sent again after a reconnect, so its caller
     never sees one; without it, a connection that breaks makes it fail with an unknown outcome. `unattended`: nobody
-    waits for it, so the driver's keeper reads until it is done. `reply` and `error` are what came; `reply_body` is a
+    waits for it, so the driver's keeper reads until it is done. `renew`: makes the request anew each time it goes out,
+    where a part of it passes with time. `reply` and `error` are what came; `reply_body` is a
     view of received bytes that stays valid as long as it is held.
     """
 
@@ -27,6 +30,7 @@ class Call(Waitable):
         "correlation",
         "deadline",
         "error",
+        "renew",
         "repeat",
         "reply",
         "reply_body",
@@ -47,6 +51,7 @@ class Call(Waitable):
         repeat: bool = True,
         unattended: bool = False,
         wants_reply: bool = True,
+        renew: Renew | None = None,
     ) -> None:
         super().__init__()
         self.command: Command = BY_REQUEST[type(request)]
@@ -57,12 +62,21 @@ class Call(Waitable):
         self.repeat = repeat
         self.unattended = unattended
         self.wants_reply = wants_reply
+        self.renew = renew
         self.sent = False
         self.sends = 0
         """How many times it went out: above 1, an earlier one may have been done although a later one is refused."""
         self.reply: Any = None
         self.reply_body: memoryview = _EMPTY
         self.error: TfmqError | None = None
+
+    def late(self, server: object) -> TimedOut:
+        """Why it fails when its time is over and no answer came from `server`."""
+        return TimedOut(
+            f"{server} did not answer {self.command.name} in time."
+            + (" It may still happen." if self.sent else ""),
+            outcome=UNKNOWN if self.sent else NOT_DONE,
+        )
 
     def result(self) -> Any:
         """The reply, a NamedTuple of `protocol.commands`. Raises what the call failed with."""

@@ -106,14 +106,12 @@ class Lanes:
     def _release(self, lane: Lane, topic: Topic) -> None:
         while lane.waiting:
             self._sender.route(topic, *lane.waiting.popleft())
-        shared = self._sender.shared.get(lane.name)
-        if shared is not None and shared.partition < 0:
-            self._sender.close_batch(shared)
+        for batch in self._sender.streams.without_partition(lane.name):
+            self._sender.close_batch(batch)
 
     def _fail(self, lane: Lane, error: TfmqError) -> None:
         waiting, lane.waiting = lane.waiting, deque()
         for batch, _ in waiting:
             self._sender.refuse(batch, error)
-        shared = self._sender.shared.get(lane.name)
-        if shared is not None and shared.partition < 0:
-            self._sender.refuse(shared, error)
+        for batch in self._sender.streams.without_partition(lane.name):
+            self._sender.refuse(batch, error)

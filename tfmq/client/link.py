@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfmq import limits
-from tfmq.client.call import NEVER, Call, reply_error
+from tfmq.client.call import NEVER, Call, Renew, reply_error
 from tfmq.client.servers import Server
 from tfmq.errors import (
     NOT_DONE,
@@ -29,7 +29,6 @@ from tfmq.errors import (
     Closed,
     ConnectionFailed,
     TfmqError,
-    TimedOut,
 )
 from tfmq.packing import Buffer
 from tfmq.protocol.commands import ACKS_SYNCED, BY_REQUEST, MAGIC, VERSION_MAX, VERSION_MIN, Hello, HelloReply
@@ -123,10 +122,12 @@ class Link:
         repeat: bool = True,
         unattended: bool = False,
         wants_reply: bool = True,
+        renew: Renew | None = None,
     ) -> Call:
         """Send `request`, now or as soon as there is a connection. It fails by itself after `seconds`.
 
         `repeat=False` is for what must not happen twice. With `wants_reply=False` it is done once it is written.
+        `renew(request)` gives what goes out, each time it does.
         Raises `Closed` behind `close`, `BadRequest` for fields that cannot be packed.
         """
         if self.state == "closed":
@@ -140,6 +141,7 @@ class Link:
             repeat=repeat,
             unattended=unattended,
             wants_reply=wants_reply,
+            renew=renew,
         )
         if self.state == "ready":
             self._send(call)
@@ -284,6 +286,8 @@ class Link:
                 self._queued_bytes += view.nbytes
 
     def _send(self, call: Call) -> None:
+        if call.renew is not None:
+            call.request = call.renew(call.request)
         self._queue(encode([call.command.code, call.correlation, *call.request], *call.body))
         call.sent = True
         call.sends += 1
@@ -345,14 +349,9 @@ class Link:
         self._end(call)
 
     def _late(self, call: Call) -> TfmqError:
-        outcome = UNKNOWN if call.sent else NOT_DONE
         if self.state == "down" and self.last_error is not None:
-            return ConnectionFailed(self.last_error.sentence, outcome=outcome)
-        return TimedOut(
-            f"{self.server} did not answer {call.command.name} in time."
-            + (" It may still happen." if call.sent else ""),
-            outcome=outcome,
-        )
+            return ConnectionFailed(self.last_error.sentence, outcome=UNKNOWN if call.sent else NOT_DONE)
+        return call.late(self.server)
 
     def _back_off(self, now: float) -> None:
         """Wait before the next round over all servers, not between two of them."""

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from tfmq.errors import BadRequest, StorageStopped
+from tfmq.client.cluster import Topic
+from tfmq.errors import BadRequest, StorageStopped, UnknownPartition
 from tfmq.message import Message, Partition
 
 ENTRY_POINTS = "tfmq.partition_selectors"
@@ -105,3 +106,17 @@ def _load(name: str) -> PartitionSelector:
         raise BadRequest(f"There is no partition selector called {name!r}; installed: {names}.")
     made: PartitionSelector = found[name].load()()
     return made
+
+
+def choose_partition(selector: PartitionSelector, topic: Topic, message: Message) -> int:
+    """The number of the partition that `message` names, or else `selector` chooses. Raises `UnknownPartition`."""
+    partitions = topic.partitions
+    if message.partition is not None:
+        if not 0 <= message.partition < len(partitions):
+            raise UnknownPartition(
+                f"{topic.name} has partitions 0 to {len(partitions) - 1}, not {message.partition}."
+            )
+        return message.partition
+    if len(partitions) == 1:
+        return 0
+    return selector.get_partition(topic.name, partitions, message).number

@@ -15,12 +15,15 @@ from typing import NamedTuple, Protocol
 
 from tfmq.client.batch import Batch, Delivery, Owner
 from tfmq.client.cluster import Cluster, Topic
+from tfmq.client.delayed_batch import DelayedBatch
+from tfmq.client.dues import Given, due_of
 from tfmq.client.encoder import attribute_part
 from tfmq.client.identities import Identities
 from tfmq.client.lanes import KEYLESS, Lane, Lanes
 from tfmq.client.link import Link
-from tfmq.client.partition_selector import PartitionSelector
+from tfmq.client.partition_selector import PartitionSelector, choose_partition
 from tfmq.client.stream import Stream
+from tfmq.client.streams import Streams
 from tfmq.client.waiting import Flag
 from tfmq.errors import (
     NOT_DONE,
@@ -77,8 +80,6 @@ class Sender:
         self.options = options
         self.timeout = options.timeout
         self.identities = Identities(link)
-        self.shared: dict[str, Batch] = {}
-        """Open batches, by topic, that take any message without a key: what `send`'s short way appends to."""
         self.outstanding: dict[Batch, None] = {}
         """Every batch that is not settled, oldest first."""
         self.failures: deque[Batch] = deque(maxlen=FAILURES_REMEMBERED)
@@ -89,7 +90,9 @@ class Sender:
         self.selector = selector
         self._wall_clock = wall_clock
         self.lanes = Lanes(self)
-        self._streams: dict[tuple[str, int], Stream] = {}
+        self.streams = Streams(self)
+        self.shared = self.streams.shared(False)
+        """Open batches, by topic, that take any message without a key: what `send`'s short way appends to."""
         self._lingering: deque[Batch] = deque()
         self._hurried: list[Batch] = []
         self._room: Flag | None = None
@@ -145,25 +148,31 @@ class Sender:
 
     def drop(self, stream: Stream) -> None:
         """Forget a partition of a topic that is gone; its next message asks for the topic anew."""
-        name = stream.topic.name
-        if self._streams.get((name, stream.partition)) is stream:
-            del self._streams[name, stream.partition]
-        self.cluster.forget(name)
-        self.lanes.forget(stream.topic)
+        self.streams.drop(stream)
+        self.forget(stream.topic)
         if stream.open is not None:
             self.close_batch(stream.open)
+
+    def forget(self, topic: Topic) -> None:
+        """The topic, or this incarnation of it, is gone."""
+        self.cluster.forget(topic.name)
+        self.lanes.forget(topic)
 
     def close_batch(self, batch: Batch) -> None:
         """Let an open batch go."""
         if not batch.is_open:
             return
-        batch.close(self.options.batch_bytes)
-        if self.shared.get(batch.topic) is batch:
-            del self.shared[batch.topic]
-        stream = self._streams.get((batch.topic, batch.partition))
-        if stream is not None and stream.open is batch:
-            stream.open = None
+        self._close(batch)
+        entrance = self.streams.find(batch)
+        if entrance is not None and entrance.open is batch:
+            entrance.open = None
         self._enqueue(batch)
+
+    def _close(self, batch: Batch) -> None:
+        batch.close(self.options.batch_bytes)
+        shared = self.streams.shared(isinstance(batch, DelayedBatch))
+        if shared.get(batch.topic) is batch:
+            del shared[batch.topic]
 
     # What the faces use
 
@@ -176,41 +185,53 @@ class Sender:
             self._room = Flag()
         return self._room
 
-    def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Take one message; `payload` is its bytes (None: a tombstone). The caller has seen to room.
+    def append(
+        self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
+    ) -> Delivery:
+        """Take one message; `payload` is its bytes (None: a tombstone). The caller has seen to room. `called_at`: when
+        it was given, from which a delay counts; None: now.
 
         Raises `MessageTooLarge`, `UnknownPartition`, and what a selector raises.
         """
         self.check_size(0 if payload is None else len(payload))
         part = self.part(message)
+        due = due_of(message.delay, message.deliver_at)
         lane = self.lanes.lane(topic)
-        batch = self._target(lane, message)
+        batch = self._target(lane, message, due is not None)
         size = (0 if payload is None else len(payload)) + batch.overhead_bytes + len(part or b"")
         if size > batch.room and batch.payloads:
             self.close_batch(batch)
-            batch = self._target(lane, message)
+            batch = self._target(lane, message, due is not None)
         index = batch.add(payload, part, message.tag)
-        if batch.is_open and (batch.room <= 0 or batch.due <= 0):
+        if due is not None and isinstance(batch, DelayedBatch):
+            batch.dues.add(Given(due, self.now() if called_at is None else called_at))
+        if batch.is_open and (batch.room <= 0 or batch.leaves_at <= 0):
             self.close_batch(batch)
         elif batch.is_open and not self.options.linger_seconds:
             self._go(batch)
         return Delivery((batch, index))
 
-    def append_many(self, topic: str, payloads: list[bytes], size_bytes: int) -> Batch:
-        """Take payloads that make one batch: all without a key. The topic is known, or the batch waits for it."""
+    def append_many(
+        self, topic: str, payloads: list[bytes], size_bytes: int, given: Given | None = None
+    ) -> Batch:
+        """Take payloads that make one batch: all without a key, and all due alike. The topic is known, or the batch
+        waits for it.
+        """
         self.check_size(max(map(len, payloads)))
-        lane = self.lanes.lane(topic)
-        before = self.shared.get(topic)
+        lane, delayed = self.lanes.lane(topic), given is not None
+        before = self.streams.shared(delayed).get(topic)
         if before is not None:
             self.close_batch(before)
         partition = -1
         if lane.topic is not None:
-            partition = self.select(lane.topic, KEYLESS)
-            stream = self._stream(lane.topic, partition)
-            if stream.open is not None:
-                self.close_batch(stream.open)
-        batch = self._make(topic, partition)
+            partition = choose_partition(self.selector, lane.topic, KEYLESS)
+            entrance = self.streams.entrance(lane.topic, partition, delayed)
+            if entrance.open is not None:
+                self.close_batch(entrance.open)
+        batch = self._make(topic, partition, delayed)
         batch.payloads = payloads
+        if given is not None and isinstance(batch, DelayedBatch):
+            batch.dues.add(given, len(payloads))
         batch.room -= size_bytes + len(payloads) * batch.overhead_bytes
         batch.close(self.options.batch_bytes)
         self._enqueue(batch)
@@ -263,30 +284,27 @@ class Sender:
         lingering = self._lingering
         while lingering and not lingering[0].is_open:
             lingering.popleft()
-        due = lingering[0].due if lingering else float("inf")
+        soonest = lingering[0].leaves_at if lingering else float("inf")
         if len(self.outstanding) > len(lingering):
-            due = min(due, *(stream.next_time() for stream in self._streams.values()), self.lanes.next_time())
-        return due
+            soonest = min(soonest, self.streams.next_time(), self.lanes.next_time())
+        return soonest
 
     def tick(self) -> None:
         now = self.now()
         hurried, self._hurried = self._hurried, []
         for batch in hurried:
             self._go(batch)
-        while self._lingering and (not self._lingering[0].is_open or self._lingering[0].due <= now):
+        while self._lingering and (not self._lingering[0].is_open or self._lingering[0].leaves_at <= now):
             self.close_batch(self._lingering.popleft())
         self.lanes.expire(now)
-        for stream in list(self._streams.values()):
-            if stream.queue:
-                stream.expire(now)
-                stream.pump()
+        self.streams.tick(now)
 
     # Inside
 
     def _go(self, batch: Batch) -> None:
         """Close an urgent batch, unless something of its stream is under way: then it goes with its answer."""
-        stream = self._streams.get((batch.topic, batch.partition))
-        if stream is None or stream.idle:
+        entrance = self.streams.find(batch)
+        if entrance is None or entrance.idle:
             self.close_batch(batch)
 
     def check_size(self, size_bytes: int) -> None:
@@ -306,62 +324,43 @@ class Sender:
         born_ms = int(self._wall_clock() * 1000)
         return attribute_part(encode_attribute(born_ms, message.key, message.tag, message.properties))  # type: ignore[arg-type]
 
-    def _target(self, lane: Lane, message: Message) -> Batch:
+    def _target(self, lane: Lane, message: Message, delayed: bool) -> Batch:
         """The open batch for `message`."""
-        topic = lane.topic
+        topic, all_shared = lane.topic, self.streams.shared(delayed)
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         if any_partition:
-            shared = self.shared.get(lane.name)
+            shared = all_shared.get(lane.name)
             if shared is not None and shared.is_open:
                 return shared
         if topic is None:
             self.lanes.ask(lane)
-            batch = self._make(lane.name, -1)
+            batch = self._make(lane.name, -1, delayed)
             if any_partition:
-                self.shared[lane.name] = batch
+                all_shared[lane.name] = batch
                 self._lingering.append(batch)
             else:  # its partition is chosen when the topic is known, so it travels alone
-                batch.due = 0.0
+                batch.leaves_at = 0.0
                 self.lanes.wait(lane, batch, message)
             return batch
-        stream = self._stream(topic, self.select(topic, message))
-        if stream.open is None:
-            stream.open = self._make(lane.name, stream.partition)
-            self._lingering.append(stream.open)
+        entrance = self.streams.entrance(topic, choose_partition(self.selector, topic, message), delayed)
+        if entrance.open is None:
+            entrance.open = self._make(lane.name, entrance.partition, delayed)
+            self._lingering.append(entrance.open)
             if self.cluster.stale(lane.name) and not lane.asking:
                 self.lanes.ask(lane)
         if any_partition:
-            self.shared[lane.name] = stream.open
-        return stream.open
+            all_shared[lane.name] = entrance.open
+        return entrance.open
 
-    def _make(self, topic: str, partition: int, remember: bool = True) -> Batch:
-        now = self.now()
+    def _make(self, topic: str, partition: int, delayed: bool = False, remember: bool = True) -> Batch:
         born_ms = int(self._wall_clock() * 1000)
-        due = now + self.options.linger_seconds
-        batch = Batch(self._owner, topic, partition, self.options.batch_bytes, born_ms, due)
-        batch.deadline = now + self.options.linger_seconds + self.timeout
+        leaves_at = self.now() + self.options.linger_seconds
+        kind = DelayedBatch if delayed else Batch
+        batch = kind(self._owner, topic, partition, self.options.batch_bytes, born_ms, leaves_at)
+        batch.deadline = leaves_at + self.timeout
         if remember:
             self.outstanding[batch] = None
         return batch
-
-    def select(self, topic: Topic, message: Message) -> int:
-        partitions = topic.partitions
-        if message.partition is not None:
-            if not 0 <= message.partition < len(partitions):
-                raise UnknownPartition(
-                    f"{topic.name} has partitions 0 to {len(partitions) - 1}, not {message.partition}."
-                )
-            return message.partition
-        if len(partitions) == 1:
-            return 0
-        return self.selector.get_partition(topic.name, partitions, message).number
-
-    def _stream(self, topic: Topic, partition: int) -> Stream:
-        key = (topic.name, partition)
-        stream = self._streams.get(key)
-        if stream is None or stream.topic.incarnation != topic.incarnation:
-            stream = self._streams[key] = Stream(self, topic, partition)
-        return stream
 
     def _enqueue(self, batch: Batch) -> None:
         """A closed batch takes its place in the order of its partition, or waits until its topic is known."""
@@ -375,21 +374,22 @@ class Sender:
     def route(self, topic: Topic, batch: Batch, message: Message) -> None:
         """Bring a closed batch to its stream; `message` decides where its partition is still open."""
         try:
-            partition = self.select(topic, message) if batch.partition < 0 else batch.partition
+            partition = batch.partition
+            if partition < 0:
+                partition = choose_partition(self.selector, topic, message)
             if partition >= len(topic.partitions):
                 raise UnknownPartition(f"{topic.name} has only {len(topic.partitions)} partitions now.")
         except TfmqError as error:
             self.fail(batch, error)
             return
-        self._stream(topic, partition).push(batch)
+        batch.place(topic, partition)
+        self.streams.entrance(topic, partition, isinstance(batch, DelayedBatch)).push(batch)
 
     def refuse(self, batch: Batch, error: TfmqError) -> None:
         """Fail a batch that is not with a stream yet, open or not."""
         if batch.is_open:
-            batch.close(self.options.batch_bytes)
+            self._close(batch)
             self.used_bytes += batch.size_bytes
-            if self.shared.get(batch.topic) is batch:
-                del self.shared[batch.topic]
         self.fail(batch, error)
 
     def _settled(self, batch: Batch) -> None:

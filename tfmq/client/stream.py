@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tfmq.client.batch import Batch
 from tfmq.client.call import Call
@@ -59,6 +59,9 @@ PAUSE_SECONDS_MAX = 1.0
 class Stream:
     """See the module. All methods run under the driver's lock."""
 
+    has_one_topic: ClassVar[bool] = True
+    """Whether it ends with a topic."""
+
     def __init__(self, sender: Sender, topic: Topic, partition: int) -> None:
         self.topic = topic
         self.partition = partition
@@ -83,8 +86,7 @@ class Stream:
         return not self.flight and not self.queue
 
     def push(self, batch: Batch) -> None:
-        """Take over a closed batch."""
-        batch.partition = self.partition
+        """Take over a closed batch that has its place."""
         behind_numbered = not self.queue or self.queue[-1].producer_id == self.producer_id
         if self.state == "ready" and behind_numbered and batch.count <= sequences_left(self.sequence):
             self._number(batch)  # while the broker works on those before it
@@ -106,7 +108,12 @@ class Stream:
                     return
                 self._number(self.queue[0])
             self._send(self.queue.popleft())
-        if self.open is not None and self.open.urgent and self.idle:
+        if self.idle:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nothing is under way: what somebody waits for goes now."""
+        if self.open is not None and self.open.urgent:
             self._sender.close_batch(self.open)
 
     def expire(self, now: float) -> None:
@@ -137,24 +144,10 @@ class Stream:
             batch.unnumber()
 
     def _send(self, batch: Batch) -> None:
-        encoded = batch.encoded
-        assert encoded is not None
-        sender, acks = self._sender, self._sender.acks
-        request = Produce(
-            self.topic.name,
-            self.topic.incarnation,
-            self.partition,
-            batch.producer_id,
-            batch.sequence,
-            batch.count,
-            acks,
-            encoded.blocks,  # type: ignore[arg-type]
-        )
-        seconds = max(0.0, batch.deadline - sender.now())
+        assert batch.encoded is not None, "numbered"
+        sender = self._sender
         try:
-            call = sender.link.call(
-                request, encoded.data, seconds=seconds, unattended=True, wants_reply=acks != ACKS_NONE
-            )
+            call = self._call(batch, max(0.0, batch.deadline - sender.now()), sender.acks != ACKS_NONE)
         except Closed as error:
             sender.fail(batch, error)
             return
@@ -164,6 +157,15 @@ class Stream:
         self._flight_bytes += batch.size_bytes
         self._calls += 1
         call.when_done(lambda done: self._answered(done, batch))
+
+    def _call(self, batch: Batch, seconds: float, wants_reply: bool) -> Call:
+        return self._sender.link.call(
+            produce(batch, self.topic, self._sender.acks),
+            batch.encoded.data,  # type: ignore[union-attr]
+            seconds=seconds,
+            unattended=True,
+            wants_reply=wants_reply,
+        )
 
     def _leased(self, producer_id: int, error: TfmqError | None) -> None:
         if error is not None:
@@ -197,9 +199,9 @@ class Stream:
         error = call.error
         if error is None:
             self._stored(call, batch)
-        elif isinstance(error, UnknownTopic):
+        elif self.has_one_topic and isinstance(error, UnknownTopic):
             self._land(batch)
-            self._sender.fail(batch, _told(error, batch))
+            self._sender.fail(batch, told(error, batch))
             self._gone(error)
             return
         else:
@@ -268,13 +270,15 @@ class Stream:
 
     def _succeed(self) -> None:
         self.state = "succeeding"
-        request = SucceedProducer(self.topic.name, self.topic.incarnation, self.partition, self.producer_id)
         try:
-            call = self._sender.link.call(request, seconds=self._sender.timeout, unattended=True)
+            call = self._sender.link.call(self._succession(), seconds=self._sender.timeout, unattended=True)
         except Closed as error:
             self._fail_all(error)
             return
         call.when_done(self._succeeded)
+
+    def _succession(self) -> SucceedProducer:
+        return SucceedProducer(self.topic.name, self.topic.incarnation, self.partition, self.producer_id)
 
     def _succeeded(self, call: Call) -> None:
         error = call.error
@@ -302,10 +306,9 @@ class Stream:
         if lost > 0:
             self._sender.lost += lost
             log.error(
-                "%d messages to %s/%d were acknowledged as written and lost in a crash of the broker: ids from %d on.",
+                "%d %s were acknowledged as written and lost in a crash of the broker: ids from %d on.",
                 lost,
-                self.topic.name,
-                self.partition,
+                self._what,
                 (self.producer_id << 24) + last_sequence + 1,
             )
 
@@ -317,6 +320,10 @@ class Stream:
                 self._sender.fail(batch, UnknownProducer(error.sentence))
         self.state = "leasing"
         self._sender.identities.take(self._leased)
+
+    @property
+    def _what(self) -> str:
+        return f"messages to {self.topic.name}/{self.partition}"
 
     # Endings
 
@@ -335,10 +342,25 @@ class Stream:
         for batch in waiting:
             batch.unnumber()
             late = isinstance(error, TimedOut)
-            self._sender.fail(batch, self._sender.late(batch) if late else _told(error, batch))
+            self._sender.fail(batch, self._sender.late(batch) if late else told(error, batch))
 
 
-def _told(error: TfmqError, batch: Batch) -> TfmqError:
+def produce(batch: Batch, topic: Topic, acks: int) -> Produce:
+    """The request that brings a numbered batch to its partition of `topic`."""
+    assert batch.encoded is not None, "numbered"
+    return Produce(
+        topic.name,
+        topic.incarnation,
+        batch.partition,
+        batch.producer_id,
+        batch.sequence,
+        batch.count,
+        acks,
+        batch.encoded.blocks,  # type: ignore[arg-type]
+    )
+
+
+def told(error: TfmqError, batch: Batch) -> TfmqError:
     """`error` for a batch that is refused or was never sent: it may still be there if it was sent more than once."""
     told = copy(error)
     told.outcome = UNKNOWN if batch.attempts > 1 else NOT_DONE

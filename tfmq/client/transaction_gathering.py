@@ -12,6 +12,7 @@ from typing import Final
 
 from tfmq.client.batch import Delivery
 from tfmq.client.cluster import Topic
+from tfmq.client.partition_selector import choose_partition
 from tfmq.client.sender import Sender
 from tfmq.client.transaction_batch import Teller, TransactionBatch
 from tfmq.message import Message
@@ -131,7 +132,7 @@ class Gathering:
         if free and topic in self.shared:
             return self.shared[topic]
         known = self._topics.get(topic) or self._pin(topic)
-        partition = self._sender.select(known, message)
+        partition = choose_partition(self._sender.selector, known, message)
         batch = self._open.get((topic, partition))
         if batch is None:
             born_ms = int(self._wall_clock() * 1000)

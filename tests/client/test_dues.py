@@ -1,0 +1,144 @@
+"""Due times: what users give, in ms and never early; what is left of a delay when it goes out."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfmq.client.dues import Dues, Given, due_of, left, moment_ms
+from tfmq.errors import BadRequest
+from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
+from tfmq.protocol.handles import read_dues
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+NOON_MS = 1_795_262_400_000
+TEN_YEARS = 10 * 365 * 86_400
+
+
+@pytest.mark.parametrize(
+    ("delay", "milliseconds"),
+    [
+        (0, 0),
+        (-0.0, 0),
+        (0.001, 1),
+        (0.0001, 1),
+        (0.1 + 0.2, 300),
+        (1.001, 1001),
+        (30, 30_000),
+        (-5, 0),
+        (-5.5, 0),
+        (TEN_YEARS, TEN_YEARS * 1000),
+        (float(TEN_YEARS), TEN_YEARS * 1000),
+        (DUE_MAX // 1000, DUE_MAX // 1000 * 1000),
+        (timedelta(minutes=30), 1_800_000),
+        (timedelta(microseconds=1), 1),
+        (timedelta(microseconds=1001), 2),
+        (timedelta(seconds=-1), 0),
+        (timedelta.max, 86_399_999_999_999_999_999 // 1_000_000 * 1000 + 1000),
+    ],
+)
+def test_a_delay_is_seconds_or_a_timedelta_rounded_up_to_a_millisecond(delay: Any, milliseconds: int) -> None:
+    assert due_of(delay, None) == DUE_RELATIVE | milliseconds
+
+
+@pytest.mark.parametrize(
+    ("moment", "milliseconds"),
+    [
+        (NOON, NOON_MS),
+        (NOON.astimezone(timezone(timedelta(hours=5, minutes=30))), NOON_MS),
+        (NOON + timedelta(microseconds=1), NOON_MS + 1),
+        (NOON_MS // 1000, NOON_MS),
+        (NOON_MS / 1000, NOON_MS),
+        (NOON_MS / 1000 + 0.123, NOON_MS + 123),
+        (datetime(1900, 1, 1, tzinfo=UTC), 0),
+        (-1, 0),
+        (0, 0),
+        (datetime.max.replace(tzinfo=UTC), 253_402_300_800_000),
+        (DUE_MAX // 1000, DUE_MAX // 1000 * 1000),
+    ],
+)
+def test_a_moment_is_an_aware_datetime_or_seconds_since_1970(moment: Any, milliseconds: int) -> None:
+    assert due_of(None, moment) == moment_ms(moment) == milliseconds
+
+
+def test_without_either_a_message_is_not_delayed() -> None:
+    assert due_of(None, None) is None
+
+
+def test_both_at_once_contradict_each_other() -> None:
+    with pytest.raises(TypeError, match="not both"):
+        due_of(5, NOON)
+
+
+def test_a_naive_datetime_is_no_moment() -> None:
+    with pytest.raises(TypeError, match="no time zone"):
+        due_of(None, datetime(2026, 11, 21, 12))
+
+
+@pytest.mark.parametrize("wrong", ["30s", b"30", True, [30], {}, NOON])
+def test_a_delay_of_another_type_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="A delay is"):
+        due_of(wrong, None)
+
+
+@pytest.mark.parametrize("wrong", ["tomorrow", False, timedelta(1), NOON.date()])
+def test_a_moment_of_another_type_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="A moment is"):
+        due_of(None, wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [float("nan"), float("inf"), -float("inf"), 1 << 63, 1e300, DUE_MAX // 1000 + 1]
+)
+def test_numbers_that_are_no_time_are_refused(wrong: float) -> None:
+    for arguments in ((wrong, None), (None, wrong)):
+        with pytest.raises(BadRequest):
+            due_of(*arguments)
+
+
+def test_what_a_delayed_message_waited_here_is_taken_off() -> None:
+    dues = Dues()
+    dues.add(Given(DUE_RELATIVE | 30_000, 100.0), 2)
+    dues.add(Given(DUE_RELATIVE | 1_000, 105.0))
+    dues.add(Given(NOON_MS, 105.0))
+    assert dues.count == 4
+    assert list(read_dues(dues.packed(110.5))) == [
+        DUE_RELATIVE | 19_500,
+        DUE_RELATIVE | 19_500,
+        DUE_RELATIVE,
+        NOON_MS,
+    ]
+    assert list(read_dues(dues.packed_whole())) == [DUE_RELATIVE | 30_000] * 2 + [
+        DUE_RELATIVE | 1_000,
+        NOON_MS,
+    ]
+
+
+@given(
+    given_at=st.floats(0, 1e9),
+    waited=st.floats(0, 1e6),
+    delay_ms=st.integers(0, 1 << 62),
+    more=st.floats(0, 10),
+)
+def test_what_is_left_is_never_too_little_and_at_most_a_millisecond_too_much(
+    given_at: float, waited: float, delay_ms: int, more: float
+) -> None:
+    now = given_at + waited
+    remaining = left(DUE_RELATIVE | delay_ms, given_at, now) - DUE_RELATIVE
+    true = max(0.0, delay_ms - (now - given_at) * 1000)
+    assert true - 1e-3 - true * 1e-15 <= remaining <= true + 1.001 + true * 1e-15
+    assert left(DUE_RELATIVE | delay_ms, given_at, now + more) - DUE_RELATIVE <= remaining
+
+
+def test_a_clock_that_stands_adds_nothing() -> None:
+    assert left(DUE_RELATIVE | 5, 100.0, 99.0) == DUE_RELATIVE | 5
+
+
+def test_messages_that_were_sent_together_take_no_more_room_than_one() -> None:
+    dues = Dues()
+    for _ in range(1000):
+        dues.add(Given(DUE_RELATIVE | 5, 100.0))
+    dues.add(Given(DUE_RELATIVE | 5, 100.0), 100_000)
+    assert len(dues._runs) == 1 and len(dues.packed(100.0)) == 8 * 101_000

@@ -1,0 +1,125 @@
+"""When delayed messages are due: from what users give to what the wire carries.
+
+A due is one number, as `docs/protocol.md` has it: a delay in ms with the top bit set, or a moment, ms since 1970.
+A delay counts from the call. So what a message waited here, for its batch, for room, for a broker that was away, is
+taken off each time it goes out: it is neither early nor later than need be.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from math import ceil, isfinite
+from typing import Final, NamedTuple
+
+from tfmq.errors import BadRequest
+from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
+
+Delay = float | timedelta
+"""Seconds, or a timedelta; below 0: as soon as possible."""
+Moment = datetime | float
+"""An aware datetime, or seconds since 1970."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_DUE_BYTES: Final = 8
+
+
+def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
+    """The due that these mean; None where neither is given.
+
+    Raises `TypeError` for both at once, for what is neither a number nor a time, and for a datetime without a time
+    zone; `BadRequest` for numbers that are no time, or lie behind 2^63 - 1 ms.
+    """
+    if delay is not None:
+        if deliver_at is not None:
+            raise TypeError("A message has a delay, or a time to deliver it at, not both.")
+        return DUE_RELATIVE | _delay_ms(delay)
+    return None if deliver_at is None else moment_ms(deliver_at)
+
+
+def _delay_ms(delay: Delay) -> int:
+    if isinstance(delay, timedelta):
+        return max(0, -(-(delay // _MICROSECOND) // 1000))
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
+    return _in_ms("delay", delay)
+
+
+def moment_ms(moment: Moment) -> int:
+    """Ms since 1970; what is before, is 0. Raises as `due_of`."""
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None or moment.utcoffset() is None:
+            raise TypeError(
+                f"{moment} has no time zone, so it is no moment: give an aware datetime, for example"
+                " datetime.now(UTC) + timedelta(hours=1)."
+            )
+        return max(0, -(-((moment - _EPOCH) // _MICROSECOND) // 1000))
+    if isinstance(moment, bool) or not isinstance(moment, int | float):
+        raise TypeError(
+            f"A moment is an aware datetime or a number of seconds since 1970, not {type(moment).__name__}."
+        )
+    return _in_ms("moment", moment)
+
+
+def _in_ms(what: str, seconds: float) -> int:
+    """Rounded up, so that nothing is early; a float is taken for what it was written as, to the microsecond."""
+    if isinstance(seconds, float):
+        if not isfinite(seconds):
+            raise BadRequest(f"A {what} of {seconds} seconds is no time.")
+        milliseconds = ceil(round(seconds * 1000, 3))
+    else:
+        milliseconds = seconds * 1000
+    if milliseconds > DUE_MAX:
+        raise BadRequest(f"A {what} is at most {DUE_MAX} ms, 292 million years, not {seconds:g} seconds.")
+    return max(0, milliseconds)
+
+
+class Given(NamedTuple):
+    """A due, and when somebody gave it, in the clock of `Dues.packed`."""
+
+    due: int
+    called_at: float
+
+
+class Dues:
+    """The dues of a batch's messages, in order: runs of messages with the same one, so that a thousand that were
+    sent together cost as much as one.
+    """
+
+    __slots__ = ("_runs", "count")
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[int, int, float]] = []
+        self.count = 0
+
+    def add(self, given: Given, count: int = 1) -> None:
+        """`count` more messages."""
+        due, called_at = given
+        self.count += count
+        if self._runs:
+            last, last_due, last_called_at = self._runs[-1]
+            if last_due == due and (last_called_at == called_at or due < DUE_RELATIVE):
+                self._runs[-1] = (last + count, due, last_called_at)
+                return
+        self._runs.append((count, due, called_at))
+
+    def packed(self, now: float) -> bytes:
+        """What goes out at `now`: one u64 a message; delays are shorter by what is over of them."""
+        return b"".join(
+            [
+                left(due, called_at, now).to_bytes(_DUE_BYTES, "big") * count
+                for count, due, called_at in self._runs
+            ]
+        )
+
+    def packed_whole(self) -> bytes:
+        """As they were given: what counts from a commit has not begun to pass."""
+        return b"".join([due.to_bytes(_DUE_BYTES, "big") * count for count, due, _ in self._runs])
+
+
+def left(due: int, called_at: float, now: float) -> int:
+    """What is left at `now` of a due that was given at `called_at`; a moment stays what it is."""
+    if due < DUE_RELATIVE:
+        return due
+    over_ms = max(0, int((now - called_at) * 1000))
+    return DUE_RELATIVE | max(0, due - DUE_RELATIVE - over_ms)
