@@ -124,9 +124,9 @@ def slices(data: Buffer, sizes: Sequence[int]) -> list[Buffer]:
     return list(map(data.__getitem__, map(slice, ends[:-1], ends[1:])))
 
 
-def sealed(data: Sequence[bytes], sizes: Numbers, first_number: int) -> list[Buffer]:
+def sealed(data: Sequence[Buffer], sizes: Numbers, first_number: int) -> list[Buffer]:
     """The records in `data` (buffers of whole records, joined), each behind its CRC; numbers rise by one."""
-    joined = data[0] if len(data) == 1 else b"".join(data)
+    joined = bytes(data[0]) if len(data) == 1 else b"".join(data)
     if len(sizes) <= PIECE:
         return [_sealed(joined, sizes, first_number)]
     result: list[Buffer] = []

@@ -4,7 +4,7 @@ A value: whoever changes the set makes a new one and puts it in the old one's pl
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from tfmq.delay.spans import Span, finer, level_of, span_of
@@ -44,11 +44,15 @@ class Leaves(Generic[Leaf]):
 
 
 class Plan:
-    """Which span each due of a spill goes to: that of a leaf, or a new one, which later dues then find."""
+    """Which span each due of a spill goes to: that of a leaf, or a new one, which later dues then find.
 
-    def __init__(self, leaves: Iterable[Spanned], now_ms: int) -> None:
+    `taken`: no new one may be exactly one of these; none of them is of the finest level.
+    """
+
+    def __init__(self, leaves: Iterable[Spanned], now_ms: int, taken: Collection[Span] = ()) -> None:
         self._spans = sorted(leaf.span for leaf in leaves)
         self._now_ms = now_ms
+        self._taken = taken
 
     def span_of(self, due: int) -> Span:
         """The leaf's that holds `due`; else a new one's, as coarse as `level_of` says where that overlaps no leaf."""
@@ -57,7 +61,7 @@ class Plan:
         if index >= 0 and due < spans[index].end:
             return spans[index]
         span = span_of(due, level_of(due, self._now_ms))
-        while self._overlaps(span):
+        while span in self._taken or self._overlaps(span):
             span = span_of(due, finer(span.exponent))
         spans.insert(bisect_left(spans, span), span)
         return span

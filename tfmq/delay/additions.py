@@ -1,0 +1,284 @@
+"""What is being added to the buckets: gathered for each span, written by chunks, forced, or taken back.
+
+One thread at a time, a worker. Nothing of it counts before the next checkpoint lists it: a bucket's `size` and `count`
+stay as they are meanwhile. What is gathered is bounded: the fullest spans are written first.
+"""
+
+import errno
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, compress
+from typing import Final, NamedTuple
+
+from journal.disk import Disk, File, write_all
+from journal.errors import Full
+from journal.header import Buffer
+from tfmq.delay.bucket import Bucket
+from tfmq.delay.bucket_file import (
+    CHUNK_BYTES,
+    ENTRY_SIZE,
+    HEAD_SIZE,
+    ROW,
+    TABLE_BYTES_MAX,
+    Chunk,
+    encode_chunk,
+    encode_head,
+)
+from tfmq.delay.columns import CRC_SIZE, SLOT_SHIFT, Messages, Numbers, Target
+from tfmq.delay.open_files import keep_open
+from tfmq.delay.spans import Span
+
+GATHERED_BYTES: Final = 32 << 20
+"""Kept in memory for all spans together, before the largest chunks are written."""
+UNFORCED_MAX: Final = 64
+"""Files that are open at once because they are not forced yet."""
+JOINT_MIN: Final = 8
+"""From so many files on one force of the file system costs less than one of each."""
+
+
+class Draft:
+    """The messages of one span that are not written yet."""
+
+    def __init__(self) -> None:
+        self.dues, self.numbers = array("Q"), array("Q")
+        self.targets, self.sizes = array("I"), array("I")
+        self.flags = bytearray()
+        self.table: dict[Target, int] = {}
+        self.data: list[Buffer] = []
+        self.size_bytes = 0
+        self.table_bytes = 0
+
+    def add(self, messages: Messages) -> None:
+        """Takes them over."""
+        first = len(self.dues)
+        self.dues.extend(messages.dues)
+        self.numbers.extend(messages.numbers)
+        self.sizes.extend(messages.sizes)
+        self.flags += messages.flags
+        self.data.extend(messages.data)
+        indices = [self._index(target) for target in messages.table]
+        if len(indices) == 1:
+            self.targets.extend(array("I", (indices[0],)) * messages.length)
+        else:
+            self.targets.extend(map(indices.__getitem__, messages.targets))
+        self.size_bytes += messages.size_bytes + ENTRY_SIZE * (len(self.dues) - first)
+
+    def _index(self, target: Target) -> int:
+        index = self.table.get(target)
+        if index is None:
+            index = self.table[target] = len(self.table)
+            self.table_bytes += ROW.size + len(target.topic.encode())
+        return index
+
+    def messages(self) -> Messages:
+        """All of them."""
+        columns = (self.dues, self.numbers, self.targets, self.sizes, bytes(self.flags))
+        return Messages(*columns, list(self.table), [b"".join(self.data)])
+
+
+@dataclass
+class Growth:
+    """What a bucket comes to with what was added; its own `size` and `count` are as before."""
+
+    bucket: Bucket
+    size: int
+    count: int
+    is_new: bool
+    has_file: bool
+
+
+class Moved(NamedTuple):
+    """Where messages lie now: numbers, and locators as `columns` describes them."""
+
+    numbers: Numbers
+    locators: Numbers
+
+
+class Additions:
+    """See the module. `bucket_of(span)`: the bucket, and whether it is a new one, which has no file yet.
+
+    `arrivals`: the offset of the arrivals up to which the buckets are complete then. `moved_below`: `moved` names the
+    messages that are due before. `failure`: a write or a force failed in a way that is not to be retried.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        anchor: File | None,
+        bucket_of: Callable[[Span], tuple[Bucket, bool]],
+        arrivals: int,
+        moved_below: int = 0,
+    ) -> None:
+        self.growth: dict[Span, Growth] = {}
+        self.moved: list[Moved] = []
+        self.count = 0
+        self.size_bytes = 0
+        self.failure: OSError | None = None
+        self._disk = disk
+        self._folder = folder
+        self._anchor = anchor
+        self._bucket_of = bucket_of
+        self._arrivals = arrivals
+        self._moved_below = moved_below
+        self._drafts: dict[Span, Draft] = {}
+        self._gathered = 0
+        self._unforced: dict[str, File] = {}
+
+    def add(self, span: Span, messages: Messages) -> None:
+        """Takes messages that are all due in `span`. Raises Full, OSError."""
+        draft = self._drafts.get(span)
+        if draft is not None and draft.size_bytes + messages.size_bytes > CHUNK_BYTES:
+            self._write(span)
+            draft = None
+        if draft is None:
+            draft = self._drafts[span] = Draft()
+        before = draft.size_bytes
+        draft.add(messages)
+        self._gathered += draft.size_bytes - before
+        if draft.table_bytes > TABLE_BYTES_MAX or draft.size_bytes > CHUNK_BYTES:
+            self._write(span)
+        if self._gathered > GATHERED_BYTES:
+            for fullest in sorted(self._drafts, key=lambda each: -self._drafts[each].size_bytes):
+                self._write(fullest)
+                if self._gathered <= GATHERED_BYTES // 2:
+                    break
+
+    def finish(self) -> None:
+        """Writes what is left; then everything is forced, names of new files too. Raises Full, OSError."""
+        for span in sorted(self._drafts):
+            self._write(span)
+        self._force()
+        if any(growth.is_new for growth in self.growth.values()):
+            with self._noting():
+                self._disk.force_folder(self._folder)
+
+    def undo(self) -> None:
+        """Takes everything back off the disk. Raises OSError: then it stays there, and is not listed either."""
+        self._drafts.clear()
+        for growth in self.growth.values():
+            path = growth.bucket.path
+            file = self._unforced.pop(path, None)
+            with self._noting():
+                if growth.is_new and growth.has_file:
+                    self._disk.unlink(path)
+                elif not growth.is_new:
+                    file = self._cut_back(growth, file)
+            if file is not None:
+                file.close()
+
+    def _cut_back(self, growth: Growth, file: File | None) -> File | None:
+        try:
+            file = file or self._disk.open_write(growth.bucket.path)
+        except Full:
+            # No descriptor is left. What is behind the size that counts is written over, or cut by the next start.
+            return None
+        _cut(file, growth.bucket.size)
+        return file
+
+    def keep_open(self) -> None:
+        """Nothing more is done with these files: those with unforced bytes stay open."""
+        for file in self._unforced.values():
+            keep_open(file)
+        self._unforced.clear()
+
+    def relocated(self, first_number: int, end_number: int) -> Moved:
+        """What `moved` says, in the order of the numbers, which lie between these."""
+        locators = array("Q", bytes(8 * (end_number - first_number)))
+        for each in self.moved:
+            for number, locator in zip(each.numbers, each.locators, strict=True):
+                locators[number - first_number] = locator
+        numbers = compress(range(first_number, end_number), locators)
+        return Moved(array("Q", numbers), array("Q", filter(None, locators)))
+
+    def _write(self, span: Span) -> None:
+        """Writes what is gathered for a span as one chunk."""
+        draft = self._drafts.pop(span)
+        self._gathered -= draft.size_bytes
+        growth, file = self._open(span)
+        bucket, messages = growth.bucket, draft.messages()
+        position = max(growth.size, HEAD_SIZE)
+        buffers, chunk = encode_chunk(messages, position, self._arrivals, bucket.seed)
+        head = [encode_head(bucket.identity, span)] if growth.size == 0 else []
+        with self._noting():
+            write_all(file, [*head, *buffers], growth.size)
+        growth.size = chunk.next
+        growth.count += chunk.count
+        self.count += chunk.count
+        self.size_bytes += chunk.size
+        if span.start < self._moved_below:
+            self._note_moved(bucket, messages, chunk)
+
+    def _open(self, span: Span) -> tuple[Growth, File]:
+        growth = self.growth.get(span)
+        if growth is None:
+            bucket, is_new = self._bucket_of(span)
+            growth = Growth(bucket, bucket.size, bucket.count, is_new, not is_new)
+            self.growth[span] = growth
+        path = growth.bucket.path
+        file = self._unforced.get(path)
+        if file is None:
+            if len(self._unforced) >= UNFORCED_MAX:
+                self._force()
+            with self._noting():
+                file = self._unforced[path] = self._file(growth, path)
+            growth.has_file = True
+        return growth, file
+
+    def _file(self, growth: Growth, path: str) -> File:
+        if growth.has_file:
+            return self._disk.open_write(path)
+        if self._disk.exists(path):
+            # What an earlier process left: nothing lists it.
+            self._disk.unlink(path)
+        return self._disk.create(path)
+
+    def _note_moved(self, bucket: Bucket, messages: Messages, chunk: Chunk) -> None:
+        first = bucket.slot << SLOT_SHIFT | chunk.records
+        locators = array("Q", accumulate(map(CRC_SIZE.__add__, messages.sizes), initial=first))
+        locators.pop()
+        numbers = messages.numbers
+        if bucket.span.end > self._moved_below:
+            near = bytes(map(self._moved_below.__gt__, messages.dues))
+            numbers, locators = array("Q", compress(numbers, near)), array("Q", compress(locators, near))
+        self.moved.append(Moved(numbers, locators))
+
+    def _force(self) -> None:
+        """Forces what is written, together where that is cheaper. Raises OSError; then nothing is tried again."""
+        with self._noting():
+            if not self._force_together():
+                for file in self._unforced.values():
+                    file.force()
+        for file in self._unforced.values():
+            file.close()
+        self._unforced.clear()
+
+    def _force_together(self) -> bool:
+        if self._anchor is None or len(self._unforced) < JOINT_MIN:
+            return False
+        try:
+            self._disk.sync_file_system(self._anchor)
+        except OSError:
+            # Not here, or somebody's bytes are gone: whose, each file's own force tells.
+            return False
+        return True
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """An error of the disk in here stops whoever asked; a full disk does not."""
+        try:
+            yield
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _cut(file: File, size: int) -> None:
+    """Cuts a file back to what counts. Raises OSError."""
+    try:
+        file.truncate(size)
+    except Full as error:
+        raise OSError(errno.EIO, f"a failed write cannot be cut off: {error}", file.path) from error
+    file.force()
