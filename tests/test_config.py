@@ -148,7 +148,7 @@ def test_a_wrong_variable_is_told_and_strangers_are_left_alone() -> None:
         ("server.tls_key", "key.pem", "TLS"),
         ("server.users", "users.toml", "users"),
         ("http.listen", "127.0.0.1:8368", "HTTP"),
-        ("delay.tick_ms", "5", "delayed delivery"),
+        ("server.tls_certificate", "certificate.pem", "TLS"),
     ],
 )
 def test_what_does_not_exist_yet_cannot_be_switched_on(key: str, value: str, what: str) -> None:

@@ -299,6 +299,16 @@ CHECKS_PARKED = _limit(
 )
 
 # Delayed messages
+DELAYED = _limit(
+    "delayed",
+    100_000_000,
+    10_000_000_000,
+    "messages",
+    "they wait on the disk, and take their time when a span of them is read; more is answered Busy",
+)
+DELAYED_BYTES = _limit(
+    "delayed_bytes", 64 * 1024 * MIB, 1 << 50, "bytes", "likewise: what waits does not fill the disk"
+)
 BATCH_RECORDS_DELAYED = _limit(
     "batch_records_delayed",
     1 << 18,
@@ -317,6 +327,26 @@ DELAYED_HISTOGRAM_EDGES = _limit(
     "edges",
     "each waiting message is looked up among them",
     sent=True,
+)
+
+# Schedules
+CRON_BYTES = _limit(
+    "cron_bytes", 256, 256, "bytes", "a cron expression, or the name of a time zone; longer ones are mistakes"
+)
+SCHEDULES = _limit(
+    "schedules", 1_000, 10_000, "schedules", "each is in memory, and in every snapshot of the catalog"
+)
+SCHEDULE_PAYLOAD_BYTES = _limit(
+    "schedule_payload_bytes",
+    64 * KIB,
+    MIB,
+    "bytes",
+    "likewise; of one schedule: its payload, key, tag and properties",
+    sent=True,
+)
+SCHEDULES_BYTES = _limit("schedules_bytes", 16 * MIB, 64 * MIB, "bytes", "likewise, all schedules together")
+SCHEDULES_PER_PAGE = _limit(
+    "schedules_per_page", 500, 500, "schedules", "one page of a list fits in one header", sent=True
 )
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")

@@ -309,9 +309,18 @@ class Transaction:
 @dataclass(frozen=True)
 class Delay:
     tick_ms: Annotated[
-        int, Setting(Count(1, 60_000), "How exact delayed delivery is.", later="delayed delivery")
+        int, Setting(Count(1, 60_000), "How often is looked which delayed messages are due, in ms.")
     ] = 10
-    levels: Annotated[tuple[float, ...], Setting(Levels(), "Named delays.", later="delayed delivery")] = ()
+    levels: Annotated[
+        tuple[float, ...], Setting(Levels(), "Delays that clients can choose by number, from the first on.")
+    ] = ()
+    outcome_seconds: Annotated[
+        float,
+        Setting(
+            Seconds(1, YEARS),
+            "How long after its time it is known whether a delayed message was cancelled.",
+        ),
+    ] = 86_400
 
 
 SECTIONS: dict[str, type[Any]] = {

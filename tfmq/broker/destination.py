@@ -161,9 +161,9 @@ class BrokerDestination:
             done(None, error)
             return
         if isinstance(effect, Append):
-            self._writes.put_effect(partition, EffectWork(effect, done))
+            self._writes.put(partition, EffectWork(effect, done))
         elif self.delayed is not None:
-            self._writes.put_effect(partition, self.delayed.work(effect, done))
+            self._writes.put(partition, self.delayed.work(effect, done))
 
     def hold(self, key: int, source: SourceName) -> None:
         partition = self._topics.find_partition(*split_id(key))

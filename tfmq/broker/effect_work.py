@@ -1,4 +1,4 @@
-"""An `Append` of a transaction or a timer on its way into a partition: applied once, whatever is repeated."""
+"""An effect of a transaction or a timer on its way into a partition: applied once, whatever is repeated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from journal.shapes import Appended, Batch, Source
 from tfmq.broker.partition import Partition
 from tfmq.broker.work import NotYet, Staged
-from tfmq.effects import Append, Mark
+from tfmq.effects import Append, Mark, Schedule
 from tfmq.errors import UNKNOWN, StorageStopped
 
 
@@ -19,7 +19,9 @@ class EffectWork:
 
     effect = True
 
-    def __init__(self, effect: Append, done: Callable[[Mark | None, BaseException | None], None]) -> None:
+    def __init__(
+        self, effect: Append | Schedule, done: Callable[[Mark | None, BaseException | None], None]
+    ) -> None:
         self._batches = list(effect.batches)
         self._key = effect.key
         self._done = done

@@ -353,8 +353,12 @@ class Partition:
         self._told = reason
         advice = "it goes on as soon as there is some"
         if self.log.stopped is not None:
-            advice = f"mend the disk, then: tfmq topic resume {self.name} --partition {self.number}"
+            advice = self.advice()
         logger.error("%s-%d takes no messages: %s; %s", self.name, self.number, reason, advice)
+
+    def advice(self) -> str:
+        """What an operator does once its disk works again."""
+        return f"mend the disk, then: tfmq topic resume {self.name} --partition {self.number}"
 
     def _tell_idle(self) -> None:
         while self._idle and not self.working:

@@ -196,7 +196,7 @@ class Writes:
         self.refuse_large(request.blocks, len(body))
         partition = self._partition(request.topic, request.incarnation, request.partition)
         self.quotas.take(session, len(body) + REQUEST_BYTES)
-        self._put(partition, Send(request, body, reply, session, self))
+        self.put(partition, Send(request, body, reply, session, self))
 
     def refuse_large(self, blocks: Sequence[tuple[int, int, int]], size_bytes: int) -> None:
         """A block larger than blocks are is one record; a batch without blocks is held to the same size.
@@ -210,7 +210,11 @@ class Writes:
     def succeed(self, request: SucceedProducer, reply: Reply) -> None:
         """Closes an id and answers its successor. Raises UnknownTopic, UnknownPartition, StorageStopped."""
         partition = self._partition(request.topic, request.incarnation, request.partition)
-        closed = partition.producers.closed(request.producer_id)
+        self.succeed_on(partition, request.producer_id, reply)
+
+    def succeed_on(self, partition: Partition, producer_id: int, reply: Reply) -> None:
+        """Closes an id there and answers its successor."""
+        closed = partition.producers.closed(producer_id)
         if closed is not None:
             answer_closed(partition, closed, reply)
             return
@@ -219,21 +223,17 @@ class Writes:
             if error is not None:
                 reply.error(faults.not_done(error))
             else:
-                work = Succession(request.producer_id, successor, self.now_ms(), reply)
-                self._put(partition, work)
+                self.put(partition, Succession(producer_id, successor, self.now_ms(), reply))
 
         self._lease(leased)
-
-    def put_effect(self, partition: Partition, work: Work) -> None:
-        """Queues an effect, behind those that came before for the partition."""
-        self._put(partition, work)
 
     def unhold(self, partition: Partition) -> None:
         """Ends the hold of a partition; what waited for that is written at the end of the turn."""
         if partition.unhold():
             self._due.append(partition)
 
-    def _put(self, partition: Partition, work: Work) -> None:
+    def put(self, partition: Partition, work: Work) -> None:
+        """Queues something to be written, behind what came before for the partition."""
         if partition.put(work):
             self._due.append(partition)
 

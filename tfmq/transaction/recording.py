@@ -4,7 +4,7 @@ Everything else (who may ask, limits, offsets, targets) is the handler's busines
 the state is preparing, committing or rolling_back; if it is refused, the state is what it was before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -24,11 +24,20 @@ FORGET: Final = "forget"
 class Recording:
     """The verbs of a `JournalTransactionStore`. They raise states.WrongStep, and nothing is changed then."""
 
-    def __init__(self, ledger: Ledger, queue: JournalQueue, epochs: Epochs, clock: Clock) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        queue: JournalQueue,
+        epochs: Epochs,
+        clock: Clock,
+        decided_ms: Callable[[], int],
+    ) -> None:
         self._ledger = ledger
         self._queue = queue
         self._epochs = epochs
         self._clock = clock
+        self._decided_ms = decided_ms
+        """The time of a decision, from which the delays of what it brings count."""
         self._forgetting: set[int] = set()
         """Heuristic ones whose end is queued."""
 
@@ -93,7 +102,7 @@ class Recording:
             if offsets or pieces:
                 raise states.WrongStep(transaction.state, SEND)
             self._ask(transaction, states.ASK_COMMIT)
-            self._put(operations.Commit(transaction.epoch, self._clock.wall_ms()), written, transaction)
+            self._put(operations.Commit(transaction.epoch, self._decided_ms()), written, transaction)
             return
         self._ask(transaction, states.ASK_COMMIT)
         topics = transaction.topics
@@ -103,7 +112,7 @@ class Recording:
             count += piece.count
         operation = operations.LocalCommit(
             transaction.epoch,
-            self._clock.wall_ms(),
+            self._decided_ms(),
             transaction.origin,
             tuple(topics.items()),
             tuple(offsets),
@@ -126,7 +135,7 @@ class Recording:
         """As `commit` of a prepared one; it stays, as "heuristic_committed", until `forget`."""
         self._require_prepared(transaction, states.DECIDE_BY_HAND)
         self._ask(transaction, states.ASK_COMMIT)
-        operation = operations.HeuristicCommit(transaction.epoch, self._clock.wall_ms())
+        operation = operations.HeuristicCommit(transaction.epoch, self._decided_ms())
         self._put(operation, written, transaction)
 
     def rollback_by_hand(self, transaction: Transaction, written: Written) -> None:
@@ -200,7 +209,7 @@ class Recording:
             rows,
             [each.epoch for each in members],
             [each.epoch for each in dropped],
-            self._clock.wall_ms(),
+            self._decided_ms(),
         )
         self._queue.put(operation, written, refused=partial(self._refused, [*members, *dropped]))
 

@@ -56,9 +56,10 @@ class JournalTransactionStore(Recording):
         force: Force,
         run: Run,
         options: JournalOptions,
+        decided_ms: Callable[[], int],
     ) -> None:
         queue = JournalQueue(journal, ledger, force=force, run=run)
-        super().__init__(ledger, queue, Epochs(self._lease), clock)
+        super().__init__(ledger, queue, Epochs(self._lease), clock, decided_ms)
         self._journal = journal
         self._disk, self._folder = disk, folder
         self._randomness = randomness
@@ -86,12 +87,14 @@ class JournalTransactionStore(Recording):
         run: Run,
         limits: Mapping[str, int],
         settings: Mapping[str, int],
+        decided_ms: Callable[[], int] | None = None,
     ) -> "JournalTransactionStore":
         """Opens or makes the journal in the existing `folder`, after recovery; forces a first range of epochs.
 
         Transactions that were never prepared are gone then; prepared and decided ones are in `transactions`.
         `force(journal, place, waiter)`: a Forcer's `want`. `limits` by name, `settings` the keys `transaction.*`
-        without that prefix (outcome_seconds, journal_file_bytes).
+        without that prefix (outcome_seconds, journal_file_bytes). `decided_ms`: the time that decisions carry, ms since
+        1970, if another than the wall clock's.
         Raises Corrupt (file and position named; nothing was changed), NewerFormat, Full, Stopped, OSError.
         """
         ledger = Ledger(
@@ -127,6 +130,7 @@ class JournalTransactionStore(Recording):
             force=force,
             run=run,
             options=options,
+            decided_ms=clock.wall_ms if decided_ms is None else decided_ms,
         )
         store._start()
         return store

@@ -1,0 +1,263 @@
+"""What lands in the arrivals: a delayed PRODUCE, and the delayed batches of decided transactions.
+
+Both are a note and, behind it, the records as their producer sent them, in one append. Effective due times are given
+in the moment of the append, and the queue knows of them until they are written or refused, so that nothing later
+fires meanwhile. No step here is made for a message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from itertools import repeat
+from typing import Any, Final, NamedTuple, Protocol
+from zlib import crc32
+
+from journal.control import holds_control_header
+from journal.header import HEADER_SIZE, LENGTH
+from journal.shapes import Appended, Batch, Buffer
+from tfmq.broker import faults
+from tfmq.broker.caller import Body, Reply, Session
+from tfmq.broker.effect_work import EffectWork
+from tfmq.broker.partition import Partition
+from tfmq.broker.producers import Answer, Repeat
+from tfmq.broker.work import NotYet, Staged, tail_of
+from tfmq.broker.writes import Send, Writes
+from tfmq.delay import note as notes
+from tfmq.delay.arrivals import batches_of, note_batch, note_before
+from tfmq.delay.dues import (
+    ABSOLUTE_FLAG,
+    DUE_MAX,
+    RELATIVE,
+    RELATIVE_FLAG,
+    WORD,
+    Dues,
+    dues_of,
+    effective,
+    word_bytes,
+    words,
+)
+from tfmq.delay.note import Note
+from tfmq.effects import Applied, Mark, Schedule
+from tfmq.errors import UNKNOWN
+from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
+
+NOTE_BYTES: Final = 512
+"""What a note has beside its due times, at most: its record's header, its own, and a topic's name."""
+DUE_WORDS: Final = 2
+"""A due time has a word on the wire, and another one in the note."""
+SEPARATOR: Final = note_batch(notes.cancel(notes.Turns(array("Q", (0,)), array("Q", (0,)))))
+"""Says nothing, as no message is due in 1970. It stands between a batch that ends like half a control record, and a
+note that would be the other half."""
+
+_FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
+"""From the first byte of a word to its message's flag."""
+
+
+class Queue(Protocol):
+    """What of `tfmq.delay.queue.DelayQueue` arrivals need; see there."""
+
+    def now_ms(self) -> int: ...
+    def wall_ms(self) -> int: ...
+    def expect(self, due_min: int) -> int: ...
+    def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None: ...
+    def failed(self, ticket: int) -> None: ...
+
+
+class Landed(NamedTuple):
+    """A batch that is about to be written: its note, and under which ticket the queue expects it."""
+
+    note: Note
+    ticket: int
+
+
+class DelayedSend(Send):
+    """One PRODUCE with due times. The rule of sequences and the acknowledgement are those of any send."""
+
+    __slots__ = ("_landed", "_log_id", "_note", "_number", "_queue", "_store_id")
+
+    def __init__(
+        self,
+        request: Produce,
+        body: Body,
+        reply: Reply,
+        session: Session,
+        writes: Writes,
+        *,
+        queue: Queue,
+        store_id: int,
+        log_id: int,
+    ) -> None:
+        super().__init__(request, body, reply, session, writes)
+        self._queue, self._store_id, self._log_id = queue, store_id, log_id
+        self.size_bytes = len(body) + DUE_WORDS * len(request.due or b"") + NOTE_BYTES
+        self._landed: Landed | None = None
+        self._note: Note | None = None
+        """Of what is stored; None where nobody knows it any more."""
+        self._number = 0
+
+    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+        self._forget()
+        found = super().batches(partition, staged)
+        if found is None:
+            return None
+        request, queue, ((data, blocks, *stream),) = self._request, self._queue, found
+        dues = effective(request.due or b"", request.count, queue.now_ms(), queue.wall_ms())
+        note = notes.arrival(self._log_id, request.topic, dues, len(data))
+        batches = batches_of(note, data, blocks, *stream)
+        require_apart(partition, staged, batches[0])
+        self._landed = Landed(note, queue.expect(dues.low))
+        return batches
+
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        landed, self._landed = self._landed, None
+        assert landed is not None
+        (_, answer), self._note = answers, landed.note
+        self._number = answer.first_ordinal
+        self._queue.arrived(landed.ticket, landed.note, self._body, answer)
+        super().appended(partition, [answer])
+
+    def keep(self, *, staged: bool = False) -> None:
+        """The queue looks at the records when they are written: they are kept for that, too."""
+        if not self._kept:
+            self._body = bytes(self._body)
+            self._body_done()
+
+    def _repeat(self, partition: Partition, repeat: Repeat) -> None:
+        """What was answered before: the due times stand in the log, until they are in the buckets."""
+        self._number = repeat.answer.first_ordinal
+        self._run(
+            partial(note_before, partition.log, self._number), partial(self._found, partition, repeat.answer)
+        )
+
+    def _found(
+        self, partition: Partition, answer: Answer, note: Note | None, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            self.refused(faults.client_error(error, UNKNOWN))
+            return
+        if note is not None and note.records == self._request.count:
+            self._note = note
+        self._settle(partition, answer.end, (), True, answer)
+
+    def _ok(self, *fields: Any) -> None:
+        """As for a send, but its records have no place in their partition yet."""
+        _, durability, repeated, append_time, _ = fields
+        super()._ok([], durability, repeated, append_time, ORDINAL_UNKNOWN, self._delayed())
+
+    def _delayed(self) -> DelayedBatch | None:
+        note = self._note
+        if note is None:
+            return None
+        return DelayedBatch(self._store_id, note.log_id, self._number, word_bytes(note.dues.times))
+
+    def refused(self, error: BaseException) -> None:
+        self._forget()
+        super().refused(error)
+
+    def _forget(self) -> None:
+        """What was to be written is not."""
+        landed, self._landed = self._landed, None
+        if landed is not None:
+            self._queue.failed(landed.ticket)
+
+
+class ScheduleWork(EffectWork):
+    """Delayed batches of decided transactions: once by their source's place, with the times from which they count."""
+
+    def __init__(self, effect: Schedule, done: Applied, queue: Queue) -> None:
+        super().__init__(effect, done)
+        self._wrapped = self._batches
+        self._decided_ms = effect.decided_ms
+        self._queue = queue
+        self._landed: list[tuple[Landed, int, Buffer]] = []
+        """Each with the number of its records among the batches, and them."""
+
+    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+        self._forget()
+        self._batches = []
+        if super().batches(partition, staged) is None:
+            return None
+        for wrapped, decided_ms in zip(self._wrapped, self._decided_ms, strict=True):
+            asked, records = unwrap(wrapped)
+            dues = effective_at(asked.dues, decided_ms, self._queue.now_ms(), self._queue.wall_ms())
+            self._add(partition.log.log_id, asked._replace(dues=dues), records)
+        return self._batches
+
+    def _add(self, log_id: int, note: Note, records: Batch) -> None:
+        batches = batches_of(note, *records)
+        if self._batches and _spurious(log_id, tail_of(self._batches[-1]), batches[0]):
+            self._batches.append(SEPARATOR)
+        self._batches += batches
+        landed = Landed(note, self._queue.expect(note.dues.low))
+        self._landed.append((landed, len(self._batches) - 1, records.data))
+
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        landed, self._landed = self._landed, []
+        for each, number, records in landed:
+            self._queue.arrived(each.ticket, each.note, records, answers[number])
+        self._done(Mark(self._key, answers[-1].end_offset, ()), None)
+
+    def refused(self, error: BaseException) -> None:
+        self._forget()
+        super().refused(error)
+
+    def _forget(self) -> None:
+        landed, self._landed = self._landed, []
+        for each, _, _ in landed:
+            self._queue.failed(each.ticket)
+
+
+def require_apart(partition: Partition, staged: Staged, note: Batch) -> None:
+    """Raises NotYet where what is staged ends so that the note behind it would look like a control record."""
+    if _spurious(partition.log.log_id, staged.tail, note):
+        raise NotYet
+
+
+def _spurious(log_id: int, tail: bytes, note: Batch) -> bool:
+    return bool(tail) and holds_control_header(tail + bytes(note.data[:HEADER_SIZE]), log_id)
+
+
+def wrap(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
+    """A delayed batch as it lies in the journal of transactions: a note with the due times as they were asked for, then
+    the records. Its count is that of the records.
+    """
+    asked = words(due)
+    times = array("Q", map(DUE_MAX.__and__, asked))
+    note = notes.encode_note(notes.arrival(log_id, topic, dues_of(times, _flags(due)), len(batch.data)))
+    data = b"".join((note, batch.data))
+    blocks = [(len(note), 1, crc32(note)), *batch.blocks] if batch.blocks else []
+    return batch._replace(data=data, blocks=blocks)
+
+
+def unwrap(wrapped: Batch) -> tuple[Note, Batch]:
+    """What `wrap` was given. Raises BadNote, NewerFormat."""
+    data = memoryview(wrapped.data)
+    size = HEADER_SIZE + LENGTH.unpack_from(data)[0]
+    note = notes.decode_note(data[:size])
+    return note, wrapped._replace(data=data[size:], blocks=wrapped.blocks[1:])
+
+
+def effective_at(asked: Dues, decided_ms: int, now_ms: int, wall_ms: int) -> Dues:
+    """Due times of a transaction that was decided at `decided_ms` and is written at `now_ms`, both broker time: a delay
+    counts from the decision, and nothing is due before the next ms."""
+    ahead = max(0, now_ms - wall_ms)
+    dues = effective(_wire(asked), len(asked.times), decided_ms, decided_ms - ahead)
+    if dues.low > now_ms:
+        return dues
+    return dues_of(array("Q", map(max, dues.times, repeat(now_ms + 1))), dues.absolute)
+
+
+def _wire(asked: Dues) -> bytes:
+    """Due times as their sender gave them."""
+    if ABSOLUTE_FLAG not in asked.absolute:
+        return word_bytes(array("Q", map(RELATIVE.__or__, asked.times)))
+    if RELATIVE_FLAG not in asked.absolute:
+        return word_bytes(asked.times)
+    pairs = zip(asked.times, asked.absolute, strict=True)
+    return word_bytes(array("Q", [time if absolute else time | RELATIVE for time, absolute in pairs]))
+
+
+def _flags(due: bytes) -> bytes:
+    """A byte a message: whether a time was asked for, and not a delay."""
+    return due[::WORD].translate(_FLAGS)
