@@ -1,5 +1,7 @@
 """How late messages are: time from due to written, counted in buckets that double."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any, Final
 
 BUCKETS: Final = 42
@@ -22,6 +24,20 @@ class Lateness:
         self.total += count
         if late_ms > self.max_ms:
             self.max_ms = late_ms
+
+    def note_sorted(self, now_ms: int, dues: Sequence[int]) -> None:
+        """Messages with these dues, lowest first, were written now."""
+        end = len(dues)
+        for bucket in range(BUCKETS):
+            # Later than what this bucket counts are those that were due before.
+            start = bisect_left(dues, now_ms - (1 << bucket) + 1, 0, end) if bucket < BUCKETS - 1 else 0
+            self.counts[bucket] += end - start
+            end = start
+            if not end:
+                break
+        self.total += len(dues)
+        if dues:
+            self.max_ms = max(self.max_ms, now_ms - dues[0])
 
     def below(self, part: float) -> int:
         """This part of all messages was not later, in ms: the upper end of a bucket. 0 without messages."""

@@ -1,0 +1,420 @@
+"""What is due for one partition: fired strictly in the order of the turns, one effect at a time, once.
+
+The partition remembers the highest turn that it has, and that stands for everything below it. So nothing fires while
+something below it does not, and after a start, an error or a resumption the partition is asked how far it is before
+anything is sent. A line whose partition takes nothing keeps a bounded number of rows and then only knows that it is
+behind: the rest is on the disk, and is loaded again when there is use for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from journal.control import SOURCE_DELAY
+from journal.errors import BelowStart
+from journal.header import SEQUENCE_BITS, SEQUENCE_MASK
+from journal.shapes import Source
+from tfmq.delay.fetching import Fetched
+from tfmq.delay.pacing import SLICE_BYTES
+from tfmq.delay.requests import Turn
+from tfmq.delay.rows import Part, Rows
+from tfmq.delay.settling import Settling, Written
+from tfmq.delay.slices import Slice, join
+from tfmq.effects import Append, Mark
+from tfmq.errors import UnknownTopic
+
+if TYPE_CHECKING:
+    from tfmq.delay.lines import Lines
+
+logger = logging.getLogger("tfmq.delay")
+
+PAUSE_SECONDS: Final = 1.0
+PAUSE_SECONDS_MAX: Final = 30.0
+"""A target that takes nothing is tried again after pauses that double between these, besides when it is resumed."""
+ROWS_MAX: Final = 65_536
+"""A line keeps no more in memory, 1.6 MiB, unless they are fired as they come."""
+READ_ROWS: Final = 4096
+"""One read, at most."""
+RECORD_BYTES_FIRST: Final = 1024
+"""What a record is taken to have before one was seen: the first read of large ones does not bring hundreds."""
+
+
+class Line:
+    """The messages of one target that are due. `parked`: why it takes nothing at the moment, "" while it does."""
+
+    def __init__(self, key: int, topic: str, lines: Lines) -> None:
+        self.key, self.topic = key, topic
+        self.parked = ""
+        self.behind: Turn | None = None
+        """All that is due from here on, and what the rows do not have, is only on the disk."""
+        self.reloading = False
+        self._cut: Turn | None = None
+        """While it is being loaded: what came from this turn on is not kept."""
+        self._loads = 0
+        self.busy = False
+        self.rows = Rows()
+        self._lines = lines
+        self.settling = Settling(self._applied())
+        self._known = False
+        self._life = 0
+        """Counts what makes a read or an effect that is under way worthless."""
+        self._flight: Turn | None = None
+        """Everything up to here is being read, or written."""
+        self._resumptions = 0
+        self._record_bytes = RECORD_BYTES_FIRST
+        self._forcing = False
+        self._pause = PAUSE_SECONDS
+        self._timer: Any = None
+
+    def _applied(self) -> Turn | None:
+        applied = self._lines.destination.applied(self.key, self._lines.source)
+        return None if applied is None else Turn(*applied)
+
+    # What it has
+
+    @property
+    def empty(self) -> bool:
+        """Nothing waits, nothing is under way, and all that fired is on the disk."""
+        return not (len(self.rows) or self.busy or self.behind or len(self.settling))
+
+    @property
+    def due_first(self) -> int | None:
+        """Nothing of it that is due before is still to be fired or forced; None: all is done."""
+        dues = [due for due in (self.settling.first_due, self.behind and self.behind.due) if due is not None]
+        if len(self.rows):
+            dues.append(self.rows.first().due)
+        return min(dues, default=None)
+
+    def add(self, part: Part) -> None:
+        """These are due; their turns are above all that came before."""
+        if (self.behind if not self.reloading else self._cut) is not None:
+            return
+        if len(self.rows) + len(part.numbers) > ROWS_MAX and (self.parked or self.reloading):
+            first = part.turn(0)
+            if self.reloading:
+                self._cut = first
+            else:
+                self.behind = first
+            return
+        self.rows.add(part)
+
+    def forget(self) -> None:
+        """Gives up the rows in memory: they are on the disk."""
+        if len(self.rows):
+            first = self.rows.first()
+            self.behind = first if self.behind is None else min(first, self.behind)
+            self.rows.clear()
+            self._cut = None
+            self._life += 1
+
+    @property
+    def wants_rows(self) -> bool:
+        """Whether it is behind, and would fire what is loaded."""
+        waits = self.busy or self.reloading or self._timer is not None
+        return self.behind is not None and not waits and not len(self.rows)
+
+    def reload(self) -> int:
+        """It is being loaded from `behind` on, up to what came until now; answers a ticket for `reloaded`."""
+        self.reloading = True
+        self._loads += 1
+        return self._loads
+
+    def reloaded(self, ticket: int, part: Part | None, next_turn: Turn | None) -> None:
+        """What was loaded from the disk, None if that failed. `next_turn`: from there on is more, which was not."""
+        if not self.reloading or ticket != self._loads:
+            return
+        self.reloading = False
+        if part is None:
+            self.rows.clear()
+            self._cut = None
+            self.hold(PAUSE_SECONDS)
+            return
+        later, self.rows = self.rows, Rows()
+        cut, self._cut = self._cut, None
+        self.rows.add(part)
+        self.behind = next_turn
+        if next_turn is None:
+            self.rows.add(later.head(len(later)))
+            self.behind = cut
+        self._known = False
+        self._lines.ready(self)
+
+    def fires(self, turn: Turn) -> bool:
+        """Whether that message is on its way at the moment, or written and not on the disk for sure."""
+        if self._flight is not None and turn <= self._flight:
+            return True
+        last = self.settling.last
+        return last is not None and turn <= last.last and not self.settling.settled(turn)
+
+    # Firing
+
+    def pump(self) -> None:
+        """Sends the next effect on its way, if there is one and none is under way."""
+        while len(self.rows) and not self.busy and self._timer is None:
+            if not self._known and not self._look():
+                continue
+            count = min(self._lines.pacing.rows_left, READ_ROWS, 1 + SLICE_BYTES // self._record_bytes)
+            if not count:
+                self._lines.next_turn(self)
+                return
+            part = self._ready(self.rows.head(count))
+            if part is None:
+                continue
+            if not part.numbers:
+                return
+            self._fetch(part)
+        if not len(self.rows) and not self.busy:
+            self._lines.rested(self)
+
+    def _look(self) -> bool:
+        """How far the target is; whether there is something left to send."""
+        if self._lines.destination.name(self.key) is None:
+            self.drop()
+            return False
+        applied = self._applied()
+        self._known = True
+        if applied is not None:
+            self.rows.drop_through(applied)
+        return bool(len(self.rows))
+
+    def _ready(self, part: Part) -> Part | None:
+        """As many of these as may fire now; None: some were taken out, look again. None of them: it waits."""
+        lines = self._lines
+        if lines.cancelled.any_between(part.dues[0], part.dues[-1]):
+            gone = [turn in lines.cancelled for turn in zip(part.dues, part.numbers, strict=True)]
+            if gone[0]:
+                self.rows.drop(gone.index(False) if False in gone else len(gone))
+                return None
+            if True in gone:
+                part = part.cut(gone.index(True))
+        if lines.blocked:
+            for index in range(len(part.numbers)):
+                if part.turn(index) in lines.blocked:
+                    part = part.cut(index)
+                    break
+        if any(part.flags) and part.numbers and not lines.time.steady:
+            part = self._until_early(part)
+        return part
+
+    def _until_early(self, part: Part) -> Part:
+        """Up to the first that is meant for a time which the wall clock does not show yet."""
+        for index, flag in enumerate(part.flags):
+            if flag:
+                early = self._lines.time.early_ms(part.dues[index], part.numbers[index])
+                if early:
+                    if not index:
+                        self._lines.early(self, part.turn(0), early)
+                    return part.cut(index)
+        return part
+
+    def _fetch(self, part: Part) -> None:
+        lines = self._lines
+        self.busy, self._flight = True, part.turn(len(part.numbers) - 1)
+        done = partial(self._fetched, part, self._life)
+        try:
+            found = lines.fetching.cached(part.locators, part.numbers, SLICE_BYTES)
+        except Exception as error:
+            done(None, error)
+            return
+        if found is not None:
+            done(found, None)
+        else:
+            lines.run(partial(lines.fetching.read, part.locators, part.numbers, SLICE_BYTES), done)
+
+    def _fetched(self, part: Part, life: int, found: Fetched | None, error: BaseException | None) -> None:
+        self.busy = False
+        if life != self._life or self._lines.stopping:
+            self._landed()
+            return
+        if isinstance(error, BelowStart | KeyError):
+            # What they lay in is gone, since everything in it is somewhere else by now.
+            self.forget()
+            self._landed()
+            return
+        if found is None:
+            self._failed(error or RuntimeError("a read ended without an answer"))
+            return
+        limit = min(SLICE_BYTES, self._lines.destination.slice_bytes(self.key))
+        piece = join(found.records, self.key, limit)
+        self._note_damage(part, piece)
+        if not piece.batches:
+            self.rows.drop(piece.rows)
+            self._landed()
+            return
+        self._record_bytes = max(1, piece.size_bytes // piece.rows)
+        self._send(part.cut(piece.rows), piece)
+
+    def _note_damage(self, part: Part, piece: Slice) -> None:
+        if piece.damaged:
+            name = self._lines.name(self.key)
+            logger.error(
+                "%d delayed messages for %s cannot be read and are left out, due %d to %d",
+                piece.damaged,
+                name,
+                part.dues[0],
+                part.dues[piece.rows - 1],
+            )
+            self._lines.damaged += piece.damaged
+
+    def _send(self, part: Part, piece: Slice) -> None:
+        pacing = self._lines.pacing
+        self.busy, self._flight = True, part.turn(len(part.numbers) - 1)
+        if not pacing.fits(piece.size_bytes):
+            pacing.wait(partial(self._send_again, part, piece, self._life))
+            return
+        pacing.take(piece.size_bytes)
+        pacing.spend(piece.rows, piece.size_bytes)
+        source = Source(SOURCE_DELAY, self._lines.source[1], *self._flight)
+        incarnation, number = self.key >> SEQUENCE_BITS, self.key & SEQUENCE_MASK
+        effect = Append(self.topic, incarnation, number, piece.batches, source)
+        self._lines.destination.apply(effect, partial(self._written, part, piece.size_bytes, self._life))
+
+    def _send_again(self, part: Part, piece: Slice, life: int) -> None:
+        """There is room in the window."""
+        if life != self._life or self._lines.stopping:
+            self._landed()
+        else:
+            self._send(part, piece)
+
+    # What became of it
+
+    def _landed(self) -> None:
+        """Nothing is under way any more."""
+        self.busy, self._flight = False, None
+        self.settling.wake()
+        self._lines.ready(self)
+
+    def _written(
+        self, part: Part, size_bytes: int, life: int, mark: Mark | None, error: BaseException | None
+    ) -> None:
+        self.busy = False
+        if mark is None:
+            self._lines.pacing.give(size_bytes)
+            if life == self._life:
+                self._failed(error or RuntimeError("an effect ended without a mark"))
+            else:
+                self._landed()
+            return
+        self._flight = None
+        last = part.turn(len(part.numbers) - 1)
+        self.settling.add(Written(mark, part.dues[0], last, size_bytes))
+        if life == self._life:
+            self.rows.drop(len(part.numbers))
+            if self.behind is not None and self.behind <= last:
+                self.behind = Turn(last.due, last.number + 1)
+        if self.parked:
+            self._tell_open()
+        self._lines.fired(self, part)
+        self._force()
+        self._lines.ready(self)
+
+    def _force(self) -> None:
+        """One force at a time is asked for: what is written meanwhile shares the next."""
+        last = self.settling.last
+        if last is None or self._forcing:
+            return
+        self._forcing = True
+        self._lines.destination.when_forced(last.mark, partial(self._forced, self._resumptions))
+
+    def _forced(self, resumptions: int, error: BaseException | None) -> None:
+        if resumptions != self._resumptions:
+            return
+        self._forcing = False
+        if error is None:
+            self.sweep()
+            self._force()
+            return
+        # The target has stopped: what it had may be gone, and `resumed` finds out.
+        if len(self.settling) and not self.parked:
+            self._park(error)
+
+    def sweep(self) -> None:
+        """Settles what is on the disk."""
+        before = self.settling.size_bytes
+        self.settling.forced(self._lines.destination.forced)
+        self._lines.pacing.give(before - self.settling.size_bytes)
+        if not len(self.settling):
+            self._lines.rested(self)
+
+    def _failed(self, error: BaseException) -> None:
+        self._known = False
+        self._flight = None
+        if isinstance(error, UnknownTopic):
+            self.drop()
+        else:
+            self._park(error)
+        self.settling.wake()
+
+    def drop(self) -> None:
+        """The target is gone for ever: what was for it is dropped and counted."""
+        count = len(self.rows)
+        if count or self.behind:
+            logger.warning("%d delayed messages were for %s, which is gone", count, self.topic)
+        self._lines.dropped += count
+        self._life += 1
+        self.rows.clear()
+        self.behind, self.parked, self.reloading = None, "", False
+        self._stop_timer()
+        self.sweep()
+        self.settling.wake()
+        self._lines.rested(self)
+
+    # Waiting for the target
+
+    def resumed(self) -> None:
+        """The target stopped and takes writes again; what it had, but not on the disk, may be gone."""
+        self._life += 1
+        self._resumptions += 1
+        self._flight, self._forcing = None, False
+        self._lines.pacing.give(self.settling.size_bytes)
+        written = self.settling.last
+        applied = self._applied()
+        if self.settling.take_back(applied) and written is not None:
+            # The rows that are lost are not in memory any more: all is loaded again from there on.
+            first = Turn(0, 0) if applied is None else Turn(applied.due, applied.number + 1)
+            self.rows.clear()
+            self.behind = first if self.behind is None else min(first, self.behind)
+            self._cut, self.reloading = None, False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """The target may take something now, or be gone."""
+        self._known = False
+        self._pause = PAUSE_SECONDS
+        if not self.busy:
+            self._go_on()
+
+    def hold(self, seconds: float) -> None:
+        """The first row waits for a moment."""
+        if self._timer is None:
+            self._timer = self._lines.timers.after(seconds, self._go_on)
+
+    def close(self) -> None:
+        """Tries no more by itself."""
+        self._stop_timer()
+
+    def _park(self, error: BaseException) -> None:
+        reason = str(error) or type(error).__name__
+        if reason != self.parked and not self._lines.stopping:
+            logger.error("Delayed messages wait for %s: %s", self._lines.name(self.key), reason)
+        self.parked = reason
+        self._stop_timer()
+        self._timer = self._lines.timers.after(self._pause, self._go_on)
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+        self._lines.stuck(self)
+
+    def _go_on(self) -> None:
+        self._stop_timer()
+        self._lines.ready(self)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._lines.timers.cancel(self._timer)
+            self._timer = None
+
+    def _tell_open(self) -> None:
+        logger.info("%s takes delayed messages again", self._lines.name(self.key))
+        self.parked = ""
+        self._pause = PAUSE_SECONDS

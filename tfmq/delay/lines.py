@@ -1,0 +1,236 @@
+"""All lines: gives each target what is due for it, lets them fire in turns, bounds what they keep in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from journal.control import SOURCE_DELAY
+from journal.header import SEQUENCE_BITS
+from tfmq.delay.broker_time import BrokerTime
+from tfmq.delay.cancelled import Cancelled
+from tfmq.delay.fetching import Fetching
+from tfmq.delay.lateness import Lateness
+from tfmq.delay.line import Line
+from tfmq.delay.pacing import Pacing
+from tfmq.delay.requests import Run, Timers, Turn
+from tfmq.delay.rows import Part, no_part
+from tfmq.delay.targets import Targets
+from tfmq.delay.wheel import ABSOLUTE, TARGET_SHIFT, Entries
+from tfmq.effects import Destination
+
+STUCK_ROWS_MAX: Final = 524_288
+"""Rows that all lines together keep which cannot fire, 13 MB: with more, the fullest gives up its own."""
+EARLY_MS_MAX: Final = 50
+"""If the wall clock lags by no more, whoever comes behind waits as long; with more, the message gets another due."""
+
+FLAGS: Final = (b"\x00", b"\x01")
+
+Reschedule = Callable[[Line, Turn, int], None]
+"""reschedule(line, turn, later by so many ms): its time by the wall clock has not come."""
+
+
+class Lines:
+    """See the module. What lines share is in its attributes. `blocked`: turns that must not fire for now."""
+
+    def __init__(
+        self,
+        store_id: int,
+        *,
+        destination: Destination,
+        timers: Timers,
+        run: Run,
+        time: BrokerTime,
+        targets: Targets,
+        fetching: Fetching,
+        cancelled: Callable[[], Cancelled],
+        reschedule: Reschedule,
+    ) -> None:
+        self.source = (SOURCE_DELAY, store_id)
+        self.destination, self.timers, self.run, self.time = destination, timers, run, time
+        self.fetching = fetching
+        self.pacing = Pacing()
+        self.lateness = Lateness()
+        self.blocked: set[Turn] = set()
+        self.dropped = 0
+        """Messages whose topic was gone."""
+        self.damaged = 0
+        """Messages that could not be read."""
+        self.fired_count = 0
+        self.stopping = False
+        self._targets, self._cancelled, self._reschedule = targets, cancelled, reschedule
+        self._lines: dict[int, Line] = {}
+        self._due: dict[Line, None] = {}
+        self._next_turn: dict[Line, None] = {}
+
+    @property
+    def cancelled(self) -> Cancelled:
+        """What was cancelled, as the arrivals' state has it now."""
+        return self._cancelled()
+
+    @property
+    def queued(self) -> int:
+        """Rows in memory."""
+        return sum([len(line.rows) for line in self._lines.values()])
+
+    @property
+    def moving(self) -> int:
+        """Rows in memory that are going to fire as soon as it is their turn."""
+        return sum([len(line.rows) for line in self._lines.values() if not line.parked])
+
+    @property
+    def due_first(self) -> int | None:
+        """Nothing that is due before is still to be fired or forced, of what came to the lines."""
+        dues = [due for line in self._lines.values() if (due := line.due_first) is not None]
+        return min(dues, default=None)
+
+    def get(self, key: int) -> Line | None:
+        """The line of a target that has one."""
+        return self._lines.get(key)
+
+    def all(self) -> list[Line]:
+        """Every line."""
+        return list(self._lines.values())
+
+    def settled(self, key: int) -> Turn | None:
+        """Up to where a target has everything, on the disk. Any thread."""
+        line = self._lines.get(key)
+        if line is not None:
+            return line.settling.through
+        applied = self.destination.applied(key, self.source)
+        return None if applied is None else Turn(*applied)
+
+    def name(self, key: int) -> str:
+        """A target for people."""
+        return self.destination.name(key) or "a topic that is gone"
+
+    # What is due
+
+    def put(self, entries: Entries) -> None:
+        """These are due: each goes to its line."""
+        if not len(entries):
+            return
+        tags = entries.tags
+        first = tags[0] >> TARGET_SHIFT
+        if min(tags) >> TARGET_SHIFT == first == max(tags) >> TARGET_SHIFT:
+            flags = bytes([tag & ABSOLUTE for tag in tags])
+            self._add(first, Part(entries.dues, entries.numbers, entries.locators, flags))
+            return
+        found: dict[int, Part] = {}
+        for due, number, locator, tag in zip(*entries, strict=True):
+            target = tag >> TARGET_SHIFT
+            part = found.get(target)
+            if part is None:
+                part = found[target] = no_part()
+            part.dues.append(due)
+            part.numbers.append(number)
+            part.locators.append(locator)
+            part.flags += FLAGS[tag & ABSOLUTE]
+        for target, part in found.items():
+            self._add(target, part)
+
+    def _add(self, target: int, part: Part) -> None:
+        key, topic = self._targets.row(target)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(key, topic, self)
+        line.add(part)
+        self._due[line] = None
+        if line.parked:
+            self.stuck(line)
+
+    # Turning
+
+    @property
+    def due(self) -> bool:
+        """Whether `write` has something to do."""
+        return bool(self._due)
+
+    def write(self) -> bool:
+        """Hands effects to the targets that can take one; whether there was anything to do."""
+        due, self._due = self._due, {}
+        if not self.stopping:
+            for line in due:
+                line.pump()
+        return bool(due)
+
+    def next_turn(self, line: Line) -> None:
+        """This turn has brought enough: the line goes on in the next one."""
+        if not self._next_turn:
+            self.timers.after(0.0, self._new_turn)
+        self._next_turn[line] = None
+
+    def _new_turn(self) -> None:
+        self.pacing.begin_turn()
+        lines, self._next_turn = self._next_turn, {}
+        self._due.update(lines)
+
+    # What lines tell
+
+    def ready(self, line: Line) -> None:
+        """It may have something to send."""
+        self._due[line] = None
+
+    def rested(self, line: Line) -> None:
+        """It has nothing to do for now; one that has nothing at all is forgotten: its target knows the rest."""
+        if line.empty and self._lines.get(line.key) is line:
+            line.close()
+            del self._lines[line.key]
+            line.settling.wake()
+
+    def stuck(self, line: Line) -> None:
+        """Its target takes nothing: all such lines together keep a bounded number of rows."""
+        stuck = [each for each in self._lines.values() if each.parked]
+        while sum([len(each.rows) for each in stuck]) > STUCK_ROWS_MAX:
+            max(stuck, key=lambda each: len(each.rows)).forget()
+
+    def fired(self, line: Line, part: Part) -> None:
+        """These are written."""
+        now = self.time.now_ms()
+        self.fired_count += len(part.numbers)
+        self.lateness.note_sorted(now, part.dues)
+
+    def early(self, line: Line, turn: Turn, early_ms: int) -> None:
+        """An absolute one whose time by the wall clock has not come: the clock stepped back."""
+        if early_ms <= EARLY_MS_MAX:
+            line.hold(early_ms / 1000)
+        else:
+            self._reschedule(line, turn, early_ms)
+
+    def unblock(self, key: int, turn: Turn) -> None:
+        """The message may fire again, or was cancelled: its line goes on."""
+        self.blocked.discard(turn)
+        line = self._lines.get(key)
+        if line is not None:
+            self.ready(line)
+
+    # Targets
+
+    def resumed(self, key: int) -> None:
+        """A target takes writes again."""
+        line = self._lines.get(key)
+        if line is not None:
+            line.resumed()
+
+    def topic_gone(self, incarnation: int) -> None:
+        """Its partitions' lines have nobody to wait for any more."""
+        for key, line in list(self._lines.items()):
+            if key >> SEQUENCE_BITS == incarnation:
+                line.look_again()
+                line.sweep()
+
+    def forget_before(self, due: int) -> None:
+        """Whoever has rows that are due before gives them up: what they lie in is going to be given up."""
+        for line in self._lines.values():
+            if len(line.rows) and line.rows.first().due < due:
+                line.forget()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way."""
+        return not any(line.busy for line in self._lines.values())
+
+    def close(self) -> None:
+        """No line tries anything by itself any more."""
+        for line in self._lines.values():
+            line.close()
