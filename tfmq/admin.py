@@ -8,8 +8,10 @@ from typing import Any
 
 from tfmq.client.administration import Administration, Place
 from tfmq.client.cluster import Topic
+from tfmq.client.delays import DelayedCounts, DelayedDescription, DelayedQuery, Rescheduled
 from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
 from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import SECONDS
 from tfmq.client.reach import reach
 from tfmq.client.transaction_descriptions import (
@@ -166,6 +168,48 @@ class Admin:
     def forget_commit_group(self, name: str) -> bool:
         """Forget the sequence that a commit group has reached, so that it may start anew. False: there was none."""
         return self._driver.run(self._operations.forget_commit_group(name))
+
+    def delayed(
+        self,
+        topic: str | None = None,
+        *,
+        partition: int | None = None,
+        key: str | bytes | None = None,
+        first: Moment | None = None,
+        end: Moment | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[DelayedDescription]:
+        """Messages that wait for their time, in the order in which they will be delivered, payloads left out.
+
+        `topic`, `partition`, `key`: only those · `first`, `end`: only those that are due from the one moment on and
+        before the other (aware datetimes, or seconds since 1970) · `after`: from the one behind this handle on ·
+        `limit`: at most so many; None: all, however many.
+        """
+        asked = DelayedQuery(topic, partition, key, first, end)
+        return self._driver.run(self._operations.delayed(asked, after, limit))
+
+    def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> DelayedCounts:
+        """How many messages wait for the time between each of `edges` (aware datetimes, or seconds since 1970) and the
+        next one, and how many in all; of one topic, or of all. Raises `BadRequest` for edges that do not ascend.
+        """
+        return self._driver.run(self._operations.delayed_histogram(edges, topic))
+
+    def describe_delayed(self, handle: str) -> DelayedDescription:
+        """One delayed message, whether it still waits or not, as far as the broker remembers. Raises `BadRequest` for a
+        handle with a typo.
+        """
+        return self._driver.run(self._operations.describe_delayed(handle))
+
+    def cancel(self, handle: str) -> str:
+        """As `Producer.cancel`."""
+        return self._driver.run(self._operations.cancel(handle))
+
+    def reschedule(
+        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
+    ) -> Rescheduled:
+        """As `Producer.reschedule`."""
+        return self._driver.run(self._operations.reschedule(handle, delay, deliver_at))
 
     def close(self) -> None:
         """Drop the connection."""

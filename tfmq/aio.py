@@ -20,9 +20,10 @@ from tfmq.aio_transactions import checked_in
 from tfmq.aio_xa import XAResource as XAResource
 from tfmq.client import exiting
 from tfmq.client.batch import Delivery
+from tfmq.client.delays import Rescheduled
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
-from tfmq.client.later import LaterProducing
+from tfmq.client.dues import Delay, Moment, When
 from tfmq.client.owners import AsyncOwner
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.client.producing import (
@@ -41,7 +42,7 @@ from tfmq.message import SendResult
 
 
 @documented_as(tfmq.producer.Producer)
-class Producer(LaterProducing):
+class Producer:
     """`tfmq.Producer` for asyncio: `send` and `send_many` give acknowledged results."""
 
     def __init__(
@@ -72,10 +73,10 @@ class Producer(LaterProducing):
         key: bytes | bytearray | memoryview | str | None = None,
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
-        delay: Any = None,
+        delay: Delay | None = None,
         partition: int | None = None,
         *,
-        deliver_at: Any = None,
+        deliver_at: Moment | None = None,
     ) -> SendResult:
         """Here it waits for the acknowledgement and gives the `SendResult`; sends of many tasks share batches. A task
         that is cancelled has sent it all the same.
@@ -92,10 +93,10 @@ class Producer(LaterProducing):
         key: bytes | bytearray | memoryview | str | None = None,
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
-        delay: Any = None,
+        delay: Delay | None = None,
         partition: int | None = None,
         *,
-        deliver_at: Any = None,
+        deliver_at: Moment | None = None,
     ) -> Delivery:
         """Send one message without waiting: an awaitable handle on it. Raises `Busy` when the buffer is full, and what
         `send` raises of arguments.
@@ -109,10 +110,25 @@ class Producer(LaterProducing):
         self._driver.attend()
         return delivery
 
-    async def send_many(self, topic: str, payloads: Iterable[Any]) -> list[SendResult]:
+    async def send_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        delay: Delay | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> list[SendResult]:
         """Here it waits for all acknowledgements and gives the list of results."""
-        deliveries = await self._driver.run(self._core.sending_many(topic, payloads))
+        deliveries = await self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
         return await deliveries
+
+    async def cancel(self, handle: str) -> str:
+        return await self._driver.run(self._core.cancelling(handle))
+
+    async def reschedule(
+        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
+    ) -> Rescheduled:
+        return await self._driver.run(self._core.rescheduling(handle, delay, deliver_at))
 
     async def flush(self, timeout: float | None = None) -> None:
         await self._driver.run(self._core.flushing(timeout))

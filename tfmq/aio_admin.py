@@ -9,9 +9,11 @@ from typing import Any
 import tfmq.admin
 from tfmq.client.administration import Administration, Place
 from tfmq.client.cluster import Topic
+from tfmq.client.delays import DelayedCounts, DelayedDescription, DelayedQuery, Rescheduled
 from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import SECONDS
 from tfmq.client.reach import reach
 from tfmq.client.transaction_descriptions import (
@@ -118,6 +120,34 @@ class Admin:
 
     async def forget_commit_group(self, name: str) -> bool:
         return await self._driver.run(self._operations.forget_commit_group(name))
+
+    async def delayed(
+        self,
+        topic: str | None = None,
+        *,
+        partition: int | None = None,
+        key: str | bytes | None = None,
+        first: Moment | None = None,
+        end: Moment | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[DelayedDescription]:
+        asked = DelayedQuery(topic, partition, key, first, end)
+        return await self._driver.run(self._operations.delayed(asked, after, limit))
+
+    async def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> DelayedCounts:
+        return await self._driver.run(self._operations.delayed_histogram(edges, topic))
+
+    async def describe_delayed(self, handle: str) -> DelayedDescription:
+        return await self._driver.run(self._operations.describe_delayed(handle))
+
+    async def cancel(self, handle: str) -> str:
+        return await self._driver.run(self._operations.cancel(handle))
+
+    async def reschedule(
+        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
+    ) -> Rescheduled:
+        return await self._driver.run(self._operations.reschedule(handle, delay, deliver_at))
 
     async def close(self) -> None:
         await self._driver.close()

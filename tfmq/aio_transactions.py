@@ -12,6 +12,7 @@ import tfmq.transactions
 from tfmq.client.batch import Deliveries, Delivery
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.dues import Delay, Moment, When
 from tfmq.client.transaction import TransactionCore
 from tfmq.client.transaction_checks import Check, InDoubt
 from tfmq.client.transaction_handle import TransactionHandle
@@ -37,10 +38,10 @@ class Transaction(TransactionHandle):
         key: bytes | bytearray | memoryview | str | None = None,
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
-        delay: Any = None,
+        delay: Delay | None = None,
         partition: int | None = None,
         *,
-        deliver_at: Any = None,
+        deliver_at: Moment | None = None,
     ) -> Delivery:
         """Here it gives the handle too, which may be awaited behind the commit."""
         core = self._core
@@ -53,8 +54,15 @@ class Transaction(TransactionHandle):
             self._driver.attend()
         return delivery
 
-    async def send_many(self, topic: str, payloads: Iterable[Any]) -> Deliveries:
-        return await self._driver.run(self._core.sending_many(topic, payloads))
+    async def send_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        delay: Delay | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> Deliveries:
+        return await self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
 
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
         self._core.add_offsets(handed_out(consumer))

@@ -34,8 +34,8 @@ class Message(NamedTuple):
     """What a user sends. `payload` None is a tombstone; anything but bytes and text needs a codec.
 
     `key`: messages of one key keep their order · `tag`: one word to filter by · `properties`: text to text ·
-    `partition`: instead of the selector's choice · `delay` (seconds) or `deliver_at` (aware datetime, or
-    seconds since 1970): when it is to be delivered.
+    `partition`: instead of the selector's choice · `delay` (seconds or timedelta) or `deliver_at` (aware
+    datetime, or seconds since 1970): when it is to be delivered.
     """
 
     payload: Any
@@ -61,7 +61,9 @@ class SendResult(NamedTuple):
     """What became of a message, or of `count` messages of one batch that follow each other from the first on.
 
     `offset` and `message_id` are the first one's; `offset` is None where it is not known (a delayed message,
-    or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message.
+    or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message;
+    of many that were sent together, a sequence of one for each. None for others, in a transaction, and where
+    the broker's answer was lost and it remembers no more of it.
     """
 
     topic: str

@@ -8,8 +8,9 @@ from typing import Any
 
 from tfmq.client import exiting
 from tfmq.client.batch import Deliveries, Delivery
+from tfmq.client.delays import Rescheduled
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.later import LaterProducing
+from tfmq.client.dues import Delay, Moment, When
 from tfmq.client.owners import BlockingOwner
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.client.producing import (
@@ -31,7 +32,7 @@ from tfmq.xa import XAResource
 _new = tuple.__new__
 
 
-class Producer(LaterProducing):
+class Producer:
     """Sends messages: in batches, in order for each partition, stored once however often they are repeated.
 
         with tfmq.Producer() as producer:
@@ -79,17 +80,21 @@ class Producer(LaterProducing):
         key: bytes | bytearray | memoryview | str | None = None,
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
-        delay: Any = None,
+        delay: Delay | None = None,
         partition: int | None = None,
         *,
-        deliver_at: Any = None,
+        deliver_at: Moment | None = None,
     ) -> Delivery:
         """Send one message; a handle on it comes back at once. `payload` is bytes, text, None (a tombstone), what the
         codec takes, or a `Message` that has everything in it.
 
+        With `delay` (seconds or a timedelta, counted from this call; below 0: as soon as possible) or `deliver_at` (an
+        aware datetime, or seconds since 1970) the broker keeps it until it is due. Then the result has no offset, and
+        `delayed`, the handle to cancel or to reschedule it by.
+
         Waits only for room in the buffer, and for a topic's partitions before its first message with a key, both at
         most `timeout`. Raises `Busy` when there is no room by then, `MessageTooLarge`, `TypeError` for a payload that
-        needs a codec, `NotSupported` for `delay` and `deliver_at` (a later release), `Closed`.
+        needs a codec and for a time that is none (a datetime without a time zone, both at once), `Closed`.
         """
         core = self._core
         if core.plain and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
@@ -121,15 +126,42 @@ class Producer(LaterProducing):
         driver.callbacks.run()
         return delivery
 
-    def send_many(self, topic: str, payloads: Iterable[Any]) -> Deliveries:
-        """Send all of `payloads` (bytes, text, `Message`s ...), the fast way; one handle for them all.
+    def send_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        delay: Delay | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> Deliveries:
+        """Send all of `payloads` (bytes, text, `Message`s ...), the fast way; one handle for them all. `delay`, counted
+        from the moment at which a payload is taken, or `deliver_at`: of all that have no time of their own.
 
         Waits for room as `send` does; returns when the last one is in a batch. `result()` of the handle is a list,
-        one entry a batch. Once a batch failed, the rest is not read, and that failure is raised. Raises as `send`.
+        one entry a batch; `delayed` of a delayed one has a handle for each message. Once a batch failed, the rest is
+        not read, and that failure is raised. Raises as `send`.
         """
-        deliveries = self._driver.run(self._core.sending_many(topic, payloads))
+        deliveries = self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
         self._driver.attend()
         return deliveries
+
+    def cancel(self, handle: str) -> str:
+        """Take back a delayed message, whoever sent it; `handle` is `SendResult.delayed`.
+
+        "cancelled": nobody will ever get it; "delivered": too late; "unknown": the broker knows nothing of it, or not
+        any more. The answer is certain, on the disk, and the same when it is asked for again. Raises `BadRequest` for
+        a handle with a typo, `TimedOut` and `ConnectionFailed` where no answer came: then ask again.
+        """
+        return self._driver.run(self._core.cancelling(handle))
+
+    def reschedule(
+        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
+    ) -> Rescheduled:
+        """Give a delayed message another time, counted from now or named. In one step: it is never gone, and never
+        there twice. The result's `state` is "rescheduled", and its `handle` the one to use from now on; or "delivered",
+        "cancelled", "unknown", and nothing was done. Raises as `cancel`, and `TypeError` as `send` for the time.
+        """
+        return self._driver.run(self._core.rescheduling(handle, delay, deliver_at))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged, at most `timeout` seconds.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfmq.client.batch import Deliveries, Delivery
 from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.dues import Delay, Moment, When
 from tfmq.client.transaction import TransactionCore
 from tfmq.client.transaction_handle import TransactionHandle
 from tfmq.client.transaction_offsets import handed_out
@@ -43,12 +44,13 @@ class Transaction(TransactionHandle):
         key: bytes | bytearray | memoryview | str | None = None,
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
-        delay: Any = None,
+        delay: Delay | None = None,
         partition: int | None = None,
         *,
-        deliver_at: Any = None,
+        deliver_at: Moment | None = None,
     ) -> Delivery:
         """Add one message; arguments as those of `Producer.send`. The handle is done when the transaction has ended.
+        A `delay` counts from the commit. A delayed message of a transaction has no handle in its result.
 
         Waits for a topic's partitions before its first message, and for room where a transaction of more than a
         megabyte grows faster than the broker takes it. Raises `TransactionState` behind the end, `UnknownTopic`,
@@ -86,11 +88,19 @@ class Transaction(TransactionHandle):
         driver.callbacks.run()
         return delivery
 
-    def send_many(self, topic: str, payloads: Iterable[Any]) -> Deliveries:
+    def send_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        delay: Delay | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> Deliveries:
         """Add all of `payloads` (bytes, text, `Message`s ...), the fast way; one handle for them all. However many
-        they are, memory holds a few megabytes of them. Waits and raises as `send`.
+        they are, memory holds a few megabytes of them. `delay` (counted from the commit) or `deliver_at`: of all that
+        have no time of their own. Waits and raises as `send`.
         """
-        deliveries = self._driver.run(self._core.sending_many(topic, payloads))
+        deliveries = self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
         self._driver.attend()
         return deliveries
 

@@ -10,23 +10,11 @@ from tfmq import aio
 from tfmq.client.received import Origin, ReceivedMessage
 from tfmq.consumer import Consumer
 from tfmq.errors import NotSupported
-from tfmq.producer import Producer
 
-PRODUCING: list[Callable[[Any], Any]] = [
-    lambda producer: producer.cancel("handle"),
-    lambda producer: producer.reschedule("handle", delay=5),
-]
 CONSUMING: list[Callable[[Any], Any]] = [
     lambda consumer: consumer.run(print, workers=4, order="key", signals=False),
     lambda consumer: consumer.on("orders"),
 ]
-
-
-@pytest.mark.parametrize("face", [Producer, aio.Producer])
-@pytest.mark.parametrize("call", PRODUCING)
-def test_producers_refuse_what_comes_later(face: Any, call: Callable[[Any], Any]) -> None:
-    with pytest.raises(NotSupported, match="later release"):
-        call(face("127.0.0.1:1"))
 
 
 @pytest.mark.parametrize("face", [Consumer, aio.Consumer])

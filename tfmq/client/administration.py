@@ -11,6 +11,17 @@ from datetime import datetime
 from typing import Any
 
 from tfmq.client.cluster import Cluster, Topic
+from tfmq.client.delays import (
+    DelayedCounts,
+    DelayedDescription,
+    DelayedQuery,
+    Rescheduled,
+    cancelling,
+    counting,
+    describing,
+    listing,
+    rescheduling,
+)
 from tfmq.client.descriptions import (
     GroupDescription,
     GroupSummary,
@@ -20,6 +31,7 @@ from tfmq.client.descriptions import (
     group_summary,
     topic_description,
 )
+from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import Link
 from tfmq.client.operations import find_topic, find_topics, request
 from tfmq.client.transaction_descriptions import (
@@ -197,6 +209,27 @@ class Administration:
     def forget_commit_group(self, name: str) -> Operation[bool]:
         reply = yield from self._ask(commands.ForgetCommitGroup(name))
         return bool(reply.forgotten)
+
+    # Delayed messages
+
+    def delayed(
+        self, asked: DelayedQuery, after: str | None, limit: int | None
+    ) -> Operation[list[DelayedDescription]]:
+        return listing(self._link, asked, after, limit, self._seconds)
+
+    def delayed_histogram(self, edges: Sequence[Moment], topic: str | None) -> Operation[DelayedCounts]:
+        return counting(self._link, edges, topic, self._seconds)
+
+    def describe_delayed(self, handle: str) -> Operation[DelayedDescription]:
+        return describing(self._link, handle, self._seconds)
+
+    def cancel(self, handle: str) -> Operation[str]:
+        return cancelling(self._link, handle, self._seconds)
+
+    def reschedule(
+        self, handle: str, delay: Delay | None, deliver_at: Moment | None
+    ) -> Operation[Rescheduled]:
+        return rescheduling(self._link, handle, delay, deliver_at, self._seconds)
 
     # Inside
 

@@ -19,6 +19,16 @@ Delay = float | timedelta
 Moment = datetime | float
 """An aware datetime, or seconds since 1970."""
 
+
+class When(NamedTuple):
+    """What users say of the time of many messages."""
+
+    delay: Delay | None = None
+    deliver_at: Moment | None = None
+
+
+AT_ONCE: Final = When()
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DUE_BYTES: Final = 8

@@ -12,20 +12,6 @@ def later(what: str, instead: str) -> NoReturn:
     raise NotSupported(f"{what} needs a later release; {instead}.")
 
 
-class LaterProducing:
-    """What producers will do."""
-
-    __slots__ = ()
-
-    def cancel(self, handle: Any) -> NoReturn:
-        """Take back a delayed message: a later release. Raises `NotSupported`."""
-        later("cancel()", "messages are not delayed yet, so none can be taken back")
-
-    def reschedule(self, handle: Any, delay: Any = None, *, deliver_at: Any = None) -> NoReturn:
-        """Give a delayed message another time: a later release. Raises `NotSupported`."""
-        later("reschedule()", "messages are not delayed yet")
-
-
 class LaterConsuming:
     """What consumers will do."""
 

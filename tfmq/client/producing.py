@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 
 from tfmq.client.batch import Batch, Deliveries, Delivery
 from tfmq.client.cluster import Cluster
+from tfmq.client.delays import Rescheduled, cancelling, rescheduling
+from tfmq.client.dues import AT_ONCE, Delay, Given, Moment, When, due_of
 from tfmq.client.link import Link
 from tfmq.client.operations import all_done
 from tfmq.client.partition_selector import PartitionSelector, find_selector
 from tfmq.client.reach import reach
 from tfmq.client.sender import Options, Sender
-from tfmq.client.taking import Taking, cut
+from tfmq.client.taking import Taking, cut, in_time
 from tfmq.client.transactions import Transactions
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.codecs import Codec
-from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, NotSupported, TfmqError, TimedOut
+from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TfmqError, TimedOut
 from tfmq.hooks import Hook
 from tfmq.limits import valid_name
 from tfmq.message import Message, payload_bytes
@@ -145,7 +147,7 @@ class ProducerCore:
         return self.checked(topic, made)
 
     def checked(self, topic: str, message: Message) -> Message:
-        """`message` after the hooks. Raises `NotSupported`, `BadRequest`, `TypeError`."""
+        """`message` after the hooks. Raises `BadRequest`, `TypeError`."""
         self.check_open()
         if not isinstance(topic, str) or not valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
@@ -153,10 +155,7 @@ class ProducerCore:
             raise TypeError(f"A partition is a number, not {type(message.partition).__name__}.")
         for hook in self.hooks:
             message = hook.before_send(topic, message)
-        if message.delay is not None or message.deliver_at is not None:
-            raise NotSupported(
-                "Delayed delivery needs a later release; send it without delay and deliver_at."
-            )
+        due_of(message.delay, message.deliver_at)  # it raises here what makes no sense
         if message.key is not None and not isinstance(message.key, str | bytes):
             if not isinstance(message.key, bytearray | memoryview):
                 raise TypeError(f"A key is bytes or text, not {type(message.key).__name__}.")
@@ -178,10 +177,12 @@ class ProducerCore:
         free = message.partition is None and message.key is None and self.selector.per_batch
         return self.sender.has_room() and (free or self.sender.lanes.knows(topic))
 
-    def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Take the message into a batch. Raises `Closed`."""
+    def append(
+        self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
+    ) -> Delivery:
+        """Take the message into a batch; a delay counts from `called_at` (None: now). Raises `Closed`."""
         self.check_open()
-        delivery = self.sender.append(topic, message, payload)
+        delivery = self.sender.append(topic, message, payload, called_at)
         self.hook(topic, message, delivery)
         return delivery
 
@@ -198,14 +199,18 @@ class ProducerCore:
 
     def sending(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
         """Wait for room, and for the topic's partitions where they decide, then append."""
+        called_at = self.link.now()
         if not self.may_append(topic, message):
             yield from self._making_room()
             if not (message.key is None and message.partition is None and self.selector.per_batch):
                 yield from self.knowing(topic)
-        return self.append(topic, message, payload)
+        return self.append(topic, message, payload, called_at)
 
-    def sending_many(self, topic: str, payloads: Iterable[Any]) -> Operation[Deliveries]:
+    def sending_many(
+        self, topic: str, payloads: Iterable[Any], when: When = AT_ONCE
+    ) -> Operation[Deliveries]:
         """Send them all; ends when the last one is in a batch that is on its way."""
+        due = due_of(*when)
         self.checked(topic, Message(b"")) if not self.hooks else self.check_open()
         deliveries = Deliveries(self.owner)
         taking = Taking(payloads)
@@ -213,18 +218,21 @@ class ProducerCore:
             yield Wait(taking, 0.0)
             if not taking.chunk:
                 break
+            called_at = self.link.now()
             if not deliveries.runs:
                 yield from self.knowing(topic)
             chunk = taking.plain() if self.plain else None
             if chunk is not None:
-                yield from self._sending_plain(topic, chunk, taking, deliveries)
+                given = None if due is None else Given(due, called_at)
+                yield from self._sending_plain(topic, chunk, taking, deliveries, given)
             else:
-                yield from self._sending_each(topic, taking.chunk, deliveries)
+                messages = (in_time(each, when) for each in taking.chunk)
+                yield from self._sending_each(topic, messages, deliveries, called_at)
         self.sender.hurry(deliveries.batches)
         return deliveries
 
     def _sending_plain(
-        self, topic: str, chunk: list[bytes], taking: Taking, deliveries: Deliveries
+        self, topic: str, chunk: list[bytes], taking: Taking, deliveries: Deliveries, given: Given | None
     ) -> Operation[None]:
         """Payloads without anything beside: whole batches at once."""
         sizes = list(map(len, chunk))
@@ -234,19 +242,21 @@ class ProducerCore:
             part = chunk if stop - start == len(chunk) else chunk[start:stop]
             yield from self._making_room()
             self.check_open()
-            batch = self.sender.append_many(topic, part, sum(sizes[start:stop]))
+            batch = self.sender.append_many(topic, part, sum(sizes[start:stop]), given)
             deliveries.add(batch, 0, len(part))
             start = stop
             yield Wait((), 0.0)
             self._stop_early(deliveries)
         taking.adjust(sum(sizes) + overhead * len(chunk), self.options.batch_bytes)
 
-    def _sending_each(self, topic: str, chunk: list[Any], deliveries: Deliveries) -> Operation[None]:
-        for item in chunk:
-            message = self.checked(topic, item if isinstance(item, Message) else Message(item))
+    def _sending_each(
+        self, topic: str, messages: Iterable[Message], deliveries: Deliveries, called_at: float
+    ) -> Operation[None]:
+        for each in messages:
+            message = self.checked(topic, each)
             payload = self.payload(message)
             yield from self._making_room()
-            batch, index = self.append(topic, message, payload)
+            batch, index = self.append(topic, message, payload, called_at)
             deliveries.add(batch, index, 1)
         yield Wait((), 0.0)
         self._stop_early(deliveries)
@@ -284,6 +294,18 @@ class ProducerCore:
             yield Wait((lane.known,), remaining)
             if lane.error is not None:
                 raise type(lane.error)(lane.error.sentence, outcome="not done")
+
+    def cancelling(self, handle: Any) -> Operation[str]:
+        """Take a delayed message back."""
+        self.check_open()
+        return cancelling(self.link, handle, self.options.timeout)
+
+    def rescheduling(
+        self, handle: Any, delay: Delay | None, deliver_at: Moment | None
+    ) -> Operation[Rescheduled]:
+        """Give a delayed message another time."""
+        self.check_open()
+        return rescheduling(self.link, handle, delay, deliver_at, self.options.timeout)
 
     # Waiting
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any, Final
 
+from tfmq.client.dues import AT_ONCE, When
 from tfmq.client.waiting import Waitable
 from tfmq.message import Message
 
@@ -49,6 +50,15 @@ class Taking:
         """The last chunk's records have `size_bytes`: take as many next time as fill a batch."""
         fitting = FILLING * batch_bytes * len(self.chunk) / size_bytes
         self.count = max(1, min(CHUNK_COUNT_MAX, int(fitting)))
+
+
+def in_time(item: Any, when: When) -> Message:
+    """One of many as a message, with the time that all of them have, unless it has one of its own."""
+    message = item if isinstance(item, Message) else Message(item)
+    own = message.delay is not None or message.deliver_at is not None
+    if own or when == AT_ONCE:
+        return message
+    return message._replace(delay=when.delay, deliver_at=when.deliver_at)
 
 
 def cut(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tfmq.client.batch import Batch, Deliveries, Delivery
-from tfmq.client.taking import Taking, cut
+from tfmq.client.dues import AT_ONCE, When, due_of
+from tfmq.client.taking import Taking, cut, in_time
 from tfmq.client.transaction_batch import TransactionBatch
 from tfmq.client.transaction_ending import Ending
 from tfmq.client.transaction_gathering import BATCH_BYTES, Gathering
@@ -123,9 +124,11 @@ class TransactionCore:
         yield from self._making_room()
         return self.append(topic, message, payload)
 
-    def sending_many(self, topic: str, payloads: Iterable[Any]) -> Operation[Deliveries]:
+    def sending_many(
+        self, topic: str, payloads: Iterable[Any], when: When = AT_ONCE
+    ) -> Operation[Deliveries]:
         """Take them all; ends when the last one is gathered or on its way."""
-        producer = self.producer
+        producer, due = self.producer, due_of(*when)
         self._check()
         producer.checked(topic, Message(b"")) if not producer.hooks else producer.check_open()
         deliveries = Deliveries(self)
@@ -137,16 +140,16 @@ class TransactionCore:
             yield from producer.knowing(topic)
             chunk = taking.plain() if producer.plain else None
             if chunk is not None:
-                yield from self._sending_plain(topic, chunk, taking, deliveries)
+                yield from self._sending_plain(topic, chunk, taking, deliveries, due)
             else:
                 for item in taking.chunk:
-                    message = producer.checked(topic, item if isinstance(item, Message) else Message(item))
+                    message = producer.checked(topic, in_time(item, when))
                     payload = producer.payload(message)
                     yield from self._making_room()
                     deliveries.add(*self.append(topic, message, payload), 1)
 
     def _sending_plain(
-        self, topic: str, chunk: list[bytes], taking: Taking, deliveries: Deliveries
+        self, topic: str, chunk: list[bytes], taking: Taking, deliveries: Deliveries, due: int | None
     ) -> Operation[None]:
         sizes = list(map(len, chunk))
         overhead = self.producer.sender.overhead_bytes
@@ -156,7 +159,7 @@ class TransactionCore:
             yield from self._making_room()
             self._check()
             size = sum(sizes[start:stop]) + overhead * len(part)
-            batch, first = self.gathering.append_many(topic, part, size)
+            batch, first = self.gathering.append_many(topic, part, size, due)
             deliveries.add(batch, first, len(part))
             self._let_go()
             start = stop

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from tfmq.client.batch import Batch
+from tfmq.client.dues import Dues
 from tfmq.client.encoder import Encoded
 
 
@@ -31,7 +32,7 @@ class Teller(Protocol):
 class TransactionBatch(Batch):
     """Messages of one transaction for one partition of the topic's `incarnation`."""
 
-    __slots__ = ("first_count", "incarnation")
+    __slots__ = ("dues", "first_count", "incarnation")
 
     owner: Teller
 
@@ -40,8 +41,15 @@ class TransactionBatch(Batch):
     ) -> None:
         super().__init__(owner, topic, partition, room, born_ms, float("inf"))
         self.incarnation = incarnation
+        self.dues: Dues | None = None
+        """Of one whose messages are delayed; they count from the commit."""
         self.first_count = 0
         """How many messages its first block has: what is behind it lies at a place that the commit does not tell."""
+
+    @property
+    def due(self) -> bytes | None:
+        """What the wire carries of its dues."""
+        return None if self.dues is None else self.dues.packed_whole()
 
     def number(self, producer_id: int, sequence: int) -> Encoded:
         encoded = super().number(producer_id, sequence)

@@ -306,6 +306,7 @@ class Ending:
                     batch.count,
                     size,
                     encoded.blocks,  # type: ignore[arg-type]
+                    batch.due,
                 )
             )
             bodies.append(encoded.data)

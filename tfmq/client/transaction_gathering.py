@@ -12,6 +12,7 @@ from typing import Final
 
 from tfmq.client.batch import Delivery
 from tfmq.client.cluster import Topic
+from tfmq.client.dues import Dues, Given, due_of
 from tfmq.client.partition_selector import choose_partition
 from tfmq.client.sender import Sender
 from tfmq.client.transaction_batch import Teller, TransactionBatch
@@ -21,6 +22,8 @@ BATCH_BYTES: Final = 256 << 10
 """As much as a plain batch has; larger ones gain nothing."""
 LOOK_BYTES: Final = 64 << 10
 """How late it may be seen that a transaction has grown."""
+NOT_YET: Final = 0.0
+"""Delays in a transaction count from its commit: nothing of them passes before."""
 KEYLESS: Final = Message(None)
 """Stands for any message without a key where a selector is asked for a whole batch."""
 
@@ -35,7 +38,8 @@ class Gathering:
         self._sender = sender
         self._wall_clock = wall_clock
         self._topics: dict[str, Topic] = {}
-        self._open: dict[tuple[str, int], TransactionBatch] = {}
+        self._shared_delayed: dict[str, TransactionBatch] = {}
+        self._open: dict[tuple[str, int, bool], TransactionBatch] = {}
         self._full: list[TransactionBatch] = []
         self._full_bytes = 0
         self._bytes_max = self._look_at = 0
@@ -56,26 +60,33 @@ class Gathering:
         length = 0 if payload is None else len(payload)
         sender.check_size(length)
         part = sender.part(message)
-        batch = self._target(topic, message)
+        due = due_of(message.delay, message.deliver_at)
+        batch = self._target(topic, message, due is not None)
         size = length + batch.overhead_bytes + len(part or b"")
         if size > batch.room and batch.payloads:
             self._close(batch)
-            batch = self._target(topic, message)
+            batch = self._target(topic, message, due is not None)
         index = batch.add(payload, part, message.tag)
+        if due is not None and batch.dues is not None:
+            batch.dues.add(Given(due, NOT_YET))
         self._bytes_max += size
         if batch.room <= 0:
             self._close(batch)
         return Delivery((batch, index))
 
-    def append_many(self, topic: str, payloads: list[bytes], size_bytes: int) -> tuple[TransactionBatch, int]:
-        """Take payloads without anything beside, all into one batch; which, and the index of the first one there.
-        `size_bytes`: with what each record adds.
+    def append_many(
+        self, topic: str, payloads: list[bytes], size_bytes: int, due: int | None = None
+    ) -> tuple[TransactionBatch, int]:
+        """Take payloads without anything beside but one due, all into one batch; which, and the index of the first one
+        there. `size_bytes`: with what each record adds.
         """
         self._sender.check_size(max(map(len, payloads)))
-        batch = self._target(topic, KEYLESS)
+        batch = self._target(topic, KEYLESS, due is not None)
         if size_bytes > batch.room and batch.payloads:
             self._close(batch)
-            batch = self._target(topic, KEYLESS)
+            batch = self._target(topic, KEYLESS, due is not None)
+        if due is not None and batch.dues is not None:
+            batch.dues.add(Given(due, NOT_YET), len(payloads))
         first = len(batch.payloads)
         batch.payloads += payloads
         batch.room -= size_bytes
@@ -126,21 +137,24 @@ class Gathering:
             self._sender.cluster.forget(topic.name)
             self._sender.lanes.forget(topic)
 
-    def _target(self, topic: str, message: Message) -> TransactionBatch:
+    def _target(self, topic: str, message: Message, delayed: bool) -> TransactionBatch:
         """The open batch for `message`."""
         free = message.partition is None and message.key is None and self._sender.selector.per_batch
-        if free and topic in self.shared:
-            return self.shared[topic]
+        shared = self._shared_delayed if delayed else self.shared
+        if free and topic in shared:
+            return shared[topic]
         known = self._topics.get(topic) or self._pin(topic)
         partition = choose_partition(self._sender.selector, known, message)
-        batch = self._open.get((topic, partition))
+        batch = self._open.get((topic, partition, delayed))
         if batch is None:
             born_ms = int(self._wall_clock() * 1000)
             batch = TransactionBatch(self._teller, topic, known.incarnation, partition, BATCH_BYTES, born_ms)
-            self._open[topic, partition] = batch
+            batch.dues = Dues() if delayed else None
+            self._open[topic, partition, delayed] = batch
         if free:
-            self.shared[topic] = batch
-            self._bytes_max += batch.room  # the short way counts nothing
+            shared[topic] = batch
+            if not delayed:
+                self._bytes_max += batch.room  # the short way counts nothing
         return batch
 
     def _pin(self, name: str) -> Topic:
@@ -153,9 +167,11 @@ class Gathering:
         return lane.topic
 
     def _close(self, batch: TransactionBatch) -> None:
-        del self._open[batch.topic, batch.partition]
-        if self.shared.get(batch.topic) is batch:
-            del self.shared[batch.topic]
+        delayed = batch.dues is not None
+        del self._open[batch.topic, batch.partition, delayed]
+        shared = self._shared_delayed if delayed else self.shared
+        if shared.get(batch.topic) is batch:
+            del shared[batch.topic]
         batch.close(BATCH_BYTES)
         if batch.count:
             self._full.append(batch)

@@ -219,7 +219,7 @@ class Pipeline:
             batch.count,
             ACKS_WRITTEN,
             encoded.blocks,  # type: ignore[arg-type]
-            None,
+            batch.due,
             self.epoch,
         )
         return self._link.call(request, encoded.data, seconds=self._seconds, unattended=True)
