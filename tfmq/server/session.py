@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from journal.buffers import Buffer
 from tfmq import errors, limits
@@ -20,7 +20,9 @@ from tfmq.errors import BadFrame, BadRequest, Busy, NotAllowed, TfmqError, Versi
 from tfmq.protocol import commands, foreign, frames
 from tfmq.protocol.commands import Command
 from tfmq.server.commands import HELLO, Method, unknown
-from tfmq.server.transport import Connection
+
+if TYPE_CHECKING:
+    from tfmq.server.transport import Connection
 
 logger = logging.getLogger("tfmq.server")
 

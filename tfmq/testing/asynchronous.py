@@ -1,0 +1,224 @@
+"""The asyncio driver of a client whose broker is in this process: a wait lets the world go on once no task of the
+loop has anything left to do.
+
+That is seen by turns: a loop that has gone round many times without anything happening in the world is idle. Then time
+goes on to whatever is due next, at most to the nearest end of a wait; and so on. asyncio's own times (`asyncio.sleep`,
+`asyncio.timeout`) are the real ones, and so is work in threads, for which the world stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.link import Link
+from tfmq.client.waiting import Waitable
+from tfmq.testing.channel import InsideChannel
+from tfmq.testing.world import NEVER, PATIENCE_SECONDS, World, ends_by_itself
+
+IDLE_TURNS: Final = 50
+"""Turns of the loop without a change after which every task is taken to be waiting: one task that wakes another, and
+that one the next, needs a turn or two for each; a turn costs microseconds."""
+REAL_SECONDS: Final = 5.0
+"""How long a wait that nothing in the world can end is left to whatever else the loop does, in real time."""
+
+
+class Waiting(NamedTuple):
+    """One task's wait: up to when time may go on for it, and what ends it."""
+
+    until: float
+    wake: Callable[[], None]
+    fail: Callable[[BaseException], None]
+
+
+class Watch:
+    """The waits of one event loop."""
+
+    def __init__(self, world: World, loop: Any) -> None:
+        self._world = world
+        self._loop = loop
+        self._waits: dict[Waiting, None] = {}
+        self._turns = self._seen = 0
+        self._scheduled = False
+        self._alarm: Any = None
+        self.threads = 0
+        """Work that threads do: its end is waited for in real time."""
+
+    def add(self, waiting: Waiting) -> None:
+        """From now on until `remove`."""
+        self._waits[waiting] = None
+        self.look()
+
+    def remove(self, waiting: Waiting) -> None:
+        self._waits.pop(waiting, None)
+        if not self._waits and self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def look(self) -> None:
+        """Begin to count turns, if that is not being done."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._turns = 0
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if not self._waits or self.threads:
+            return
+        if self._world.changes != self._seen:
+            self._seen, self._turns = self._world.changes, 0
+        self._turns += 1
+        if self._turns > IDLE_TURNS:
+            self._turns = 0
+            if not self._go_on():
+                return
+        self._scheduled = True
+        self._loop.call_soon(self._turn)
+
+    def _go_on(self) -> bool:
+        """One step of time; False where no wait has an end."""
+        world = self._world
+        until = min(waiting.until for waiting in self._waits)
+        if until == NEVER:
+            if self._alarm is None:
+                self._alarm = self._loop.call_later(REAL_SECONDS, self._give_up, world.changes)
+            return False
+        world.advance_to(min(until, max(world.next_time(), world.clock.monotonic())))
+        now = world.clock.monotonic()
+        for waiting in [each for each in self._waits if each.until <= now]:
+            waiting.wake()
+        return True
+
+    def _give_up(self, changes: int) -> None:
+        """Nothing happened for so long: the waits without an end fail, where there are only such."""
+        self._alarm = None
+        if self.threads or any(waiting.until != NEVER for waiting in self._waits):
+            return
+        if changes != self._world.changes:
+            self.look()
+            return
+        for waiting in list(self._waits):
+            waiting.fail(self._world.nothing_comes())
+
+
+_watches: WeakKeyDictionary[Any, dict[int, Watch]] = WeakKeyDictionary()
+
+
+def watch_of(world: World, loop: Any) -> Watch:
+    """The one watch of that world in that loop."""
+    watches = _watches.setdefault(loop, {})
+    found = watches.get(id(world))
+    if found is None or found._world is not world:
+        found = watches[id(world)] = Watch(world, loop)
+    return found
+
+
+class InsideAsyncDriver(AsyncDriver):
+    """`AsyncDriver`, where a wait is a step of the simulation."""
+
+    channel: InsideChannel
+
+    def __init__(self, link: Link, world: World) -> None:
+        self.world = world
+        super().__init__(link, clock=world.clock.monotonic)
+        world.join(self)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.channel = InsideChannel(self.link, self.world.server)
+
+    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+        """As its base. Raises `NothingComes` for a wait that nothing can end, after some real seconds."""
+        waited = tuple(targets)
+        if any(target.done for target in waited):
+            return True
+        loop = self._take_loop()
+        future = loop.create_future()
+
+        def wake(_: object = None) -> None:
+            if not future.done():
+                future.set_result(True)
+
+        def fail(error: BaseException) -> None:
+            if not future.done():
+                future.set_exception(error)
+
+        for target in waited:
+            target.when_done(wake)
+        self.attend()
+        endless = seconds is None and not ends_by_itself(self, waited)
+        patience = PATIENCE_SECONDS if seconds is None else seconds
+        waiting = Waiting(NEVER if endless else self.clock() + patience, wake, fail)
+        watch = watch_of(self.world, loop)
+        if seconds is not None and seconds <= 0:
+            loop.call_soon(wake)  # behind the look around that `attend` asked for
+        else:
+            watch.add(waiting)
+        try:
+            await future
+        finally:
+            watch.remove(waiting)
+            for target in waited:
+                target.forget(wake)
+        done = any(target.done for target in waited)
+        if seconds is None and not done and not self.closed:
+            raise self.world.nothing_comes()
+        return done
+
+    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """As its base; the world waits for it."""
+        assert self._loop is not None, "an operation of the loop asks for it"
+        watch = watch_of(self.world, self._loop)
+        watch.threads += 1
+
+        def finished(future: Any) -> None:
+            watch.threads -= 1
+            error = future.exception()
+            done(None if error is not None else future.result(), error)
+            self.attend()
+            watch.look()
+
+        self._loop.run_in_executor(None, work).add_done_callback(finished)
+
+    def _look(self) -> None:
+        self._soon = False
+        if not self.closed:
+            self.world.settle()
+
+    def close_now(self) -> None:
+        """As its base; the broker notices at once."""
+        super().close_now()
+        self.world.settle()
+
+    # What the world calls
+
+    @property
+    def _asleep(self) -> bool:
+        """Without a loop nothing is due."""
+        return self._loop is None or self._loop.is_closed()
+
+    def next_time(self) -> float:
+        """When the next thing is due, in the clock's seconds."""
+        return NEVER if self._asleep else super().next_time()
+
+    def look(self) -> bool:
+        """Everything that is due, and what has come; whether anything had."""
+        if self._asleep:
+            return False
+        for ticker in self.tickers:
+            ticker.tick()
+        self.channel.tick()
+        if not self.closed:
+            self.channel.dial()
+        return self.channel.exchange()
+
+    def run_callbacks(self) -> None:
+        """Users' code."""
+        self.callbacks.run()
+
+    def end(self) -> None:
+        """Close it at once, without its loop."""
+        self.close_now()

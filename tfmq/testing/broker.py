@@ -1,0 +1,211 @@
+"""A broker for tests: the real one, in the test's own process and thread, with verbs that read as a test does.
+
+    def test_an_order_is_confirmed(tfmq_broker):
+        place_order(tfmq_broker.producer(), "42")
+        assert [message.key for message in tfmq_broker.sent("orders")] == ["42"]
+
+Everything between the user's code and the platter is the code that runs in production: the client's faces, its link,
+the frames, sessions, engine and logs. In memory are the wire and the disk; the clock is the test's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, TypeVar, cast
+
+from journal.testing import SimulatedDisk
+from tfmq.admin import Admin
+from tfmq.client import exiting
+from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.link import Link
+from tfmq.client.reach import Reached, moves_in, moves_out
+from tfmq.client.received import ReceivedMessage
+from tfmq.client.servers import DEFAULT_PORT, Server
+from tfmq.config import load
+from tfmq.consumer import Consumer
+from tfmq.errors import TfmqError
+from tfmq.producer import Producer
+from tfmq.testing import sent as logs
+from tfmq.testing.blocking import InsideBlockingDriver
+from tfmq.testing.clock import START, VirtualClock
+from tfmq.testing.draining import drain
+from tfmq.testing.faults import Faults
+from tfmq.testing.server import Server as InsideServer
+from tfmq.testing.world import World
+
+Driver = TypeVar("Driver")
+DATA: Final = "/data"
+_numbers = itertools.count(1)
+
+
+class SimulatedBroker:
+    """A broker in this process. `settings`: keys of the configuration, as {"topics.partitions": 4}; `start`: the time
+    of day at which the clock begins (aware); `seed`: what ids are drawn from.
+
+    Use it in the thread that made it. `close`, or leaving `with`, ends it and its clients.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        start: datetime = START,
+        seed: int = 1,
+    ) -> None:
+        self.clock = VirtualClock(start)
+        self._server_name = Server(f"broker-{next(_numbers)}.tfmq-test.invalid", DEFAULT_PORT)
+        self._faults = Faults()
+        config = load(flags={"server.data": DATA, **(settings or {})})
+        self._server = InsideServer(
+            config,
+            self.clock,
+            address=self.servers,
+            handlers=self._faults.handlers(),
+            refuses=self._faults.refuses,
+            seed=seed,
+        )
+        self._world = World(self.clock, self._server)
+        self._server.start()
+        self._world.settle()
+        self._producers: list[Producer] = []
+        self._closed = False
+        moves_in(self._server_name, self)
+
+    # Clients
+
+    @property
+    def servers(self) -> str:
+        """The address to give to any client: `tfmq.aio.Producer(tfmq_broker.servers)`."""
+        return str(self._server_name)
+
+    def producer(self, **options: Any) -> Producer:
+        """A `tfmq.Producer` of this broker. Unless `linger_ms` says otherwise a message goes at once."""
+        made = Producer(self.servers, **{"linger_ms": 0, **options})
+        self._producers.append(made)
+        return made
+
+    def consumer(self, topics: Any = None, **options: Any) -> Consumer[Any]:
+        """A `tfmq.Consumer` of this broker."""
+        return Consumer(self.servers, topics=topics, **options)
+
+    def admin(self, **options: Any) -> Admin:
+        """A `tfmq.Admin` of this broker."""
+        return Admin(self.servers, **options)
+
+    # What happened
+
+    def sent(self, topic: str, partition: int | None = None) -> list[ReceivedMessage[Any]]:
+        """What was appended to `topic` so far, in the order of appending; [] without such a topic. A delayed message is
+        there once it is delivered, one of a transaction once that is committed. `partition`: only that one.
+
+        Batches that linger in producers go first. Time stands still.
+        """
+        self.settle()
+        if self._server.engine is None:
+            raise RuntimeError("The broker is stopped: start() it to look at what it holds.")
+        return logs.sent(self._server.engine, topic, partition)
+
+    def drain(
+        self,
+        consumer: Consumer[Any],
+        handler: Callable[[ReceivedMessage[Any]], object] | None = None,
+        *,
+        timeout: float = 5.0,
+    ) -> list[ReceivedMessage[Any]]:
+        """Have `consumer` take everything that is there, and what comes of that; the messages, in order.
+
+        `handler` is called with each, and what it raises is raised here: then its message is not processed. Time goes
+        on only while the consumer cannot read yet, at most `timeout` seconds; raises `TimedOut` then.
+        """
+        return drain(self.clock, self.settle, consumer, handler, timeout)
+
+    def settle(self) -> None:
+        """Broker and clients do what is to be done now, batches that linger go; time stands still."""
+        self._world.hurry()
+
+    # What goes wrong
+
+    @property
+    def disk(self) -> SimulatedDisk:
+        """The disk: `disk.faults.fail(...)`, `disk.space_bytes = ...`. A power cut makes another one."""
+        return self._server.disk
+
+    def fail_next(
+        self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False
+    ) -> None:
+        """The broker answers the next `times` requests of a kind with `error`, an instance or a class.
+
+        `what`: "send", "fetch", "join", "save" (offsets), "begin", "prepare", "commit", "rollback", "connect" (refused,
+        whatever the error), or a command's name such as "create_topic". `done`: it is done all the same, and only the
+        answer is lost. Raises `BadRequest` for other words.
+        """
+        self._faults.fail_next(what, error, times=times, done=done)
+
+    def disconnect(self) -> None:
+        """Every connection breaks; clients connect again when they want something."""
+        self._server.disconnect()
+        self._world.settle()
+
+    def crash(self, keep: str = "nothing", *, down: float | timedelta = 0) -> None:
+        """The power fails, and after `down` seconds the broker starts again. Of what was not forced, "nothing", "some"
+        or "everything" is on the disk then; "everything" is what remains when only the process dies.
+        """
+        self._server.kill(keep)
+        self.clock.advance(down)
+        self.start()
+
+    def restart(self, *, down: float | timedelta = 0) -> None:
+        """The broker stops cleanly, and starts again after `down` seconds."""
+        self.stop()
+        self.clock.advance(down)
+        self.start()
+
+    def stop(self) -> None:
+        """A clean stop: what was taken is finished; then nothing listens."""
+        self._world.settle()
+        self._server.stop()
+        self._world.settle()
+
+    def start(self) -> None:
+        """Start a stopped broker on the same disk."""
+        self._server.start()
+        self._world.settle()
+
+    # The end
+
+    def close(self) -> None:
+        """Deliver what producers have, end all clients, forget everything. A second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        moves_out(self._server_name)
+        try:
+            self._world.hurry()
+        finally:
+            self._world.end()
+            for producer in self._producers:
+                exiting.closed(producer._core.owner)
+
+    def __enter__(self) -> SimulatedBroker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What clients call
+
+    def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
+        """See `tfmq.client.reach`."""
+        link = Link(servers, self.clock.monotonic, jitter=lambda: 0.5)
+        if driver_type is BlockingDriver:
+            made: Any = InsideBlockingDriver(link, self._world)
+        else:
+            from tfmq.testing.asynchronous import InsideAsyncDriver  # without it no event loop is loaded
+
+            made = InsideAsyncDriver(link, self._world)
+        return Reached(link, cast(Driver, made), self.clock.time)

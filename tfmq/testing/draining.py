@@ -1,0 +1,52 @@
+"""A consumer that takes everything there is: how a test lets its consuming side catch up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from tfmq.client.received import ReceivedMessage
+from tfmq.consumer import Consumer
+from tfmq.errors import TimedOut
+from tfmq.testing.clock import VirtualClock
+
+STEP_SECONDS: Final = 0.05
+"""How far time goes on between two looks at a consumer that cannot read yet."""
+POLL_MESSAGES: Final = 500
+
+Handler = Callable[[ReceivedMessage[Any]], object]
+
+
+def drain(
+    clock: VirtualClock,
+    settle: Callable[[], None],
+    consumer: Consumer[Any],
+    handler: Handler | None,
+    timeout: float,
+) -> list[ReceivedMessage[Any]]:
+    """See `SimulatedBroker.drain`. `settle` has everybody do what is to be done now."""
+    found: list[ReceivedMessage[Any]] = []
+    until = clock.monotonic() + timeout
+    while True:
+        settle()
+        messages = consumer.poll(timeout=0, max_messages=POLL_MESSAGES if handler is None else 1)
+        for message in messages:
+            if handler is not None:
+                handler(message)
+        found += messages
+        if messages:
+            continue
+        if reads(consumer):
+            return found
+        if clock.monotonic() >= until:
+            raise TimedOut(
+                f"The consumer could not read everything within {timeout:g} s of the test's clock; it took"
+                f" {len(found)} messages. Its log (tfmq.consumer) says what it waits for."
+            )
+        clock.advance(min(STEP_SECONDS, until - clock.monotonic()))
+
+
+def reads(consumer: Consumer[Any]) -> bool:
+    """Whether it knows its partitions and none of them is to be tried again."""
+    core = consumer._core
+    return core.assignment.looked and core.fetcher.next_retry() is None

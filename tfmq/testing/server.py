@@ -1,0 +1,219 @@
+"""The broker of a simulation: the real engine and sessions on a disk in memory, with wires instead of sockets.
+
+Nothing happens by itself: `turn` does what is to be done now. Work for other threads is done in turns too, in order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from journal.buffers import Pool
+from journal.clock import Clock
+from journal.testing import SimulatedDisk
+from tfmq import limits
+from tfmq.broker.engine import Engine
+from tfmq.broker.timers import Timer, Timers
+from tfmq.config import Config
+from tfmq.protocol.commands import ACKS, Command
+from tfmq.server.commands import HANDLERS, Method
+from tfmq.server.session import Session, Welcome, everybody
+from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
+
+TURNS_MAX: Final = 100_000
+"""A stop that is not over by then never will be."""
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Alarm:
+    """What a session needs of a delayed call."""
+
+    def __init__(self, timers: Timers, timer: Timer) -> None:
+        self._timers = timers
+        self._timer = timer
+
+    def active(self) -> bool:
+        """Whether it is still to come."""
+        return self._timer.call is not None
+
+    def cancel(self) -> None:
+        """Take it back."""
+        self._timers.cancel(self._timer)
+
+
+class Server:
+    """One broker: started, stopped, started again on the same disk.
+
+    `handlers`: which method serves which command; `refuses`: whether a connection is refused.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        *,
+        address: str,
+        handlers: Mapping[int, tuple[Command, Method]] = HANDLERS,
+        refuses: Callable[[], bool] = lambda: False,
+        seed: int = 1,
+    ) -> None:
+        self.disk = SimulatedDisk()
+        self.config = config
+        self.address = address
+        self.engine: Engine | None = None
+        self._clock = clock
+        self._handlers = handlers
+        self._refuses = refuses
+        self._random = random.Random(seed)
+        self._pool = Pool()
+        self._alarms = Timers(clock)
+        self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._sessions: set[Session] = set()
+        self._ends: list[BrokerEnd] = []
+        self._connected = 0
+        self._wanted = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it takes connections."""
+        return self.engine is not None
+
+    def start(self) -> None:
+        """Open what the disk holds. Raises what forbids a start; nothing happens if it runs."""
+        if self.engine is None:
+            self._jobs.clear()
+            engine = Engine(self.config, self.disk, self._clock, self._run, self._random.randbytes)
+            engine.start()
+            self.engine = engine
+            self._wanted = True
+
+    def stop(self) -> None:
+        """A clean stop: what was taken is finished and answered, the connections end."""
+        engine = self.engine
+        if engine is None:
+            return
+        stopped: list[bool] = []
+        engine.stop(lambda: stopped.append(True))
+        self._wanted = True
+        for _ in range(TURNS_MAX):
+            if stopped:
+                break
+            if not self.turn():
+                raise RuntimeError("the broker does not stop: it waits for something that never comes")
+        for end in self._ends:
+            end.end()
+            end.deliver()
+        self._forget_all()
+
+    def kill(self, keep: str = "nothing") -> None:
+        """The power fails: connections break, work under way is lost, and of unforced bytes `keep` ("nothing", "some",
+        "everything") is on the disk afterwards. "everything" is what the death of the process alone leaves.
+        """
+        self.disconnect()
+        self._forget_all()
+        self.disk = self.disk.crash(self._random, keep=keep)
+
+    def connect(self) -> ClientEnd | None:
+        """A new connection; None where nothing listens, or it is refused."""
+        if self.engine is None or self._refuses():
+            return None
+        wire = Wire()
+        self._connected += 1
+        self._ends.append(BrokerEnd(wire, Session(self._welcome(self.engine)), self._pool, self._connected))
+        return ClientEnd(wire)
+
+    def disconnect(self) -> None:
+        """Every connection breaks; the broker goes on."""
+        for end in self._ends:
+            end.wire.cut()
+
+    # Turning
+
+    def turn(self) -> bool:
+        """What is to be done now, once: frames, work, timers, writes and forces. Whether there was any."""
+        engine = self.engine
+        if engine is None:
+            return False
+        did = False
+        for end in self._ends:
+            did = end.deliver() or did
+        self._ends = [end for end in self._ends if not end.gone]
+        if self._jobs:
+            self._do(*self._jobs.popleft())
+            did = True
+        now = self._clock.monotonic()
+        if self._due(engine) <= now:
+            self._alarms.tick(now)
+            engine.tick(now)
+            did = True
+        if did or self._wanted:
+            self._wanted = False
+            engine.turn_ended()
+            return True
+        return False
+
+    def next_time(self) -> float:
+        """When it has something to do next, in the clock's monotonic seconds; infinity if never."""
+        if self.engine is None:
+            return float("inf")
+        return self._clock.monotonic() if self._jobs or self._wanted else self._due(self.engine)
+
+    def _due(self, engine: Engine) -> float:
+        times = (engine.next_due(), self._alarms.next_due())
+        return min((each for each in times if each is not None), default=float("inf"))
+
+    def _run(self, work: Callable[[], Any], done: Done) -> None:
+        self._jobs.append((work, done))
+
+    @staticmethod
+    def _do(work: Callable[[], Any], done: Done) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            done(None, error)
+        else:
+            done(result, None)
+
+    def _forget_all(self) -> None:
+        self.engine = None
+        self._jobs.clear()
+        self._sessions.clear()
+        self._ends.clear()
+        self._alarms = Timers(self._clock)
+
+    # Sessions
+
+    def _welcome(self, engine: Engine) -> Welcome:
+        return Welcome(
+            engine=engine,
+            handlers=self._handlers,
+            server="tfmq in a test",
+            address=self.address,
+            limits=self.config.limits,
+            limits_sent=limits.sent(self.config.limits),
+            acks=ACKS[self.config.server.acks],
+            features=[],
+            call_later=self._call_later,
+            turn_wanted=self._turn_wanted,
+            status=self._status,
+            allow=everybody,
+            opened=self._sessions.add,
+            closed=self._sessions.discard,
+        )
+
+    def _call_later(self, seconds: float, call: Callable[[], None]) -> Alarm:
+        return Alarm(self._alarms, self._alarms.after(seconds, call))
+
+    def _turn_wanted(self) -> None:
+        self._wanted = True
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "version": "tfmq in a test",
+            "listen": self.address,
+            "connections": len(self._sessions),
+            "settings": self.config.values,
+        }
