@@ -24,8 +24,6 @@ STUCK_ROWS_MAX: Final = 524_288
 EARLY_MS_MAX: Final = 50
 """If the wall clock lags by no more, whoever comes behind waits as long; with more, the message gets another due."""
 
-FLAGS: Final = (b"\x00", b"\x01")
-
 Reschedule = Callable[[Line, Turn, int], None]
 """reschedule(line, turn, later by so many ms): its time by the wall clock has not come."""
 
@@ -113,7 +111,7 @@ class Lines:
         tags = entries.tags
         first = tags[0] >> TARGET_SHIFT
         if min(tags) >> TARGET_SHIFT == first == max(tags) >> TARGET_SHIFT:
-            flags = bytes([tag & ABSOLUTE for tag in tags])
+            flags = bytearray([tag & ABSOLUTE for tag in tags])
             self._add(first, Part(entries.dues, entries.numbers, entries.locators, flags))
             return
         found: dict[int, Part] = {}
@@ -125,7 +123,7 @@ class Lines:
             part.dues.append(due)
             part.numbers.append(number)
             part.locators.append(locator)
-            part.flags += FLAGS[tag & ABSOLUTE]
+            part.flags.append(tag & ABSOLUTE)
         for target, part in found.items():
             self._add(target, part)
 

@@ -16,7 +16,7 @@ class Part(NamedTuple):
     dues: "array[int]"
     numbers: "array[int]"
     locators: "array[int]"
-    flags: bytes | bytearray
+    flags: bytearray
 
     def turn(self, index: int) -> Turn:
         return Turn(self.dues[index], self.numbers[index])
@@ -67,7 +67,7 @@ class Rows:
         """The first `count` rows, or as many as there are."""
         start, end = self._gone, min(self._gone + count, len(self.dues))
         dues, numbers, locators = self.dues[start:end], self.numbers[start:end], self.locators[start:end]
-        return Part(dues, numbers, locators, bytes(self.flags[start:end]))
+        return Part(dues, numbers, locators, self.flags[start:end])
 
     def drop(self, count: int) -> None:
         """The first `count` are gone."""
