@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from journal.control import CONTROL_SIZE
-from journal.errors import Corrupt, NotARecord
+from journal.errors import BeyondEnd, Corrupt, NotARecord
 from journal.names import segment_name
 from journal.reader import KNOWN_MAX
+from journal.record import blocks_of, records_of
 from tests.journal.logs import Bench, payloads_of
 from tests.scale import scaled, seeded
 
@@ -112,3 +113,82 @@ def test_a_file_that_became_shorter_is_damage() -> None:
     file.content.truncate(10_000, len(whole) - 5)
     with pytest.raises(Corrupt):
         log.read(0, 1 << 20)
+
+
+# The block of a record whose offset is known
+
+
+def test_a_record_leads_to_its_block(bench: Bench) -> None:
+    """As a walk from the index finds it, and verified; in memory as from the disk."""
+    generator = seeded("blocks of records")
+    for _ in range(scaled(300)):
+        offset, _ = bench.log.offset_of_ordinal(generator.randrange(bench.log.count))
+        block = bench.log.block_of_record(offset)
+        assert block is not None
+        chunk = bench.log.read(offset, 1)
+        assert (block.offset, block.next) == (chunk.start, chunk.next)
+        assert chunk.data.startswith(block.data)
+        assert bench.log.block_of_record(offset, cached=True) == block
+
+
+def test_no_walk_leads_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def walk(*_: object) -> None:
+        raise AssertionError("it walked")
+
+    monkeypatch.setattr("journal.reader.Reader._blocks", walk)
+    for ordinal in range(0, bench.log.count, bench.log.count // 20):
+        bench.log.block_of_record(offsets_by_ordinal(bench)[ordinal])
+
+
+def offsets_by_ordinal(bench: Bench) -> list[int]:
+    offset, found = 0, []
+    while offset < bench.log.end_offset:
+        chunk = bench.log.read(offset, 1 << 30)
+        for block in blocks_of(chunk.data, chunk.start, bench.log.log_id):
+            found += [block.offset + record.position for record in records_of(block.data)]
+        offset = chunk.next
+    return found
+
+
+def test_what_is_no_record_leads_nowhere(bench: Bench) -> None:
+    """Inside a record, a control record, the end, beyond it; and what is not forced, unless it is asked for."""
+    offset = bench.log.offset_of_ordinal(40)[0]
+    with pytest.raises(NotARecord):
+        bench.log.block_of_record(offset + 1)
+    assert bench.log.block_of_record(offset + 1, cached=True) is None
+    end = bench.log.end_offset
+    with pytest.raises(NotARecord):
+        bench.log.block_of_record(end - 1)
+    for beyond in (end, end + 1):
+        with pytest.raises(BeyondEnd):
+            bench.log.block_of_record(beyond)
+
+
+def test_an_unforced_record_is_given_to_who_asks_for_it() -> None:
+    bench = Bench()
+    bench.open()
+    bench.send(2)
+    with pytest.raises(BeyondEnd):
+        bench.log.block_of_record(0)
+    block = bench.log.block_of_record(0, upto="written")
+    assert block is not None and block.control.records == 2
+
+
+def test_a_block_that_is_damaged_is_named_and_not_given() -> None:
+    """By a look from the record, which the damage may lie before, on or behind."""
+    generator = seeded("damaged blocks")
+    for _ in range(scaled(200)):
+        bench = Bench()
+        bench.open()
+        for _ in range(3):
+            bench.send(30)
+        bench.log.force()
+        offsets = offsets_by_ordinal(bench)
+        wanted = generator.randrange(30, 60)
+        first, end = offsets[30], offsets[60]
+        bench.disk.damage(bench.path(segment_name(0)), generator.randrange(first, end), b"\xee\x11\xee")
+        assert bench.log.block_of_record(offsets[wanted], cached=True) is None
+        with pytest.raises(Corrupt) as caught:
+            bench.log.block_of_record(offsets[wanted])
+        assert first <= caught.value.first <= offsets[wanted] < caught.value.next
+        assert (block := bench.log.block_of_record(offsets[0])) is not None and block.next == first

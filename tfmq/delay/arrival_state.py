@@ -83,11 +83,12 @@ class ArrivalState:
         if data:
             try:
                 version, *fields = msgpack.unpackb(data, use_list=False)
-                if version > SNAPSHOT_VERSION:
-                    raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
-                producers, cancelled, rescheduled = _bytes(fields)
-            except (TypeError, msgpack.UnpackException) as error:
+                newer = version > SNAPSHOT_VERSION
+            except (TypeError, ValueError, msgpack.UnpackException) as error:
                 raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
+            if newer:
+                raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
+            producers, cancelled, rescheduled = _bytes(fields)
         self.producers.load(producers)
         self.cancelled.load(cancelled)
         self.rescheduled.load(rescheduled)

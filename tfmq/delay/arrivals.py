@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from journal.block import Block, blocks_of
+from journal.block import Block, blocks_of, find_next_control
 from journal.columns import COLUMNS_COUNT_MIN, plain_flags, same_length
 from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
 from journal.header import FLAG_FILLER, HEADER, HEADER_SIZE, LENGTH, BadRecord, Buffer, make_log_id, walk
@@ -117,7 +117,8 @@ def read(
     May run in a worker. Raises Corrupt where the log is damaged, unless `damaged` is given: then it goes on behind.
     Raises BelowStart, BeyondEnd, OSError, Closed.
     """
-    reading = _Reading()
+    reading, told = _Reading(), set[tuple[int, int]]()
+    tried = -1
     while from_offset < to_offset:
         try:
             chunk = log.read(from_offset, min(READ_BYTES, to_offset - from_offset), upto=upto)
@@ -127,10 +128,14 @@ def read(
                 from_offset = block.next
                 yield from reading.block(block)
         except Corrupt as error:
-            if damaged is None:
+            # The way to a place may lead through damage before it, which is then known, and passed over the next time.
+            if damaged is None or (error.next <= from_offset and tried == from_offset):
                 raise
-            damaged(error)
-            from_offset = max(from_offset + 1, error.next)
+            tried = from_offset
+            if (error.first, error.next) not in told:
+                told.add((error.first, error.next))
+                damaged(error)
+            from_offset = max(from_offset, error.next)
             reading.forget()
 
 
@@ -147,13 +152,12 @@ def _verified(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
 
 
 def _behind(data: bytes | bytearray, start: int, position: int, log_id: int) -> int:
-    """The offset behind the bad block at `position`, by its own lengths, else the end of what was read."""
-    try:
-        for block in blocks_of(memoryview(data)[position:], start + position, log_id, verify=False):
-            return block.next
-    except BadRecord:
-        pass
-    return start + len(data)
+    """The offset where blocks begin again behind the bad one at `position`, else the end of what was read."""
+    claim = find_next_control(data, position, offset=start, log_id=log_id)
+    if claim is None:
+        return start + len(data)
+    bad = claim.control.offset == start + position
+    return claim.control.next if bad else claim.control.offset
 
 
 class _Reading:

@@ -1,0 +1,280 @@
+"""What the arrivals teach is the same whether it was told live or recovered from the log, from any snapshot on."""
+
+import logging
+import random
+from typing import Any
+
+import msgpack
+import pytest
+
+from journal.control import SOURCE_TRANSACTION
+from journal.errors import NewerFormat
+from journal.header import make_record
+from journal.names import segment_name
+from journal.repair import repair
+from journal.shapes import Batch, Source
+from tests.delay.arrived import FOLDER, START_MS, Desk, Sent, Wanted, some
+from tests.scale import scaled, seeded
+from tfmq.delay import arrival_state, note
+from tfmq.delay.arrivals import SUFFIX
+from tfmq.delay.cancelled import SPAN_BITS
+from tfmq.delay.note import NOTE_ID
+from tfmq.errors import StaleProducer
+
+SPAN = 1 << SPAN_BITS
+
+
+def check(desk: Desk, producer: int, sequence: int, records: int) -> Any:
+    return desk.producers.check(producer, sequence, records, gaps=False, now_ms=0)
+
+
+# Fold live = fold by recovery
+
+
+def random_step(desk: Desk, generator: random.Random) -> None:
+    """Something that a broker does with its arrivals."""
+    kind = generator.choice(("send", "send", "send", "joined", "applied", "cancel", "reschedule", "close"))
+    pending = [e for e in desk.sent[-200:] if (e.due, e.number) not in desk.state.cancelled]
+    if kind == "cancel" and pending:
+        found = generator.sample(pending, min(len(pending), generator.randrange(1, 9)))
+        desk.cancel(*((each.due, each.number) for each in found))
+    elif kind == "reschedule" and pending:
+        alike = [each for each in pending if each.log_id == pending[0].log_id]
+        found = generator.sample(alike, min(len(alike), generator.randrange(1, 4)))
+        desk.reschedule(found, [START_MS + generator.randrange(9 * SPAN) for _ in found])
+    elif kind == "close" and desk.sequences:
+        desk.close_stream(generator.choice(sorted(desk.sequences)), 1000 + desk.log.end_ordinal)
+    else:
+        batches = [
+            random_batch(desk, generator) for _ in range(generator.randrange(1, 5) if kind == "joined" else 1)
+        ]
+        place = Source(SOURCE_TRANSACTION, 77, desk.log.end_offset, 1)
+        desk.send(*batches, **({"source": place} if kind == "applied" else {}))
+
+
+def random_batch(desk: Desk, generator: random.Random) -> Wanted:
+    count = generator.choice((1, 1, 2, 5, 40, 300))
+    sizes = [generator.randrange(300)] * count if generator.random() < 0.5 else [
+        generator.choice((0, 10, 70, 2000)) for _ in range(count)]  # fmt: skip
+    dues = [START_MS + generator.randrange(9 * SPAN) for _ in range(count)]
+    flags = bytes(generator.randrange(2) for _ in range(count))
+    producer = generator.randrange(100, 105) if generator.random() < 0.9 else 100_000 + desk.log.end_ordinal
+    while desk.producers.closed(producer):
+        producer += 1000
+    return Wanted(
+        producer, dues, [bytes(size) for size in sizes], 0x1000_0000 + generator.randrange(3), "t", flags
+    )
+
+
+def said(desk: Desk) -> list[Any]:
+    """The whole state, without where the append of an answer ends: behind a recovery all of it is forced."""
+    version, producers, *rest = msgpack.unpackb(desk.state.dump())
+    streams = msgpack.unpackb(producers)
+    for *_, answers in streams[2]:
+        for answer in answers:
+            answer[4] = min(answer[4], 0)
+    return [version, streams, *rest]
+
+
+@pytest.mark.parametrize("round", range(scaled(60)))
+def test_live_and_recovered_are_the_same(round: int) -> None:
+    """After a kill, after a clean stop, from a snapshot in the middle, and once more on top of a recovery."""
+    generator = seeded("arrival state", round)
+    desk = Desk(segment_bytes=generator.choice((3 << 19, 1 << 22)))
+    for _ in range(3):
+        for _ in range(generator.randrange(1, 25)):
+            random_step(desk, generator)
+        told = said(desk)
+        desk = desk.reopened(clean=generator.random() < 0.5)
+        assert said(desk) == told
+        assert desk.read() == desk.sent
+
+
+def test_a_batch_over_several_blocks_is_one_answer_after_a_recovery_too() -> None:
+    desk = Desk()
+    desk.send(some(5, 3000, size=90))
+    first = check(desk, 5, 0, 3000).answer
+    assert len(first.positions) > 1
+    again = desk.reopened(clean=False)
+    found = check(again, 5, 0, 3000)
+    assert found.walk is None and found.answer.first_ordinal == first.first_ordinal == 1
+    assert list(found.answer.positions) == list(first.positions)
+
+
+def test_batches_of_one_append_stay_apart() -> None:
+    """The notes lie between them: a repeat gets its own first number."""
+    desk = Desk()
+    desk.send(some(5, 2), some(5, 3), some(6, 1), some(5, 1))
+    again = desk.reopened(clean=False)
+    for sequence, records, first in ((0, 2, 1), (2, 3, 4), (5, 1, 10)):
+        found = check(again, 5, sequence, records)
+        assert (found.answer.first_ordinal, found.walk) == (first, None)
+
+
+def test_notes_and_copies_are_nobodys_sequence() -> None:
+    desk = Desk()
+    desk.send(some(5, 4))
+    desk.reschedule(desk.sent[1:3], [START_MS + 500, START_MS + 600])
+    desk.cancel((START_MS, 1))
+    again = desk.reopened(clean=False)
+    assert again.producers.last_sequence(5) == desk.producers.last_sequence(5) == 3
+    assert len(again.producers) == 1
+    assert check(again, 5, 4, 1) is None
+
+
+def test_a_succession_closes_the_stream_over_all_topics() -> None:
+    desk = Desk()
+    desk.send(some(5, 2), some(5, 2)._replace(log_id=0x1100_0002, topic="bills"))
+    desk.close_stream(5, 50)
+    again = desk.reopened(clean=False)
+    assert again.producers.closed(5) == (50, 3)
+    with pytest.raises(StaleProducer):
+        check(again, 5, 4, 1)
+
+
+# What was cancelled, and given another turn
+
+
+def test_cancelled_ones_are_known_and_their_repeats_too() -> None:
+    desk = Desk()
+    desk.send(some(5, 3))
+    desk.cancel((START_MS, 1), (START_MS + 2, 3))
+    desk.cancel((START_MS, 1))
+    for each in (desk, desk.reopened(clean=False)):
+        assert each.state.cancelled.count == 2
+        assert [(START_MS + n, n + 1) in each.state.cancelled for n in range(3)] == [True, False, True]
+
+
+def test_a_rescheduled_one_is_cancelled_and_leads_to_its_copy() -> None:
+    desk = Desk()
+    desk.send(some(5, 3))
+    desk.reschedule(desk.sent[:2], [START_MS + 100, START_MS + 50])
+    for each in (desk, desk.reopened(clean=False)):
+        assert each.state.rescheduled.get(START_MS, 1) == (START_MS + 100, 5)
+        assert each.state.rescheduled.latest(START_MS + 1, 2) == (START_MS + 50, 6)
+        assert (START_MS, 1) in each.state.cancelled and (START_MS + 100, 5) not in each.state.cancelled
+
+
+def test_what_was_cancelled_before_does_not_come_back_by_a_reschedule() -> None:
+    """Two that raced: whoever was written first counts, in both folds."""
+    desk = Desk()
+    desk.send(some(5, 1))
+    desk.cancel((START_MS, 1))
+    desk.reschedule(desk.sent[:1], [START_MS + 100])
+    for each in (desk, desk.reopened(clean=False)):
+        assert each.state.rescheduled.get(START_MS, 1) is None
+
+
+def test_both_forget_by_spans() -> None:
+    desk = Desk()
+    desk.send(some(5, 2, due=3 * SPAN), some(6, 1, due=4 * SPAN))
+    desk.cancel((3 * SPAN, 1))
+    desk.reschedule(desk.sent[1:2], [9 * SPAN])
+    desk.cancel((4 * SPAN, 4))
+    assert desk.state.forget([3 * SPAN, 5 * SPAN]) == 2
+    assert (desk.state.cancelled.count, desk.state.rescheduled.count) == (1, 0)
+
+
+def test_there_is_an_end_to_what_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival_state, "CANCELLED_MAX", 2)
+    desk = Desk()
+    desk.send(some(5, 3))
+    desk.cancel((START_MS, 1))
+    assert not desk.state.full
+    desk.cancel((START_MS + 1, 2))
+    assert desk.state.full
+
+
+# Damage
+
+
+def repaired(desk: Desk, offset: int) -> Desk:
+    """Damaged there, mended by the operator's word, without a snapshot to lean on, and opened again."""
+    desk.log.close()
+    desk.disk.damage(f"{FOLDER}/{segment_name(0, SUFFIX)}", offset, b"\xee" * 5)
+    assert repair(desk.disk, FOLDER, suffix=SUFFIX)
+    for name in desk.disk.list(FOLDER):
+        if name.endswith(".state"):
+            desk.disk.unlink(f"{FOLDER}/{name}")
+    again = Desk(desk.disk)
+    again.sent = desk.sent
+    return again
+
+
+def test_a_note_that_a_repair_lost_costs_its_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Its records are in the streams still; nobody knows when they are due. The others have their numbers."""
+    desk = Desk()
+    desk.send(some(5, 2), some(6, 3))
+    desk.send(some(7, 2))
+    desk.log.force()
+    lost = desk.sent[:2]
+    again = repaired(desk, 25)  # in the first note
+    assert [again.producers.last_sequence(each) for each in (5, 6, 7)] == [1, 2, 1]
+    assert check(again, 6, 0, 3).answer.first_ordinal == 4
+    with caplog.at_level(logging.ERROR):
+        assert again.read() == [each for each in desk.sent if each not in lost]
+    assert "when 2 delayed messages are due" in caplog.text
+
+
+def test_a_record_that_a_repair_lost_costs_itself_alone() -> None:
+    desk = Desk()
+    (answer,) = desk.send(some(5, 40, size=50))
+    desk.send(some(6, 2))
+    again = repaired(desk, answer.positions[0][1] + 7 * 70 + 30)
+    assert again.read() == [each for n, each in enumerate(desk.sent) if n != 7]
+    assert check(again, 6, 0, 2).answer.first_ordinal == 42
+
+
+def test_a_note_that_says_nothing_is_named_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.send(some(5, 2))
+    bad = make_record(b"\x01no note at all, but of the house's id", NOTE_ID)
+    desk.append([Batch(bad, (), note.PRODUCER_ID, 0, 1)])
+    desk.send(some(6, 2))
+    with caplog.at_level(logging.ERROR):
+        again = desk.reopened(clean=False)
+        assert again.read() == desk.sent
+    assert "says nothing" in caplog.text
+    assert again.producers.last_sequence(6) == 1
+
+
+# Snapshots
+
+
+def test_an_empty_snapshot_is_an_empty_state() -> None:
+    desk = Desk()
+    desk.send(some(5, 2))
+    desk.cancel((START_MS, 1))
+    desk.state.load(b"")
+    assert (len(desk.producers), desk.state.cancelled.count) == (0, 0)
+
+
+def test_a_later_snapshot_is_refused_by_name() -> None:
+    with pytest.raises(NewerFormat, match="the snapshot of the arrivals"):
+        Desk().state.load(msgpack.packb((2, b"", b"", b"")))
+
+
+def test_what_a_later_version_adds_behind_is_left_out() -> None:
+    desk = Desk()
+    desk.send(some(5, 2))
+    version, *parts = msgpack.unpackb(desk.state.dump(), use_list=False)
+    other = Desk().state
+    other.load(msgpack.packb((version, *parts, "more")))
+    assert other.dump() == desk.state.dump()
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xc1", b"\x90", b"\x05", b"\x93\x01\xc4\x00\xc4\x00", b"\x94\x01\x01\x02\x03"]
+)
+def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="snapshot of the arrivals"):
+        Desk().state.load(data)
+
+
+def test_sent_says_what_was_sent() -> None:
+    """The yardstick of these tests."""
+    desk = Desk()
+    desk.send(some(5, 1, size=3))
+    (found,) = desk.sent
+    assert found == Sent(1, START_MS, False, 0x1000_0001, "orders", found.record)
+    assert found.record[20:] == b"5/0"

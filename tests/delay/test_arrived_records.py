@@ -1,0 +1,116 @@
+"""Single records by their offsets: the right one or none, proven by its block, each block read once."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from journal.errors import BelowStart, BeyondEnd, NotARecord
+from journal.names import segment_name
+from tests.delay.arrived import FOLDER, START_MS, Desk, Wanted, some
+from tests.scale import scaled, seeded
+from tfmq.delay import arrivals, arrived_records
+from tfmq.delay.arrivals import SUFFIX
+from tfmq.delay.arrived_records import ArrivedRecords
+
+
+@pytest.fixture(scope="module")
+def desk() -> Desk:
+    desk, generator = Desk(), seeded("records")
+    while desk.log.end_offset < 2 << 20:
+        count = generator.choice((1, 1, 1, 3, 900))
+        payloads = [bytes(generator.choice((0, 50, 50, 50, 3000))) for _ in range(count)]
+        desk.send(Wanted(generator.randrange(20, 30), [START_MS] * count, payloads))
+    desk.send(some(40, 1, size=200_000))
+    desk.log.force()
+    return desk
+
+
+def offsets_of(desk: Desk) -> list[int]:
+    found = arrivals.read(desk.log, 0, desk.log.end_offset, upto="written")
+    return [offset for batch in found for offset in batch.offsets]
+
+
+def test_each_offset_gives_its_record(desk: Desk) -> None:
+    generator, records = seeded("any order"), ArrivedRecords(desk.log)
+    wanted = list(zip(offsets_of(desk), (each.record for each in desk.sent), strict=True))
+    for sample in (wanted, generator.sample(wanted, scaled(2000)), wanted[::-7]):
+        offsets = [offset for offset, _ in sample]
+        assert records.read(offsets) == [record for _, record in sample]
+        assert records.read_cached(offsets) == [record for _, record in sample]
+
+
+def test_neighbours_cost_one_look_at_their_block(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    plain = desk.log.block_of_record
+
+    def look(offset: int, **given: Any) -> Any:
+        looks.append(offset)
+        return plain(offset, **given)
+
+    monkeypatch.setattr(desk.log, "block_of_record", look)
+    batches = [each for each in arrivals.read(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
+    first, other = batches[:2]
+    records = ArrivedRecords(desk.log)
+    records.read([*first.offsets, *other.offsets, *first.offsets])
+    assert len(looks) == 2
+
+
+def test_memory_is_bounded_and_old_blocks_are_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrived_records, "BLOCKS_KEPT", 3)
+    records, offsets = ArrivedRecords(desk.log), offsets_of(desk)
+    for _ in range(2):
+        found = records.read(offsets)
+        assert found == [each.record for each in desk.sent]
+    assert len(records._blocks) == len(records._starts) == len(records._age) <= 3
+
+
+def test_what_would_wait_for_the_disk_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.send(some(5, 3), some(6, 2))
+    desk.log.force()
+    offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
+    monkeypatch.setattr("journal.segment.Segment.pread_cached", lambda *_: None)
+    assert records.read_cached(offsets[:2]) is None
+    records.read(offsets[:1])  # in a worker: the block is known from now on
+    assert records.read_cached(offsets) == [each.record for each in desk.sent]
+
+
+def test_no_changed_byte_is_taken_for_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    """Header and body alike: the block's checksum covers both. The damage is named, the other blocks are read."""
+    desk, generator = Desk(), seeded("flipped records")
+    desk.send(some(5, 40))
+    desk.send(some(6, 1))
+    offsets = offsets_of(desk)
+    desk.log.close()
+    data = desk.disk.read_file(f"{FOLDER}/{segment_name(0, SUFFIX)}")
+    for _ in range(scaled(300)):
+        number = generator.randrange(40)
+        at = offsets[number] + generator.randrange(70)
+        disk = desk.disk.crash()
+        disk.damage(
+            f"{FOLDER}/{segment_name(0, SUFFIX)}", at, bytes((data[at] ^ 1 << generator.randrange(8),))
+        )
+        records = ArrivedRecords(Desk(disk).log)
+        assert records.read_cached([offsets[number]]) is None
+        caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            assert records.read([offsets[number], offsets[40]]) == [None, desk.sent[40].record]
+        assert "cannot be read" in caplog.text
+
+
+def test_offsets_that_are_not_to_be_read_are_refused() -> None:
+    desk = Desk()
+    (first,) = desk.send(some(5, 3))
+    (second,) = desk.send(some(5, 3))
+    desk.log.force()
+    (third,) = desk.send(some(5, 3))
+    records = ArrivedRecords(desk.log)
+    with pytest.raises(BeyondEnd):
+        records.read([third.positions[0][1]])  # not forced
+    with pytest.raises(NotARecord):
+        records.read([second.positions[0][1] + 1])
+    desk.log.truncate_before(first.end_offset)
+    with pytest.raises(BelowStart):
+        records.read([first.positions[0][1]])
+    assert records.read([second.positions[0][1]]) == [desk.sent[3].record]
