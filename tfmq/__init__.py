@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from tfmq.errors import UnknownCommand as UnknownCommand
     from tfmq.errors import UnknownPartition as UnknownPartition
     from tfmq.errors import UnknownProducer as UnknownProducer
+    from tfmq.errors import UnknownSchedule as UnknownSchedule
     from tfmq.errors import UnknownTopic as UnknownTopic
     from tfmq.errors import UnknownTransaction as UnknownTransaction
     from tfmq.errors import VersionMismatch as VersionMismatch
@@ -82,7 +83,8 @@ _ERRORS = (
     " MessageTooLarge NotARecord NotAllowed NotSupported OffsetOutOfRange SequenceGap ServerError"
     " StaleEpoch StaleProducer StorageStopped TfmqError TimedOut TopicExists TransactionCommitted"
     " TransactionError TransactionExists TransactionRolledBack TransactionState TransactionTooLarge"
-    " UnknownCommand UnknownPartition UnknownProducer UnknownTopic UnknownTransaction VersionMismatch"
+    " UnknownCommand UnknownPartition UnknownProducer UnknownSchedule UnknownTopic UnknownTransaction"
+    " VersionMismatch"
 ).split()
 _PLACES: dict[str, str] = {
     "Admin": "tfmq.admin",

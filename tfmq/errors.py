@@ -38,6 +38,7 @@
     │   ├── GroupStale
     │   ├── GroupFenced
     │   └── GroupIncomplete
+    ├── UnknownSchedule
     ├── BadFrame
     ├── VersionMismatch
     ├── ServerError
@@ -302,6 +303,12 @@ class GroupIncomplete(TransactionError):
     number, code, outcome = 42, "group_incomplete", NOT_DONE
     happened = "Not every transaction of the commit group is prepared, so none was committed."
     advice = "Run the missing parts again, or abort this run of the group."
+
+
+class UnknownSchedule(TfmqError):
+    number, code, outcome = 43, "unknown_schedule", NOT_DONE
+    happened = "There is no schedule of that name."
+    advice = "Look at the list of schedules (tfmq schedule list), or add it (tfmq schedule add)."
 
 
 class BadFrame(TfmqError):

@@ -22,6 +22,9 @@ from tfmq.broker.register import (
     LEASE_SPACING_MS,
     OFFSETS,
     READY,
+    SCHEDULE,
+    SCHEDULE_GONE,
+    SCHEDULE_STATE,
     TX_OFFSETS,
     Register,
     pack,
@@ -158,6 +161,8 @@ ENTRIES = st.lists(
         st.tuples(st.just("delete")),
         st.tuples(st.just("lease"), st.integers(1, 50)),
         st.tuples(st.just("group"), st.sampled_from("ab"), st.integers(0, 1000)),
+        st.tuples(st.just("schedule"), st.sampled_from("ab"), st.booleans()),
+        st.tuples(st.just("unschedule"), st.sampled_from("ab")),
         st.tuples(
             st.just("transaction"),
             st.integers(7, 8),
@@ -197,6 +202,28 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
             enter(JOURNAL, journal_id)
             enter(DELAY_STORE, journal_id + 10)
             enter(TX_OFFSETS, journal_id, *place, [(group, 1, [(number, 0, sum(place), 0, 1)])])
+        elif what == "schedule":
+            name, paused = fields
+            enter(
+                SCHEDULE,
+                100 + time,
+                name,
+                "0 9 * * *",
+                "UTC",
+                "t",
+                None,
+                b"",
+                b"go",
+                "one",
+                time,
+                21,
+                0,
+                time,
+            )
+            enter(SCHEDULE_STATE, 100 + time, 21, 0, time, paused)
+        elif what == "unschedule":
+            row = whole.schedules.find(fields[0])
+            enter(SCHEDULE_GONE, 0 if row is None else row.id)
     halfway = register(*entries[:cut])
     resumed = Register()
     resumed.load(halfway.dump())
@@ -221,8 +248,9 @@ def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> Non
         assert pack(entry).hex() == line
         made.enter(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
-    assert states == ["", "creating", "open", "growing", *["open"] * 6, "deleting", ""]
+    assert states == ["", "creating", "open", "growing", *["open"] * 9, "deleting", ""]
     assert (made.next_id, made.generation, made.groups["billing"].member) == (4112, 1, "m1")
     assert (made.journal_id, made.applied, made.delay_store) == (17, {17: (4160, 3)}, 18)
+    assert list(made.schedules) == []
     page = Path("docs/formats/catalog.md").read_text()
     assert all(line in page for line in lines)

@@ -54,6 +54,11 @@ PUBLISHED = {
     "LIST_DELAYED": 62,
     "DESCRIBE_DELAYED": 63,
     "DELAYED_HISTOGRAM": 64,
+    "ADD_SCHEDULE": 70,
+    "LIST_SCHEDULES": 71,
+    "PAUSE_SCHEDULE": 72,
+    "RESUME_SCHEDULE": 73,
+    "REMOVE_SCHEDULE": 74,
     "COMMIT_GROUP": 80,
     "ABORT_COMMIT_GROUP": 81,
     "LIST_COMMIT_GROUPS": 82,
@@ -75,7 +80,7 @@ def test_no_code_is_reserved_for_something_else(command: Command) -> None:
 
 
 def test_codes_of_later_releases_are_known_as_such() -> None:
-    assert reserved_for(79) == "schedules" and reserved_for(69) is None
+    assert reserved_for(79) == "more commands about schedules" and reserved_for(69) is None
 
 
 def values(kind: Kind) -> st.SearchStrategy[Any]:

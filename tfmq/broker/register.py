@@ -14,17 +14,19 @@ import msgpack
 from journal.errors import NewerFormat
 from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
 from journal.record import Block
+from tfmq.broker.schedule_book import ScheduleBook, ScheduleRow
 
 SNAPSHOT_VERSION: Final = 3
 SNAPSHOT_WITH_JOURNAL: Final = 2
 """From this version on it names the transaction journal, and the highest place that was applied of each."""
 SNAPSHOT_WITH_DELAY: Final = 3
-"""From this version on it names the store of delayed messages."""
+"""From this version on it names the store of delayed messages, and has the schedules."""
 
 SNAPSHOT_NAME: Final = "the catalog's snapshot"
 
 LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURNAL, DELAY_STORE = range(1, 12)
-KIND_MAX: Final = DELAY_STORE
+SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE = range(12, 15)
+KIND_MAX: Final = SCHEDULE_STATE
 
 CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 
@@ -95,6 +97,7 @@ class Register:
         """The transaction journal that belongs to this catalog; 0 before there was one."""
         self.delay_store = 0
         """The store of delayed messages that belongs to this catalog; 0 before there was one."""
+        self.schedules = ScheduleBook()
 
     def leased_ms(self, producer_id: int) -> int | None:
         """When (at the latest) the range of an id was leased; None if it never was."""
@@ -182,6 +185,15 @@ class Register:
     def _delay_store(self, store_id: int) -> None:
         self.delay_store = store_id
 
+    def _schedule(self, *fields: Any) -> None:
+        self.schedules.schedule(*fields)
+
+    def _schedule_gone(self, schedule_id: int) -> None:
+        self.schedules.gone(schedule_id)
+
+    def _schedule_state(self, *fields: Any) -> None:
+        self.schedules.state(*fields)
+
     _RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         LEASE: _lease,
         CREATE: _create,
@@ -194,6 +206,9 @@ class Register:
         TX_OFFSETS: _tx_offsets,
         JOURNAL: _journal,
         DELAY_STORE: _delay_store,
+        SCHEDULE: _schedule,
+        SCHEDULE_GONE: _schedule_gone,
+        SCHEDULE_STATE: _schedule_state,
     }
 
     # journal.state.State
@@ -218,7 +233,8 @@ class Register:
                 self.journal_id, places, *later = later
                 self.applied = {journal_id: (high, low) for journal_id, high, low in places}
             if version >= SNAPSHOT_WITH_DELAY:
-                self.delay_store, *later = later
+                self.delay_store, schedules, *later = later
+                self.schedules = ScheduleBook(ScheduleRow(*fields) for fields in schedules)
         except (TypeError, IndexError) as error:
             raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
@@ -230,7 +246,7 @@ class Register:
         topics = list(self.topics.values())
         applied = [(journal_id, *place) for journal_id, place in self.applied.items()]
         before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
-        return pack((*before, self.journal_id, applied, self.delay_store))
+        return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules)))
 
     def apply(self, block: Block) -> None:
         """The entries of one block, in recovery."""

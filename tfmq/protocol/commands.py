@@ -77,6 +77,16 @@ from tfmq.protocol.rows import TopicRow as TopicRow
 from tfmq.protocol.rows import TransactionBatch as TransactionBatch
 from tfmq.protocol.rows import TransactionName as TransactionName
 from tfmq.protocol.rows import TransactionOffsets as TransactionOffsets
+from tfmq.protocol.schedule_commands import AddSchedule as AddSchedule
+from tfmq.protocol.schedule_commands import AddScheduleReply as AddScheduleReply
+from tfmq.protocol.schedule_commands import ListSchedules as ListSchedules
+from tfmq.protocol.schedule_commands import ListSchedulesReply as ListSchedulesReply
+from tfmq.protocol.schedule_commands import PauseSchedule as PauseSchedule
+from tfmq.protocol.schedule_commands import PauseScheduleReply as PauseScheduleReply
+from tfmq.protocol.schedule_commands import RemoveSchedule as RemoveSchedule
+from tfmq.protocol.schedule_commands import RemoveScheduleReply as RemoveScheduleReply
+from tfmq.protocol.schedule_commands import ResumeSchedule as ResumeSchedule
+from tfmq.protocol.schedule_commands import ResumeScheduleReply as ResumeScheduleReply
 from tfmq.protocol.topic_commands import CreateTopic as CreateTopic
 from tfmq.protocol.topic_commands import CreateTopicReply as CreateTopicReply
 from tfmq.protocol.topic_commands import DeleteTopic as DeleteTopic
@@ -344,6 +354,11 @@ COMMANDS: tuple[Command, ...] = (
     Command(62, ListDelayed, ListDelayedReply),
     Command(63, DescribeDelayed, DescribeDelayedReply),
     Command(64, DelayedHistogram, DelayedHistogramReply),
+    Command(70, AddSchedule, AddScheduleReply, body="the payload"),
+    Command(71, ListSchedules, ListSchedulesReply),
+    Command(72, PauseSchedule, PauseScheduleReply),
+    Command(73, ResumeSchedule, ResumeScheduleReply),
+    Command(74, RemoveSchedule, RemoveScheduleReply),
     Command(80, CommitGroup, CommitGroupReply),
     Command(81, AbortCommitGroup, AbortCommitGroupReply),
     Command(82, ListCommitGroups, ListCommitGroupsReply),
@@ -354,7 +369,7 @@ BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for comma
 
 # Codes kept for what later releases do.
 RESERVED: dict[range, str] = {
-    range(70, 80): "schedules",
+    range(75, 80): "more commands about schedules",
 }
 
 

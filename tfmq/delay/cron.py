@@ -1,0 +1,318 @@
+"""Cron expressions: which moments they name, in a time zone, with its summer and winter time. Pure.
+
+Five fields (minute, hour, day of month, month, day of week) as crontab has them: `*`, numbers, ranges `1-5`, steps
+`*/15`, lists `0,30`, names of months and weekdays; 0 and 7 are both Sunday; `last` is a month's last day. Where day
+of month and day of week both name something (neither begins with `*`), either may fit, as in crontab. Short forms:
+@hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.
+
+The triggers of APScheduler say which dates and times fit; what they mean in a zone is decided here:
+
+- a time that the clocks skip fires as much later as they skipped: 02:30 becomes 03:30 where 02:00 is followed by
+  03:00;
+- a time that comes twice, because the clocks are set back, fires the first time it comes; a schedule of every hour
+  fires both times, since otherwise there would be an hour without it.
+
+Moments are ms since 1970 (UTC), whole minutes of the zone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, Final, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from apscheduler.triggers.cron import CronTrigger
+
+from tfmq.errors import BadRequest
+
+EXPRESSION_CHARACTERS: Final = 256
+"""A longer one is a mistake; it stands in lists, in the catalog, and is parsed at each start."""
+ZONE_CHARACTERS: Final = 64
+"""The longest name of the zone database has half of these."""
+
+MS: Final = 1000
+MINUTE_MS: Final = 60 * MS
+MOMENT_MS_MAX: Final = 253_370_764_800_000
+"""The beginning of the year 9999: dates end there, and a day is needed behind."""
+
+BESIDE: Final = timedelta(hours=25)
+"""No change of a zone's clock moves it by more (a day, where a country changed sides of the date line)."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_SECOND: Final = timedelta(seconds=1)
+_NOTHING: Final = timedelta()
+
+SHORT_FORMS: Final = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+LAST: Final = "last"
+_DAYS_OF_MONTH: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
+
+
+class Field(NamedTuple):
+    """One of the five: its name for people, its bounds, and names for some of its numbers."""
+
+    name: str
+    low: int
+    high: int
+    names: tuple[str, ...] = ()
+
+
+MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+FIELDS: Final = (
+    Field("minute", 0, 59),
+    Field("hour", 0, 23),
+    Field("day of month", 1, 31),
+    Field("month", 1, 12, MONTHS),
+    Field("day of week", 0, 7, WEEKDAYS),
+)
+
+
+class Cron:
+    """An expression in a zone. Raises `BadRequest`, in one sentence, for what is no expression or no zone."""
+
+    def __init__(self, expression: str, timezone: str = "UTC") -> None:
+        self.expression, self.timezone = expression, timezone
+        self.zone = find_zone(timezone)
+        minutes, hours, days, months, weekdays = parse(expression)
+        self._every_hour = len(hours) == FIELDS[1].high + 1
+        self._triggers = [
+            _trigger(minutes, hours, *fitting, months)
+            for fitting in _day_rules(expression, days, weekdays, months)
+        ]
+
+    def next_after(self, after_ms: int) -> int | None:
+        """The first moment later than `after_ms`; None if there is none before the year 9999."""
+        after_ms = max(after_ms, 0)
+        if after_ms >= MOMENT_MS_MAX:
+            return None
+        after = _EPOCH + after_ms * _MILLISECOND
+        best: datetime | None = None
+        first: datetime | None = None
+        start = after.astimezone(self.zone).replace(tzinfo=None, fold=0) - self._shift(after)
+        for local in self._fitting(start):
+            for moment in self._moments(local):
+                if moment > after and (best is None or moment < best):
+                    best = moment
+            if best is not None:
+                # Beside a change of the clock, times that come later in the calendar may come first.
+                first = first or local
+                if local - first >= self._shift(best):
+                    break
+        return None if best is None else (best - _EPOCH) // _MILLISECOND
+
+    def latest(self, after_ms: int, until_ms: int) -> int | None:
+        """The last moment in (after_ms, until_ms]; None if there is none. Some twenty looks, however long that is."""
+        found = self.next_after(after_ms)
+        if found is None or found > until_ms:
+            return None
+        end = until_ms
+        while end > found + 1:
+            middle = (found + end) // 2
+            moment = self.next_after(middle)
+            if moment is not None and moment <= until_ms:
+                found = moment
+            else:
+                end = middle
+        return found
+
+    def newest(self, after_ms: int, until_ms: int, count: int) -> list[int]:
+        """The last `count` moments in (after_ms, until_ms], in their order."""
+        latest = self.latest(after_ms, until_ms)
+        if latest is None:
+            return []
+        span = count * MINUTE_MS
+        while True:
+            start = max(after_ms, latest - span)
+            found = deque(self._between(start, until_ms), count)
+            if len(found) == count or start == after_ms:
+                return list(found)
+            span *= 2
+
+    def _between(self, after_ms: int, until_ms: int) -> Iterator[int]:
+        moment = self.next_after(after_ms)
+        while moment is not None and moment <= until_ms:
+            yield moment
+            moment = self.next_after(moment)
+
+    def _fitting(self, start: datetime) -> Iterator[datetime]:
+        """Times of the calendar from `start` on that fit, without a zone, in their order."""
+        while True:
+            found = [each for trigger in self._triggers if (each := _next(trigger, start)) is not None]
+            if not found:
+                return
+            yield min(found)
+            start = min(found) + _SECOND
+
+    def _moments(self, local: datetime) -> list[datetime]:
+        """When the clocks show that time, or would if they did not skip it."""
+        first = local.replace(tzinfo=self.zone)
+        if not self._every_hour:
+            return [first.astimezone(UTC)]
+        second = first.replace(fold=1)
+        skipped = second.utcoffset() != first.utcoffset() and not _shown(first)
+        return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
+
+    def _shift(self, moment: datetime) -> timedelta:
+        """By how much the clocks are set forth or back, if they are within that time of the moment; else zero."""
+        if self.zone is UTC:
+            return _NOTHING
+        shift = self._change(moment, BESIDE)
+        return shift if shift and self._change(moment, shift) else _NOTHING
+
+    def _change(self, moment: datetime, beside: timedelta) -> timedelta:
+        """How far the clocks' offsets differ before and behind the moment."""
+        before, behind = (moment - beside).astimezone(self.zone), (moment + beside).astimezone(self.zone)
+        return abs((behind.utcoffset() or _NOTHING) - (before.utcoffset() or _NOTHING))
+
+
+def _shown(local: datetime) -> bool:
+    """Whether the clocks of its zone ever show that time."""
+    return local.astimezone(UTC).astimezone(local.tzinfo).replace(fold=0) == local.replace(fold=0)
+
+
+def _trigger(minutes: set[int], hours: set[int], day: str, weekday: str, months: set[int]) -> Any:
+    minute, hour, _, month, _ = FIELDS
+    return CronTrigger(
+        minute=_listed(minutes, minute),
+        hour=_listed(hours, hour),
+        day=day,
+        month=_listed(months, month),
+        day_of_week=weekday,
+        timezone=UTC,
+    )
+
+
+def _next(trigger: Any, start: datetime) -> datetime | None:
+    """The first time of the calendar from `start` on; the trigger works in a zone without changes."""
+    if start.year >= 9999:
+        return None
+    found = trigger.get_next_fire_time(None, start.replace(tzinfo=UTC))
+    return None if found is None else found.replace(tzinfo=None)
+
+
+def _day_rules(
+    expression: str, days: set[int], weekdays: set[int], months: set[int]
+) -> list[tuple[str, str]]:
+    """(days of the month, weekdays) as triggers have them: one pair, or two of which either may fit.
+
+    Raises `BadRequest` for a day that no month has.
+    """
+    _, _, day_text, _, weekday_text = _fields_of(expression)
+    day = LAST if day_text.lower() == LAST else _listed(days, FIELDS[2])
+    # Triggers count from Monday; Sunday has two numbers in crontab.
+    weekday = _listed({(number + 6) % 7 for number in weekdays})
+    weekday = "*" if weekday == "0-6" else weekday
+    either = not day_text.startswith("*") and not weekday_text.startswith("*")
+    if not either and min(days) > max(_DAYS_OF_MONTH[month - 1] for month in months):
+        raise BadRequest(
+            f"No month of {expression!r} has a day {min(days)}: it would never come. Correct the day of month."
+        )
+    return [(day, "*"), ("*", weekday)] if either else [(day, weekday)]
+
+
+def parse(expression: str) -> list[set[int]]:
+    """The numbers that each field names. Raises `BadRequest` with a sentence that says what to write."""
+    parts = _fields_of(expression)
+    return [_numbers(field, part.lower(), expression) for field, part in zip(FIELDS, parts, strict=True)]
+
+
+def _fields_of(expression: str) -> list[str]:
+    if len(expression) > EXPRESSION_CHARACTERS:
+        raise BadRequest(f"A cron expression has at most {EXPRESSION_CHARACTERS} characters.")
+    parts = SHORT_FORMS.get(expression.strip().lower(), expression).split()
+    if len(parts) != len(FIELDS):
+        raise BadRequest(
+            f"{expression!r} is no cron expression: write five fields, minute hour day-of-month month day-of-week, as"
+            " in '0 9 * * mon-fri', or @daily."
+        )
+    return parts
+
+
+def _numbers(field: Field, text: str, expression: str) -> set[int]:
+    if text == LAST and field.name == "day of month":
+        return {field.low}  # there is one in every month
+    numbers: set[int] = set()
+    for part in text.split(","):
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise _wrong(field, part, expression)
+        numbers |= _range(field, part, found, expression)
+    return numbers
+
+
+def _range(field: Field, part: str, found: re.Match[str], expression: str) -> set[int]:
+    first_text, last_text, step_text = found.groups()
+    step = int(step_text) if step_text else 1
+    if first_text == "*":
+        first, last = field.low, 6 if field.names is WEEKDAYS else field.high
+        sound = last_text is None
+    else:
+        first = _number(field, first_text, part, expression)
+        if last_text is not None:
+            last = _number(field, last_text, part, expression)
+        else:
+            last = field.high if step_text else first
+        if field.names is WEEKDAYS and last_text == "sun" and first > 0:
+            last = 7  # a week may end with its Sunday
+        sound = first <= last
+    if not sound or not 1 <= step <= field.high:
+        raise _wrong(field, part, expression)
+    return set(range(first, last + 1, step))
+
+
+def _number(field: Field, text: str, part: str, expression: str) -> int:
+    if text in field.names:
+        return field.names.index(text) + (field.low if field.names is MONTHS else 0)
+    if text.isdecimal() and len(text) <= 4 and field.low <= int(text) <= field.high:
+        return int(text)
+    raise _wrong(field, part, expression)
+
+
+def _wrong(field: Field, part: str, expression: str) -> BadRequest:
+    names = f" or {field.names[0]}..{field.names[-1]}" if field.names else ""
+    return BadRequest(
+        f"{part!r} in the cron expression {expression!r} is no {field.name}: write {field.low} to {field.high}{names},"
+        " a range as 1-5, steps as */15, a list as 1,3, or * for all."
+    )
+
+
+def _listed(numbers: set[int], field: Field | None = None) -> str:
+    """As the triggers read them: runs are one range each, since every entry of a list is a look more."""
+    if field is not None and len(numbers) > field.high - field.low:
+        return "*"
+    ordered = sorted(numbers)
+    starts = [each for each in ordered if each - 1 not in numbers]
+    ends = [each for each in ordered if each + 1 not in numbers]
+    return ",".join(f"{first}-{last}" for first, last in zip(starts, ends, strict=True))
+
+
+def find_zone(name: str) -> tzinfo:
+    """The zone of that name. Raises `BadRequest`."""
+    if name == "UTC":
+        return UTC
+    try:
+        if name and len(name) <= ZONE_CHARACTERS:
+            return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        pass
+    raise BadRequest(
+        f"There is no time zone {name[:ZONE_CHARACTERS]!r} here: write its name as in Europe/Berlin, or UTC; a broker"
+        " on a system without zones needs the Python package tzdata."
+    )
+
+
+def zone_text(moment_ms: int, timezone: str) -> str:
+    """A moment as its zone writes it, as in 2026-11-23T09:00:00+01:00. Raises `BadRequest` for an unknown zone."""
+    return (_EPOCH + moment_ms * _MILLISECOND).astimezone(find_zone(timezone)).isoformat()
