@@ -1,0 +1,121 @@
+"""A seeded life of the buckets of delayed messages, with a moment kept behind every call that changed the disk."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from journal.testing import Moment
+from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, SECOND, Bench
+from tfmq.delay.buckets import Bucket
+
+REACHES = (SECOND, MINUTE, 10 * MINUTE, HOUR, 3 * HOUR, 5 * DAY, 400 * DAY)
+
+
+class Known(NamedTuple):
+    """What had been promised at a boundary.
+
+    `numbers`: how far the checkpoint may say that it is, the first was told to be durable; `settled`: numbers that
+    need not be there any more, as they are settled or left out; `broker_ms`: the least that broker time may be.
+    """
+
+    numbers: tuple[int, ...]
+    settled: frozenset[int]
+    broker_ms: int
+
+
+class Boundary(NamedTuple):
+    """The disk behind one call."""
+
+    number: int
+    after: str
+    moment: Moment
+    known: Known
+
+
+class Life:
+    """`run` lives it; `bench.arrived` are all messages then."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self.generator = generator
+        self.bench = Bench()
+        self.now_ms = NOW
+        self.settled: set[int] = set()
+        self.retired: list[Bucket] = []
+        self.split: list[Bucket] = []
+        self.boundaries: list[Boundary] = []
+        self.numbers: tuple[int, ...] = (0,)
+        self.broker_ms = self.bench.buckets.broker_ms
+        self.bench.disk.after = self._note
+
+    def run(self, actions: int) -> list[Boundary]:
+        """So many steps; the boundaries met."""
+        choices = [
+            self.arrive,
+            self.arrive,
+            self.spill,
+            self.spill,
+            self.cut,
+            self.settle,
+            self.release,
+            self.commit,
+        ]
+        for _ in range(actions):
+            self.now_ms += self.generator.randrange(5000)
+            self.generator.choice(choices)()
+        self.bench.disk.after = None
+        return self.boundaries
+
+    def _note(self, kind: str, path: str) -> None:
+        known = Known(self.numbers, frozenset(self.settled), self.broker_ms)
+        self.boundaries.append(
+            Boundary(len(self.boundaries), f"{kind} {path}", Moment(self.bench.disk), known)
+        )
+
+    def arrive(self) -> None:
+        reach = self.generator.choice(REACHES)
+        dues = [
+            self.now_ms + self.generator.randrange(1, reach) for _ in range(self.generator.randrange(1, 9))
+        ]
+        size = self.generator.choice((0, 0, 700))
+        self.bench.arrive(*dues, log_id=self.generator.choice((ORDERS, BILLS)), size=size)
+
+    def spill(self) -> None:
+        left_out = {each.number for each in self.bench.unspilled() if self.generator.random() < 0.1}
+        self.settled |= left_out
+        self._told(self.bench.next_number)
+        self.bench.spill(self.now_ms, lambda _, dues, numbers: bytes(n not in left_out for n in numbers))
+        self._durable()
+        # Those that came back into use are not settled as a whole any more, but need not be there either.
+        leaves = set(self.bench.buckets.leaves)
+        self.retired = [bucket for bucket in self.retired if bucket not in leaves]
+
+    def cut(self) -> None:
+        coarse = [bucket for bucket in self.bench.buckets.leaves if bucket.span.exponent > 10]
+        if coarse:
+            bucket = self.generator.choice(coarse)
+            if self.bench.buckets.split(bucket):
+                self.split.append(bucket)
+
+    def settle(self) -> None:
+        if self.bench.buckets.leaves:
+            bucket = self.bench.buckets.leaves[0]
+            self.settled |= set(self.bench.contents([bucket]))
+            self.retired.append(bucket)
+            self.bench.buckets.retire(bucket)
+
+    def release(self) -> None:
+        if self.split:
+            self.bench.buckets.release(self.split.pop(0))
+
+    def commit(self) -> None:
+        self._told(*self.numbers)
+        self.bench.buckets.commit(self.now_ms)
+        self.broker_ms = self.now_ms
+
+    def _told(self, *numbers: int) -> None:
+        self.numbers = tuple(sorted({self.bench.buckets.spilled_number, *numbers}))
+
+    def _durable(self) -> None:
+        self.numbers = (self.bench.buckets.spilled_number,)
+        self.broker_ms = self.now_ms

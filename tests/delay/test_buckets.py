@@ -1,0 +1,338 @@
+"""The set of buckets: what is spilled is there, whatever is cut into what; what counts no more goes."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import pytest
+
+from journal.errors import Full, Stopped
+from tests.delay.bucketing import (
+    BILLS,
+    DAY,
+    HOUR,
+    MINUTE,
+    NEAR,
+    NOW,
+    ORDERS,
+    SECOND,
+    Bench,
+    everything,
+    kept_of,
+)
+from tests.scale import seeded
+from tfmq.delay import buckets as module
+from tfmq.delay.arrivals import ArrivedBatch
+from tfmq.delay.spans import Span
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_new_set_is_made_once_and_keeps_its_name(bench: Bench) -> None:
+    assert (bench.ids, bench.buckets.store_id) == (1, 7)
+    again = bench.crash()
+    assert (again.ids, again.buckets.store_id, again.buckets.identity) == (0, 7, bench.buckets.identity)
+
+
+def test_what_is_spilled_is_there_after_a_power_cut(bench: Bench) -> None:
+    bench.arrive(NOW + 5 * SECOND, NOW + 5 * SECOND, NOW + DAY, absolute=True)
+    bench.arrive(NOW + 1, NOW + 400 * DAY, 2**63 - 1, log_id=BILLS)
+    spilled = bench.spill()
+    assert (spilled.count, len(spilled.moved_numbers)) == (6, 0)
+    assert bench.contents() == bench.expected() and len(bench.expected()) == 6
+    again = bench.crash()
+    assert again.contents() == bench.expected()
+    assert (again.buckets.spilled_offset, again.buckets.spilled_number) == (800, 8)
+    assert (again.buckets.count, again.buckets.broker_ms) == (6, NOW)
+
+
+def test_dues_go_to_the_leaf_that_covers_them_else_to_spans_the_coarser_the_later(bench: Bench) -> None:
+    bench.put(NOW + SECOND, NOW + 2 * HOUR, NOW + 10 * DAY, NOW + 300 * DAY)
+    assert [span.exponent for span in bench.spans()] == [16, 22, 28, 34]
+    bench.put(NOW + 11 * DAY, NOW + 2 * HOUR + 1)
+    assert len(bench.spans()) == 4
+    assert bench.contents() == bench.expected()
+
+
+def test_a_batch_of_all_kinds_lies_sorted_in_its_buckets(bench: Bench) -> None:
+    generator = seeded("all kinds")
+    dues = [NOW + generator.randrange(1, 3 * HOUR) for _ in range(3000)]
+    bench.put(*dues)
+    assert bench.contents() == bench.expected()
+    assert sum(bucket.count for bucket in bench.buckets.leaves) == 3000
+
+
+def test_what_was_settled_is_left_out(bench: Bench) -> None:
+    first, second, third = bench.arrive(NOW + 1, NOW + 2, NOW + DAY)
+    (bill,) = bench.arrive(NOW + 3, log_id=BILLS)
+    asked = []
+
+    def pending(log_id, dues, numbers):  # type: ignore[no-untyped-def]
+        asked.append((log_id, list(dues), list(numbers)))
+        return False if log_id == BILLS else bytes(number != second.number for number in numbers)
+
+    assert bench.spill(pending=pending).count == 2
+    assert bench.contents() == {each.number: kept_of(each) for each in (first, third)}
+    assert asked == [(ORDERS, [NOW + 1, NOW + 2, NOW + DAY], [0, 1, 2]), (BILLS, [NOW + 3], [bill.number])]
+
+
+def test_a_spill_of_nothing_moves_the_place_all_the_same(bench: Bench) -> None:
+    bench.arrive(NOW + 1)
+    assert bench.spill(pending=lambda *_: False).count == 0
+    assert bench.crash().buckets.spilled_number == bench.next_number
+    assert bench.files() == []
+
+
+def test_near_ones_are_named_with_their_new_places(bench: Bench) -> None:
+    horizon = NOW + 30 * SECOND
+    sent = bench.arrive(NOW + 9 * SECOND, NOW + DAY, NOW + 3 * SECOND, horizon, horizon - 1)
+    sent += bench.arrive(NOW + 2 * SECOND, log_id=BILLS)
+    spilled = bench.spill(moved_below=horizon)
+    near = [each for each in sent if each.due < horizon]
+    assert list(spilled.moved_numbers) == [each.number for each in near]
+    for each, locator in zip(near, spilled.moved_locators, strict=True):
+        assert bench.read_locator(locator, each.number) == each.record
+
+
+def test_a_coarse_one_is_cut_when_its_time_comes_near(bench: Bench) -> None:
+    bench.put(NEAR + HOUR * 2, NEAR + HOUR * 2 + MINUTE * 3, NEAR + HOUR * 2 + MINUTE * 3 + 1)
+    (bucket,) = bench.buckets.leaves
+    start = bucket.span.start
+    assert bucket.span.exponent == 22
+    assert bench.buckets.cascade_due(start - 131_073) == []
+    assert bench.buckets.cascade_due(start - 131_072) == [bucket]
+    assert bench.buckets.cascade_due(start + HOUR) == [bucket]
+    assert bench.buckets.cascade_due(bucket.span.end) == []
+    children = bench.buckets.split(bucket)
+    assert {child.span.exponent for child in children} == {16}
+    assert list(bench.buckets.leaves) == children
+    assert bench.contents() == bench.expected() == bench.crash().contents()
+
+
+def test_a_split_one_is_read_until_it_is_released_and_is_gone_after_the_next_checkpoint(bench: Bench) -> None:
+    sent = bench.put(NEAR, NEAR + 5 * SECOND)
+    parent = bench.bucket(NEAR)
+    (columns,) = bench.buckets.load(parent)
+    bench.buckets.split(parent)
+    bench.buckets.commit(NOW)
+    assert len(bench.files()) == 3
+    assert bench.buckets.read(parent.slot, columns.positions, columns.numbers) == [
+        each.record for each in sent
+    ]
+    assert bench.contents() == bench.expected()
+    bench.buckets.release(parent)
+    bench.buckets.commit(NOW)
+    assert len(bench.files()) == 2
+    with pytest.raises(KeyError):
+        bench.buckets.by_slot(parent.slot)
+
+
+def test_a_start_removes_what_a_split_left(bench: Bench) -> None:
+    bench.put(NEAR, NEAR + 5 * SECOND)
+    bench.buckets.split(bench.bucket(NEAR))
+    again = bench.crash()
+    assert again.buckets.labels == {"whole", "unlisted"}
+    assert len(again.files()) == 2 and again.contents() == bench.expected()
+
+
+def test_later_arrivals_go_straight_to_the_finer_ones_and_make_new_ones_beside_them(bench: Bench) -> None:
+    bench.put(NEAR, NEAR + 5 * SECOND)
+    bench.buckets.split(bench.bucket(NEAR))
+    bench.put(NEAR + 1, NEAR + 30 * SECOND)
+    assert {span.exponent for span in bench.spans()} == {10} and len(bench.spans()) == 3
+    assert bench.contents() == bench.expected() == bench.crash().contents()
+
+
+def test_one_that_got_too_much_is_to_be_split_but_never_the_finest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SPLIT_ENTRIES", 3)
+    bench.put(*[NEAR] * 4, NOW + DAY)
+    (full,) = bench.buckets.full()
+    (finest,) = bench.buckets.split(full)
+    assert finest.span == Span(NEAR, 10)
+    assert bench.buckets.full() == [] and bench.buckets.split(finest) == []
+
+
+def test_what_is_settled_goes_with_the_next_checkpoint_and_before_that_comes_back(bench: Bench) -> None:
+    bench.put(NOW + 1, NOW + DAY)
+    bucket = bench.bucket(NOW + 1)
+    bench.buckets.retire(bucket)
+    assert len(bench.buckets.leaves) == 1
+    assert len(bench.crash().buckets.leaves) == 2
+    bench.buckets.commit(NOW + MINUTE)
+    assert len(bench.files()) == 1
+    again = bench.crash()
+    assert len(again.buckets.leaves) == 1 and again.buckets.broker_ms == NOW + MINUTE
+
+
+def test_one_that_is_settled_counts_again_when_something_new_comes_into_it(bench: Bench) -> None:
+    bench.put(NOW + 1)
+    bucket = bench.bucket(NOW + 1)
+    bench.buckets.retire(bucket)
+    bench.buckets.retire(bucket)
+    bench.put(NOW + 1)
+    assert bench.bucket(NOW + 1) is bucket and bucket.count == 2
+    bench.buckets.commit(NOW)
+    assert bench.contents() == bench.expected() == bench.crash().contents()
+
+
+def test_a_new_one_never_takes_the_file_of_one_that_is_still_read(bench: Bench) -> None:
+    sent = bench.put(NEAR)
+    parent = bench.bucket(NEAR)
+    (columns,) = bench.buckets.load(parent)
+    (child,) = bench.buckets.split(parent)
+    bench.buckets.retire(child)
+    bench.buckets.commit(NOW)
+    bench.put(NEAR + 20 * SECOND)
+    assert bench.bucket(NEAR + 20 * SECOND).span.exponent == 10
+    assert bench.buckets.read(parent.slot, columns.positions, columns.numbers) == [sent[0].record]
+
+
+def test_a_split_waits_for_the_release_of_a_finer_one(bench: Bench) -> None:
+    """The child's name is taken by a file that somebody reads."""
+    bench.put(NEAR)
+    fine = bench.bucket(NEAR)
+    (child,) = bench.buckets.split(fine)
+    bench.buckets.retire(child)
+    bench.buckets.commit(NOW)
+    bench.arrive(NEAR + HOUR, NEAR + 1)
+    bench.spill(NOW - 10 * HOUR)
+    coarse = bench.bucket(NEAR + 1)
+    assert coarse.span.exponent == 22 and bench.buckets.split(coarse) == []
+    bench.buckets.release(fine)
+    bench.buckets.commit(NOW)
+    assert len(bench.buckets.split(coarse)) == 2
+
+
+def test_next_after_goes_from_leaf_to_leaf(bench: Bench) -> None:
+    bench.put(NEAR, NEAR + 3 * MINUTE, NEAR + 2 * DAY)
+    horizon, met = NOW, []
+    while (bucket := bench.buckets.next_after(horizon)) is not None:
+        met.append(bucket)
+        horizon = bucket.span.end
+    assert met == list(bench.buckets.leaves) and len(met) == 3
+
+
+def test_a_full_disk_leaves_all_as_it_was_and_the_spill_is_tried_again(bench: Bench) -> None:
+    bench.put(NOW + 1)
+    before, refused = bench.contents(), set()
+    for kind in ("write", "create", "rename"):
+        for nth in range(1, 9):
+            bench.arrive(NOW + 1, NOW + 2 * DAY, NOW + 3 * HOUR)
+            rule = bench.disk.faults.fail(kind, nth=nth, error=errno.ENOSPC)
+            try:
+                bench.spill()
+            except Full:
+                refused.add(kind)
+                assert bench.contents() == before
+                assert bench.crash("everything").contents() == before
+                assert len(bench.files()) == len(bench.buckets.leaves)
+            assert bench.buckets.stopped is None
+            bench.disk.faults.clear()
+            assert rule.hit <= 1
+            bench.spill()
+            before = bench.contents()
+            assert before == bench.expected()
+    assert refused == {"write", "create", "rename"}
+
+
+@pytest.mark.parametrize("kind", ["write", "force", "force_folder", "rename", "create"])
+def test_an_error_of_the_disk_stops_the_store_and_what_was_forced_is_served(kind: str) -> None:
+    struck = 0
+    for nth in range(1, 8):
+        bench = Bench()
+        bench.put(NOW + 1, NOW + DAY)
+        before = bench.contents()
+        bench.arrive(NOW + 1, NOW + 3 * HOUR)
+        rule = bench.disk.faults.fail(kind, nth=nth)
+        try:
+            bench.spill()
+        except OSError:
+            struck += 1
+            bench.disk.faults.clear()
+            assert bench.buckets.stopped is not None and "failed" in bench.buckets.stopped
+            assert bench.contents() == before
+            for attempt in (bench.spill, lambda bench=bench: bench.buckets.commit(NOW)):
+                with pytest.raises(Stopped):
+                    attempt()
+            assert [path for path in bench.disk.closed_unforced if path.endswith(".bucket")] == []
+            again = bench.crash()
+            assert again.contents() in (before, again.expected())
+            again.spill()
+            assert again.contents() == again.expected()
+        else:
+            assert not rule.hit
+    assert struck
+
+
+def test_an_error_while_the_arrivals_are_read_takes_everything_back_and_stops_nothing(bench: Bench) -> None:
+    bench.put(NOW + 1)
+    before = bench.contents()
+    sent = bench.arrive(NOW + 1, NOW + DAY)
+
+    def broken() -> Iterator[ArrivedBatch]:
+        yield from bench.batches()
+        raise OSError(errno.EIO, "the arrivals cannot be read")
+
+    with pytest.raises(OSError, match="cannot be read"):
+        bench.buckets.spill(broken(), 900, 9, NOW, everything)
+    assert bench.buckets.stopped is None and bench.contents() == before
+    bench.spill()
+    assert len(bench.contents()) == len(before) + len(sent)
+
+
+def test_many_files_are_forced_together(bench: Bench) -> None:
+    forces = bench.disk.faults.counts["force"]
+    bench.put(*[NOW + n * 66_000 for n in range(1, 31)])
+    assert len(bench.buckets.leaves) >= 29
+    assert bench.disk.faults.counts["sync"] == 1
+    assert bench.disk.faults.counts["force"] == forces + 1  # The checkpoint's.
+    assert bench.crash().contents() == bench.expected()
+
+
+def test_a_joint_force_that_fails_without_a_loss_of_ours_changes_nothing(bench: Bench) -> None:
+    bench.disk.write_file("data/other", b"")
+    bench.disk.faults.fail("sync_file", path="data/other")
+    bench.put(*[NOW + n * 66_000 for n in range(1, 31)])
+    assert bench.buckets.stopped is None
+    assert bench.crash().contents() == bench.expected()
+
+
+def test_a_joint_force_that_loses_bytes_of_a_bucket_stops(bench: Bench) -> None:
+    bench.arrive(*[NOW + n * 66_000 for n in range(1, 31)])
+    bench.disk.faults.fail("sync_file", path=".bucket")
+    with pytest.raises(OSError, match="error"):
+        bench.spill()
+    assert bench.buckets.stopped is not None
+    assert bench.crash().contents() == {}
+
+
+def test_more_buckets_than_descriptors(bench: Bench) -> None:
+    bench.arrive(*[NOW + n * 66_000 for n in range(1, 120)])
+    bench.disk.descriptors_max = len(bench.disk.open_files) + 70
+    bench.spill()
+    assert len(bench.contents()) == 119
+    assert len(bench.disk.open_files) <= 70
+    bench.buckets.close(NOW)
+    assert not bench.disk.open_files
+
+
+def test_a_closed_one_refuses_and_the_last_time_is_kept(bench: Bench) -> None:
+    bench.put(NOW + 1)
+    bench.buckets.close(NOW + HOUR)
+    with pytest.raises(Stopped):
+        bench.buckets.commit(NOW)
+    assert bench.crash().buckets.broker_ms == NOW + HOUR
+
+
+def test_a_closed_set_is_the_same_when_it_is_opened_again(bench: Bench) -> None:
+    bench.put(NOW + 1, NOW + DAY)
+    bench.buckets.close(NOW)
+    again = bench.on(bench.disk)
+    assert again.contents() == bench.expected()
+    assert again.buckets.labels == {"whole"}
