@@ -35,8 +35,10 @@ ZONE_CHARACTERS: Final = 64
 
 MS: Final = 1000
 MINUTE_MS: Final = 60 * MS
+YEAR_MAX: Final = 9998
+"""The last year whose every moment has a date a day behind it."""
 MOMENT_MS_MAX: Final = 253_370_764_800_000
-"""The beginning of the year 9999: dates end there, and a day is needed behind."""
+"""The end of that year."""
 
 BESIDE: Final = timedelta(hours=25)
 """No change of a zone's clock moves it by more (a day, where a country changed sides of the date line)."""
@@ -196,10 +198,10 @@ def _trigger(minutes: set[int], hours: set[int], day: str, weekday: str, months:
 
 def _next(trigger: Any, start: datetime) -> datetime | None:
     """The first time of the calendar from `start` on; the trigger works in a zone without changes."""
-    if start.year >= 9999:
+    if start.year > YEAR_MAX:
         return None
     found = trigger.get_next_fire_time(None, start.replace(tzinfo=UTC))
-    return None if found is None else found.replace(tzinfo=None)
+    return None if found is None or found.year > YEAR_MAX else found.replace(tzinfo=None)
 
 
 def _day_rules(
