@@ -83,8 +83,22 @@ def test_cells_sizes_and_hints_read_well() -> None:
 
 
 def test_ages_have_their_two_largest_units() -> None:
-    found = [age_text(seconds) for seconds in (0, 0.25, 9.5, 45.7, 90, 3600, 7500, 90_000, 8_640_000)]
-    assert found == ["0 s", "0.25 s", "9.5 s", "45 s", "1 min 30 s", "1 h", "2 h 5 min", "1 d 1 h", "100 d"]
+    found = [
+        age_text(seconds) for seconds in (0, 0.25, 9.5, 45.7, 90, 3600, 7500, 90_000, 8_640_000, 32e6, 4e11)
+    ]
+    assert found == [
+        "0 s",
+        "0.25 s",
+        "9.5 s",
+        "45 s",
+        "1 min 30 s",
+        "1 h",
+        "2 h 5 min",
+        "1 d 1 h",
+        "100 d",
+        "1 y 5 d",
+        "12,683 y 334 d",
+    ]
 
 
 def test_what_strangers_named_cannot_steer_a_terminal() -> None:

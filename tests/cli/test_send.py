@@ -3,12 +3,16 @@
 import base64
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli
-from tfmq.cli.send import split
+from tfmq.cli.output import Output
+from tfmq.cli.send import Shared, message_of, report, split
+from tfmq.message import SendResult
+from tfmq.protocol.handles import Handle, print_handle
 
 
 def payloads(cli: Cli, topic: str) -> list[str]:
@@ -75,11 +79,41 @@ def test_what_read_did_not_print_is_refused_with_its_line(cli: Cli, topic: str, 
     assert "line 2" in ran.err
 
 
-def test_later_releases_things_are_refused(cli: Cli, topic: str) -> None:
-    ran = cli("send", topic, "x", "--delay", "30s")
-    assert ran.code == 1
-    assert "later" in ran.err or "not part of this release" in ran.err
-    assert cli("send", topic, "x", "--delay", "soon").code == 2
+def test_a_delay_or_a_time_goes_with_every_message() -> None:
+    later = Shared("k", None, {}, None, 30.0, None)
+    assert later.message(b"x").delay == 30.0 and later.message(b"x").deliver_at is None
+    assert message_of({"payload": "x"}, later).delay == 30.0
+    at = datetime(2027, 1, 1, tzinfo=UTC)
+    assert message_of({"payload": "x"}, Shared(None, None, {}, None, None, at)).deliver_at == at
+
+
+def test_what_was_sent_for_later_is_told_with_its_time_and_handle(capsys: pytest.CaptureFixture[str]) -> None:
+    handle = print_handle(Handle(7, 8, 1_900_000_000_000, 9))
+    result = SendResult("orders", 2, None, 5, "synced", delayed=handle)
+    report(Output(None, json=False, quiet=False), "orders", 1, result)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("sent to orders, partition 2, due 2030-03-1") and "(synced)" in first
+    assert second.endswith(handle)
+    report(Output(None, json=True, quiet=False), "orders", 1, result)
+    row = json.loads(capsys.readouterr().out)
+    assert (row["delayed"], row["due_ms"], row["offset"]) == (handle, 1_900_000_000_000, None)
+    report(Output(None, json=False, quiet=False), "orders", 3, result)
+    assert "tfmq delay list --topic orders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        ["--delay", "soon"],
+        ["--delay", "-3s"],
+        ["--at", "tomorrow"],
+        ["--at", ""],
+        ["--delay", "3s", "--at", "2027-01-01T00:00Z"],
+    ],
+)
+def test_a_time_that_is_none_is_wrong_usage(offline: Cli, when: list[str]) -> None:
+    ran = offline("send", "orders", "x", *when)
+    assert (ran.code, ran.out) == (2, b"")
 
 
 def test_wrong_words_are_wrong_usage(cli: Cli, topic: str) -> None:

@@ -3,9 +3,10 @@
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.cli.delayed_broker import NOW_MS, DelayedBroker, Waiting
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker, row
-from tfmq.cli.status import readable, transaction_rows
+from tfmq.cli.status import delay_rows, readable, transaction_rows
 
 
 def test_the_status_is_an_object_or_a_table(cli: Cli) -> None:
@@ -41,3 +42,43 @@ def test_transactions_have_their_lines_and_an_alarm(offline: Cli, monkeypatch: p
 
 def test_a_broker_that_says_nothing_of_transactions_has_no_such_line() -> None:
     assert transaction_rows({}) == {}
+
+
+def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
+    offline: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = DelayedBroker(Waiting(NOW_MS + 90_000), Waiting(NOW_MS + 7_200_000))
+    broker.delay = {
+        "size_bytes": 4_096,
+        "next_due_ms": NOW_MS + 90_000,
+        "lateness": {"p50_ms": 4, "p99_ms": 11.5, "max_ms": 2_000},
+        "arrivals": "open",
+        "held": 0,
+        "ahead_ms": 12,
+    }
+    with listening(broker) as servers:
+        monkeypatch.setenv("TFMQ_SERVERS", servers)
+        calm = offline("status")
+        table = calm.out.decode()
+        assert "2, 4.0 KiB, the next one in 1 min 30 s" in table
+        assert "half of them within 4 ms, 99 % within 11.5 ms, all within 2 s" in table
+        assert "held up" not in calm.err and "the clock" not in calm.err
+        broker.delay |= {
+            "arrivals": "I/O error",
+            "held": 1_200,
+            "waits_for": [["orders-3", "storage_stopped"]],
+            "damaged": 1,
+            "ahead_ms": -3_600_000,
+        }
+        alarmed = offline("status").err
+        assert "delayed messages are refused, their log has stopped: I/O error" in alarmed
+        assert "1,200 delayed messages held up" in alarmed and "  orders-3: storage_stopped\n" in alarmed
+        assert "1 delayed message lost by damage" in alarmed
+        assert "broker time is 1 h behind the clock" in alarmed
+        assert offline("status", "--json").json["delay"]["held"] == 1_200
+        assert offline("status", "--quiet").err == ""
+
+
+def test_a_broker_that_says_nothing_of_delays_has_no_such_line() -> None:
+    assert delay_rows({}) == {}
+    assert delay_rows({"pending": 0}) == {"delayed messages": "0"}

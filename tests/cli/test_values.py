@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from tfmq.cli.values import Duration, Place, Property, duration_seconds, point_in_time
+from tfmq.cli.values import Duration, Moment, Place, Property, duration_seconds, point_in_time
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,38 @@ def test_a_time_without_a_zone_is_local() -> None:
 def test_minus_fifteen_minutes_is_a_time_ago() -> None:
     ago = datetime.now(UTC) - point_in_time("-15m")
     assert timedelta(minutes=14, seconds=59) < ago < timedelta(minutes=15, seconds=30)
+
+
+def test_plus_an_hour_is_a_time_to_come() -> None:
+    ahead = point_in_time("+1h") - datetime.now(UTC)
+    assert timedelta(minutes=59, seconds=30) < ahead < timedelta(hours=1, seconds=1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "+",
+        "-",
+        "+1x",
+        "tomorrow",
+        "+99999999999d",
+        "2026-13-01",
+        "2026-11-21T25:00",
+        "0001-01-01T00:00+14:00",
+    ],
+)
+def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"2026-11-21T09:30\+01:00.*-15m.*\+1h"):
+        point_in_time(text)
+
+
+def test_a_moment_option_says_what_to_write() -> None:
+    moment = Moment().convert("2027-01-01T09:00+01:00", None, None)
+    assert moment == datetime(2027, 1, 1, 8, tzinfo=UTC)
+    assert Moment().convert(moment, None, None) is moment
+    with pytest.raises(click.BadParameter, match="in an hour"):
+        Moment().convert("soon", None, None)
 
 
 def test_places_are_words_offsets_and_times() -> None:

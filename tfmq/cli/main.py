@@ -19,6 +19,7 @@ COMMANDS = {
     "topic": "tfmq.cli.topic:topic",
     "group": "tfmq.cli.group:group",
     "tx": "tfmq.cli.tx:tx",
+    "delay": "tfmq.cli.delay:delay",
     "log": "tfmq.cli.log:log",
     "status": "tfmq.cli.status:status",
     "bench": "tfmq.cli.bench:bench",

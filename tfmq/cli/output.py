@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+UNITS = (
+    ("y", 31_536_000, "d", 86_400),
+    ("d", 86_400, "h", 3600),
+    ("h", 3600, "min", 60),
+    ("min", 60, "s", 1),
+)
+"""Of ages: unit, its seconds; the next smaller one, its seconds. A year has 365 days."""
 UNBROKEN_WIDTH = 18  # what is this short stays on one line of a table: numbers, states, words of a heading
 
 
@@ -169,10 +176,10 @@ def size_text(size_bytes: float) -> str:
 
 def age_text(seconds: float) -> str:
     """7500 -> '2 h 5 min': the two largest units."""
-    for unit, size, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+    for unit, size, smaller, part in UNITS:
         if seconds >= size:
             rest = int(seconds % size // part)
-            return f"{int(seconds // size)} {unit}" + (f" {rest} {smaller}" if rest else "")
+            return f"{int(seconds // size):,} {unit}" + (f" {rest} {smaller}" if rest else "")
     return f"{seconds:.3g} s" if seconds < 10 else f"{int(seconds)} s"
 
 

@@ -4,15 +4,18 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from tfmq.cli.delayed import due_of, moment
 from tfmq.cli.output import Output, dumps, output_options, progress
-from tfmq.cli.values import Duration, Property
+from tfmq.cli.values import Duration, Moment, Property
 from tfmq.ids import print_id
 from tfmq.message import Message
+from tfmq.protocol.handles import parse_handle
 
 if TYPE_CHECKING:
     from tfmq.message import SendResult
@@ -26,6 +29,8 @@ Examples:
   tfmq send orders '{"n": 1}' -k 42 -t new --property source=web
   tfmq send logs --lines app.log
   tail -f app.log | tfmq send logs
+  tfmq send reminders "pay, please" -k 42 --delay 30m
+  tfmq send greetings "happy new year" --at 2027-01-01T00:00+01:00
   tfmq read orders --json | tfmq send copy --json
 """
 
@@ -47,8 +52,12 @@ Examples:
 @click.option(
     "--partition", type=click.IntRange(min=0), help="This partition instead of the selector's choice."
 )
-@click.option("--delay", type=Duration(), help="Deliver after this time, as in 30s (a later release).")
-@click.option("--at", metavar="TIME", help="Deliver at this time (a later release).")
+@click.option("--delay", type=Duration(), help="Deliver after this time: 250ms, 30s, 5m, 2h, 7d.")
+@click.option(
+    "--at",
+    type=Moment(),
+    help="Deliver at this time: 2027-01-01T09:00+01:00; without a zone it is local time.",
+)
 @click.option(
     "--acks",
     type=click.Choice(["synced", "written", "none"]),
@@ -66,7 +75,7 @@ def send(
     properties: tuple[tuple[str, str], ...],
     partition: int | None,
     delay: float | None,
-    at: str | None,
+    at: datetime | None,
     acks: str | None,
     output: Output,
 ) -> None:
@@ -113,11 +122,18 @@ def report(output: Output, topic: str, count: int, last: "SendResult | None") ->
         row = {"topic": topic, "count": count, "durability": durability}
         if count == 1 and last:
             row |= {"partition": last.partition, "offset": last.offset, "id": print_id(last.message_id)}
+            row |= {"delayed": last.delayed, **due_of(last.delayed)} if last.delayed else {}
         click.echo(dumps(row))
+    elif count == 1 and last and last.delayed:
+        due = moment(parse_handle(last.delayed).due)
+        output.say(f"sent to {topic}, partition {last.partition}, due {due} ({last.durability})")
+        output.say(f"its handle until then: {last.delayed}")
     elif count == 1 and last:
         output.say(f"sent to {topic}, partition {last.partition}, offset {last.offset} ({last.durability})")
     else:
         output.say(f"sent {count:,} messages to {topic}" + (f" ({last.durability})" if last else ""))
+        if last and last.delayed:
+            output.say(f"they wait for their time: tfmq delay list --topic {topic}")
 
 
 class Shared:
@@ -130,17 +146,16 @@ class Shared:
         properties: dict[str, str],
         partition: int | None,
         delay: float | None,
-        at: str | None,
+        at: datetime | None,
     ) -> None:
-        if delay is not None or at is not None:
-            from tfmq.errors import NotSupported
-
-            raise NotSupported("Delayed delivery is not part of this release: send without --delay and --at.")
+        if delay is not None and at is not None:
+            raise click.UsageError("say when with --delay or --at, one of them")
         self.key, self.tag, self.properties, self.partition = key, tag, properties, partition
+        self.delay, self.at = delay, at
 
     def message(self, payload: bytes | None) -> Message:
         return Message(
-            payload, key=self.key, tag=self.tag, properties=self.properties, partition=self.partition
+            payload, self.key, self.tag, self.properties, self.partition, delay=self.delay, deliver_at=self.at
         )
 
 
@@ -205,4 +220,6 @@ def message_of(row: dict[str, object], shared: Shared) -> Message:
         tag=tag if shared.tag is None else shared.tag,
         properties={**properties, **shared.properties},
         partition=shared.partition,
+        delay=shared.delay,
+        deliver_at=shared.at,
     )

@@ -5,15 +5,21 @@ from typing import Any
 
 import click
 
-from tfmq.cli.output import Output, age_text, output_options, size_text
+from tfmq.cli.delayed import distance
+from tfmq.cli.output import Output, age_text, counted, output_options, size_text
 
+CLOCK_MS = 1_000
+"""A difference between broker time and the clock that is worth a sentence."""
+LATENESS = {"p50_ms": "half of them", "p99_ms": "99 %", "max_ms": "all"}
 STATES = ("open", "prepared", "applying", "heuristic")
 
 
 @click.command(short_help="Show how the broker is.", epilog="\b\nExample:\n  tfmq status --json")
 @output_options
 def status(output: Output) -> None:
-    """Show how the broker is: version, uptime, topics, transactions, connections, memory, what is stopped."""
+    """Show how the broker is: version, uptime, topics, transactions, delayed messages, connections, memory, what is
+    stopped.
+    """
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
@@ -22,10 +28,11 @@ def status(output: Output) -> None:
         output.object(found)
         return
     settings = found.pop("settings", {})
-    transactions = found.pop("transactions", {})
+    transactions, delay = found.pop("transactions", {}), found.pop("delay", {})
     shown = {label(key): readable(key, value) for key, value in found.items() if not nested(value)}
-    output.object({**shown, **transaction_rows(transactions)})
+    output.object({**shown, **transaction_rows(transactions), **delay_rows(delay)})
     tell_transactions(output, transactions, settings.get("transaction.alarm_seconds", 0))
+    tell_delay(output, delay)
     if settings and not output.quiet:
         output.say("settings: tfmq status --json, or tfmq-server --check-config")
 
@@ -52,6 +59,43 @@ def tell_transactions(output: Output, found: Mapping[str, Any], alarm_seconds: f
         )
     if found.get("heuristic"):
         output.say("some were ended by hand, and their outcomes wait to be forgotten: tfmq tx list")
+
+
+def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
+    """Delayed messages in two lines: how many wait, and how late those were that came."""
+    if not found:
+        return {}
+    waiting = [f"{found.get('pending', 0):,}"]
+    if found.get("size_bytes"):
+        waiting.append(size_text(found["size_bytes"]))
+    if found.get("next_due_ms"):
+        ahead = found["next_due_ms"] - found.get("now_ms", found["next_due_ms"])
+        waiting.append(f"the next one {distance(ahead)}")
+    late = found.get("lateness") or {}
+    told = [f"{who} within {late_text(late[key])}" for key, who in LATENESS.items() if late.get(key)]
+    return {"delayed messages": ", ".join(waiting)} | ({"delivered late": ", ".join(told)} if told else {})
+
+
+def late_text(late_ms: float) -> str:
+    return f"{late_ms:.3g} ms" if late_ms < 1_000 else age_text(late_ms / 1_000)
+
+
+def tell_delay(output: Output, found: Mapping[str, Any]) -> None:
+    """What somebody should do about them, or should know."""
+    if found.get("arrivals", "open") != "open":
+        output.say(f"delayed messages are refused, their log has stopped: {found['arrivals']}")
+    if found.get("held"):
+        output.say(f"{counted(found['held'], 'delayed message')} held up, for partitions that take none:")
+        for target, reason in found.get("waits_for", ()):
+            output.say(f"  {target}: {reason}")
+    if found.get("damaged"):
+        output.say(f"{counted(found['damaged'], 'delayed message')} lost by damage: see the broker's log")
+    ahead = found.get("ahead_ms", 0)
+    if abs(ahead) >= CLOCK_MS:
+        where = "ahead of" if ahead > 0 else "behind"
+        output.say(
+            f"broker time is {age_text(abs(ahead) / 1_000)} {where} the clock: docs/delay.md, “The clock”"
+        )
 
 
 def label(key: str) -> str:

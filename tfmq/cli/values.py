@@ -19,13 +19,20 @@ def duration_seconds(text: str) -> float:
 
 
 def point_in_time(text: str) -> datetime:
-    """An ISO date or time (local where no zone is given) or '-15m' for 15 minutes ago. Raises ValueError."""
-    if text.startswith("-"):
-        return datetime.fromtimestamp(datetime.now(UTC).timestamp() - duration_seconds(text[1:]), UTC)
+    """An ISO date or time (local where no zone is given), '-15m' for 15 minutes ago, '+1h' for in an hour.
+
+    Raises ValueError with what to write.
+    """
     try:
+        if text[:1] in ("-", "+"):
+            seconds = float(f"{text[0]}{duration_seconds(text[1:])}")
+            return datetime.fromtimestamp(datetime.now(UTC).timestamp() + seconds, UTC)
         return datetime.fromisoformat(text).astimezone()
-    except ValueError:
-        raise ValueError(f"{text!r} is no time: write 2026-11-21T09:30, or -15m for 15 minutes ago") from None
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r} is no time: write 2026-11-21T09:30, with a zone 2026-11-21T09:30+01:00,"
+            " or -15m for 15 minutes ago, +1h for in an hour"
+        ) from None
 
 
 class Place(click.ParamType):  # type: ignore[type-arg]
@@ -42,6 +49,20 @@ class Place(click.ParamType):  # type: ignore[type-arg]
             return point_in_time(value)
         except ValueError as error:
             self.fail(f"{error}; or earliest, latest, or an offset", param, context)
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]
+    """A point in time."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return point_in_time(value)
+        except ValueError as error:
+            self.fail(str(error), param, context)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]

@@ -1,0 +1,327 @@
+"""`tfmq delay` against a broker of the test's own; tests/e2e/test_delay_cli.py has the same on a real one."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.cli.conftest import Cli, Ran
+from tests.cli.delayed_broker import LOG_ID, NOW_MS, STORE_ID, DelayedBroker, Waiting
+from tests.client.fake_broker import CUT, LOSE, FakeBroker, listening
+from tfmq.cli.delay import apart
+from tfmq.cli.ranges import TOP
+from tfmq.errors import NotSupported, StorageStopped
+from tfmq.protocol import commands
+from tfmq.protocol.handles import Handle, print_handle
+
+SECOND, HOUR = 1_000, 3_600_000
+STRANGER = print_handle(Handle(STORE_ID + 1, LOG_ID, NOW_MS, 1))
+
+
+class Desk:
+    """An operator's desk: a broker with messages that wait, and the command line that reaches it."""
+
+    def __init__(self, broker: DelayedBroker, offline: Cli) -> None:
+        self.broker = broker
+        self._offline = offline
+
+    def __call__(self, *arguments: str) -> Ran:
+        return self._offline("delay", *arguments)
+
+    def put(self, *after_ms: int, **fields: object) -> list[str]:
+        """Messages that are due so long after now; their handles."""
+        new = [Waiting(NOW_MS + each, **fields) for each in after_ms]  # type: ignore[arg-type]
+        self.broker.waiting += new
+        return [each.handle for each in new]
+
+    @property
+    def waiting(self) -> int:
+        return sum(each.state == "pending" for each in self.broker.waiting)
+
+    @property
+    def asked(self) -> list[object]:
+        return [each for each in self.broker.requests if not isinstance(each, commands.Hello)]
+
+
+@pytest.fixture
+def desk(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    broker = DelayedBroker()
+    with listening(broker) as servers:
+        monkeypatch.setenv("TFMQ_SERVERS", servers)
+        yield Desk(broker, offline)
+
+
+def iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat()
+
+
+# Looking
+
+
+def test_the_list_goes_by_due_time_with_topic_key_and_distance(desk: Desk) -> None:
+    late, early = desk.put(2 * HOUR, 90 * SECOND, topic="reminders", key="42", tag="mail")
+    ran = desk("list")
+    table = ran.out.decode()
+    assert ran.code == 0
+    assert table.index(early) < table.index(late)
+    for words in ("in 1 min 30 s", "in 2 h", "reminders", "42", "mail", "2.0 KiB"):
+        assert words in table
+    rows = desk("list", "--json").json
+    assert [each["handle"] for each in rows] == [early, late]
+    assert rows[0]["due_ms"] == NOW_MS + 90 * SECOND and rows[0]["size_bytes"] == 2_048
+    assert datetime.fromisoformat(rows[0]["due"]).timestamp() * 1_000 == NOW_MS + 90 * SECOND
+
+
+def test_an_empty_list_is_said_in_words_or_an_empty_array(desk: Desk) -> None:
+    ran = desk("list")
+    assert (ran.code, ran.out, ran.err) == (0, b"", "no message waits\n")
+    assert desk("list", "--topic", "orders").err == "no message waits for orders\n"
+    assert desk("list", "--json").out == b"[]\n"
+    assert desk("list", "--quiet") == (0, b"", "")
+
+
+def test_topic_partition_key_and_time_choose(desk: Desk) -> None:
+    (plain,) = desk.put(SECOND)
+    (other,) = desk.put(2 * SECOND, topic="mails", partition=3, key="k")
+    (binary,) = desk.put(3 * SECOND, topic="mails", key=b"k")
+    assert [each["handle"] for each in desk("list", "--topic", "mails", "--json").json] == [other, binary]
+    found = desk("list", "--topic", "mails", "--partition", "3", "--json").json
+    assert [each["handle"] for each in found] == [other]
+    assert len(desk("list", "--key", "k", "--json").json) == 2
+    window = ["--from", iso(NOW_MS + 2 * SECOND), "--to", iso(NOW_MS + 3 * SECOND)]
+    assert [each["handle"] for each in desk("list", *window, "--json").json] == [other]
+    assert plain not in desk("list", *window).out.decode()
+
+
+def test_a_table_ends_after_a_page_and_says_how_to_go_on(desk: Desk) -> None:
+    handles = desk.put(*range(SECOND, 2_501 * SECOND, SECOND))
+    first = desk("list")
+    assert handles[99] in first.out.decode() and handles[100] not in first.out.decode()
+    assert f"--after {handles[99]}" in first.err
+    assert handles[100] in desk("list", "--after", handles[99], "-n", "1").out.decode()
+    assert [each["handle"] for each in desk("list", "--json").json] == handles, "a program gets all"
+    assert len(desk("list", "--json", "-n", "3").json) == 3
+    assert "there are more" not in desk("list", "-n", "2500").err
+
+
+def test_rare_ones_are_found_behind_pages_that_have_none(desk: Desk) -> None:
+    desk.put(*range(SECOND, 2_000 * SECOND, SECOND))
+    (rare,) = desk.put(HOUR, key="needle")
+    assert [each["handle"] for each in desk("list", "--key", "needle", "--json").json] == [rare]
+
+
+def test_one_is_shown_with_its_times(desk: Desk) -> None:
+    (handle,) = desk.put(2 * HOUR, topic="reminders", key="42", note_of_ours=5)
+    shown = desk("show", handle).out.decode()
+    for words in ("pending", "in 2 h", "reminders", "42", "2.0 KiB", "born", "note of ours"):
+        assert words in shown
+    assert desk("show", handle, "--json").json["state"] == "pending"
+
+
+def test_what_became_of_it_is_shown(desk: Desk) -> None:
+    (handle,) = desk.put(SECOND)
+    for state in ("delivered", "cancelled"):
+        desk.broker.waiting[0].state = state
+        ran = desk("show", handle)
+        assert ran.code == 0 and state in ran.out.decode() and "in 1 s" not in ran.out.decode()
+    stranger = desk("show", STRANGER)
+    assert stranger.code == 1 and "knows no message of this handle" in stranger.err
+    assert desk("show", STRANGER, "--json").json["state"] == "unknown"
+
+
+# Taking back, and another time
+
+
+def test_what_is_cancelled_in_time_is_told_and_what_is_not_is_code_1(desk: Desk) -> None:
+    first, second, late = desk.put(SECOND, 2 * SECOND, 3 * SECOND)
+    ran = desk("cancel", first, second)
+    assert (ran.code, ran.out) == (0, b"")
+    assert ran.err == f"{first}: cancelled\n{second}: cancelled\n"
+    assert desk.waiting == 1
+    assert desk("cancel", first).code == 0, "the first answer again"
+    desk.broker.waiting[-1].state = "delivered"
+    ran = desk("cancel", late)
+    assert (ran.code, ran.err) == (1, f"{late}: delivered: it was delivered already\n")
+    ran = desk("cancel", STRANGER, "--json")
+    assert (ran.code, ran.json) == (1, [{"handle": STRANGER, "state": "unknown"}])
+
+
+def test_a_typo_cancels_nothing_not_even_the_others(desk: Desk) -> None:
+    (handle,) = desk.put(SECOND)
+    wrong = handle[:-1] + ("a" if handle[-1] != "a" else "b")
+    for command in (["cancel"], ["reschedule", "--delay", "1h"]):
+        ran = desk(*command, handle, wrong)
+        assert (ran.code, ran.out) == (2, b"")
+        assert "This is no handle" in ran.err and len(ran.err.splitlines()) == 1
+    for command in (["show"], ["list", "--after"]):
+        assert desk(*command, wrong).code == 2
+    assert desk.waiting == 1 and desk.asked == []
+
+
+def test_an_answer_that_was_lost_is_asked_for_again(desk: Desk) -> None:
+    (handle,) = desk.put(SECOND)
+    desk.broker.plan(commands.CancelDelayed, LOSE)
+    assert desk("cancel", handle).err.endswith(f"{handle}: cancelled\n")
+    (handle,) = desk.put(SECOND)
+    desk.broker.plan(commands.RescheduleDelayed, CUT)
+    assert desk("reschedule", handle, "--delay", "1h").code == 0
+
+
+def test_one_that_cannot_be_done_does_not_keep_the_others(desk: Desk) -> None:
+    first, second = desk.put(SECOND, 2 * SECOND)
+    desk.broker.plan(commands.CancelDelayed, StorageStopped("The log of delayed messages has stopped."))
+    ran = desk("cancel", first, second, "--json")
+    assert ran.code == 1
+    assert ran.json == [{"handle": second, "state": "cancelled"}]
+    assert ran.err == f"tfmq: {first}: The log of delayed messages has stopped.\n"
+
+
+def test_another_time_gives_another_handle_on_standard_output(desk: Desk) -> None:
+    (handle,) = desk.put(SECOND, topic="reminders")
+    ran = desk("reschedule", handle, "--delay", "1h")
+    new = desk.broker.waiting[-1]
+    assert (ran.code, ran.lines) == (0, [new.handle])
+    assert NOW_MS + HOUR // 2 < new.due_ms <= NOW_MS + HOUR, "less what it took to ask"
+    assert new.topic == "reminders"
+    assert f"{handle}: due " in ran.err
+    (row,) = desk("reschedule", new.handle, "--at", "2027-01-01T09:00+01:00", "--json").json
+    assert row["before"] == new.handle and row["state"] == "rescheduled"
+    assert row["due_ms"] == datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp() * 1_000
+    assert row["handle"] == desk.broker.waiting[-1].handle
+
+
+def test_what_cannot_have_another_time_is_told_and_code_1(desk: Desk) -> None:
+    (handle,) = desk.put(SECOND)
+    desk.broker.waiting[0].state = "delivered"
+    ran = desk("reschedule", handle, "--delay", "5m")
+    assert (ran.code, ran.out) == (1, b"")
+    assert "delivered already" in ran.err
+    assert desk("reschedule", STRANGER, "--delay", "5m", "--json").json == [
+        {"handle": None, "state": "unknown", "before": STRANGER, "due_ms": None, "due": None}
+    ]
+
+
+# Counting
+
+
+def test_the_histogram_draws_how_many_are_due_when(desk: Desk) -> None:
+    desk.put(*range(0, HOUR, 5 * SECOND))
+    ran = desk("histogram")
+    lines = ran.out.decode().splitlines()
+    assert ran.code == 0
+    assert sum("█" in line for line in lines) >= 12
+    assert "720 messages in these ranges" in ran.err
+    found = desk("histogram", "--json").json
+    assert found["pending"] == 720 == sum(each["count"] for each in found["ranges"])
+    assert found["before"] == found["behind"] == 0
+
+
+def test_ranges_can_be_chosen(desk: Desk) -> None:
+    desk.put(*range(0, HOUR, 5 * SECOND))
+    desk.put(10 * SECOND, topic="mails")
+    window = ["--from", iso(NOW_MS), "--to", iso(NOW_MS + HOUR // 2), "--json"]
+    found = desk("histogram", *window, "--every", "10m").json
+    assert [each["end_ms"] - each["first_ms"] for each in found["ranges"]][1:-1] == [600_000, 600_000]
+    assert sum(each["count"] for each in found["ranges"]) == 361
+    assert found["behind"] == 360 and found["before"] == 0
+    mails = desk("histogram", "--topic", "mails", "--json").json
+    assert sum(each["count"] for each in mails["ranges"]) == 1
+
+
+def test_what_lies_far_out_is_told_beside_the_bars(desk: Desk) -> None:
+    desk.put(*range(0, HOUR, 5 * SECOND), 1_000 * 24 * HOUR)
+    ran = desk("histogram")
+    assert "1 message due from " in ran.err
+    assert desk("histogram", "--json").json["behind"] == 1
+
+
+def test_nothing_to_count_is_said(desk: Desk) -> None:
+    assert desk("histogram") == (0, b"", "no message waits\n")
+    assert desk("histogram", "--json").json == {"pending": 0, "before": 0, "behind": 0, "ranges": []}
+    desk.put(SECOND)
+    assert desk("histogram", "--from", "2090-01-01").err == "no message waits in this time\n"
+
+
+def test_more_ranges_than_can_be_counted_are_refused(desk: Desk) -> None:
+    desk.put(0, 10_000 * HOUR)
+    ran = desk("histogram", "--every", "1s")
+    assert ran.code == 2 and "say longer ones" in ran.err
+
+
+def test_counts_are_told_apart() -> None:
+    assert apart([1, 2, 3, 4], [10, 20, 30]) == (1, [2, 3])
+    assert apart([2, 3], [0, 20, TOP]) == (0, [2, 3])
+    assert apart([7], []) == (7, ())
+
+
+# Wrong words
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show"],
+        ["cancel"],
+        ["show", ""],
+        ["show", "order-42"],
+        ["cancel", "d" * 59],
+        ["cancel", "\udcff"],
+        ["reschedule", STRANGER],
+        ["reschedule", STRANGER, "--delay", "1h", "--at", "2027-01-01"],
+        ["reschedule", STRANGER, "--delay", "soon"],
+        ["reschedule", STRANGER, "--delay", "-1h"],
+        ["reschedule", STRANGER, "--at", "tomorrow"],
+        ["list", "--from", "yesterday"],
+        ["list", "--from", "2027-01-02", "--to", "2027-01-01"],
+        ["list", "--partition", "0"],
+        ["list", "--topic", "orders", "--partition", "-1"],
+        ["list", "-n", "0"],
+        ["list", "--after", "42"],
+        ["histogram", "--every", "0x"],
+        ["histogram", "--from", "2027-01-02", "--to", "2027-01-01"],
+        ["snooze", STRANGER],
+    ],
+)
+def test_wrong_usage_is_code_2_and_asks_nothing(desk: Desk, arguments: list[str]) -> None:
+    ran = desk(*arguments)
+    assert (ran.code, ran.out) == (2, b"")
+    assert "Traceback" not in ran.err
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize("command", ["list", "show", "cancel", "reschedule", "histogram"])
+def test_every_command_has_help_with_an_example(offline: Cli, command: str) -> None:
+    ran = offline("delay", command, "--help")
+    assert ran.code == 0 and "Example" in ran.out.decode()
+    assert "--json" in ran.out.decode() and "--quiet" in ran.out.decode()
+
+
+def test_help_says_what_a_time_without_a_zone_means(offline: Cli) -> None:
+    for arguments in (("send",), ("delay", "reschedule"), ("delay", "list"), ("delay", "histogram")):
+        words = " ".join(offline(*arguments, "--help").out.decode().split())
+        assert "ithout a zone" in words and "local" in words
+
+
+def test_keys_of_strangers_cannot_steer_the_terminal(desk: Desk) -> None:
+    (handle,) = desk.put(SECOND, key="a\x1b[2Jb\n", tag="x\x07")
+    for ran in (desk("list"), desk("show", handle)):
+        assert ran.code == 0
+        assert "\x1b" not in ran.out.decode() + ran.err and "\x07" not in ran.out.decode()
+
+
+def test_no_broker_is_code_3(offline: Cli) -> None:
+    assert offline("delay", "list").code == 3
+
+
+def test_a_broker_of_an_earlier_release_is_told_as_such(offline: Cli) -> None:
+    broker = FakeBroker()
+    broker.plan(commands.ListDelayed, NotSupported("This release of the broker has no delayed delivery yet."))
+    with listening(broker) as servers:
+        ran = offline("delay", "list", "--servers", servers)
+    assert (ran.code, ran.err) == (1, "tfmq: This release of the broker has no delayed delivery yet.\n")
+
+
+def test_json_stays_json_whatever_the_key(desk: Desk) -> None:
+    desk.put(SECOND, key=b"\xff\x00", topic="orders")
+    assert json.loads(desk("list", "--json").out)[0]["key"]

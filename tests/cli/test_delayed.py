@@ -1,0 +1,137 @@
+"""Delayed messages as the command line shows them: rows, times, bars."""
+
+import io
+import re
+import sys
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tests.cli.delayed_broker import NOW_MS, Waiting
+from tfmq.cli import delayed
+from tfmq.cli.delayed import (
+    BAR_WIDTH,
+    bar_length,
+    between,
+    counted_between,
+    distance,
+    draw,
+    due_of,
+    everything,
+    iso,
+    moment,
+    readable,
+    row_of,
+    shortened,
+    show_rows,
+    sliver,
+)
+from tfmq.client.delays import DelayedCounts, delayed_description
+from tfmq.client.dues import moment_ms
+
+
+def found(**fields: Any) -> Any:
+    return delayed_description(Waiting(NOW_MS + 90_000, **fields).row())
+
+
+def test_a_row_for_people_has_the_time_and_how_far_it_is() -> None:
+    row = readable(found(topic="reminders", key="42"), NOW_MS)
+    assert row["due"] == datetime.fromtimestamp(NOW_MS // 1_000 + 90).isoformat(" ")
+    assert (row["in"], row["topic"], row["key"]) == ("in 1 min 30 s", "reminders", "42")
+
+
+def test_a_row_for_programs_has_numbers_and_iso_times() -> None:
+    row = row_of(found())
+    assert row["due_ms"] == NOW_MS + 90_000
+    assert datetime.fromisoformat(row["due"]).timestamp() * 1_000 == NOW_MS + 90_000
+    assert row["due"].endswith("+00:00")
+    assert row["handle"].startswith("d") and row["state"] == "pending"
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    shown = everything(delayed_description({"handle": "d" * 59, "state": "unknown"}), NOW_MS)
+    assert shown == {"state": "unknown", "handle": "d" * 59}
+    assert "in" in everything(found(), NOW_MS)
+    assert "in" not in everything(found(state="delivered"), NOW_MS)
+
+
+def test_keys_cannot_steer_the_terminal_nor_fill_it() -> None:
+    assert shortened("a\x1b[2J") == "a\\x1b[2J"
+    assert shortened(b"\xff\x00") == "\\xff\\x00"
+    assert len(shortened("k" * 60_000) or "") == delayed.KEY_SHOWN
+    assert shortened(None) is None
+
+
+def test_distances_read_well() -> None:
+    assert [distance(ms) for ms in (0, 250, 7_500_000, -3_000)] == [
+        "now",
+        "in 0.25 s",
+        "in 2 h 5 min",
+        "3 s ago",
+    ]
+    assert between(10_000, 60_000) == "in 10 s to 1 min"
+    assert between(-60_000, 0) == "1 min to 0 s ago"
+    assert between(-60_000, 60_000) == "1 min ago to in 1 min"
+
+
+def test_times_beyond_the_calendar_are_told_as_such() -> None:
+    assert moment((1 << 63) - 1) == "after the year 9999"
+    assert iso((1 << 63) - 1) is None and iso(-1) is None
+    assert moment(NOW_MS, exact=True).endswith(f".{NOW_MS % 1_000:03}")
+
+
+def test_edges_go_to_the_broker_to_the_ms() -> None:
+    class Counter:
+        def delayed_histogram(self, edges: Any, topic: str | None) -> Any:
+            self.asked = [moment_ms(each) for each in edges]
+            return DelayedCounts(tuple(self.asked), tuple(range(1, len(self.asked))), 99)
+
+    counter: Any = Counter()
+    late = 1 << 60
+    edges = [0, 1, NOW_MS, NOW_MS + 1, 253_402_300_799_999, late, late + 1, late + 2_000]
+    assert counted_between(counter, None, edges) == ([1, 2, 3, 4, 5, 0, 6], 99)
+    assert counter.asked[:5] == edges[:5] and len(counter.asked) == 7
+
+
+def test_a_handle_says_when_it_is_due() -> None:
+    assert due_of(found().handle)["due_ms"] == NOW_MS + 90_000
+    assert due_of(None) == {"due_ms": None, "due": None}
+
+
+def test_what_is_there_at_all_can_be_seen() -> None:
+    assert [bar_length(count, 1_000_000) for count in (0, 1, 1_000_000)] == [0, 1, BAR_WIDTH]
+    assert sliver(0, 100) == 0 and sliver(1, 10**9) == 10**9 / (8 * BAR_WIDTH) and sliver(7, 7) == 7
+
+
+def test_bars_are_drawn_with_their_times_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    draw([NOW_MS, NOW_MS + 60_000, NOW_MS + 120_000, NOW_MS + 180_000], [1_200, 0, 600], NOW_MS)
+    lines = capsys.readouterr().out.splitlines()
+    full, empty, half = (
+        next(line for line in lines if start in line) for start in ("0 s to", "1 min to", "2 min to")
+    )
+    assert "1,200" in full and full.count("█") == BAR_WIDTH
+    assert "█" not in empty and " 0" in empty
+    assert half.count("█") == BAR_WIDTH // 2
+
+
+def test_where_there_are_no_blocks_bars_are_of_plain_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    draw([NOW_MS, NOW_MS + 60_000], [5], NOW_MS)
+    out.flush()
+    assert b"#" * BAR_WIDTH in out.buffer.getvalue()
+
+
+@pytest.mark.parametrize(("width", "lines_a_row"), [(80, 2), (200, 1)])
+def test_a_handle_stays_in_one_piece(
+    width: int, lines_a_row: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    row = readable(found(topic="reminders", key="42"), NOW_MS)
+    show_rows([row])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert any(row["handle"] in line for line in lines)
+    assert ("reminders-0" in lines[0]) is (lines_a_row == 2)
+    assert max(map(len, lines)) <= width

@@ -1,0 +1,192 @@
+"""Ranges of time that show when messages are due, on rows of due times that a test makes up."""
+
+import random
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import pairwise
+
+import pytest
+
+from tfmq.cli.ranges import (
+    DAY,
+    HOUR,
+    LADDER,
+    MINUTE,
+    ROWS,
+    SECOND,
+    STEPS,
+    TOP,
+    YEAR,
+    even_edges,
+    floor,
+    notches,
+    parts,
+    sensible_edges,
+    spread,
+    step_of,
+    within,
+)
+
+NOW = round(datetime(2026, 11, 21, 14, 7, 31).timestamp() * 1_000)
+
+
+class Dues:
+    """Due times, and how often somebody asked for them."""
+
+    def __init__(self, *dues: int) -> None:
+        self.dues = sorted(dues)
+        self.asked = 0
+
+    def __call__(self, edges: Sequence[int]) -> list[int]:
+        assert all(low < high for low, high in pairwise(edges)), "edges ascend"
+        assert len(edges) <= 4_096
+        self.asked += 1
+        places = [bisect_left(self.dues, edge) for edge in edges]
+        return [high - low for low, high in pairwise(places)]
+
+
+def bars(dues: Dues, **window: int) -> tuple[list[int], list[int]]:
+    edges = sensible_edges(dues, NOW, **window)
+    return edges, dues(edges) if edges else []
+
+
+def steps_in(edges: Sequence[int]) -> set[int]:
+    return {high - low for low, high in pairwise(edges)}
+
+
+@pytest.fixture(params=["UTC", "Europe/Berlin", "Asia/Kathmandu"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_nothing_that_waits_has_no_ranges() -> None:
+    assert sensible_edges(Dues(), NOW) == []
+    assert sensible_edges(Dues(NOW + HOUR), NOW, first=NOW + 2 * HOUR) == []
+
+
+def test_an_hour_of_messages_has_round_steps_of_minutes() -> None:
+    edges, counts = bars(Dues(*range(NOW, NOW + HOUR, 500)))
+    assert steps_in(edges) == {5 * MINUTE}
+    assert sum(counts) == 7200 and min(counts) > 0 and len(counts) <= ROWS + 2
+    assert edges[0] % MINUTE == 0 and edges[0] <= NOW
+
+
+def test_a_heap_in_three_days_is_looked_at_closely() -> None:
+    start = NOW + 3 * DAY
+    source = random.Random(1)
+    edges, counts = bars(Dues(*(start + source.randrange(10 * MINUTE) for _ in range(5_000))))
+    assert (
+        start - MINUTE <= edges[0] <= start < start + 10 * MINUTE - SECOND <= edges[-1] <= start + 12 * MINUTE
+    )
+    assert min(counts[1:-1]) > 0 and len(counts) >= 10
+
+
+def test_one_in_ten_years_does_not_stretch_the_ranges() -> None:
+    dues = Dues(*range(NOW, NOW + HOUR, 1_000), NOW + 10 * YEAR)
+    edges, counts = bars(dues)
+    assert edges[-1] < NOW + 2 * HOUR
+    assert sum(counts) >= 0.98 * 3_600
+
+
+def test_few_messages_are_all_in_the_ranges_however_far() -> None:
+    dues = Dues(NOW + SECOND, NOW + HOUR, NOW + 10 * YEAR)
+    edges, counts = bars(dues)
+    assert sum(counts) == 3
+    assert edges[0] <= NOW + SECOND and edges[-1] > NOW + 10 * YEAR
+
+
+def test_what_lies_around_now_more_and_more_thinly_has_growing_steps() -> None:
+    dues = Dues(
+        *(NOW + 10**decade * part for decade in range(1, 9) for part in range(1, 10) for _ in range(50))
+    )
+    dues.dues += [NOW + 30 * DAY] * 40
+    dues.dues = sorted(dues.dues + [NOW + SECOND // 2] * 20_000)
+    edges, counts = bars(dues)
+    assert NOW + SECOND in edges and NOW + 10 * SECOND in edges and NOW + HOUR in edges
+    assert min(counts[:6]) > 0 and sum(counts) >= 0.98 * len(dues.dues)
+
+
+def test_all_at_one_moment_is_one_range_with_all() -> None:
+    edges, counts = bars(Dues(*[NOW + HOUR] * 1_000))
+    assert sum(counts) == 1_000 and max(counts) == 1_000
+    assert edges[0] <= NOW + HOUR < edges[-1] <= NOW + HOUR + 1_000
+
+
+def test_what_is_overdue_is_in_the_ranges() -> None:
+    edges, counts = bars(Dues(*range(NOW - HOUR, NOW + HOUR, 1_000)))
+    assert edges[0] <= NOW - 59 * MINUTE and sum(counts) >= 0.98 * 7_200
+
+
+def test_a_window_is_kept_to() -> None:
+    dues = Dues(*range(NOW, NOW + DAY, 10_000))
+    edges, _ = bars(dues, first=NOW + HOUR + 7, end=NOW + 2 * HOUR + 11)
+    assert edges[0] >= NOW + HOUR + 7 and edges[-1] == NOW + 2 * HOUR + 11
+
+
+def test_the_end_of_time_and_its_beginning_can_be_drawn() -> None:
+    for dues in (Dues(TOP - 1), Dues(0), Dues(0, TOP - 1), Dues(NOW, TOP - 1, TOP - 1)):
+        edges, counts = bars(dues)
+        assert sum(counts) == len(dues.dues)
+        assert edges[0] >= 0 and edges[-1] <= TOP
+
+
+def test_a_few_questions_are_enough() -> None:
+    source = random.Random(7)
+    for _ in range(200):
+        scale = 10 ** source.uniform(0, 13)
+        dues = Dues(*(NOW + int(source.expovariate(1 / scale)) for _ in range(source.randrange(1, 400))))
+        count = len(dues.dues)
+        edges = sensible_edges(dues, NOW)
+        assert dues.asked <= 4
+        assert len(edges) <= 2 * ROWS + 3
+        assert sum(dues(edges)) >= 0.98 * count
+
+
+def test_days_begin_at_midnight_of_this_place_also_when_summer_time_ends(zone: str) -> None:
+    first = round(datetime(2026, 10, 23, 15).timestamp() * 1_000)
+    edges = even_edges(first, first + 5 * DAY, DAY)
+    assert all(datetime.fromtimestamp(edge / 1_000).hour == 0 for edge in edges)
+    assert all(datetime.fromtimestamp(edge / 1_000).minute == 0 for edge in edges)
+    assert 6 <= len(edges) <= 8
+    assert steps_in(edges) == ({DAY} if zone != "Europe/Berlin" else {DAY, DAY + HOUR})
+
+
+def test_hours_and_minutes_are_round_by_the_clock_of_this_place(zone: str) -> None:
+    for step in (15 * MINUTE, HOUR, 6 * HOUR):
+        at = datetime.fromtimestamp(floor(NOW, step) / 1_000)
+        assert (at.hour * 60 + at.minute) % (step // MINUTE) == 0 and at.second == 0
+
+
+def test_years_begin_in_january_and_go_on_beyond_the_calendar() -> None:
+    edges = even_edges(NOW, NOW + 3 * YEAR, YEAR)
+    assert {datetime.fromtimestamp(edge / 1_000).strftime("%m-%d %H") for edge in edges} == {"01-01 00"}
+    far = even_edges(NOW, NOW + 20_000 * YEAR, 1_000 * YEAR)
+    assert len(far) <= 23 and far[-1] >= NOW + 20_000 * YEAR
+    assert far == sorted(set(far))
+
+
+def test_steps_are_round_and_fit() -> None:
+    assert [step_of(span) for span in (1, 20, 21, 19_999, HOUR, DAY)] == [
+        1,
+        1,
+        2,
+        SECOND,
+        5 * MINUTE,
+        2 * HOUR,
+    ]
+    assert step_of(TOP) in STEPS and step_of(TOP) * ROWS >= TOP
+    assert list(STEPS) == sorted(set(STEPS)) and list(LADDER) == sorted(set(LADDER))
+
+
+def test_edges_are_cut_at_both_ends() -> None:
+    assert within([1, 5, 9, 5], 3, 9) == [3, 5, 9]
+    assert parts(0, 10, 4) == [0, 2, 5, 7, 10]
+    assert parts(7, 9, 1_000) == [7, 8, 9]
+    assert notches(100, 90, 110)[0] == 90 and notches(100, 90, 110)[-1] == 110
+    assert spread([0, 1, 2, 3, 4], [0, 7, 0, 3]) == (1, 4)

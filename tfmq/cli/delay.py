@@ -1,0 +1,322 @@
+"""`tfmq delay`: messages that wait for their time: looking at them, taking them back, giving them another time."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfmq.cli.delayed import (
+    broker_now,
+    checked,
+    counted_between,
+    distance,
+    draw,
+    due_of,
+    every,
+    everything,
+    iso,
+    moment,
+    readable,
+    row_of,
+    show_rows,
+)
+from tfmq.cli.output import Output, counted, output_options, printable
+from tfmq.cli.ranges import TOP, even_edges, sensible_edges
+from tfmq.cli.values import Duration, Moment
+from tfmq.errors import ConnectionFailed, TfmqError
+from tfmq.limits import DELAYED_HISTOGRAM_EDGES
+
+if TYPE_CHECKING:
+    from tfmq.admin import Admin
+
+ROWS_SHOWN = 100
+"""A person reads no more; programs get all."""
+EDGES_BEYOND = 4
+"""Of the edges of one question: the ends of time, and a round time before and behind."""
+
+TOO_LATE = "it was delivered already"
+NOT_KNOWN = "the broker knows no message of this handle: see docs/delay.md, “The handle”"
+
+
+@click.group(epilog="\b\nExample:\n  tfmq send reminders hello --delay 30m && tfmq delay list")
+def delay() -> None:
+    """Delayed messages: list, show, cancel, reschedule, histogram."""
+
+
+def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that list and histogram have in common: which messages."""
+    for option in (
+        click.option("--to", "end", type=Moment(), help="Only those that are due before this time."),
+        click.option(
+            "--from",
+            "first",
+            type=Moment(),
+            help="Only those that are due from this time on; +1h is a time too. Without a zone: local time.",
+        ),
+        click.option("--topic", help="Only those for this topic."),
+    ):
+        command = option(command)
+    return command
+
+
+# Looking
+
+
+@delay.command(
+    "list",
+    epilog="\b\nExamples:\n  tfmq delay list\n  tfmq delay list --topic reminders --key 42\n"
+    "  tfmq delay list --from +1h --to 2027-01-01T09:00+01:00\n"
+    "  tfmq delay list --json | jq -r .[].handle",
+)
+@chosen
+@click.option("--partition", type=click.IntRange(min=0), help="Only those for this partition of the topic.")
+@click.option("-k", "--key", help="Only those with this key.")
+@click.option("--after", metavar="HANDLE", help="Go on behind this message.")
+@click.option(
+    "-n", "count", type=click.IntRange(min=1), help=f"At most so many [a table: {ROWS_SHOWN}; JSON: all]."
+)
+@output_options
+def list_command(
+    topic: str | None,
+    first: datetime | None,
+    end: datetime | None,
+    partition: int | None,
+    key: str | None,
+    after: str | None,
+    count: int | None,
+    output: Output,
+) -> None:
+    """List the messages that wait for their time, in the order in which they will be delivered."""
+    from tfmq.admin import Admin
+
+    if partition is not None and topic is None:
+        raise click.UsageError("say with --topic whose partition that is")
+    in_order(first, end)
+    with Admin(output.servers) as admin:
+        found = every(admin, topic, partition, key, first, end, checked(after) if after else None)
+        if output.json:
+            output.array(row_of(each) for each in islice(found, count))
+            return
+        most = count or ROWS_SHOWN
+        rows = list(islice(found, most + 1))
+        now_ms = broker_now(admin)
+    if not rows:
+        output.say("no message waits" if topic is None else f"no message waits for {printable(topic)}")
+    elif not output.quiet:
+        show_rows([readable(each, now_ms) for each in rows[:most]])
+    if len(rows) > most:
+        output.say(
+            f"there are more: the same with --after {rows[most - 1].handle}; how many: tfmq delay histogram"
+        )
+
+
+def in_order(first: datetime | None, end: datetime | None) -> None:
+    """Raises UsageError for a range that ends before it begins."""
+    if first is not None and end is not None and end <= first:
+        raise click.UsageError("--to should be later than --from")
+
+
+@delay.command(
+    epilog="\b\nExample:\n  tfmq delay show dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4"
+)
+@click.argument("handle")
+@output_options
+def show(handle: str, output: Output) -> int:
+    """Show what became of a delayed message, or when it will be delivered, and where."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = admin.describe_delayed(checked(handle))
+        now_ms = broker_now(admin)
+    output.object(row_of(found) if output.json else everything(found, now_ms))
+    if found.state == "unknown":
+        output.say(NOT_KNOWN)
+        return 1
+    return 0
+
+
+# Taking back, and another time
+
+
+@delay.command(
+    short_help="Take delayed messages back.",
+    epilog="\b\nExamples:\n  tfmq delay cancel dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4\n"
+    "  tfmq delay list --topic reminders --json | jq -r .[].handle | xargs tfmq delay cancel",
+)
+@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
+@output_options
+def cancel(handles: tuple[str, ...], output: Output) -> int:
+    """Take delayed messages back: none of those that are told as cancelled will be delivered.
+
+    The exit code is 1 if one of them was delivered already, or is not known.
+    """
+    from tfmq.admin import Admin
+
+    given = [checked(handle) for handle in handles]
+    with Admin(output.servers) as admin:
+        return each_of(
+            output, given, lambda handle: {"handle": handle, "state": admin.cancel(handle)}, "cancelled"
+        )
+
+
+@delay.command(
+    short_help="Give delayed messages another time.",
+    epilog="\b\nExamples:\n"
+    "  tfmq delay reschedule dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4 --delay 1h\n"
+    "  tfmq delay reschedule HANDLE --at 2027-01-01T09:00+01:00",
+)
+@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
+@click.option(
+    "--delay", "seconds", type=Duration(), help="Deliver after this time from now, as in 30s, 5m, 2h, 7d."
+)
+@click.option(
+    "--at", type=Moment(), help="Deliver at this time, as in 2027-01-01T09:00+01:00; without a zone: local."
+)
+@output_options
+def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | None, output: Output) -> int:
+    """Give delayed messages another time. Each has a new handle then, which is printed.
+
+    The exit code is 1 if one of them was delivered or cancelled already, or is not known.
+    """
+    from tfmq.admin import Admin
+
+    if (seconds is None) == (at is None):
+        raise click.UsageError("say when: --delay or --at, one of them")
+    given = [checked(handle) for handle in handles]
+    with Admin(output.servers) as admin:
+
+        def move(handle: str) -> dict[str, Any]:
+            done = admin.reschedule(handle, seconds, deliver_at=at)
+            new = done.handle or None
+            return {"handle": new, "state": done.state, "before": handle, **due_of(new)}
+
+        return each_of(output, given, move, "rescheduled")
+
+
+def each_of(
+    output: Output, handles: Sequence[str], change: Callable[[str], dict[str, Any]], wanted: str
+) -> int:
+    """Does it to one after the other, whatever becomes of those before; 1 if one of them is not as wanted."""
+    rows: list[dict[str, Any]] = []
+    failed, lost = False, None
+    for handle in handles:
+        try:
+            rows.append(change(handle))
+        except ConnectionFailed as error:
+            lost = error
+            break
+        except TfmqError as error:
+            failed = True
+            click.echo(f"tfmq: {handle}: {error}", err=True)
+        else:
+            tell(output, handle, rows[-1])
+    if output.json:
+        output.array(rows)
+    if lost is not None:
+        raise lost
+    return int(failed or any(row["state"] != wanted for row in rows))
+
+
+def tell(output: Output, handle: str, row: dict[str, Any]) -> None:
+    """What became of one: a new handle on standard output, for programs too; the sentence on standard error."""
+    state = row["state"]
+    if state == "rescheduled":
+        if not output.json:
+            click.echo(row["handle"])
+        output.say(f"{handle}: due {moment(row['due_ms'])} now, under the new handle above")
+        return
+    why = {"delivered": f": {TOO_LATE}", "unknown": f": {NOT_KNOWN}"}.get(state, "")
+    output.say(f"{handle}: {state}{why}")
+
+
+# Counting
+
+
+@delay.command(
+    short_help="Count them by the time at which they are due.",
+    epilog="\b\nExamples:\n  tfmq delay histogram\n  tfmq delay histogram --topic reminders --to +1h --every 5m\n"
+    "  tfmq delay histogram --json | jq .pending",
+)
+@chosen
+@click.option("--every", type=Duration(), help="Ranges of this length, as in 5m [what shows something].")
+@output_options
+def histogram(
+    topic: str | None, first: datetime | None, end: datetime | None, every: float | None, output: Output
+) -> None:
+    """Count the messages that wait, by the time at which they are due, and draw it."""
+    from tfmq.admin import Admin
+
+    in_order(first, end)
+    with Admin(output.servers) as admin:
+        now_ms = broker_now(admin)
+        edges = edges_for(admin, topic, now_ms, first, end, every)
+        counts, pending = counted_between(admin, topic, sorted({0, *edges, TOP}))
+    before, inside = apart(counts, edges)
+    behind = pending - before - sum(inside)
+    if output.json:
+        ranges = [
+            {"first_ms": low, "end_ms": high, "first": iso(low), "end": iso(high), "count": count}
+            for low, high, count in zip(edges, edges[1:], inside, strict=False)
+        ]
+        output.object({"pending": pending, "before": before, "behind": behind, "ranges": ranges})
+    elif not edges:
+        output.say("no message waits" + (" in this time" if first or end else ""))
+    else:
+        if not output.quiet:
+            draw(edges, inside, now_ms)
+        summary(output, before, inside, behind, edges, now_ms)
+
+
+def apart(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """Of counts from the beginning to the end of time: how many before the edges, and those between them."""
+    if not edges:
+        return sum(counts), ()
+    first = int(edges[0] > 0)
+    return sum(counts[:first]), counts[first : first + len(edges) - 1]
+
+
+def edges_for(
+    admin: "Admin",
+    topic: str | None,
+    now_ms: int,
+    first: datetime | None,
+    end: datetime | None,
+    every: float | None,
+) -> list[int]:
+    """The edges of the ranges; [] where no message waits. Raises UsageError for more than can be counted."""
+    low = 0 if first is None else milliseconds(first)
+    high = TOP if end is None else milliseconds(end)
+
+    def ask(edges: Sequence[int]) -> Sequence[int]:
+        return counted_between(admin, topic, edges)[0]
+
+    found = sensible_edges(ask, now_ms, low, high)
+    if every is None or not found:
+        return found
+    step = max(1, round(every * 1_000))
+    low, high = (low or found[0]), (found[-1] if end is None else high)
+    if (high - low) // step > DELAYED_HISTOGRAM_EDGES - 2 * EDGES_BEYOND:
+        raise click.UsageError(
+            f"from {moment(low)} to {moment(high)} that would be more than {DELAYED_HISTOGRAM_EDGES:,} ranges:"
+            " say longer ones, or --from and --to"
+        )
+    return even_edges(low, high, step, low if first else 0, high if end else TOP)
+
+
+def milliseconds(time: datetime) -> int:
+    return max(0, round(time.timestamp() * 1_000))
+
+
+def summary(
+    output: Output, before: int, inside: Sequence[int], behind: int, edges: Sequence[int], now_ms: int
+) -> None:
+    """What the bars do not show."""
+    output.say(f"{counted(sum(inside), 'message')} in these ranges")
+    if before:
+        output.say(f"{counted(before, 'message')} due before {moment(edges[0])}")
+    if behind:
+        output.say(
+            f"{counted(behind, 'message')} due from {moment(edges[-1])} on ({distance(edges[-1] - now_ms)})"
+        )

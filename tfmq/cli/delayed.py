@@ -1,0 +1,221 @@
+"""Delayed messages as the command line shows them: rows, times as people read them, bars in a terminal."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tfmq.cli.output import age_text, cell, print_table, printable, size_text
+from tfmq.message import BORN_MS_MAX
+from tfmq.protocol.handles import LENGTH, parse_handle
+
+if TYPE_CHECKING:
+    from tfmq.admin import Admin
+    from tfmq.client.delays import DelayedDescription
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+COLUMNS: Final = ("due", "in", "topic", "partition", "key", "tag", "size", "handle")
+PAGE: Final = 1_000
+WIDE: Final = LENGTH + 61
+"""Columns of a terminal in which a row has room with its handle in one piece, so that it can be copied."""
+BAR_WIDTH: Final = 40
+KEY_SHOWN: Final = 40
+"""Letters; a key may have 64 KiB."""
+
+
+def every(
+    admin: "Admin",
+    topic: str | None,
+    partition: int | None,
+    key: str | None,
+    first: datetime | None,
+    end: datetime | None,
+    after: str | None,
+) -> "Iterator[DelayedDescription]":
+    """All of them in the order of delivery, a page at a time."""
+    while True:
+        page = admin.delayed(
+            topic, partition=partition, key=key, first=first, end=end, after=after, limit=PAGE
+        )
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].handle
+
+
+def broker_now(admin: "Admin") -> int:
+    """Broker time, by which messages are due, in ms since 1970."""
+    delay = admin.status().get("delay") or {}
+    return int(delay.get("now_ms") or admin.ping())
+
+
+def checked(handle: str) -> str:
+    """The handle. Raises BadRequest for a typo, before anything is done with the others."""
+    parse_handle(handle)
+    return handle
+
+
+def counted_between(admin: "Admin", topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
+    """How many are due between each edge (in ms) and the next, and how many wait in all."""
+    known = sorted({exact(edge) for edge in edges})
+    found = admin.delayed_histogram([as_moment(edge) for edge in known], topic)
+    counts = dict(zip(known, found.counts, strict=False))
+    rows = ((exact(low), exact(high)) for low, high in pairwise(edges))
+    return [counts[low] if low != high else 0 for low, high in rows], found.pending
+
+
+def exact(edge: int) -> int:
+    """Behind the calendar edges are whole seconds: only datetimes name a ms without rounding."""
+    return edge if edge <= BORN_MS_MAX else edge // 1_000 * 1_000
+
+
+def as_moment(edge: int) -> datetime | int:
+    return edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge)
+
+
+def row_of(found: "DelayedDescription") -> dict[str, Any]:
+    """As programs get it: times in ms since 1970, and as ISO times where the calendar has them."""
+    row = found._asdict()
+    details = row.pop("details")
+    return {**row, "due": iso(found.due_ms), "born_at": iso(found.born_ms), **details}
+
+
+def readable(found: "DelayedDescription", now_ms: int) -> dict[str, Any]:
+    """As a table shows it."""
+    return {
+        "due": moment(found.due_ms),
+        "in": distance(found.due_ms - now_ms),
+        "topic": found.topic,
+        "partition": found.partition if found.partition >= 0 else None,
+        "key": shortened(found.key),
+        "tag": printable(found.tag) if found.tag else None,
+        "size": size_text(found.size_bytes),
+        "handle": found.handle,
+    }
+
+
+def everything(found: "DelayedDescription", now_ms: int) -> dict[str, Any]:
+    """All that is known of one, as `show` has it: what says nothing is left out."""
+    rows = {
+        "state": found.state,
+        **readable(found, now_ms),
+        "born": moment(found.born_ms),
+        **{key: printable(each) if isinstance(each, str) else each for key, each in found.details.items()},
+    }
+    if found.state != "pending":
+        del rows["in"]
+    known = {"due": found.due_ms, "in": found.due_ms, "size": found.size_bytes, "born": found.born_ms}
+    return {
+        name: value for name, value in rows.items() if value not in (None, "") and known.get(name, 0) >= 0
+    }
+
+
+def shortened(key: bytes | str | None) -> str | None:
+    """A key as a person reads it."""
+    if key is None:
+        return None
+    text = printable(key.decode(errors="backslashreplace") if isinstance(key, bytes) else key)
+    return text if len(text) <= KEY_SHOWN else f"{text[: KEY_SHOWN - 1]}…"
+
+
+def show_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """A table; in a narrow terminal the handles have lines of their own, so that they stay in one piece."""
+    if not sys.stdout.isatty() or terminal_width() >= WIDE:
+        print_table(COLUMNS, [[cell(row[name]) for name in COLUMNS] for row in rows])
+        return
+    for row in rows:
+        words = [
+            row["due"],
+            row["in"],
+            f"{row['topic']}-{row['partition']}",
+            row["key"],
+            row["tag"],
+            row["size"],
+        ]
+        click.echo("  ".join(str(word) for word in words if word is not None))
+        click.echo(f"  {row['handle']}")
+
+
+def terminal_width() -> int:
+    from rich.console import Console
+
+    return Console(file=sys.stdout).width
+
+
+# Times
+
+
+def iso(time_ms: int) -> str | None:
+    """A time for programs, in UTC; None for none, and beyond the year 9999."""
+    if not 0 <= time_ms <= BORN_MS_MAX:
+        return None
+    return (EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
+
+
+def due_of(handle: str | None) -> dict[str, Any]:
+    """When a message is due, as its handle says it."""
+    due_ms = parse_handle(handle).due if handle else None
+    return {"due_ms": due_ms, "due": iso(-1 if due_ms is None else due_ms)}
+
+
+def moment(time_ms: int, exact: bool = False) -> str:
+    """A time in the zone of this machine; `exact`: with its ms."""
+    try:
+        local = datetime.fromtimestamp(time_ms / 1_000)
+    except (ValueError, OverflowError, OSError):
+        return "after the year 9999"
+    return local.isoformat(" ", "milliseconds" if exact else "seconds")
+
+
+def distance(ms: int) -> str:
+    """From now: 'in 2 h 5 min', 'now', '3 s ago'."""
+    if ms == 0:
+        return "now"
+    return f"in {age_text(ms / 1_000)}" if ms > 0 else f"{age_text(-ms / 1_000)} ago"
+
+
+def between(low_ms: int, high_ms: int) -> str:
+    """A range as distances from now: '10 s to 1 min'."""
+    if high_ms <= 0:
+        return f"{age_text(-low_ms / 1_000)} to {age_text(-high_ms / 1_000)} ago"
+    if low_ms < 0:
+        return f"{age_text(-low_ms / 1_000)} ago to in {age_text(high_ms / 1_000)}"
+    return f"in {age_text(low_ms / 1_000)} to {age_text(high_ms / 1_000)}"
+
+
+# Bars
+
+
+def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
+    """A range a line, with a bar as long as it has messages; the longest fills the place."""
+    from rich.bar import Bar
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
+    plain = console.options.ascii_only
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("due from", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("messages", justify="right", no_wrap=True)
+    table.add_column("", min_width=BAR_WIDTH // 4, max_width=BAR_WIDTH, ratio=1)
+    exact = any(edge % 1_000 for edge in edges[:-1])
+    most = max(counts, default=0)
+    for low, high, count in zip(edges, edges[1:], counts, strict=False):
+        bar = "#" * bar_length(count, most) if plain else Bar(most, 0, sliver(count, most), width=BAR_WIDTH)
+        table.add_row(moment(low, exact), between(low - now_ms, high - now_ms), f"{count:,}", bar)
+    console.print(table)
+
+
+def bar_length(count: int, most: int) -> int:
+    """In letters; what is there at all can be seen."""
+    return max(1, round(count * BAR_WIDTH / most)) if count else 0
+
+
+def sliver(count: int, most: int) -> float:
+    """A bar's end; what is there at all has an eighth of a letter."""
+    return max(count, most / (8 * BAR_WIDTH)) if count else 0
