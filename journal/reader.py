@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 from zlib import crc32
 
+from journal.batch import BLOCK_SIZE_MAX
 from journal.block import Block, blocks_of, control_position
 from journal.control import CONTROL_SIZE, decode_control
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
@@ -28,7 +29,9 @@ KNOWN_MAX: Final = 256
 others only walk a run."""
 
 PEEK_BYTES: Final = 4096
-"""The first look behind a single record for the end of its block: enough for a small send."""
+PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + CONTROL_SIZE
+"""How far is looked behind a single record for the end of its block: enough for a small send, then for any block but
+that of one larger record."""
 
 Pread = Callable[[Segment, int, int], bytes | bytearray]
 
@@ -310,7 +313,7 @@ def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Bloc
         except Incomplete:
             if len(data) >= end - offset or len(data) < size:
                 return None
-            size = min(size * 4, BLOCK_SPAN_MAX + CONTROL_SIZE)
+            size = PEEK_MORE_BYTES if size < PEEK_MORE_BYTES else BLOCK_SPAN_MAX
         except BadRecord:
             return None
     if control.end != offset + at or not segment.base <= control.offset <= offset:

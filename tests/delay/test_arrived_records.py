@@ -57,12 +57,24 @@ def test_neighbours_cost_one_look_at_their_block(desk: Desk, monkeypatch: pytest
 
 
 def test_memory_is_bounded_and_old_blocks_are_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrived_records, "BLOCKS_KEPT", 3)
-    records, offsets = ArrivedRecords(desk.log), offsets_of(desk)
-    for _ in range(2):
-        found = records.read(offsets)
-        assert found == [each.record for each in desk.sent]
-    assert len(records._blocks) == len(records._starts) == len(records._age) <= 3
+    offsets = offsets_of(desk)
+    for name, limit in (("BLOCKS_KEPT", 3), ("KEPT_BYTES", 200_000)):
+        monkeypatch.setattr(arrived_records, name, limit)
+        records = ArrivedRecords(desk.log)
+        for _ in range(2):
+            assert records.read(offsets) == [each.record for each in desk.sent]
+        kept = [len(records._blocks[start]) for start in records._starts]
+        assert len(kept) == len(records._blocks) == len(records._age) <= 3
+        assert sum(kept) == records._kept_bytes <= 200_000 or name == "BLOCKS_KEPT"
+
+
+def test_a_limit_of_bytes_ends_behind_the_record_that_passes_it(desk: Desk) -> None:
+    records, offsets = ArrivedRecords(desk.log), offsets_of(desk)[:50]
+    sizes = [len(each.record) for each in desk.sent[:50]]
+    for limit in (0, 1, sizes[0], sizes[0] + 1, 5_000, sum(sizes), sum(sizes) + 1):
+        enough = next((n + 1 for n in range(50) if sum(sizes[: n + 1]) >= limit), 50)
+        for found in (records.read(offsets, limit), records.read_cached(offsets, limit)):
+            assert found == [each.record for each in desk.sent[:enough]]
 
 
 def test_what_would_wait_for_the_disk_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from journal.header import FLAG_FILLER, HEADER, HEADER_SIZE, LENGTH, BadRecord, 
 from journal.log import Log, Upto
 from journal.options import LogOptions
 from journal.shapes import Batch
-from tfmq.delay.note import PRODUCER_ID, BadNote, Note, decode_note, encode_note, is_note
+from tfmq.delay.note import NOTE_ID, PRODUCER_ID, BadNote, Note, decode_note, encode_note
 
 logger = logging.getLogger("tfmq.delay")
 
@@ -177,9 +177,9 @@ class _Reading:
         position, end = 0, len(data)
         ordinal, orphans = block.control.first_ordinal, 0
         while position < end:
-            length, checksum, _, flag = HEADER.unpack_from(data, position)
+            length, checksum, id, flag = HEADER.unpack_from(data, position)
             count, size = 1, HEADER_SIZE + length
-            if is_note(data, position):
+            if id == NOTE_ID and not flag:
                 self._begin(data[position : position + size], block.offset + position)
             elif flag & FLAG_FILLER:
                 count = checksum
@@ -232,6 +232,8 @@ class _Reading:
 def _columns(data: bytes, position: int, offset: int, wanted: int) -> "tuple[array[int], array[int], int]":
     """(sizes, offsets, end) of at most `wanted` records from `position` on, which lies at `offset` of the log."""
     size = HEADER_SIZE + LENGTH.unpack_from(data, position)[0]
+    if wanted == 1:
+        return array("I", (size,)), array("Q", (offset,)), position + size
     count = min(wanted, (len(data) - position) // size)
     end = position + count * size
     if (

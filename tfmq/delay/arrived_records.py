@@ -1,7 +1,7 @@
 """Single records of the arrivals, as firing wants them: by their offsets, each proven by the checksum of its block."""
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -12,11 +12,14 @@ from journal.log import Log
 
 logger = logging.getLogger("tfmq.delay")
 
-BLOCKS_KEPT: Final = 64
-"""Verified blocks that stay in memory, 4 MiB of them: neighbours fire together."""
+KEPT_BYTES: Final = 8 << 20
+BLOCKS_KEPT: Final = 4096
+"""Verified blocks that stay in memory: neighbours fire together, and so do messages of batches that came together."""
 
 BLOCK_BYTES_KEPT: Final = 64 << 10
 """A larger one is one record, which nobody asks for twice."""
+
+NO_LIMIT: Final = 1 << 62
 
 
 class ArrivedRecords:
@@ -28,60 +31,65 @@ class ArrivedRecords:
         """Where the blocks in memory begin, sorted."""
         self._blocks: dict[int, bytes] = {}
         self._age: deque[int] = deque()
+        self._kept_bytes = 0
         self._start = 0
         self._data = b""
         """The block that was used last."""
 
-    def read(self, offsets: Sequence[int]) -> list[bytes | None]:
+    def read(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> list[bytes | None]:
         """The whole records that begin at these offsets; None for a damaged one, which the server's log names.
 
-        Fastest where neighbours stand together. Raises BelowStart (given up), BeyondEnd (not forced, or no such
-        offset), NotARecord, OSError, Closed.
+        Fewer where `bytes_max` is passed: the one with which it is comes last, and at least one comes. Fastest where
+        offsets rise. Raises BelowStart (given up), BeyondEnd (not forced, or no such offset), NotARecord, OSError,
+        Closed.
         """
-        found: list[bytes | None] = []
-        for offset in offsets:
-            try:
-                found.append(self._record(offset, False))
-            except Corrupt as error:
-                logger.error("a delayed message cannot be read: %s", error)
-                found.append(None)
+        found = self._read(offsets, bytes_max, False)
+        assert found is not None, "a read that may wait answers"
         return found
 
-    def read_cached(self, offsets: Sequence[int]) -> list[bytes | None] | None:
+    def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> list[bytes | None] | None:
         """As `read`; None where that would wait for the disk, or must name damage."""
-        found: list[bytes | None] = []
-        for offset in offsets:
-            try:
-                record = self._record(offset, True)
-            except Corrupt:
-                return None
-            if record is None:
-                return None
-            found.append(record)
-        return found
+        return self._read(offsets, bytes_max, True)
 
-    def _record(self, offset: int, cached: bool) -> bytes | None:
-        at = offset - self._start
-        if not 0 <= at < len(self._data):
-            if not self._use(offset, cached):
-                return None
-            at = offset - self._start
-        end = at + HEADER_SIZE
-        if end <= len(self._data):
-            end += LENGTH.unpack_from(self._data, at)[0]
-        if end > len(self._data):
-            raise NotARecord(offset)
-        return self._data[at:end]
+    def _read(self, offsets: Sequence[int], bytes_max: int, cached: bool) -> list[bytes | None] | None:
+        found: list[bytes | None] = []
+        start, data, length = self._start, self._data, LENGTH.unpack_from
+        size = len(data)
+        for offset in offsets:
+            at = offset - start
+            if not 0 <= at < size:
+                if not self._use(offset, cached):
+                    if cached:
+                        return None
+                    found.append(None)
+                    continue
+                start, data = self._start, self._data
+                at, size = offset - start, len(data)
+            end = at + HEADER_SIZE
+            if end <= size:
+                end += length(data, at)[0]
+            if end > size:
+                raise NotARecord(offset)
+            found.append(data[at:end])
+            bytes_max -= end - at
+            if bytes_max <= 0:
+                break
+        return found
 
     def _use(self, offset: int, cached: bool) -> bool:
-        """Makes the block that holds `offset` the current one; False if that would wait for the disk."""
+        """Makes the block that holds `offset` the current one; False if that would wait for the disk, or is damaged."""
         number = bisect_right(self._starts, offset) - 1
         if number >= 0:
             start = self._starts[number]
             if offset < start + len(self._blocks[start]):
                 self._start, self._data = start, self._blocks[start]
                 return True
-        block = self._log.block_of_record(offset, cached=cached)
+        try:
+            block = self._log.block_of_record(offset, cached=cached)
+        except Corrupt as error:
+            if not cached:
+                logger.error("a delayed message cannot be read: %s", error)
+            return False
         if block is None:
             return False
         self._start, self._data = block.offset, bytes(block.data)
@@ -90,10 +98,11 @@ class ArrivedRecords:
         return True
 
     def _keep(self) -> None:
-        if len(self._age) >= BLOCKS_KEPT:
-            oldest = self._age.popleft()
-            del self._blocks[oldest]
-            self._starts.remove(oldest)
         self._starts.insert(bisect_right(self._starts, self._start), self._start)
         self._blocks[self._start] = self._data
         self._age.append(self._start)
+        self._kept_bytes += len(self._data)
+        while len(self._age) > BLOCKS_KEPT or self._kept_bytes > KEPT_BYTES:
+            oldest = self._age.popleft()
+            self._kept_bytes -= len(self._blocks.pop(oldest))
+            del self._starts[bisect_left(self._starts, oldest)]

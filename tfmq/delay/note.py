@@ -61,6 +61,7 @@ RECORDS_MAX: Final = SEQUENCE_COUNT
 TURNS_MAX: Final = 65_536
 """Messages that one cancel or reschedule names; more come in several notes."""
 
+TOP_BIT: Final = 1 << 63
 _SET_TOP: Final = bytes(byte | 0x80 for byte in range(256))
 _CLEAR_TOP: Final = bytes(byte & 0x7F for byte in range(256))
 _TOP_BYTES: Final = bytes(range(0x80, 0x100))
@@ -126,12 +127,6 @@ def encode_note(note: Note) -> bytes:
     return make_record(payload + _end(len(payload)), NOTE_ID)
 
 
-def is_note(data: Buffer, position: int) -> bool:
-    """Whether the record at `position` says that it is a note; there is a whole header."""
-    _, _, id, flag = HEADER.unpack_from(data, position)
-    return bool(id == NOTE_ID and flag == 0)
-
-
 def decode_note(record: Buffer) -> Note:
     """The note in a whole record. Raises BadNote, or NewerFormat where a later version wrote it."""
     payload = _payload(record)
@@ -140,19 +135,23 @@ def decode_note(record: Buffer) -> Note:
         raise NewerFormat("a note of the arrivals", version, VERSION)
     if fault := _fault(version, kind, count, size_bytes):
         raise BadNote(0, fault)
-    columns = _Columns(payload, HEAD.size)
-    name = columns.take(name_size)
-    dues, old = NO_DUES, NO_TURNS
-    if kind != CANCEL:
-        dues = columns.dues(shape, count)
-    if kind != ARRIVAL:
-        old = Turns(columns.words(count), columns.words(count))
-    if payload[columns.position :] != _end(columns.position):
+    position, dues, old = HEAD.size + name_size, NO_DUES, NO_TURNS
+    if kind == ARRIVAL and shape & ~SHAPE_ABSOLUTE == SHAPE_SAME_DUE:
+        dues = _same_dues(payload, position, count, shape)
+        position += WORD
+    else:
+        columns = _Columns(payload, position)
+        if kind != CANCEL:
+            dues = columns.dues(shape, count)
+        if kind != ARRIVAL:
+            old = Turns(columns.words(count), columns.words(count))
+        position = columns.position
+    if payload[position:] != _end(position):
         raise BadNote(0, "its columns are not as long as it says")
     try:
-        topic = name.decode("ascii")
-    except UnicodeDecodeError:
-        raise BadNote(0, f"no topic is called {name!r}") from None
+        topic = payload[HEAD.size : HEAD.size + name_size].decode("ascii")
+    except UnicodeDecodeError as error:
+        raise BadNote(0, f"no topic is called so: {error}") from None
     return Note(kind, log_id, topic, dues, size_bytes, old)
 
 
@@ -198,9 +197,10 @@ def _columns(dues: Dues) -> tuple[int, list[bytes]]:
 def _end(size: int) -> bytes:
     """What stands behind `size` bytes of payload."""
     end = size + END_BYTES
-    for low, high in FLAG_LENGTHS:
-        if low <= end < high:
-            end = high
+    if end >= FLAG_LENGTHS[0][0]:
+        for low, high in FLAG_LENGTHS:
+            if low <= end < high:
+                end = high
     return b"\xff" * (end - size)
 
 
@@ -209,6 +209,16 @@ def _topped(column: "array[int]") -> bytes:
     data = bytearray(word_bytes(column))
     data[::WORD] = data[::WORD].translate(_SET_TOP)
     return bytes(data)
+
+
+def _same_dues(payload: bytes, position: int, count: int, shape: int) -> Dues:
+    """What most notes have, one due time for all and no column of flags: without the steps that columns need."""
+    word = int.from_bytes(payload[position : position + WORD], "big")
+    if word < TOP_BIT:
+        raise BadNote(0, "the word of its due time lacks its top bit")
+    due = word - TOP_BIT
+    flag = ABSOLUTE_FLAG if shape & SHAPE_ABSOLUTE else RELATIVE_FLAG
+    return Dues(array("Q", (due,)) * count, flag * count, due, due)
 
 
 class _Columns:
