@@ -68,3 +68,31 @@ def test_timers_run_in_order_of_time_then_of_setting(plan: list[tuple[int, bool]
         clock.advance(due - clock.monotonic())
         timers.tick(clock.monotonic())
     assert ran == sorted((n for n, (_, gone) in enumerate(plan) if not gone), key=lambda n: plan[n][0])
+
+
+def test_a_deferrable_timer_runs_in_its_time_like_any_other_but_is_no_firm_date() -> None:
+    clock, ran = SimulatedClock(), []
+    timers = Timers(clock)
+    timers.after(1, lambda: ran.append("round"), deferrable=True)
+    assert timers.next_firm() is None and timers.next_due() == clock.monotonic() + 1
+    firm = timers.after(5, lambda: ran.append("firm"))
+    assert timers.next_firm() == firm.due
+    clock.advance(1)
+    timers.tick(clock.monotonic())
+    assert ran == ["round"]
+    timers.cancel(firm)
+    assert timers.next_firm() is None
+
+
+def test_deferred_ones_run_with_the_first_tick_behind_their_time() -> None:
+    clock, ran = SimulatedClock(), []
+    timers = Timers(clock)
+
+    def each_second() -> None:
+        ran.append("round")
+        timers.after(1, each_second, deferrable=True)
+
+    each_second()
+    clock.advance(100)
+    timers.tick(clock.monotonic())
+    assert ran == ["round", "round"]

@@ -2,6 +2,10 @@
 
 Times are monotonic seconds of the clock that is passed in; nothing runs before its time, and nothing runs
 unless `tick` is called. Whoever drives the engine arms one alarm for `next_due`.
+
+A *deferrable* timer (the word is the Linux kernel's) is one whose call may as well come with the next other
+one: rounds of housekeeping. `next_firm` leaves them out, so that a simulation need not stop at each of the
+thirty million seconds of a year to find that nothing is to be tidied.
 """
 
 import heapq
@@ -17,10 +21,11 @@ CANCELLED_MIN: Final = 1024
 class Timer:
     """Something to call at `due`; made by `Timers.after`."""
 
-    __slots__ = ("call", "due")
+    __slots__ = ("call", "deferrable", "due")
 
-    def __init__(self, due: float, call: Callable[[], None]) -> None:
+    def __init__(self, due: float, call: Callable[[], None], deferrable: bool = False) -> None:
         self.due = due
+        self.deferrable = deferrable
         self.call: Callable[[], None] | None = call
 
 
@@ -37,9 +42,9 @@ class Timers:
         """Monotonic seconds."""
         return self._clock.monotonic()
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+    def after(self, seconds: float, call: Callable[[], None], *, deferrable: bool = False) -> Timer:
         """`call()` in the first tick at least `seconds` from now."""
-        timer = Timer(self._clock.monotonic() + seconds, call)
+        timer = Timer(self._clock.monotonic() + seconds, call, deferrable)
         self._number += 1
         heapq.heappush(self._heap, (timer.due, self._number, timer))
         return timer
@@ -74,3 +79,8 @@ class Timers:
             heapq.heappop(self._heap)
             self._cancelled -= 1
         return self._heap[0][0] if self._heap else None
+
+    def next_firm(self) -> float | None:
+        """When the first timer is due that may not wait for another one; None if there is none. Looks at all."""
+        firm = (due for due, _, timer in self._heap if timer.call is not None and not timer.deferrable)
+        return min(firm, default=None)

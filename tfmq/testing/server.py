@@ -145,7 +145,7 @@ class Server:
             self._do(*self._jobs.popleft())
             did = True
         now = self._clock.monotonic()
-        if self._due(engine) <= now:
+        if self._earliest(engine.next_due()) <= now:
             self._alarms.tick(now)
             engine.tick(now)
             did = True
@@ -156,13 +156,17 @@ class Server:
         return False
 
     def next_time(self) -> float:
-        """When it has something to do next, in the clock's monotonic seconds; infinity if never."""
+        """When it has something to do next, in the clock's monotonic seconds; infinity if never. Its rounds of
+        housekeeping come with other things, or when time stops going on.
+        """
         if self.engine is None:
             return float("inf")
-        return self._clock.monotonic() if self._jobs or self._wanted else self._due(self.engine)
+        if self._jobs or self._wanted:
+            return self._clock.monotonic()
+        return self._earliest(self.engine.house.timers.next_firm())
 
-    def _due(self, engine: Engine) -> float:
-        times = (engine.next_due(), self._alarms.next_due())
+    def _earliest(self, due: float | None) -> float:
+        times = (due, self._alarms.next_due())
         return min((each for each in times if each is not None), default=float("inf"))
 
     def _run(self, work: Callable[[], Any], done: Done) -> None:

@@ -143,7 +143,8 @@ class World:
             due = self.next_time()
             if due > until:
                 self.clock.move(until)
-                return False
+                self.settle()
+                return done()
             self.clock.move(due)
             self.changes += 1
             self.settle()

@@ -282,7 +282,7 @@ class TransactionHandler:
 
     def _tend(self) -> None:
         self._store.tend()
-        self._tending = self._timers.after(TEND_SECONDS, self._tend)
+        self._tending = self._timers.after(TEND_SECONDS, self._tend, deferrable=True)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Takes no more requests; `done()` when nothing of it is under way, and what was applied is forced where
