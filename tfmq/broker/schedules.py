@@ -1,0 +1,375 @@
+"""Schedules: made, listed, paused, resumed, removed, each change forced in the catalog before its answer.
+
+A schedule is bound to one partition of one incarnation of its topic. Where the topic is deleted and made again, it is
+bound anew from that moment on, in the catalog too, so what the old one got is never sent to the new one. Changes of
+one name are done one after the other. What is due is the matter of `schedule_firing`.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from journal.clock import Clock
+from tfmq.broker import faults
+from tfmq.broker.caller import Body, Reply
+from tfmq.broker.catalog import Catalog
+from tfmq.broker.destination import BrokerDestination
+from tfmq.broker.leases import Leases
+from tfmq.broker.register import SCHEDULE_GONE
+from tfmq.broker.schedule_book import ScheduleRow
+from tfmq.broker.schedule_firing import ScheduleFiring
+from tfmq.broker.schedule_run import PAUSED, WAITING, ScheduleRun
+from tfmq.broker.timers import Timers
+from tfmq.broker.topics import Topic, Topics
+from tfmq.delay.misfire import RULES
+from tfmq.errors import BadRequest, MessageTooLarge, NotAllowed, UnknownPartition, UnknownSchedule
+from tfmq.protocol.commands import (
+    AddSchedule,
+    ListSchedules,
+    PauseSchedule,
+    RemoveSchedule,
+    ResumeSchedule,
+)
+
+logger = logging.getLogger("tfmq.broker")
+
+Then = Callable[[BaseException | None], None]
+End = Callable[[], None]
+
+
+class Schedules:
+    """All schedules. The catalog keeps them, the partitions keep what was sent."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        destination: BrokerDestination,
+        topics: Topics,
+        leases: Leases,
+        timers: Timers,
+        clock: Clock,
+        limits: Mapping[str, int],
+    ) -> None:
+        self._catalog, self._topics, self._leases = catalog, topics, leases
+        self._clock, self._limits = clock, limits
+        self._book = catalog.register.schedules
+        self._runs: dict[str, ScheduleRun] = {}
+        self._changing: dict[str, deque[Callable[[], None]]] = {}
+        self._adding: dict[str, int] = {}
+        """What is being made, with its size."""
+        self.firing = ScheduleFiring(
+            destination=destination, topics=topics, timers=timers, clock=clock, bind=self._bind
+        )
+
+    def start(self) -> None:
+        """Every schedule runs."""
+        for row in self._book:
+            run = self._runs[row.name] = ScheduleRun(row, kept=True)
+            if run.trouble:
+                logger.error("the schedule %s cannot run: %s", row.name, run.trouble)
+            self.firing.put(run)
+        for topic in self._topics.all():
+            self.topic_made(topic)
+        self.firing.start()
+
+    def stop(self) -> None:
+        """Sends nothing more."""
+        self.firing.stop()
+
+    def topic_made(self, topic: Topic) -> None:
+        """The topic is there, or has more partitions."""
+        for run in self._runs.values():
+            if run.row.topic == topic.name and run.row.incarnation != topic.incarnation:
+                self._bind(run)
+
+    def resumed(self, log_id: int) -> None:
+        """The partition takes writes again."""
+        self.firing.resumed(log_id)
+
+    def status(self) -> dict[str, Any]:
+        """What STATUS says of them."""
+        states = [run.state(self.firing.trouble(run)) for run in self._runs.values()]
+        return {
+            "schedules": len(states),
+            "paused": states.count(PAUSED),
+            "waiting": states.count(WAITING),
+        }
+
+    # Adding
+
+    def add(self, request: AddSchedule, body: Body, reply: Reply) -> None:
+        """Makes one. Raises BadRequest, MessageTooLarge."""
+        payload = None if request.tombstone else bytes(body)
+        size = len(request.attribute) + len(body)
+        if size > self._limits["schedule_payload_bytes"]:
+            raise MessageTooLarge(
+                f"The schedule's payload, key, tag and properties have {size} bytes, the broker takes"
+                f" {self._limits['schedule_payload_bytes']} (limits.schedule_payload_bytes)."
+            )
+        if request.misfire not in RULES:
+            raise BadRequest(f"There is no misfire rule {request.misfire!r}: it is {', '.join(RULES)}.")
+        now = self._clock.wall_ms()
+        row = ScheduleRow(0, *request[:5], request.attribute, payload, request.misfire, now, 0, 0, now)
+        self._alone(request.name, reply, partial(self._add, ScheduleRun(row), reply))
+
+    def _add(self, asked: ScheduleRun, reply: Reply, end: End) -> None:
+        row = asked.row
+        known = self._runs.get(row.name)
+        if known is not None and known.row.says_the_same(row):
+            reply.ok(self._described(known), False)
+            end()
+            return
+        topic = self._topics.topic(row.topic)
+        number = chosen_partition(asked, topic)
+        self._refuse_more(row, known)
+        self._adding[row.name] = row.size_bytes
+        finish = partial(self._finish, reply, end, row.name)
+
+        def leased(id: int, error: BaseException | None) -> None:
+            if error is not None:
+                finish(error)
+                return
+            run = ScheduleRun(row._replace(id=id, incarnation=topic.incarnation, partition=number))
+            try:
+                self.firing.check(run, [run.batch(0)])
+            except Exception as error:
+                finish(error)
+                return
+            self._catalog.submit(run.made_entry(), partial(self._made, run, finish))
+
+        self._leases.take(1, leased)
+
+    def _made(self, run: ScheduleRun, finish: Callable[..., None], error: BaseException | None) -> None:
+        if error is not None:
+            finish(error)
+            return
+        self._runs[run.row.name] = run
+        self.firing.put(run)
+        self._bind_if_changed(run)
+        finish(None, self._described(run), True)
+
+    def _refuse_more(self, row: ScheduleRow, known: ScheduleRun | None) -> None:
+        if known is not None:
+            raise NotAllowed(
+                f"There is another schedule {row.name} already: remove it first (tfmq schedule remove {row.name}), or"
+                " choose another name."
+            )
+        if len(self._runs) + len(self._adding) >= self._limits["schedules"]:
+            raise NotAllowed(f"The broker has {len(self._runs)} schedules, its limit (limits.schedules).")
+        size = self._book.size_bytes + sum(self._adding.values()) + row.size_bytes
+        if size > self._limits["schedules_bytes"]:
+            raise NotAllowed(
+                "All schedules together would be larger than the broker's limit (limits.schedules_bytes)."
+            )
+
+    # Looking
+
+    def list(self, request: ListSchedules, reply: Reply) -> None:
+        """One page, by name."""
+        names = sorted(name for name in self._runs if name > request.after)
+        if request.name:
+            names = [name for name in names if name == request.name]
+        page = names[: request.limit]
+        reply.ok([self._described(self._runs[name]) for name in page], len(names) > len(page))
+
+    def _described(self, run: ScheduleRun) -> dict[str, Any]:
+        firing = self.firing
+        return run.described(firing.sent(run), firing.next_of(run), firing.trouble(run))
+
+    # Changing
+
+    def pause(self, request: PauseSchedule, reply: Reply) -> None:
+        """Answered when it is forced; nothing is begun after that."""
+        self._alone(request.name, reply, partial(self._pause, request.name, reply))
+
+    def _pause(self, name: str, reply: Reply, end: End) -> None:
+        run = self._run(name)
+        if run.row.paused:
+            reply.ok(self._described(run))
+            end()
+            return
+        self._change(run, partial(self._answer, run, reply, end), paused=True)
+
+    def resume(self, request: ResumeSchedule, reply: Reply) -> None:
+        """From now on: what passed while it was paused is not missed."""
+        self._alone(request.name, reply, partial(self._resume, request.name, reply))
+
+    def _resume(self, name: str, reply: Reply, end: End) -> None:
+        run, now = self._run(name), self._clock.wall_ms()
+        answer = partial(self._answer, run, reply, end)
+        if self.firing.settled(run) > now:
+            self._anew(run, now, reply, end)
+        elif run.row.paused:
+            self._change(run, answer, paused=False, through_ms=now)
+        else:
+            answer(None)
+
+    def _anew(self, run: ScheduleRun, now: int, reply: Reply, end: End) -> None:
+        """The clock stands behind what was sent: under another id, since the places of one source only grow."""
+        name = run.row.name
+        finish = partial(self._finish, reply, end, name)
+
+        def leased(id: int, error: BaseException | None) -> None:
+            if error is not None:
+                finish(error)
+                return
+            new = ScheduleRun(run.row._replace(id=id, through_ms=now, paused=False))
+            run.changing = True
+            self._catalog.submit(new.made_entry(), partial(made, new))
+
+        def made(new: ScheduleRun, error: BaseException | None) -> None:
+            run.changing = False
+            if error is not None:
+                self.firing.plan(run)
+                finish(error)
+                return
+            self.firing.drop(run)
+            self._runs[name] = new
+            self.firing.put(new)
+            finish(None, self._described(new))
+
+        self._leases.take(1, leased)
+
+    def remove(self, request: RemoveSchedule, reply: Reply) -> None:
+        """Answers whether there was one, of that id."""
+        self._alone(request.name, reply, partial(self._remove, request, reply))
+
+    def _remove(self, request: RemoveSchedule, reply: Reply, end: End) -> None:
+        run = self._runs.get(request.name)
+        if run is None or request.id not in (0, run.row.id):
+            reply.ok(False)
+            end()
+            return
+        run.changing = True
+
+        def gone(error: BaseException | None) -> None:
+            run.changing = False
+            if error is None:
+                self.firing.drop(run)
+                del self._runs[request.name]
+            else:
+                self.firing.plan(run)
+            self._finish(reply, end, request.name, error, True)
+
+        self._catalog.submit((SCHEDULE_GONE, run.row.id), gone)
+
+    def _bind(self, run: ScheduleRun) -> None:
+        """To its topic as it is now; from now on."""
+        self._alone(run.row.name, None, partial(self._bind_alone, run))
+
+    def _bind_if_changed(self, run: ScheduleRun) -> None:
+        topic = self._topics.find(run.row.topic)
+        if topic is not None and topic.incarnation != run.row.incarnation:
+            self._bind(run)
+
+    def _bind_alone(self, run: ScheduleRun, end: End) -> None:
+        topic = self._topics.find(run.row.topic)
+        if self._runs.get(run.row.name) is not run:
+            end()
+            return
+        if topic is None or topic.incarnation == run.row.incarnation:
+            self.firing.plan(run)
+            end()
+            return
+        now = self._clock.wall_ms()
+        try:
+            number = chosen_partition(run, topic)
+        except UnknownPartition as error:
+            self.firing.leave_out(run, str(error))
+            end()
+            return
+
+        def bound(error: BaseException | None) -> None:
+            if error is not None:
+                self.firing.park(run, error)
+            else:
+                run.trouble = ""
+            end()
+
+        self._change(run, bound, incarnation=topic.incarnation, partition=number, through_ms=now)
+
+    # Inside
+
+    def _run(self, name: str) -> ScheduleRun:
+        """Raises UnknownSchedule."""
+        run = self._runs.get(name)
+        if run is None:
+            raise UnknownSchedule(f"There is no schedule {name}. Look at the list: tfmq schedule list.")
+        return run
+
+    def _change(self, run: ScheduleRun, then: Then, **changed: Any) -> None:
+        """Its state in the catalog; nothing is sent until that is forced."""
+        run.changing = True
+
+        def forced(error: BaseException | None) -> None:
+            run.changing = False
+            if error is None:
+                run.row = run.row._replace(**changed)
+            self.firing.plan(run)
+            then(error)
+
+        self._catalog.submit(run.state_entry(**changed), forced)
+
+    def _answer(self, run: ScheduleRun, reply: Reply, end: End, error: BaseException | None) -> None:
+        if error is not None:
+            reply.error(faults.client_error(error))
+        else:
+            reply.ok(self._described(run))
+        end()
+
+    def _finish(self, reply: Reply, end: End, name: str, error: BaseException | None, *fields: Any) -> None:
+        self._adding.pop(name, None)
+        if error is not None:
+            reply.error(faults.client_error(error))
+        else:
+            reply.ok(*fields)
+        end()
+
+    def _alone(self, name: str, reply: Reply | None, change: Callable[[End], None]) -> None:
+        """One change of a name at a time: `change(end)` calls `end` when it is over, or raises at once."""
+        begin = partial(self._begin, name, reply, change)
+        waiting = self._changing.get(name)
+        if waiting is not None:
+            waiting.append(begin)
+            return
+        self._changing[name] = deque()
+        begin()
+
+    def _begin(self, name: str, reply: Reply | None, change: Callable[[End], None]) -> None:
+        try:
+            change(partial(self._end, name))
+        except Exception as error:
+            self._end(name)
+            if reply is None:
+                raise
+            reply.error(faults.client_error(error))
+
+    def _end(self, name: str) -> None:
+        waiting = self._changing[name]
+        if waiting:
+            waiting.popleft()()
+        else:
+            del self._changing[name]
+
+
+def chosen_partition(run: ScheduleRun, topic: Topic) -> int:
+    """Where its messages go: as it was asked for, else by its key as producers choose, else by its name.
+
+    Raises UnknownPartition.
+    """
+    wanted, count = run.row.partition_wanted, len(topic.partitions)
+    if wanted is None:
+        text = run.row.name if run.message_key is None else run.message_key
+        return zlib.crc32(text.encode() if isinstance(text, str) else text) % count
+    if wanted >= count:
+        raise UnknownPartition(
+            f"The topic {topic.name} has {count} partitions, no number {wanted}: see tfmq topic show {topic.name}.",
+            partitions=count,
+        )
+    return wanted
