@@ -16,11 +16,11 @@ LOOKED_MAX = 400
 class Waiting:
     """One delayed message."""
 
-    number = 0
+    count = 0
 
     def __init__(self, due_ms: int, topic: str = "orders", state: str = "pending", **fields: Any) -> None:
-        Waiting.number += 1
-        self.due_ms, self.number, self.topic, self.state = due_ms, Waiting.number, topic, state
+        Waiting.count += 1
+        self.due_ms, self.number, self.topic, self.state = due_ms, Waiting.count, topic, state
         self.fields = fields
         self.instead: Waiting | None = None
 
@@ -44,19 +44,19 @@ class Waiting:
 
 
 class DelayedBroker(FakeBroker):
-    """Messages that wait are `waiting`, in any order."""
+    """Messages that wait are `rows`, in any order."""
 
     def __init__(self, *waiting: Waiting) -> None:
         super().__init__()
-        self.waiting = list(waiting)
+        self.rows = list(waiting)
         self.delay: dict[str, Any] = {}
 
     def status(self, request: commands.Status) -> Any:
-        pending = sum(each.state == "pending" for each in self.waiting)
+        pending = sum(each.state == "pending" for each in self.rows)
         return commands.StatusReply({"delay": {"pending": pending, "now_ms": NOW_MS, **self.delay}})
 
     def list_delayed(self, request: commands.ListDelayed) -> Any:
-        turns = sorted((each.due_ms, each.number, each) for each in self.waiting if each.state == "pending")
+        turns = sorted((each.due_ms, each.number, each) for each in self.rows if each.state == "pending")
         handles = [each.handle for _, _, each in turns]
         start = handles.index(request.after) + 1 if request.after else 0
         looked = [each for _, _, each in turns[start : start + LOOKED_MAX]]
@@ -94,18 +94,16 @@ class DelayedBroker(FakeBroker):
         relative = request.due & commands.DUE_RELATIVE
         due_ms = NOW_MS + (request.due & commands.DUE_MAX) if relative else request.due
         found.state, found.instead = "rescheduled", Waiting(due_ms, found.topic, **found.fields)
-        self.waiting.append(found.instead)
+        self.rows.append(found.instead)
         return commands.RescheduleDelayedReply("rescheduled", found.instead.handle)
 
     def delayed_histogram(self, request: commands.DelayedHistogram) -> Any:
         dues = [
-            each.due_ms
-            for each in self.waiting
-            if each.state == "pending" and request.topic in ("", each.topic)
+            each.due_ms for each in self.rows if each.state == "pending" and request.topic in ("", each.topic)
         ]
         edges = request.edges
         counts = [sum(low <= due < high for due in dues) for low, high in pairwise(edges)]
         return commands.DelayedHistogramReply(counts, len(dues))
 
     def _find(self, handle: str) -> Waiting | None:
-        return next((each for each in self.waiting if each.handle == handle), None)
+        return next((each for each in self.rows if each.handle == handle), None)

@@ -32,12 +32,12 @@ class Desk:
     def put(self, *after_ms: int, **fields: object) -> list[str]:
         """Messages that are due so long after now; their handles."""
         new = [Waiting(NOW_MS + each, **fields) for each in after_ms]  # type: ignore[arg-type]
-        self.broker.waiting += new
+        self.broker.rows += new
         return [each.handle for each in new]
 
     @property
     def waiting(self) -> int:
-        return sum(each.state == "pending" for each in self.broker.waiting)
+        return sum(each.state == "pending" for each in self.broker.rows)
 
     @property
     def asked(self) -> list[object]:
@@ -122,7 +122,7 @@ def test_one_is_shown_with_its_times(desk: Desk) -> None:
 def test_what_became_of_it_is_shown(desk: Desk) -> None:
     (handle,) = desk.put(SECOND)
     for state in ("delivered", "cancelled"):
-        desk.broker.waiting[0].state = state
+        desk.broker.rows[0].state = state
         ran = desk("show", handle)
         assert ran.code == 0 and state in ran.out.decode() and "in 1 s" not in ran.out.decode()
     stranger = desk("show", STRANGER)
@@ -140,7 +140,7 @@ def test_what_is_cancelled_in_time_is_told_and_what_is_not_is_code_1(desk: Desk)
     assert ran.err == f"{first}: cancelled\n{second}: cancelled\n"
     assert desk.waiting == 1
     assert desk("cancel", first).code == 0, "the first answer again"
-    desk.broker.waiting[-1].state = "delivered"
+    desk.broker.rows[-1].state = "delivered"
     ran = desk("cancel", late)
     assert (ran.code, ran.err) == (1, f"{late}: delivered: it was delivered already\n")
     ran = desk("cancel", STRANGER, "--json")
@@ -180,7 +180,7 @@ def test_one_that_cannot_be_done_does_not_keep_the_others(desk: Desk) -> None:
 def test_another_time_gives_another_handle_on_standard_output(desk: Desk) -> None:
     (handle,) = desk.put(SECOND, topic="reminders")
     ran = desk("reschedule", handle, "--delay", "1h")
-    new = desk.broker.waiting[-1]
+    new = desk.broker.rows[-1]
     assert (ran.code, ran.lines) == (0, [new.handle])
     assert NOW_MS + HOUR // 2 < new.due_ms <= NOW_MS + HOUR, "less what it took to ask"
     assert new.topic == "reminders"
@@ -188,12 +188,12 @@ def test_another_time_gives_another_handle_on_standard_output(desk: Desk) -> Non
     (row,) = desk("reschedule", new.handle, "--at", "2027-01-01T09:00+01:00", "--json").json
     assert row["before"] == new.handle and row["state"] == "rescheduled"
     assert row["due_ms"] == datetime(2027, 1, 1, 8, tzinfo=UTC).timestamp() * 1_000
-    assert row["handle"] == desk.broker.waiting[-1].handle
+    assert row["handle"] == desk.broker.rows[-1].handle
 
 
 def test_what_cannot_have_another_time_is_told_and_code_1(desk: Desk) -> None:
     (handle,) = desk.put(SECOND)
-    desk.broker.waiting[0].state = "delivered"
+    desk.broker.rows[0].state = "delivered"
     ran = desk("reschedule", handle, "--delay", "5m")
     assert (ran.code, ran.out) == (1, b"")
     assert "delivered already" in ran.err
@@ -232,7 +232,7 @@ def test_ranges_can_be_chosen(desk: Desk) -> None:
 def test_what_lies_far_out_is_told_beside_the_bars(desk: Desk) -> None:
     desk.put(*range(0, HOUR, 5 * SECOND), 1_000 * 24 * HOUR)
     ran = desk("histogram")
-    assert "1 message due from " in ran.err
+    assert "1 message later" in ran.err
     assert desk("histogram", "--json").json["behind"] == 1
 
 

@@ -12,8 +12,7 @@ from tests.cli.delayed_broker import NOW_MS, Waiting
 from tfmq.cli import delayed
 from tfmq.cli.delayed import (
     BAR_WIDTH,
-    bar_length,
-    between,
+    bar_width,
     counted_between,
     distance,
     draw,
@@ -70,9 +69,6 @@ def test_distances_read_well() -> None:
         "in 2 h 5 min",
         "3 s ago",
     ]
-    assert between(10_000, 60_000) == "in 10 s to 1 min"
-    assert between(-60_000, 0) == "1 min to 0 s ago"
-    assert between(-60_000, 60_000) == "1 min ago to in 1 min"
 
 
 def test_times_beyond_the_calendar_are_told_as_such() -> None:
@@ -100,19 +96,26 @@ def test_a_handle_says_when_it_is_due() -> None:
 
 
 def test_what_is_there_at_all_can_be_seen() -> None:
-    assert [bar_length(count, 1_000_000) for count in (0, 1, 1_000_000)] == [0, 1, BAR_WIDTH]
-    assert sliver(0, 100) == 0 and sliver(1, 10**9) == 10**9 / (8 * BAR_WIDTH) and sliver(7, 7) == 7
+    assert sliver(0, 100, BAR_WIDTH) == 0 and sliver(7, 7, BAR_WIDTH) == 7
+    for width in (10, BAR_WIDTH):
+        assert sliver(1, 10**9, width) * 8 * width == pytest.approx(10**9)
+
+
+def test_bars_have_what_the_texts_leave_of_a_line() -> None:
+    rows = [("2026-11-21 14:00:00", "in 56 min 39 s", "1,000")]
+    assert [bar_width(rows, width) for width in (40, 80, 200)] == [10, 29, BAR_WIDTH]
 
 
 def test_bars_are_drawn_with_their_times_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     draw([NOW_MS, NOW_MS + 60_000, NOW_MS + 120_000, NOW_MS + 180_000], [1_200, 0, 600], NOW_MS)
     lines = capsys.readouterr().out.splitlines()
     full, empty, half = (
-        next(line for line in lines if start in line) for start in ("0 s to", "1 min to", "2 min to")
+        next(line for line in lines if words in line) for words in ("now", "in 1 min", "in 2 min")
     )
     assert "1,200" in full and full.count("█") == BAR_WIDTH
     assert "█" not in empty and " 0" in empty
     assert half.count("█") == BAR_WIDTH // 2
+    assert moment(NOW_MS) in full
 
 
 def test_where_there_are_no_blocks_bars_are_of_plain_signs(monkeypatch: pytest.MonkeyPatch) -> None:

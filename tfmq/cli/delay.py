@@ -313,10 +313,9 @@ def summary(
     output: Output, before: int, inside: Sequence[int], behind: int, edges: Sequence[int], now_ms: int
 ) -> None:
     """What the bars do not show."""
-    output.say(f"{counted(sum(inside), 'message')} in these ranges")
+    last = f"{moment(edges[-1])} ({distance(edges[-1] - now_ms)})"
+    output.say(f"{counted(sum(inside), 'message')} in these ranges, the last of which ends at {last}")
     if before:
-        output.say(f"{counted(before, 'message')} due before {moment(edges[0])}")
+        output.say(f"{counted(before, 'message')} earlier")
     if behind:
-        output.say(
-            f"{counted(behind, 'message')} due from {moment(edges[-1])} on ({distance(edges[-1] - now_ms)})"
-        )
+        output.say(f"{counted(behind, 'message')} later")

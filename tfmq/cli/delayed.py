@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,7 +22,11 @@ COLUMNS: Final = ("due", "in", "topic", "partition", "key", "tag", "size", "hand
 PAGE: Final = 1_000
 WIDE: Final = LENGTH + 61
 """Columns of a terminal in which a row has room with its handle in one piece, so that it can be copied."""
+HEADINGS: Final = ("due from", "", "messages")
+BAR_WIDTH_MIN: Final = 10
 BAR_WIDTH: Final = 40
+BETWEEN_COLUMNS: Final = 10
+"""Letters that a table takes itself."""
 KEY_SHOWN: Final = 40
 """Letters; a key may have 64 KiB."""
 
@@ -177,15 +182,6 @@ def distance(ms: int) -> str:
     return f"in {age_text(ms / 1_000)}" if ms > 0 else f"{age_text(-ms / 1_000)} ago"
 
 
-def between(low_ms: int, high_ms: int) -> str:
-    """A range as distances from now: '10 s to 1 min'."""
-    if high_ms <= 0:
-        return f"{age_text(-low_ms / 1_000)} to {age_text(-high_ms / 1_000)} ago"
-    if low_ms < 0:
-        return f"{age_text(-low_ms / 1_000)} ago to in {age_text(high_ms / 1_000)}"
-    return f"in {age_text(low_ms / 1_000)} to {age_text(high_ms / 1_000)}"
-
-
 # Bars
 
 
@@ -197,25 +193,31 @@ def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
     from rich.table import Table
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
-    plain = console.options.ascii_only
+    exact = min(high - low for low, high in pairwise(edges)) < 1_000
+    texts = zip(edges, counts, strict=False)
+    rows = [(moment(low, exact), distance(low - now_ms), f"{count:,}") for low, count in texts]
+    most, width = max(counts, default=0), bar_width(rows, console.width)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("due from", no_wrap=True)
+    for heading, size in zip(HEADINGS, text_widths(rows), strict=True):
+        table.add_column(heading, justify="right" if heading == "messages" else "left", min_width=size)
     table.add_column("", no_wrap=True)
-    table.add_column("messages", justify="right", no_wrap=True)
-    table.add_column("", min_width=BAR_WIDTH // 4, max_width=BAR_WIDTH, ratio=1)
-    exact = any(edge % 1_000 for edge in edges[:-1])
-    most = max(counts, default=0)
-    for low, high, count in zip(edges, edges[1:], counts, strict=False):
-        bar = "#" * bar_length(count, most) if plain else Bar(most, 0, sliver(count, most), width=BAR_WIDTH)
-        table.add_row(moment(low, exact), between(low - now_ms, high - now_ms), f"{count:,}", bar)
+    for row, count in zip(rows, counts, strict=True):
+        end = sliver(count, most, width)
+        plain = "#" * ceil(end * width / most) if count else ""
+        table.add_row(*row, plain if console.options.ascii_only else Bar(most, 0, end, width=width))
     console.print(table)
 
 
-def bar_length(count: int, most: int) -> int:
-    """In letters; what is there at all can be seen."""
-    return max(1, round(count * BAR_WIDTH / most)) if count else 0
+def text_widths(rows: Sequence[tuple[str, str, str]]) -> list[int]:
+    """Letters of the longest text of each column."""
+    return [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
 
 
-def sliver(count: int, most: int) -> float:
-    """A bar's end; what is there at all has an eighth of a letter."""
-    return max(count, most / (8 * BAR_WIDTH)) if count else 0
+def bar_width(rows: Sequence[tuple[str, str, str]], terminal: int) -> int:
+    """What the texts leave of a line."""
+    return max(BAR_WIDTH_MIN, min(BAR_WIDTH, terminal - sum(text_widths(rows)) - BETWEEN_COLUMNS))
+
+
+def sliver(count: int, most: int, width: int) -> float:
+    """A bar's end; what is there at all has an eighth of a letter, and can be seen."""
+    return max(count, most / (8 * width)) if count else 0

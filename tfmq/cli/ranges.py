@@ -57,10 +57,18 @@ def sensible_edges(ask: Ask, now: int, first: int = 0, end: int = TOP) -> list[i
     even = even_edges(low, high, step, first, end)
     counts = ask(even)
     if len(counts) > 2 and max(counts) > HEAP * sum(counts):
-        growing = within([now + each for each in LADDER], low, high)
+        growing = ladder(now, low, high, first, end)
         if heaviest(growing, ask(growing)) < step:
             return growing
     return even
+
+
+def ladder(now: int, low: int, high: int, first: int, end: int) -> list[int]:
+    """Edges that lie the farther from each other the farther they are from now, around `low` and `high`."""
+    steps = [now + each for each in LADDER]
+    lowest = max((each for each in steps if each <= low), default=low)
+    highest = min((each for each in steps if each >= high), default=high)
+    return within(steps, max(first, lowest), min(end, highest))
 
 
 def heaviest(edges: Sequence[int], counts: Sequence[int]) -> int:
