@@ -10,7 +10,7 @@ import pytest
 import tfmq
 from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
 from tfmq import admin, aio, consumer, producer
-from tfmq.errors import Busy, Closed, ConnectionFailed, DeliveryFailed, DiskFull, NotAllowed, NotSupported
+from tfmq.errors import Busy, Closed, ConnectionFailed, DeliveryFailed, DiskFull, NotAllowed
 from tfmq.message import Message
 from tfmq.protocol.commands import Produce
 
@@ -162,11 +162,18 @@ def test_flush_and_close_tell_what_nobody_saw() -> None:
     play(story)
 
 
-def test_what_a_later_release_does() -> None:
+def test_what_is_delayed_is_cancelled_and_rescheduled() -> None:
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
-        with pytest.raises(NotSupported):
-            await made.send("orders", b"x", delay=1)
-        assert made.stats()["messages"] == 0
+        result = await made.send("orders", b"x", delay=60)
+        nowait = await made.send_nowait("orders", b"y", deliver_at=2_000_000_000)
+        assert broker.delayed_payloads() == [b"x", b"y"] and result.offset is nowait.offset is None
+        moved = await made.reschedule(result.delayed, 5)
+        assert (moved.state, await made.cancel(moved.handle or "")) == ("rescheduled", "cancelled")
+        (entry,) = await made.send_many("orders", [b"1", b"2"], delay=1)
+        assert [await made.cancel(each) for each in entry.delayed] == ["cancelled"] * 2
+        with pytest.raises(TypeError):
+            await made.send("orders", b"x", delay=1, deliver_at=1)
+        assert broker.delayed_payloads() == [b"y"]
 
     play(story)
 

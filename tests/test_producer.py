@@ -5,11 +5,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import tfmq
 from tests.client.fake_broker import CUT, HOLD, LOSE, FakeBroker, listening
+from tests.client.fake_delays import NOW_MS
 from tests.scale import scaled
 from tfmq.client.batch import Delivery
 from tfmq.errors import (
@@ -21,12 +23,12 @@ from tfmq.errors import (
     DiskFull,
     MessageTooLarge,
     NotAllowed,
-    NotSupported,
     TimedOut,
 )
 from tfmq.message import Message
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Produce
+from tfmq.protocol.handles import parse_handle
 
 SECONDS = 20.0
 
@@ -229,10 +231,65 @@ def test_a_result_may_be_waited_for_in_turns(producer: Producer, broker: FakeBro
     assert delivery.result(SECONDS).offset
 
 
-@pytest.mark.parametrize("arguments", [{"delay": 5}, {"deliver_at": 0.0}])
-def test_what_a_later_release_does(producer: Producer, arguments: dict[str, float]) -> None:
-    with pytest.raises(NotSupported, match="later release"):
-        producer.send("orders", b"x", **arguments)  # type: ignore[arg-type]
+def test_a_delayed_message_has_a_handle_to_cancel_and_to_reschedule_it_by(
+    producer: Producer, broker: FakeBroker
+) -> None:
+    result = producer.send("orders", "x", key="42", delay=timedelta(minutes=30)).result(SECONDS)
+    assert result.offset is None and 0 <= NOW_MS + 1_800_000 - parse_handle(result.delayed).due < 10_000
+    moved = producer.reschedule(result.delayed, deliver_at=datetime(2030, 1, 1, tzinfo=UTC))
+    assert moved.state == "rescheduled" and moved.handle == broker.waiting[0].handle
+    assert producer.cancel(moved.handle) == "cancelled" and producer.cancel(moved.handle) == "cancelled"
+    assert producer.reschedule(moved.handle, 5).state == "cancelled" and not broker.waiting
+
+
+def test_many_may_be_delayed_together_and_each_may_have_its_own_time(
+    producer: Producer, broker: FakeBroker
+) -> None:
+    (entry,) = producer.send_many("orders", [b"a", "b", b"c"], delay=5).result(SECONDS)
+    assert entry.offset is None and [parse_handle(each).number for each in entry.delayed] == [0, 1, 2]
+    mixed = [Message(b"own", delay=60), b"common", Message("at", deliver_at=1_900_000_000)]
+    producer.send_many("orders", mixed, delay=5).result(SECONDS)
+    assert broker.delayed_payloads() == [b"a", b"b", b"c", b"own", b"common", b"at"]
+    dues = [each.due - NOW_MS for each in broker.waiting]
+    for due, wanted in zip(dues, [5000, 5000, 5000, 60_000, 5000, 1_900_000_000_000 - NOW_MS], strict=True):
+        assert wanted - 1000 < due <= wanted
+    producer.send_many("orders", [b"now", Message("then", delay=1)]).result(SECONDS)
+    assert broker.payloads("orders") == [b"now"] and broker.delayed_payloads()[-1] == b"then"
+
+
+def test_a_time_that_is_none_is_refused_before_anything_is_sent(
+    producer: Producer, broker: FakeBroker
+) -> None:
+    naive = datetime(2030, 1, 1)
+    for wrong in ({"delay": "5s"}, {"deliver_at": naive}, {"delay": 5, "deliver_at": 5}):
+        with pytest.raises(TypeError):
+            producer.send("orders", b"x", **wrong)
+        with pytest.raises(TypeError):
+            producer.send_many("orders", [b"x"], **wrong)
+        with pytest.raises(TypeError):
+            producer.send("orders", Message(b"x", **wrong))
+    with pytest.raises(TypeError, match="not beside it"):
+        producer.send("orders", Message(b"x"), delay=5)
+    with pytest.raises(BadRequest):
+        producer.send("orders", b"x", delay=1e300)
+    with pytest.raises(BadRequest, match="no handle"):
+        producer.cancel("order-42")
+    assert not broker.requests
+
+
+def test_delayed_messages_count_for_flush_and_for_back_pressure(servers: str, broker: FakeBroker) -> None:
+    broker.plan(Produce, DiskFull())
+    with Producer(servers, linger_ms=60_000) as made:
+        made.send("orders", b"x", delay=5)
+        with pytest.raises(DeliveryFailed, match="1 messages"):
+            made.flush(SECONDS)
+    broker.plan(Produce, *[HOLD] * 10)
+    full = Producer(servers, buffer_bytes=2000, batch_bytes=500, timeout=0.2)
+    with pytest.raises(Busy):
+        for _ in range(50):
+            full.send("orders", b"x" * 400, delay=5)
+    with pytest.raises(DeliveryFailed):
+        full.close(0.1)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any
 
 from journal.header import records_of, split_body
 from journal.record import verify_batch
+from tests.client.fake_delays import FakeDelays
 from tests.client.fake_transactions import FakeTransactions
 from tfmq.errors import (
     BadFrame,
@@ -52,11 +53,12 @@ class Stored:
         return found
 
 
-class FakeBroker(FakeTransactions):
+class FakeBroker(FakeTransactions, FakeDelays):
     """Topics by name with a number of partitions; everything else is made as it is asked for."""
 
     def __init__(self, partitions: int = 1, limits: dict[str, int] | None = None) -> None:
-        super().__init__()
+        FakeTransactions.__init__(self)
+        FakeDelays.__init__(self)
         self.partitions = partitions
         self.limits = limits or {}
         self.incarnations: dict[str, int] = {}
@@ -117,6 +119,9 @@ class FakeBroker(FakeTransactions):
     def produce(self, request: commands.Produce, body: bytes) -> Any:
         if request.transaction is not None:
             return self.produce_inside(request, body)
+        if request.due is not None:
+            return self.produce_delayed(request, body)
+        assert request.producer_id not in self.delayed_streams, "an id of delayed messages in a partition"
         self._check_topic(request.topic, request.incarnation)
         verify_batch(
             body, request.blocks, request.producer_id, request.sequence, request.count, verify="records"
@@ -146,11 +151,15 @@ class FakeBroker(FakeTransactions):
         )
 
     def succeed_producer(self, request: commands.SucceedProducer) -> Any:
-        self._check_topic(request.topic, request.incarnation)
+        if request.topic:
+            self._check_topic(request.topic, request.incarnation)
         if request.producer_id not in self.closed_ids:
             self.closed_ids[request.producer_id] = self.next_id
             self.next_id += 1
-        last = self.streams.get((request.topic, request.partition, request.producer_id), 0) - 1
+        if request.topic:
+            last = self.streams.get((request.topic, request.partition, request.producer_id), 0) - 1
+        else:
+            last = self.delayed_streams.get(request.producer_id, 0) - 1
         return commands.SucceedProducerReply(self.closed_ids[request.producer_id], last, 2)
 
     def _check_topic(self, topic: str, incarnation: int) -> None:

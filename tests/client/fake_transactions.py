@@ -160,7 +160,7 @@ class FakeTransactions:
             try:
                 for row in request.batches:
                     fields = (request.producer_id, row.sequence, row.count, commands.ACKS_SYNCED, row.blocks)
-                    piece = commands.Produce(row.topic, row.incarnation, row.partition, *fields)
+                    piece = commands.Produce(row.topic, row.incarnation, row.partition, *fields, row.due)
                     self._take(found, piece, body[position : position + row.size])
                     position += row.size
                 assert position == len(body)
@@ -244,6 +244,10 @@ class FakeTransactions:
     def _end(self, found: FakeTransaction, commit: bool) -> None:
         found.state = "committed" if commit else "rolled_back"
         for piece in found.pieces if commit else ():
+            if piece.request.due is not None:
+                self.arrive(piece.request, piece.body)  # type: ignore[attr-defined]
+                found.placed.append(-1)
+                continue
             found.placed.append(self._append(piece.request, piece.body).offset)  # type: ignore[attr-defined]
         for row in found.offsets if commit else ():
             self.group_offsets[row.group] += row.offsets

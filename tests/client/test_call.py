@@ -3,7 +3,7 @@
 import pytest
 
 from tfmq.client.call import Call, reply_error
-from tfmq.errors import Damaged, TfmqError, to_wire
+from tfmq.errors import NOT_DONE, UNKNOWN, Damaged, TfmqError, to_wire
 from tfmq.protocol.commands import Ping
 
 
@@ -30,3 +30,11 @@ def test_an_error_reply_becomes_its_error() -> None:
 def test_one_that_is_not_well_formed_is_told_as_it_came(header: list[object]) -> None:
     error = reply_error(header)
     assert error.outcome == "unknown" and error.number == -header[0]  # type: ignore[operator]
+
+
+def test_one_that_is_late_may_have_happened_only_if_it_was_sent() -> None:
+    call = Call(Ping(), (), correlation=1)
+    assert call.late("broker:1").outcome == NOT_DONE
+    call.sent = True
+    late = call.late("broker:1")
+    assert late.outcome == UNKNOWN and "broker:1 did not answer PING in time" in str(late)

@@ -141,4 +141,4 @@ def test_messages_that_were_sent_together_take_no_more_room_than_one() -> None:
     for _ in range(1000):
         dues.add(Given(DUE_RELATIVE | 5, 100.0))
     dues.add(Given(DUE_RELATIVE | 5, 100.0), 100_000)
-    assert len(dues._runs) == 1 and len(dues.packed(100.0)) == 8 * 101_000
+    assert dues.runs == 1 and len(dues.packed(100.0)) == 8 * 101_000

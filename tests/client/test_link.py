@@ -82,6 +82,20 @@ def test_what_goes_out_again_keeps_its_order(rig: Rig) -> None:
     assert asked == ["a", "b", "c", "a", "b", "c", "d"]
 
 
+def test_a_request_that_passes_with_time_is_made_anew_each_time_it_goes_out(rig: Rig) -> None:
+    rig.broker.plan(Metadata, CUT, CUT)
+    times = iter(("a", "b", "c", "d"))
+    call = rig.link.call(Metadata(["first"]), renew=lambda request: request._replace(topics=[next(times)]))
+    rig.exchange()
+    rig.advance(5)
+    assert call.done and call.error is None
+    assert [each.topics for each in rig.broker.requests if isinstance(each, Metadata)] == [
+        ["a"],
+        ["b"],
+        ["c"],
+    ]
+
+
 def test_a_call_that_must_not_be_repeated_fails_with_an_unknown_outcome(rig: Rig) -> None:
     rig.broker.plan(Ping, CUT)
     call = rig.link.call(Ping(), repeat=False)

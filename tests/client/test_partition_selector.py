@@ -5,8 +5,16 @@ import sys
 
 import pytest
 
-from tfmq.client.partition_selector import KeyHash, PartitionSelector, Random, RoundRobin, find_selector
-from tfmq.errors import BadRequest, StorageStopped
+from tfmq.client.cluster import Topic
+from tfmq.client.partition_selector import (
+    KeyHash,
+    PartitionSelector,
+    Random,
+    RoundRobin,
+    choose_partition,
+    find_selector,
+)
+from tfmq.errors import BadRequest, StorageStopped, UnknownPartition
 from tfmq.message import Message, Partition
 
 FIVE = tuple(Partition("orders", number) for number in range(5))
@@ -79,3 +87,23 @@ def test_selectors_are_found_by_name_and_taken_as_they_are() -> None:
         find_selector(object())  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         PartitionSelector()  # type: ignore[abstract]
+
+
+def test_a_partition_that_is_named_is_taken_and_one_that_is_not_there_refused() -> None:
+    topic = Topic("orders", 7, tuple(Partition("orders", number) for number in range(3)), {})
+    assert choose_partition(KeyHash(), topic, Message(b"x", partition=2)) == 2
+    for wrong in (-1, 3):
+        with pytest.raises(UnknownPartition, match="partitions 0 to 2"):
+            choose_partition(KeyHash(), topic, Message(b"x", partition=wrong))
+
+
+def test_a_selector_is_asked_only_where_there_is_a_choice() -> None:
+    class Never(PartitionSelector):
+        def get_partition(self, topic, partitions, message):  # type: ignore[no-untyped-def]
+            raise AssertionError("nothing to choose")
+
+    topic = Topic("orders", 7, (Partition("orders", 0),), {})
+    assert choose_partition(Never(), topic, Message(b"x", "k")) == 0
+    two = topic._replace(partitions=(Partition("orders", 0), Partition("orders", 1)))
+    chosen = [choose_partition(RoundRobin(), two, Message(b"x")) for _ in range(2)]
+    assert chosen == [0, 0], "each selector counts for itself"

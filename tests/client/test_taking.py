@@ -2,7 +2,9 @@
 
 import pytest
 
-from tfmq.client.taking import CHUNK_COUNT, CHUNK_COUNT_MAX, Taking, cut
+from tfmq.client.dues import AT_ONCE, When
+from tfmq.client.taking import CHUNK_COUNT, CHUNK_COUNT_MAX, Taking, cut, in_time
+from tfmq.message import Message
 
 
 def chunks(taking: Taking) -> list[list[object]]:
@@ -47,3 +49,11 @@ def test_batches_end_behind_the_last_payload_that_fits() -> None:
     assert cut([10, 10, 10], 100, 5) == [3]
     assert cut([10, 10, 10], 30, 5) == [2, 3]
     assert cut([100, 1, 1, 100], 30, 5) == [1, 3, 4]
+
+
+def test_each_has_the_time_of_all_unless_it_has_its_own() -> None:
+    assert in_time(b"x", AT_ONCE) == Message(b"x") == in_time(Message(b"x"), When(None, None))
+    assert in_time(b"x", When(5)) == Message(b"x", delay=5)
+    assert in_time(Message(b"x", "k"), When(None, 7)) == Message(b"x", "k", deliver_at=7)
+    for own in (Message(b"x", delay=1), Message(b"x", deliver_at=2)):
+        assert in_time(own, When(5)) is own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW, FakeBroker
+from tests.client.fake_delays import NOW_MS
 from tests.client.transaction_rig import MEGABYTE, TransactionRig, large
 from tfmq.client.transaction_pipeline import BUFFER_BYTES
 from tfmq.errors import (
@@ -735,3 +736,49 @@ def test_one_whose_time_was_over_while_it_grew_says_so(rig: TransactionRig) -> N
         rig.send_many(tx, large())
         rig.commit(tx)
     assert caught.value.outcome == NOT_DONE and rig.rollback(tx) == "rolled_back"
+
+
+@pytest.mark.parametrize("xid", [None, "named"])
+def test_delayed_messages_of_a_transaction_begin_to_wait_with_its_commit(
+    rig: TransactionRig, xid: str | None
+) -> None:
+    transaction = rig.begin(xid)
+    delayed = rig.send(transaction, b"later", delay=30)
+    at = rig.send(transaction, b"at", deliver_at=2_000_000_000)
+    plain = rig.send(transaction, b"now")
+    rig.time += 500
+    assert not rig.broker.waiting
+    rig.commit(transaction)
+    assert rig.broker.payloads("orders") == [b"now"] and rig.broker.delayed_payloads() == [b"later", b"at"]
+    assert [each.due for each in rig.broker.waiting] == [NOW_MS + 30_000, 2_000_000_000_000]
+    assert plain.result().offset == 0
+    for delivery in (delayed, at):
+        result = delivery.result()
+        assert (result.offset, result.delayed, result.durability) == (None, None, "synced")
+
+
+def test_nothing_waits_of_one_that_is_rolled_back(rig: TransactionRig) -> None:
+    for xid in (None, "named"):
+        transaction = rig.begin(xid)
+        rig.send(transaction, b"never", delay=30)
+        rig.rollback(transaction)
+    assert not rig.broker.waiting
+
+
+def test_plain_delayed_and_transactional_sends_mixed_never_trip_the_sequence_rule(
+    rig: TransactionRig,
+) -> None:
+    rig.broker.plan(Produce, None, LOSE, None, Busy(), LOSE)
+    rig.broker.plan(Transact, None, LOSE, Busy())
+    deliveries = []
+    for number in range(30):
+        delay = 10 if number % 3 else None
+        transaction = rig.begin(f"x{number}" if number % 4 == 0 else None)
+        deliveries.append(rig.send(transaction, b"t%02d" % number, delay=delay))
+        message = rig.core.message("orders", b"p%02d" % number, delay=delay)
+        deliveries.append(rig.run(rig.core.sending("orders", message, rig.core.payload(message))))
+        rig.commit(transaction)
+    rig.run(rig.core.flushing(30.0))
+    assert all(each.error() is None for each in deliveries)
+    found = sorted(rig.broker.payloads("orders") + rig.broker.delayed_payloads())
+    assert found == sorted(b"%c%02d" % (kind, number) for number in range(30) for kind in b"pt")

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tfmq.client.batch import Batch, Delivery
+from tfmq.client.dues import Dues, Given
 from tfmq.client.transaction_batch import TransactionBatch
-from tfmq.protocol.commands import ACKS_SYNCED
+from tfmq.protocol.commands import ACKS_SYNCED, DUE_RELATIVE
 
 
 class Teller:
@@ -69,3 +70,13 @@ def test_who_wants_to_be_told_need_not_hold_it() -> None:
     assert len(teller.called) == 1
     Delivery((batch, 0)).add_callback(lambda done: None)
     assert teller.kept == [batch] and len(teller.called) == 2
+
+
+def test_dues_go_as_they_were_given_and_are_let_go_with_the_bytes() -> None:
+    batch = filled([b"x", b"y"])
+    assert batch.due is None
+    batch.dues = Dues()
+    batch.dues.add(Given(DUE_RELATIVE | 5, 0.0), 2)
+    assert batch.due == (DUE_RELATIVE | 5).to_bytes(8, "big") * 2
+    batch.journalled()
+    assert batch.due is None

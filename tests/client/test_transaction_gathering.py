@@ -4,10 +4,13 @@ import pytest
 
 from tests.client.fake_broker import FakeBroker
 from tests.client.transaction_rig import TransactionRig
+from tfmq.client.dues import When
 from tfmq.client.transaction import TransactionCore
 from tfmq.client.transaction_gathering import BATCH_BYTES, LOOK_BYTES, Gathering
 from tfmq.errors import MessageTooLarge, UnknownPartition
-from tfmq.protocol.commands import Metadata
+from tfmq.message import Message
+from tfmq.protocol.commands import DUE_RELATIVE, Metadata
+from tfmq.protocol.handles import read_dues
 
 
 @pytest.fixture
@@ -111,3 +114,37 @@ def test_wrong_messages_are_refused_and_leave_nothing(rig: TransactionRig, tx: T
     with pytest.raises(MessageTooLarge):
         rig.send_many(tx, [bytes(9 << 20)])
     assert tx.gathering.empty and rig.commit(tx) == "read_only"
+
+
+def test_delayed_messages_gather_apart_with_their_times(rig: TransactionRig, tx: TransactionCore) -> None:
+    now = rig.send(tx, b"now", partition=0)
+    timed = [rig.send(tx, b"%d" % n, partition=0, delay=n) for n in (5, 6)]
+    at = rig.send(tx, b"at", key="k", partition=0, deliver_at=7)
+    batches = tx.gathering.take_all()
+    assert [batch.payloads for batch in batches] == [[b"now"], [b"5", b"6", b"at"]]
+    assert timed[0][0] is timed[1][0] is at[0] is not now[0]
+    assert batches[0].due is None
+    assert list(read_dues(batches[1].due or b"")) == [DUE_RELATIVE | 5000, DUE_RELATIVE | 6000, 7000]
+
+
+def test_many_delayed_payloads_share_their_open_batch_while_they_fit(
+    rig: TransactionRig, tx: TransactionCore
+) -> None:
+    rig.send(tx, b"plain")
+    rig.run(tx.sending_many("orders", [b"a", b"b"], When(30)))
+    rig.send(tx, b"c", delay=40)
+    rig.run(tx.sending_many("orders", [Message(b"d", delay=50), b"e"], When(None, 60)))
+    plain, delayed = tx.gathering.take_all()
+    assert (plain.payloads, delayed.payloads) == ([b"plain"], [b"a", b"b", b"c", b"d", b"e"])
+    seconds = [due - DUE_RELATIVE if due >= DUE_RELATIVE else due for due in read_dues(delayed.due or b"")]
+    assert seconds == [30_000, 30_000, 40_000, 50_000, 60_000]
+
+
+def test_full_delayed_batches_are_closed_and_counted_as_others(
+    rig: TransactionRig, tx: TransactionCore
+) -> None:
+    for number in range(600):
+        rig.send(tx, b"%03d" % number + bytes(1000), delay=number)
+    full = tx.gathering.take_full()
+    assert full and all(len(batch.due or b"") == 8 * batch.count for batch in full)
+    assert tx.gathering.outgrew(1000) and not tx.gathering.shared

@@ -40,6 +40,10 @@ class DelayedBatch(Batch):
             if len(dues) == self.count:
                 self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
 
+    def _finish(self) -> None:
+        super()._finish()
+        self.dues = Dues()
+
     def result_of(self, index: int, count: int = 1) -> SendResult:
         return self._with(super().result_of(index, count), self.handles and self.handles[index])
 

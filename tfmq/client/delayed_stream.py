@@ -75,8 +75,10 @@ class DelayedStream(Stream):
     def _call(self, batch: Batch, seconds: float, wants_reply: bool) -> Call:
         delayed, sender = cast(DelayedBatch, batch), self._sender
 
+        dues = delayed.dues
+
         def renew(request: Produce) -> Produce:
-            return request._replace(due=delayed.dues.packed(sender.now()))
+            return request._replace(due=dues.packed(sender.now()))
 
         assert delayed.home is not None and delayed.encoded is not None, "placed and numbered"
         return sender.link.call(

@@ -62,6 +62,7 @@ class TransactionBatch(Batch):
         if encoded is not None:
             ends = None if encoded.ends is None else array("I", encoded.ends[: self.first_count])
             self.encoded = Encoded(bytearray(), [], encoded.record_size, ends)
+        self.dues = None
 
     def offset_of(self, index: int) -> int | None:
         """None behind the first block, and where the commit did not tell."""
