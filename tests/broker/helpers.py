@@ -23,6 +23,8 @@ from tfmq.broker.engine import Engine
 from tfmq.config import Config, load
 from tfmq.errors import TfmqError
 from tfmq.protocol import commands
+from tfmq.protocol.handles import Handles, read_dues
+from tfmq.protocol.rows import DUE_BYTES
 
 DATA = "/data"
 
@@ -269,7 +271,61 @@ class Broker:
         return self.ask(request, data, session, turn=turn)
 
     def succeed(self, producer_id: int, topic: str = "orders", partition: int = 0) -> Answer:
-        return self.ask(commands.SucceedProducer(topic, self.incarnation(topic), partition, producer_id))
+        incarnation = self.incarnation(topic) if topic else 0
+        return self.ask(commands.SucceedProducer(topic, incarnation, partition, producer_id))
+
+    # Delayed messages
+
+    def delay(
+        self,
+        producer_id: int,
+        sequence: int,
+        payloads: Sequence[bytes] = (b"later",),
+        *,
+        due: bytes | None = None,
+        topic: str = "orders",
+        partition: int = 0,
+        acks: int = commands.ACKS_SYNCED,
+        incarnation: int | None = None,
+        session: Session | None = None,
+        turn: bool = True,
+    ) -> Answer:
+        """A delayed PRODUCE; `due` from `after` or `at`, of one message or of all of them; a second if not said."""
+        wire = after(1000) if due is None else due
+        request = commands.Produce(
+            topic,
+            self.incarnation(topic) if incarnation is None else incarnation,
+            partition,
+            producer_id,
+            sequence,
+            len(payloads),
+            acks,
+            [],
+            wire * len(payloads) if len(wire) == DUE_BYTES else wire,
+        )
+        return self.ask(request, batch(producer_id, sequence, payloads), session, turn=turn)
+
+    def cancel_delayed(self, handle: str, *, turn: bool = True) -> Answer:
+        return self.ask(commands.CancelDelayed(handle), turn=turn)
+
+    def reschedule(self, handle: str, due: bytes, *, turn: bool = True) -> Answer:
+        return self.ask(commands.RescheduleDelayed(handle, int.from_bytes(due, "big")), turn=turn)
+
+    def delayed(self, topic: str = "", **fields: Any) -> list[dict[str, Any]]:
+        """One page of those that wait."""
+        answer = self.ask(commands.ListDelayed(topic, **fields))
+        self.work()
+        return list(answer.delayed)
+
+    def describe_delayed(self, handle: str) -> dict[str, Any]:
+        answer = self.ask(commands.DescribeDelayed(handle))
+        self.work()
+        return dict(answer.description)
+
+    @property
+    def arrivals(self) -> Any:
+        """The log where delayed messages arrive."""
+        return self.engine.house.delay.partition.log
 
     def fetch(self, offset: int = 0, *, topic: str = "orders", partition: int = 0, **fields: Any) -> Answer:
         session = fields.pop("session", None)
@@ -342,9 +398,10 @@ class Broker:
         topic: str = "orders",
         partition: int = 0,
         sequence: int | None = None,
+        due: bytes | None = None,
         turn: bool = True,
     ) -> Answer:
-        """A PRODUCE inside the transaction that `began`."""
+        """A PRODUCE inside the transaction that `began`; with `due` (of one message or of all) a delayed one."""
         first = stream.take(len(payloads)) if sequence is None else sequence
         request = commands.Produce(
             topic,
@@ -355,7 +412,7 @@ class Broker:
             len(payloads),
             commands.ACKS_WRITTEN,
             [],
-            None,
+            due * len(payloads) if due is not None and len(due) == DUE_BYTES else due,
             began.epoch,
         )
         return self.ask(request, batch(stream.id, first, payloads), turn=turn)
@@ -387,27 +444,34 @@ class Broker:
     def transact(
         self,
         stream: Stream,
-        batches: Sequence[tuple[str, int, Sequence[bytes]]],
+        batches: Sequence[Any],
         offsets: Sequence[Any] = (),
         *,
         session: Session | None = None,
         turn: bool = True,
     ) -> Answer:
-        """A whole transaction; `batches` are (topic, partition, payloads)."""
+        """A whole transaction; `batches` are (topic, partition, payloads), and for delayed ones the due of each."""
         request, body = self.transaction(stream, batches, offsets)
         return self.ask(request, body, session, turn=turn)
 
     def transaction(
-        self, stream: Stream, batches: Sequence[tuple[str, int, Sequence[bytes]]], offsets: Sequence[Any] = ()
+        self, stream: Stream, batches: Sequence[Any], offsets: Sequence[Any] = ()
     ) -> tuple[commands.Transact, bytes]:
         """The request of `transact`, to be repeated as it is."""
         rows, body = [], b""
-        for topic, partition, payloads in batches:
+        for topic, partition, payloads, *due in batches:
             first = stream.take(len(payloads))
             data = batch(stream.id, first, payloads)
             rows.append(
                 commands.TransactionBatch(
-                    topic, self.incarnation(topic), partition, first, len(payloads), len(data), []
+                    topic,
+                    self.incarnation(topic),
+                    partition,
+                    first,
+                    len(payloads),
+                    len(data),
+                    [],
+                    due[0] * len(payloads) if due else None,
                 )
             )
             body += data
@@ -440,6 +504,22 @@ def batch(producer_id: int, sequence: int, payloads: Sequence[bytes], tag: str =
         make_record(payload, make_id(producer_id, sequence + index), tag_flag(tag))
         for index, payload in enumerate(payloads)
     )
+
+
+def after(ms: int) -> bytes:
+    """The due of a message that waits so long."""
+    return (commands.DUE_RELATIVE | ms).to_bytes(DUE_BYTES, "big")
+
+
+def at(ms: int) -> bytes:
+    """The due of a message for that time of the wall clock."""
+    return ms.to_bytes(DUE_BYTES, "big")
+
+
+def handles(answer: Answer) -> list[str]:
+    """Of the messages of a delayed send."""
+    store_id, log_id, first, dues = answer.delayed
+    return list(Handles(store_id, log_id, first, read_dues(dues)))
 
 
 def payloads_of(answer: Answer, offset: int = 0) -> list[bytes]:

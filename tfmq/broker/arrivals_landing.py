@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from journal.log import Log
 from journal.shapes import PLAIN, Appended, Batch
-from tfmq.broker.delayed_send import require_apart
 from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.work import Staged
 from tfmq.broker.writes import Writes
@@ -81,7 +80,6 @@ class HouseWork:
         self.alone = any(batch.producer_id != PRODUCER_ID for batch in batches)
 
     def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
-        require_apart(partition, staged, self._batches[0])
         return self._batches
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:

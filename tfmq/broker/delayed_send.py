@@ -13,7 +13,6 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
-from journal.control import holds_control_header
 from journal.header import HEADER_SIZE, LENGTH
 from journal.shapes import Appended, Batch, Buffer
 from tfmq.broker import faults
@@ -21,10 +20,10 @@ from tfmq.broker.caller import Body, Reply, Session
 from tfmq.broker.effect_work import EffectWork
 from tfmq.broker.partition import Partition
 from tfmq.broker.producers import Answer, Repeat
-from tfmq.broker.work import NotYet, Staged, tail_of
+from tfmq.broker.work import Staged
 from tfmq.broker.writes import Send, Writes
 from tfmq.delay import note as notes
-from tfmq.delay.arrivals import batches_of, note_batch, note_before
+from tfmq.delay.arrivals import batches_of, note_before
 from tfmq.delay.dues import (
     ABSOLUTE_FLAG,
     DUE_MAX,
@@ -46,9 +45,8 @@ NOTE_BYTES: Final = 512
 """What a note has beside its due times, at most: its record's header, its own, and a topic's name."""
 DUE_WORDS: Final = 2
 """A due time has a word on the wire, and another one in the note."""
-SEPARATOR: Final = note_batch(notes.cancel(notes.Turns(array("Q", (0,)), array("Q", (0,)))))
-"""Says nothing, as no message is due in 1970. It stands between a batch that ends like half a control record, and a
-note that would be the other half."""
+BATCHES_OF_ONE: Final = 2
+"""The note, and the records."""
 
 _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 """From the first byte of a word to its message's flag."""
@@ -105,7 +103,6 @@ class DelayedSend(Send):
         dues = effective(request.due or b"", request.count, queue.now_ms(), queue.wall_ms())
         note = notes.arrival(self._log_id, request.topic, dues, len(data))
         batches = batches_of(note, data, blocks, *stream)
-        require_apart(partition, staged, batches[0])
         self._landed = Landed(note, queue.expect(dues.low))
         return batches
 
@@ -170,8 +167,7 @@ class ScheduleWork(EffectWork):
         self._wrapped = self._batches
         self._decided_ms = effect.decided_ms
         self._queue = queue
-        self._landed: list[tuple[Landed, int, Buffer]] = []
-        """Each with the number of its records among the batches, and them."""
+        self._landed: list[tuple[Landed, Buffer]] = []
 
     def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
         self._forget()
@@ -181,21 +177,18 @@ class ScheduleWork(EffectWork):
         for wrapped, decided_ms in zip(self._wrapped, self._decided_ms, strict=True):
             asked, records = unwrap(wrapped)
             dues = effective_at(asked.dues, decided_ms, self._queue.now_ms(), self._queue.wall_ms())
-            self._add(partition.log.log_id, asked._replace(dues=dues), records)
+            self._add(asked._replace(dues=dues), records)
         return self._batches
 
-    def _add(self, log_id: int, note: Note, records: Batch) -> None:
-        batches = batches_of(note, *records)
-        if self._batches and _spurious(log_id, tail_of(self._batches[-1]), batches[0]):
-            self._batches.append(SEPARATOR)
-        self._batches += batches
-        landed = Landed(note, self._queue.expect(note.dues.low))
-        self._landed.append((landed, len(self._batches) - 1, records.data))
+    def _add(self, note: Note, records: Batch) -> None:
+        """No header of a control record stands where two batches meet: that is in the format of notes."""
+        self._batches += batches_of(note, *records)
+        self._landed.append((Landed(note, self._queue.expect(note.dues.low)), records.data))
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
         landed, self._landed = self._landed, []
-        for each, number, records in landed:
-            self._queue.arrived(each.ticket, each.note, records, answers[number])
+        for (each, records), answer in zip(landed, answers[1::BATCHES_OF_ONE], strict=True):
+            self._queue.arrived(each.ticket, each.note, records, answer)
         self._done(Mark(self._key, answers[-1].end_offset, ()), None)
 
     def refused(self, error: BaseException) -> None:
@@ -204,18 +197,8 @@ class ScheduleWork(EffectWork):
 
     def _forget(self) -> None:
         landed, self._landed = self._landed, []
-        for each, _, _ in landed:
+        for each, _ in landed:
             self._queue.failed(each.ticket)
-
-
-def require_apart(partition: Partition, staged: Staged, note: Batch) -> None:
-    """Raises NotYet where what is staged ends so that the note behind it would look like a control record."""
-    if _spurious(partition.log.log_id, staged.tail, note):
-        raise NotYet
-
-
-def _spurious(log_id: int, tail: bytes, note: Batch) -> bool:
-    return bool(tail) and holds_control_header(tail + bytes(note.data[:HEADER_SIZE]), log_id)
 
 
 def wrap(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:

@@ -144,14 +144,41 @@ class Engine:
 
     @answered
     def produce(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        if request.transaction is None:
-            self.house.writes.produce(request, body, reply, session)
-        else:
+        if request.transaction is not None:
             self.house.transactions.send(request, body, reply, session)
+        elif request.due is not None:
+            self.house.delay.send(request, body, reply, session)
+        else:
+            self.house.writes.produce(request, body, reply, session)
 
     @answered
     def succeed_producer(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.writes.succeed(request, reply)
+        if request.topic:
+            self.house.writes.succeed(request, reply)
+        else:
+            self.house.delay.succeed(request, reply)
+
+    # Delayed messages
+
+    @answered
+    def cancel_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.delay.cancel(request, reply, session)
+
+    @answered
+    def reschedule_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.delay.reschedule(request, reply, session)
+
+    @answered
+    def list_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.delay.list(request, reply, session)
+
+    @answered
+    def describe_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.delay.describe(request, reply, session)
+
+    @answered
+    def delayed_histogram(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.delay.histogram(request, reply, session)
 
     # Consuming
 
@@ -256,3 +283,25 @@ class Engine:
     @answered
     def forget_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.forget_group(request, reply, session)
+
+    # Schedules
+
+    @answered
+    def add_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.schedules.add(request, body, reply)
+
+    @answered
+    def pause_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.schedules.pause(request, reply)
+
+    @answered
+    def resume_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.schedules.resume(request, reply)
+
+    @answered
+    def remove_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.schedules.remove(request, reply)
+
+    @answered
+    def list_schedules(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.schedules.list(request, reply)

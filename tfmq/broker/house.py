@@ -18,6 +18,7 @@ from journal.options import LogOptions
 from tfmq.broker import faults, places
 from tfmq.broker.caller import Randomness, Reply, Run, Session
 from tfmq.broker.catalog import Catalog
+from tfmq.broker.delay import Delay
 from tfmq.broker.destination import BrokerDestination
 from tfmq.broker.folders import Folders, Opened
 from tfmq.broker.groups import Groups
@@ -29,9 +30,12 @@ from tfmq.broker.offsets import Offsets
 from tfmq.broker.partition import Partition
 from tfmq.broker.polls import Polls
 from tfmq.broker.producers import Producers
+from tfmq.broker.quiet import Quiet
 from tfmq.broker.quotas import Quotas
 from tfmq.broker.register import TopicRow
 from tfmq.broker.retention import Retention
+from tfmq.broker.schedules import Schedules
+from tfmq.broker.status import status
 from tfmq.broker.timers import Timers
 from tfmq.broker.topic_changes import TopicChanges
 from tfmq.broker.topics import Topics, describe_topic
@@ -57,6 +61,7 @@ class House:
     node: str
     forcer: Forcer
     catalog: Catalog
+    delay: Delay
     transactions: Transactions
 
     def __init__(
@@ -83,6 +88,7 @@ class House:
         self.begin_force = None if begin_force is None else partial(self._begin, begin_force)
         self._run = run
         self._stopped: Callable[[], None] | None = None
+        self.delay = Quiet()  # QUIET
 
     def join(self) -> None:
         """Makes the parts that stand on the catalog."""
@@ -95,7 +101,7 @@ class House:
             data=self.data,
             clock=self.clock,
             options=self.log_options,
-            producers=self._producers,
+            producers=self.producers,
             partition=self._partition,
         )
         self.changes = TopicChanges(
@@ -107,8 +113,9 @@ class House:
             limits=self.limits,
             partitions_default=lambda name, own: self.settings(name, own)["topics.partitions"],
             auto_create=self.config.topics.auto_create,
-            gone=lambda incarnation: self.transactions.handler.topic_gone(incarnation),
-            resumed=lambda log_id: self.transactions.handler.resumed(log_id),
+            gone=self._gone,
+            resumed=self._resumed,
+            made=lambda topic: self.schedules.topic_made(topic),
         )
         self.writes = Writes(
             partition=self.topics.partition,
@@ -143,6 +150,24 @@ class House:
             groups=self.groups,
         )
         self.retention = Retention(topics=self.topics, timers=self.timers, clock=self.clock)
+        self.schedules = Schedules(
+            catalog=self.catalog,
+            destination=self.destination,
+            topics=self.topics,
+            leases=self.leases,
+            timers=self.timers,
+            clock=self.clock,
+            limits=self.limits,
+        )
+
+    def _gone(self, incarnation: int) -> None:
+        self.transactions.handler.topic_gone(incarnation)
+        self.delay.queue.topic_gone(incarnation)
+
+    def _resumed(self, log_id: int) -> None:
+        self.transactions.handler.resumed(log_id)
+        self.delay.queue.resumed(log_id)
+        self.schedules.resumed(log_id)
 
     def join_transactions(self, store: JournalTransactionStore) -> None:
         """Makes the parts that stand on the journal of transactions."""
@@ -158,6 +183,7 @@ class House:
         self.transactions = Transactions(
             handler=handler,
             store=store,
+            delay=self.delay,
             destination=self.destination,
             topics=self.topics,
             writes=self.writes,
@@ -197,7 +223,8 @@ class House:
         """
         return {**self.config.values, **own, **self.config.topic.get(name, {})}
 
-    def _producers(self) -> Producers:
+    def producers(self) -> Producers:
+        """The memory of who has sent what to one log."""
         return Producers(
             remembered=self.limits["batches_remembered"],
             streams_max=self.limits["producers_per_partition"],
@@ -243,6 +270,7 @@ class House:
         busy = True
         while busy:
             busy = self.transactions.handler.write()
+            busy = self.delay.queue.write() or busy
             busy = self.offset_effects.write() or busy
             busy = self.catalog.write() or busy
             busy = self.writes.write() or busy
@@ -253,7 +281,13 @@ class House:
             self._try_stop()
 
     def _due(self) -> bool:
-        return self.catalog.due or self.writes.due or self.transactions.handler.due or self.offset_effects.due
+        return (
+            self.catalog.due
+            or self.writes.due
+            or self.transactions.handler.due
+            or self.delay.queue.due
+            or self.offset_effects.due
+        )
 
     def require_open(self) -> None:
         if not self.open:
@@ -288,33 +322,7 @@ class House:
 
     def status(self) -> dict[str, Any]:
         """What STATUS says of the broker; numbers since its start of storage, not of traffic."""
-        partitions = list(self.topics.partitions())
-        stopped = [
-            {"topic": each.name, "partition": each.number, "reason": each.log.stopped or ""}
-            for each in partitions
-            if each.log.stopped is not None
-        ]
-        return {
-            "node": self.node,
-            "uptime_seconds": int(self.clock.monotonic() - self.started),
-            "data": self.data,
-            "topics": len(self.topics),
-            "partitions": self.topics.partition_count(),
-            "groups": len(self.catalog.register.groups),
-            "messages": sum(each.log.count for each in partitions),
-            "bytes": sum(each.log.size_bytes for each in partitions),
-            "stopped": stopped,
-            "damaged": [
-                {"topic": each.name, "partition": each.number} for each in partitions if each.log.damage
-            ],
-            "unknown_folders": self.strangers,
-            "catalog": self.catalog.log.stopped or "open",
-            "free_bytes": self.disk.free_space(self.data),
-            "parked_fetches": self.polls.count,
-            "pending_bytes": self.quotas.bytes,
-            "forces": self.forcer.forces,
-            "transactions": self.transactions.handler.status(),
-        }
+        return status(self)
 
     # Stopping
 
@@ -324,12 +332,16 @@ class House:
         self._stopped = done
         self.polls.close()
         self.retention.stop()
+        self.schedules.stop()
         self.transactions.stop()
+        self.delay.stop()
         self.turn_ended()
 
     def _try_stop(self) -> None:
         """Closes the logs once no worker, no queue and no force has anything left."""
-        if self.jobs or not self.forcer.idle or not self.transactions.stopped or self._stopped is None:
+        if self.jobs or not self.forcer.idle or self._stopped is None:
+            return
+        if not self.transactions.stopped or not self.delay.stopped:
             return
         done, self._stopped = self._stopped, None
         self._run(self._close_all, partial(self._closed, done))
@@ -337,6 +349,8 @@ class House:
     def _close_all(self) -> None:
         for partition in self.topics.partitions():
             close(partition.log, f"{partition.name}-{partition.number}")
+        close(self.delay.partition.log, "the arrivals of delayed messages")
+        close(self.delay, "the buckets of delayed messages")
         close(self.catalog.log, "the catalog")
         close(self.transactions.store, "the transaction journal")
 
@@ -358,7 +372,7 @@ def run_at_once(work: Callable[[], Any], done: Callable[[Any, BaseException | No
         done(result, None)
 
 
-def close(closing: Log | JournalTransactionStore, name: str) -> None:
+def close(closing: Log | Delay | JournalTransactionStore, name: str) -> None:
     """Closes a log as clean; one that cannot be is found by the next start, which does what is needed."""
     try:
         closing.close()

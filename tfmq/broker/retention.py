@@ -32,11 +32,16 @@ class Retention:
     def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
         self._topics, self._timers, self._clock = topics, timers, clock
         self._left: deque[Partition] = deque()
+        self._others: list[Partition] = []
         self._stopped = False
+
+    def also(self, partition: Partition) -> None:
+        """One that no topic has: nothing of it goes by age or size, but idle producers are forgotten there too."""
+        self._others.append(partition)
 
     def start(self) -> None:
         """Arms the first round."""
-        self._timers.after(ROUND_SECONDS, self._round)
+        self._timers.after(ROUND_SECONDS, self._round, deferrable=True)
 
     def stop(self) -> None:
         """The broker stops: what this round has not looked at is left to the next start."""
@@ -47,9 +52,9 @@ class Retention:
         if self._stopped:
             return
         if not self._left:
-            self._left.extend(self._topics.partitions())
+            self._left.extend((*self._topics.partitions(), *self._others))
             self._next()
-        self._timers.after(ROUND_SECONDS, self._round)
+        self._timers.after(ROUND_SECONDS, self._round, deferrable=True)
 
     def _next(self) -> None:
         """The next partition with something to do."""

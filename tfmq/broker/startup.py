@@ -15,8 +15,11 @@ from journal.errors import Corrupt, JournalError
 from journal.force import Forcer
 from journal.names import LOCK_NAME, join, parse_partition_folder
 from tfmq.broker.catalog import VERSION_NAME, Catalog, read_node
+from tfmq.broker.delay_opening import join_delay, open_delay
+from tfmq.broker.delay_opening import recover as recover_delay
 from tfmq.broker.folders import HOUSE_NAMES
 from tfmq.broker.house import House
+from tfmq.broker.quiet import QUEUE_READY
 from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, LEASE, OPEN, READY, TopicRow
 from tfmq.broker.topics import Topic
 from tfmq.broker.transaction_opening import open_store, recover
@@ -132,6 +135,19 @@ def ids(house: House) -> None:
         house.catalog.enter((LEASE, known + 1, house.clock.wall_ms()))
 
 
+def delay(house: House) -> None:
+    """What waits for its time is known: decided transactions may bring more of that."""
+    if not QUEUE_READY:  # QUIET
+        return
+    store = open_delay(house)
+    try:
+        join_delay(house, store)
+    except BaseException:
+        store.abandon("the start failed")
+        raise
+    recover_delay(house)
+
+
 def transactions(house: House) -> None:
     """What is in doubt is back, what was decided is written: before anybody can ask."""
     house.join_transactions(open_store(house))
@@ -139,8 +155,10 @@ def transactions(house: House) -> None:
 
 
 def housekeeping(house: House) -> None:
-    """Retention by the clock."""
+    """Retention by the clock, and what is due."""
     house.retention.start()
+    house.delay.queue.start()
+    house.schedules.start()
     house.starting = False
     house.open = True
 
@@ -155,6 +173,7 @@ STEPS: Final[tuple[Callable[[House], None], ...]] = (
     finish_creations,
     logs,
     ids,
+    delay,
     transactions,
     housekeeping,
 )
@@ -196,6 +215,8 @@ def let_go(house: House) -> None:
     """Releases what a failed start holds. Nothing was promised to anybody, so nothing needs to be forced."""
     for topic in house.topics.all() if hasattr(house, "topics") else ():
         _abandon(topic)
+    if hasattr(house, "delay"):
+        house.delay.abandon("the start failed")
     if hasattr(house, "transactions"):
         house.transactions.store.abandon("the start failed")
     if hasattr(house, "catalog"):

@@ -53,10 +53,13 @@ class TopicChanges:
         auto_create: bool,
         gone: Callable[[int], None],
         resumed: Callable[[int], None],
+        made: Callable[[Topic], None],
     ) -> None:
-        """`gone(incarnation)` when a deletion is decided, `resumed(log id)` when a partition takes writes again."""
+        """`gone(incarnation)` when a deletion is decided, `resumed(log id)` when a partition takes writes again,
+        `made(topic)` when it is there, or has grown.
+        """
         self._topics = topics
-        self._gone, self._resumed = gone, resumed
+        self._gone, self._resumed, self._made = gone, resumed, made
         self._catalog, self._leases, self._folders, self._run = catalog, leases, folders, run
         self._limits = limits
         self._partitions_default, self._auto_create = partitions_default, auto_create
@@ -195,6 +198,7 @@ class TopicChanges:
         there = self._topics.find(topic.name) or Topic(topic, [])
         there.partitions.extend(self._folders.partition(topic, each) for each in opened)
         self._topics.put(there)
+        self._made(there)
         end(None)
 
     def _undo(self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: Then) -> None:

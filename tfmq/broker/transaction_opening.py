@@ -43,6 +43,7 @@ def open_store(house: House) -> JournalTransactionStore:
         run=house.run,
         limits=house.limits,
         settings=house.transaction_settings,
+        decided_ms=house.delay.queue.now_ms,
     )
     try:
         _take_over(house, folder, store)
@@ -112,6 +113,7 @@ def _require_newest(house: House, folder: str, store: JournalTransactionStore) -
     source = (SOURCE_TRANSACTION, store.journal_id)
     places = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in house.topics.partitions()]
     places.append(("the catalog", house.catalog.register.applied.get(store.journal_id)))
+    places.append(("the store of delayed messages", house.delay.partition.log.applied(*source)))
     for name, place in places:
         if place is not None and place[0] >= store.end_place:
             raise Corrupt(

@@ -14,6 +14,7 @@ from journal.errors import JournalError
 from journal.shapes import Batch
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Reply, Session
+from tfmq.broker.delay import Delay
 from tfmq.broker.destination import BrokerDestination
 from tfmq.broker.quotas import Quotas
 from tfmq.broker.topics import Topics
@@ -58,6 +59,7 @@ class Transactions:
         *,
         handler: TransactionHandler,
         store: JournalTransactionStore,
+        delay: Delay,
         destination: BrokerDestination,
         topics: Topics,
         writes: Writes,
@@ -66,7 +68,7 @@ class Transactions:
     ) -> None:
         self.handler, self.store = handler, store
         self._destination, self._topics, self._writes = destination, topics, writes
-        self._quotas, self._clock = quotas, clock
+        self._quotas, self._clock, self._delay = quotas, clock, delay
         self._watched: set[Session] = set()
         self._waits: dict[Session, dict[int, Callable[[], None]]] = {}
         self.stopped = False
@@ -120,10 +122,12 @@ class Transactions:
         """
         data = owned(body, reply)
         piece = self._piece(request, request.producer_id, data)
-        done = self._pending(reply, session, sent, len(body))
+        done = self._pending(reply, session, sent, len(piece.data))
         self.handler.send(request.transaction or 0, piece, done)
 
     def _piece(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> Piece:
+        if request.due is not None:
+            return self._delay.piece(request, producer_id, data)
         self._writes.refuse_large(request.blocks, len(data))
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)

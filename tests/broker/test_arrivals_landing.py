@@ -1,0 +1,123 @@
+"""How the delay queue writes to the log where delayed messages arrive: like a send, never in anybody's sequence."""
+
+import logging
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from journal.shapes import Appended, Batch
+from tests.broker.helpers import Broker, after, batch
+from tfmq.broker.arrivals_landing import ArrivalsLanding
+from tfmq.delay import note as notes
+from tfmq.delay.arrivals import batches_of, note_batch, read
+from tfmq.delay.dues import RELATIVE_FLAG, dues_of
+from tfmq.delay.note import Turns
+from tfmq.protocol.commands import ACKS_WRITTEN
+
+Told = list[tuple[Sequence[Appended] | None, BaseException | None]]
+
+HOUR = 3_600_000
+CANCEL = note_batch(notes.cancel(Turns(array("Q", (5,)), array("Q", (6,)))))
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create()
+    return made
+
+
+def landing(broker: Broker) -> ArrivalsLanding:
+    house = broker.engine.house
+    return ArrivalsLanding(house.delay.partition, house.writes)
+
+
+def append(broker: Broker, *batches: Batch, turn: bool = True) -> Told:
+    told: Told = []
+    landing(broker).append(batches, lambda answers, error: told.append((answers, error)))
+    if turn:
+        broker.engine.turn_ended()
+    return told
+
+
+def copies(broker: Broker, producer: int, sequence: int) -> list[Batch]:
+    """A message of `producer` that gets another time: its record again, behind a note that says so."""
+    data = batch(producer, sequence, [b"copied"])
+    dues = dues_of(array("Q", (broker.clock.wall_ms() + HOUR,)), RELATIVE_FLAG)
+    old = Turns(array("Q", (7,)), array("Q", (8,)))
+    note = notes.reschedule(broker.log().log_id, "orders", dues, len(data), old)
+    return batches_of(note, data, (), producer, sequence, 1)
+
+
+def test_what_the_queue_writes_comes_behind_what_was_sent_before_in_the_same_turn(broker: Broker) -> None:
+    sent = broker.delay(broker.lease(), 0, due=after(HOUR), acks=ACKS_WRITTEN, turn=False)
+    told = append(broker, CANCEL)
+    ((answers, error),) = told
+    assert error is None and answers is not None
+    assert answers[0].first_ordinal == sent.delayed.first_number + 1
+    assert sent.append_time == answers[0].append_time, "one append for both"
+
+
+def test_a_copy_is_nobody_s_next_sequence(broker: Broker) -> None:
+    producer = broker.lease()
+    broker.delay(producer, 0, due=after(HOUR))
+    told = append(broker, *copies(broker, producer, 5), turn=False)
+    next_one = broker.delay(producer, 1, due=after(HOUR))
+    assert next_one.code == "ok"
+    ((answers, error),) = told
+    assert error is None and answers is not None and len(answers) == 2
+    again = broker.restart()
+    assert again.delay(producer, 2, due=after(HOUR)).code == "ok"
+
+
+def test_a_stopped_log_refuses_and_nothing_was_done(broker: Broker) -> None:
+    broker.arrivals.stop("a test stops it")
+    ((answers, error),) = append(broker, CANCEL)
+    assert answers is None and getattr(error, "code", "") == "storage_stopped"
+    assert getattr(error, "outcome", "") == "not done"
+
+
+def test_a_full_disk_is_told(broker: Broker) -> None:
+    broker.delay(broker.lease(), 0, due=after(HOUR))
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    ((answers, error),) = append(broker, *copies(broker, 1 << 30, 0))
+    assert answers is None and getattr(error, "code", "") == "disk_full"
+
+
+def test_a_truncation_waits_for_the_append_and_the_append_for_it() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    producer = broker.lease()
+    broker.work()
+    first = broker.delay(producer, 0, due=after(HOUR))
+    broker.work()
+    assert first.code == "ok"
+    ended: list[BaseException | None] = []
+    end = broker.arrivals.end_offset
+    landing(broker).truncate_before(end, lambda result, error: ended.append(error))
+    second = broker.delay(producer, 1, due=after(HOUR))
+    assert not ended and second.code == "waiting"
+    broker.work()
+    assert ended == [None] and second.code == "ok"
+    assert broker.arrivals.first_offset == end
+    (landed,) = read(broker.arrivals, end, broker.arrivals.end_offset)
+    assert landed.first_number == second.delayed.first_number
+
+
+def test_when_it_is_on_the_disk_is_told(broker: Broker) -> None:
+    append(broker, CANCEL)
+    told: list[BaseException | None] = []
+    landing(broker).when_forced(landing(broker).log.end_offset, told.append)
+    broker.engine.turn_ended()
+    assert told == [None] and broker.arrivals.forced_offset == broker.arrivals.end_offset
+
+
+def test_who_reads_of_its_stop_is_told_to_start_again(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = broker.lease()
+    broker.disk.faults.fail("force", path="arrivals")
+    with caplog.at_level(logging.ERROR, "tfmq.broker"):
+        broker.delay(producer, 0, due=after(HOUR))
+    assert "start the broker again" in caplog.text and "topic resume" not in caplog.text

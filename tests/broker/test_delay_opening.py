@@ -1,0 +1,281 @@
+"""The store of delayed messages that belongs to the data folder, and no other; a start that fails changes nothing."""
+
+import pytest
+
+from journal.control import SOURCE_DELAY
+from journal.errors import Corrupt
+from journal.testing import Moment, SimulatedDisk
+from tests.broker.helpers import DATA, Answer, Broker, after, handles
+from tests.scale import scaled, seeded
+from tfmq.broker.delay_opening import ARRIVALS_NAME, FOLDER_NAME, WORD_NAME
+from tfmq.delay.arrivals import LOG_ID
+from tfmq.effects import ARRIVALS_KEY
+from tfmq.protocol.handles import read_dues
+
+FOLDER = f"{DATA}/{FOLDER_NAME}"
+ARRIVALS = f"{FOLDER}/{ARRIVALS_NAME}"
+WORD = f"{DATA}/meta/{WORD_NAME}"
+
+Kept = dict[str, bytes]
+
+
+def with_one_waiting() -> tuple[Broker, Answer]:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"soon"], due=after(1000))
+    broker.advance(2)
+    answer = broker.delay(producer, 1, [b"later"], due=after(3_600_000))
+    broker.stop()
+    return broker, answer
+
+
+def files(disk: SimulatedDisk) -> Kept:
+    """Everything of the store, by path."""
+    kept = {}
+    for folder in (FOLDER, ARRIVALS):
+        for name in disk.list(folder):
+            path = f"{folder}/{name}"
+            if path != ARRIVALS:
+                kept[path] = disk.read_file(path)
+    return kept
+
+
+def remove(disk: SimulatedDisk, *, folder_too: bool = True) -> None:
+    for path in files(disk):
+        disk.unlink(path)
+    disk.remove_folder(ARRIVALS)
+    if folder_too:
+        disk.remove_folder(FOLDER)
+
+
+def put(disk: SimulatedDisk, kept: Kept) -> None:
+    for folder in (FOLDER, ARRIVALS):
+        if not disk.exists(folder):
+            disk.make_folder(folder)
+    for path in files(disk):
+        disk.unlink(path)
+    for path, data in kept.items():
+        disk.write_file(path, data)
+
+
+def delivered(broker: Broker, seconds: float = 4000) -> list[bytes]:
+    broker.advance(seconds)
+    return broker.payloads()
+
+
+def test_the_log_of_arrivals_has_one_id_in_all_parts() -> None:
+    assert LOG_ID == ARRIVALS_KEY
+
+
+def test_the_first_start_makes_a_store_and_the_catalog_knows_it() -> None:
+    broker = Broker()
+    store_id = broker.engine.house.delay.store_id
+    assert broker.engine.house.catalog.register.delay_store == store_id
+    assert not broker.disk.exists(WORD)
+    left = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert left.engine.house.delay.store_id == store_id
+    assert left.lease() > store_id
+
+
+def test_a_data_folder_of_the_release_before_gets_its_store() -> None:
+    broker = Broker()
+    broker.create()
+    broker.produce(broker.lease(), 0, [b"old"])
+    broker.engine.house.catalog.register.delay_store = 0
+    broker.stop()
+    remove(broker.disk)
+    again = Broker(broker.disk, broker.clock)
+    assert again.payloads() == [b"old"]
+    assert again.engine.house.catalog.register.delay_store > 0
+    assert again.delay(again.lease(), 0).code == "ok"
+
+
+def test_what_waits_is_delivered_by_the_next_start_and_nothing_twice() -> None:
+    broker, answer = with_one_waiting()
+    again = Broker(broker.disk, broker.clock)
+    assert again.payloads() == [b"soon"]
+    assert [row["handle"] for row in again.delayed()] == handles(answer)
+    assert delivered(again) == [b"soon", b"later"]
+    last = again.restart()
+    assert delivered(last) == [b"soon", b"later"]
+
+
+@pytest.mark.parametrize("folder_too", [True, False])
+def test_a_missing_store_ends_the_start_with_a_sentence_and_changes_nothing(folder_too: bool) -> None:
+    broker, _ = with_one_waiting()
+    kept = files(broker.disk)
+    remove(broker.disk, folder_too=folder_too)
+    with pytest.raises(Corrupt, match=r"delayed messages is missing.*Put back.*new-delay") as raised:
+        Broker(broker.disk, broker.clock)
+    assert raised.value.path == FOLDER
+    put(broker.disk, kept)
+    assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"later"]
+
+
+def test_buckets_without_their_arrivals_are_refused() -> None:
+    broker, _ = with_one_waiting()
+    kept = files(broker.disk)
+    for path in kept:
+        if path.startswith(ARRIVALS):
+            broker.disk.unlink(path)
+    broker.disk.remove_folder(ARRIVALS)
+    with pytest.raises(Corrupt, match=r"arrive is missing.*new-delay") as raised:
+        Broker(broker.disk, broker.clock)
+    assert raised.value.path == ARRIVALS
+    put(broker.disk, kept)
+    assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"later"]
+
+
+def test_the_operator_s_word_begins_a_new_store_once() -> None:
+    broker, _ = with_one_waiting()
+    old = broker.engine.house.delay.store_id
+    remove(broker.disk)
+    broker.disk.write_file(WORD, b"")
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.house.delay.store_id > old and not again.disk.exists(WORD)
+    assert again.delayed() == []
+    again.delay(again.lease(), 0, [b"new"])
+    assert delivered(again) == [b"soon", b"new"]
+    again.stop()
+    remove(again.disk)
+    with pytest.raises(Corrupt, match="missing"):
+        Broker(again.disk, again.clock)
+
+
+def test_another_one_s_store_is_refused_by_its_number() -> None:
+    broker, _ = with_one_waiting()
+    own = broker.engine.house.delay.store_id
+    other = Broker()
+    other.lease(100)
+    other.create()
+    other.stop()
+    remove(other.disk)
+    other.disk.write_file(WORD, b"")
+    other = Broker(other.disk, other.clock)
+    another = other.engine.house.delay.store_id
+    other.stop()
+    kept = files(broker.disk)
+    put(broker.disk, files(other.disk))
+    with pytest.raises(Corrupt, match=rf"of store {another}, and store {own} belongs") as raised:
+        Broker(broker.disk, broker.clock)
+    assert raised.value.path == FOLDER
+    put(broker.disk, kept)
+    assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"later"]
+
+
+def test_a_store_that_is_older_than_a_partition_is_refused() -> None:
+    broker, _ = with_one_waiting()
+    old = files(broker.disk)
+    broker = Broker(broker.disk, broker.clock)
+    broker.delay(broker.lease(), 0, [b"newer"])
+    broker.advance(2)
+    broker.stop()
+    new = files(broker.disk)
+    put(broker.disk, old)
+    with pytest.raises(Corrupt, match=r"older than orders-0.*new-delay"):
+        Broker(broker.disk, broker.clock)
+    put(broker.disk, new)
+    assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"newer", b"later"]
+
+
+def test_arrivals_that_are_older_than_the_buckets_are_refused_and_the_reverse() -> None:
+    broker, _ = with_one_waiting()
+    old = files(broker.disk)
+    broker = Broker(broker.disk, broker.clock)
+    producer = broker.lease()
+    for sequence in range(20):
+        broker.delay(producer, sequence, [bytes(100_000)] * 40, due=after(10_000_000))
+        broker.advance(61)
+    broker.stop()
+    new = files(broker.disk)
+    mixed = {path: data for path, data in new.items() if not path.startswith(ARRIVALS)}
+    put(broker.disk, mixed | {path: data for path, data in old.items() if path.startswith(ARRIVALS)})
+    with pytest.raises(Corrupt, match=r"older than the buckets.*new-delay"):
+        Broker(broker.disk, broker.clock)
+    put(broker.disk, new)
+    assert len(Broker(broker.disk, broker.clock).delayed(limit=1000)) == 801
+
+
+def test_a_journal_that_is_older_than_the_arrivals_is_refused() -> None:
+    broker = Broker()
+    broker.create()
+    stream = broker.stream()
+    broker.transact(stream, [("orders", 0, [b"now"])])
+    broker.stop()
+    folder = f"{DATA}/transactions"
+    old = {name: broker.disk.read_file(f"{folder}/{name}") for name in broker.disk.list(folder)}
+    broker = Broker(broker.disk, broker.clock)
+    broker.transact(broker.stream(), [("orders", 0, [b"later"], after(3_600_000))])
+    broker.stop()
+    for name in broker.disk.list(folder):
+        broker.disk.unlink(f"{folder}/{name}")
+    for name, data in old.items():
+        broker.disk.write_file(f"{folder}/{name}", data)
+    with pytest.raises(Corrupt, match="older than the store of delayed messages"):
+        Broker(broker.disk, broker.clock)
+
+
+def test_a_catalog_that_is_older_than_the_store_gives_out_no_id_twice() -> None:
+    broker = Broker()
+    meta = f"{DATA}/meta"
+    broker.create()
+    broker.stop()
+    old = {name: broker.disk.read_file(f"{meta}/{name}") for name in broker.disk.list(meta)}
+    broker = Broker(broker.disk, broker.clock)
+    ids = [broker.lease(1024) for _ in range(3)]
+    broker.delay(ids[-1], 0, due=after(3_600_000))
+    broker.stop()
+    for name in broker.disk.list(meta):
+        broker.disk.unlink(f"{meta}/{name}")
+    for name, data in old.items():
+        broker.disk.write_file(f"{meta}/{name}", data)
+    again = Broker(broker.disk, broker.clock)
+    assert again.lease() > ids[-1]
+
+
+def test_broker_time_begins_where_a_partition_has_been_also_behind_a_wall_clock_that_went_back() -> None:
+    broker, _ = with_one_waiting()
+    (fired, _) = broker.log().applied(SOURCE_DELAY, broker.engine.house.delay.store_id)
+    broker.clock.jump_wall(-86_400)
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.house.delay.queue.now_ms() >= fired
+    later = again.delay(again.lease(), 0, [b"behind"], due=after(1000))
+    assert min(read_dues(later.delayed.dues)) >= fired + 1000
+    assert delivered(again, 2) == [b"soon", b"behind"]
+
+
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_a_power_cut_at_any_moment_of_the_first_start_leaves_a_folder_that_starts(keep: str) -> None:
+    generator = seeded("first start with a store", keep)
+    first = Broker(start=False)
+    moments = []
+    first.disk.after = lambda kind, path: moments.append((kind, path, Moment(first.disk)))
+    first.engine.start()
+    first.disk.after = None
+    for kind, path, moment in moments[:: max(1, len(moments) // scaled(len(moments)))]:
+        left = Broker(moment.crash(generator, keep=keep), first.clock)
+        assert left.create().code == "ok", f"after {kind} of {path}"
+        assert left.delay(left.lease(), 0).code == "ok", f"after {kind} of {path}"
+        again = left.crashed(left.disk.crash(keep="nothing"))
+        assert delivered(again) == [b"later"], f"after {kind} of {path}"
+
+
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_a_power_cut_at_any_moment_while_a_new_store_is_begun_leaves_one_that_is_begun(keep: str) -> None:
+    generator = seeded("new store", keep)
+    broker, _ = with_one_waiting()
+    remove(broker.disk)
+    broker.disk.force_folder(DATA)
+    broker.disk.write_file(WORD, b"")
+    broker.disk.force_folder(f"{DATA}/meta")
+    moments = []
+    broker.disk.after = lambda kind, path: moments.append((kind, path, Moment(broker.disk)))
+    begun = Broker(broker.disk, broker.clock)
+    broker.disk.after = None
+    assert begun.payloads() == [b"soon"]
+    for kind, path, moment in moments[:: max(1, len(moments) // scaled(len(moments)))]:
+        left = Broker(moment.crash(generator, keep=keep), broker.clock)
+        assert left.delay(left.lease(), 0, [b"new"]).code == "ok", f"after {kind} of {path}"
+        assert delivered(left) == [b"soon", b"new"], f"after {kind} of {path}"
+        assert left.restart().payloads() == [b"soon", b"new"], f"after {kind} of {path}"
