@@ -1,0 +1,303 @@
+"""Delayed delivery as commands: from the wire's requests to the `DelayQueue`, and its answers back.
+
+A delayed send is checked here as if it were appended to its partition at once: when it is due, nothing of it can be
+refused any more. Handles of another broker name nothing that is known here, and are told so.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from journal.appender import size_bound
+from journal.control import holds_control_header
+from journal.errors import BadBatch
+from journal.header import split_id
+from journal.shapes import Batch
+from tfmq.broker import faults
+from tfmq.broker.arrivals_landing import Arrivals
+from tfmq.broker.caller import Body, Reply, Session
+from tfmq.broker.delayed_send import DelayedSend, ScheduleWork, wrap
+from tfmq.broker.partition import Partition
+from tfmq.broker.quotas import Quotas
+from tfmq.broker.register import Register
+from tfmq.broker.topics import Topics
+from tfmq.broker.work import Work
+from tfmq.broker.writes import REQUEST_BYTES, Writes
+from tfmq.delay.buckets import Buckets
+from tfmq.delay.queue import DelayQueue
+from tfmq.delay.requests import UNKNOWN, Described, Histogram, Listed, Pending, Query, Rescheduled, Turn
+from tfmq.effects import ARRIVALS_KEY, Applied, Schedule
+from tfmq.errors import BadRequest, Busy, DecodeFailed, MessageTooLarge, UnknownPartition
+from tfmq.message import Attribute, decode_attribute
+from tfmq.protocol.commands import (
+    CancelDelayed,
+    DelayedHistogram,
+    DescribeDelayed,
+    ListDelayed,
+    Produce,
+    RescheduleDelayed,
+    SucceedProducer,
+    TransactionBatch,
+)
+from tfmq.protocol.handles import Handle, parse_handle, print_handle
+from tfmq.protocol.rows import DUE_BYTES
+from tfmq.transaction.transaction import Piece
+
+NOT_HERE: Final = "The handle {text} is of another broker, or of data that this one had before."
+TRANSACTION_TOPIC: Final = "(delayed)"
+"""The topic of all delayed messages of one transaction, as people are told: they share one target."""
+
+
+class Delay:
+    """See the module. One method a command, called by the engine; each gives its reply one call, or raises."""
+
+    def __init__(
+        self,
+        *,
+        partition: Arrivals,
+        queue: DelayQueue,
+        buckets: Buckets,
+        topics: Topics,
+        register: Register,
+        writes: Writes,
+        quotas: Quotas,
+        limits: Mapping[str, int],
+        levels: Sequence[float],
+    ) -> None:
+        self.partition, self.queue, self.store_id = partition, queue, buckets.store_id
+        self._buckets, self._levels = buckets, levels
+        self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
+        self._limits = limits
+        self.stopped = False
+        """Nothing is under way any more."""
+
+    def stop(self) -> None:
+        """Takes no more; `stopped` once nothing is under way."""
+        self.queue.stop(partial(setattr, self, "stopped", True))
+
+    def close(self) -> None:
+        """A last checkpoint, once it is `stopped`; in a worker. Raises OSError, JournalError: it is closed then, too."""
+        self._buckets.close(self.queue.now_ms())
+
+    def abandon(self, reason: str) -> None:
+        """Lets go of the store without writing anything more."""
+        self.partition.log.abandon(reason)
+        self._buckets.abandon()
+
+    def status(self) -> dict[str, Any]:
+        """What STATUS says under "delay"; `levels` in seconds, for clients that choose one by number."""
+        arrivals = self.partition.log.stopped or "open"
+        return {**self.queue.status(), "arrivals": arrivals, "levels": list(self._levels)}
+
+    # Sending
+
+    def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
+        """A PRODUCE with due times. Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch, BadRequest,
+        MessageTooLarge, Busy.
+        """
+        target = self._checked(request, body)
+        work = DelayedSend(
+            request,
+            body,
+            reply,
+            session,
+            self._writes,
+            queue=self.queue,
+            store_id=self.store_id,
+            log_id=target.log.log_id,
+        )
+        self._quotas.take(session, work.size_bytes + REQUEST_BYTES)
+        self._writes.put(self.partition, work)
+
+    def piece(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> Piece:
+        """A delayed batch of a transaction, as its journal takes it. Raises as `send`."""
+        target = self._checked(request, data)
+        batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
+        self.partition.log.check(batch)
+        wrapped = wrap(target.log.log_id, request.topic, request.due or b"", batch)
+        most = self.partition.log.options.segment_bytes
+        if size_bound(len(wrapped.data)) > most:
+            raise MessageTooLarge(size_bytes=size_bound(len(wrapped.data)), max_bytes=most)
+        return Piece(
+            ARRIVALS_KEY,
+            TRANSACTION_TOPIC,
+            producer_id,
+            request.sequence,
+            request.count,
+            wrapped.blocks,
+            wrapped.data,
+        )
+
+    def _checked(self, request: Produce | TransactionBatch, data: Body) -> Partition:
+        """The partition that the messages are for, if nothing of them would be refused there."""
+        due = request.due or b""
+        if len(due) != DUE_BYTES * request.count:
+            raise BadRequest(
+                f"{len(due)} bytes of due times for {request.count} messages: each has {DUE_BYTES}."
+            )
+        self._writes.refuse_large(request.blocks, len(data))
+        target = self._topics.partition(request.topic, request.incarnation, request.partition)
+        size = size_bound(max([block[0] for block in request.blocks], default=len(data)))
+        most = target.log.options.segment_bytes
+        if size > most:
+            raise MessageTooLarge(size_bytes=size, max_bytes=most)
+        if holds_control_header(data if isinstance(data, bytes) else bytes(data), target.log.log_id):
+            raise BadBatch("it holds a control record of the partition that it is for")
+        self._require_room(request.count, len(data))
+        return target
+
+    def _require_room(self, count: int, size_bytes: int) -> None:
+        """Raises Busy above the limits: what was delivered makes room."""
+        if self.queue.pending + count > self._limits["delayed"]:
+            raise Busy(f"{self.queue.pending} delayed messages wait; limits.delayed is the most that may.")
+        if self.queue.pending_bytes + size_bytes > self._limits["delayed_bytes"]:
+            raise Busy(
+                f"Delayed messages of {self.queue.pending_bytes} bytes wait; limits.delayed_bytes is the most that may."
+            )
+
+    def succeed(self, request: SucceedProducer, reply: Reply) -> None:
+        """Closes the id of a producer's delayed stream."""
+        self._writes.succeed_on(self.partition, request.producer_id, reply)
+
+    def work(self, effect: Schedule, done: Applied) -> Work:
+        """What writes the delayed batches of decided transactions."""
+        return ScheduleWork(effect, done, self.queue)
+
+    # One message
+
+    def cancel(self, request: CancelDelayed, reply: Reply, session: Session) -> None:
+        handle = parse_handle(request.handle)
+        done = self._pending(reply, session, _one)
+        if self._is_own(handle):
+            self.queue.cancel(handle.log_id, _turn(handle), done)
+        else:
+            done(UNKNOWN, None)
+
+    def reschedule(self, request: RescheduleDelayed, reply: Reply, session: Session) -> None:
+        handle = parse_handle(request.handle)
+        done = self._pending(reply, session, partial(self._rescheduled, handle.log_id))
+        if self._is_own(handle):
+            due = request.due.to_bytes(DUE_BYTES, "big")
+            self.queue.reschedule(handle.log_id, _turn(handle), due, done)
+        else:
+            done(Rescheduled(UNKNOWN), None)
+
+    def _rescheduled(self, log_id: int, found: Rescheduled) -> tuple[str, str]:
+        return found.state, "" if found.turn is None else self._handle(log_id, found.turn)
+
+    def describe(self, request: DescribeDelayed, reply: Reply, session: Session) -> None:
+        handle = parse_handle(request.handle)
+        done = self._pending(reply, session, partial(self._described, request.handle, handle))
+        if self._is_own(handle):
+            self.queue.describe(handle.log_id, _turn(handle), done)
+        else:
+            done(Described(UNKNOWN, _turn(handle)), None)
+
+    def _described(self, text: str, handle: Handle, found: Described) -> tuple[dict[str, Any]]:
+        known: dict[str, Any] = {"handle": text, "state": found.state}
+        if found.pending is not None:
+            known = self._row(found.pending) | known
+        elif self._is_own(handle):
+            known |= self._where(handle.log_id) | {"due_ms": found.turn.due}
+        if found.turn != _turn(handle):
+            known["handle_now"] = self._handle(handle.log_id, found.turn)
+        return (known,)
+
+    def _is_own(self, handle: Handle) -> bool:
+        return handle.store_id == self.store_id
+
+    # Many
+
+    def list(self, request: ListDelayed, reply: Reply, session: Session) -> None:
+        """A page of those that wait. Raises UnknownTopic, BadRequest."""
+        keys = self._keys(request.topic, request.partition)
+        after = None
+        if request.after:
+            handle = parse_handle(request.after)
+            if not self._is_own(handle):
+                raise BadRequest(NOT_HERE.format(text=request.after))
+            after = _turn(handle)
+        query = Query(request.first_due, request.end_due, after, request.limit, keys, request.key)
+        self.queue.list(query, self._pending(reply, session, self._listed))
+
+    def _listed(self, found: Listed) -> tuple[Any, ...]:
+        rows = [self._row(each) for each in found.rows]
+        # The log's id is the next request's business no more than the message's: only the turn says where to go on.
+        after = "" if found.after is None else self._handle(ARRIVALS_KEY, found.after)
+        return rows, found.more, after
+
+    def histogram(self, request: DelayedHistogram, reply: Reply, session: Session) -> None:
+        """Raises UnknownTopic."""
+        done = self._pending(reply, session, _histogram)
+        self.queue.histogram(request.edges, self._keys(request.topic, None), done)
+
+    def _keys(self, name: str, number: int | None) -> Callable[[int], bool] | None:
+        """Which partitions are meant; None: all."""
+        if not name:
+            return None if number is None else lambda key: split_id(key)[1] == number
+        topic = self._topics.topic(name)
+        if number is None:
+            return lambda key: split_id(key)[0] == topic.incarnation
+        if number >= len(topic.partitions):
+            raise UnknownPartition(f"The topic {name} has {len(topic.partitions)} partitions.")
+        return lambda key: split_id(key) == (topic.incarnation, number)
+
+    # Answers
+
+    def _pending(
+        self, reply: Reply, session: Session, fields: Callable[[Any], Sequence[Any]]
+    ) -> Callable[[Any, BaseException | None], None]:
+        """A `done` that answers with `fields(result)`; until then the request counts as pending. Raises Busy."""
+        self._quotas.take(session, REQUEST_BYTES)
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._quotas.give(session, REQUEST_BYTES)
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok(*fields(result))
+
+        return done
+
+    def _handle(self, log_id: int, turn: Turn) -> str:
+        return print_handle(Handle(self.store_id, log_id, turn.due, turn.number))
+
+    def _row(self, pending: Pending) -> dict[str, Any]:
+        """A message that waits, as lists have it."""
+        attribute = _attribute(pending.attribute)
+        return {
+            "handle": self._handle(pending.key, Turn(pending.due, pending.number)),
+            "state": "pending",
+            "due_ms": pending.due,
+            **self._where(pending.key),
+            "key": attribute.key,
+            "tag": attribute.tag,
+            "size": pending.size_bytes,
+            "born_ms": attribute.born_ms,
+        }
+
+    def _where(self, log_id: int) -> dict[str, Any]:
+        """The topic is "" when it is gone."""
+        incarnation, number = split_id(log_id)
+        row = self._register.topics.get(incarnation)
+        return {"topic": "" if row is None else row.name, "partition": number}
+
+
+def _attribute(data: bytes | None) -> Attribute:
+    """What can be told of a record; nothing where its sender wrote something else."""
+    try:
+        return Attribute() if data is None else decode_attribute(data)
+    except DecodeFailed:
+        return Attribute()
+
+
+def _turn(handle: Handle) -> Turn:
+    return Turn(handle.due, handle.number)
+
+
+def _one(result: Any) -> tuple[Any]:
+    return (result,)
+
+
+def _histogram(found: Histogram) -> tuple[Any, ...]:
+    return list(found.counts), found.pending
