@@ -69,21 +69,25 @@ class ScheduleFiring:
         self._runs: dict[int, ScheduleRun] = {}
         self._heap: list[tuple[int, int]] = []
         self._parked: dict[int, ScheduleRun] = {}
-        self._timer: Timer | None = None
+        self._alarm: Timer | None = None
+        """For what is due next."""
+        self._round: Timer | None = None
+        """For clocks that are set and machines that sleep; a simulation has neither unawares."""
         self._looked_ms = 0
-        self._on = False
+        self._looking = self._on = False
 
     def start(self) -> None:
         """From now on what is due is sent."""
         self._on = True
         self._looked_ms = self._clock.wall_ms()
-        self._set_timer()
+        self._set_alarm()
 
     def stop(self) -> None:
         """Sends nothing more; what is under way ends."""
         self._on = False
-        if self._timer is not None:
-            self._timers.cancel(self._timer)
+        for timer in (self._alarm, self._round):
+            if timer is not None:
+                self._timers.cancel(timer)
 
     def put(self, run: ScheduleRun) -> None:
         """It runs from now on."""
@@ -102,7 +106,7 @@ class ScheduleFiring:
         if run.next_ms is not None:
             heapq.heappush(self._heap, (run.next_ms, run.row.id))
             self._sweep()
-            self._set_timer()
+            self._set_alarm()
 
     def next_of(self, run: ScheduleRun) -> int | None:
         """The first time that is not settled, though it be over; None while it is paused."""
@@ -131,30 +135,51 @@ class ScheduleFiring:
     def resumed(self, log_id: int) -> None:
         """The partition takes writes again: what waits for it is looked at now."""
         if any(run.key == log_id for run in self._parked.values()):
-            self._again()
+            self._wake_in(0.0)
 
     # The clock
 
-    def _set_timer(self) -> None:
-        if not self._on or not self._runs:
+    def _set_alarm(self) -> None:
+        """For the next that is due, and for the next round."""
+        if not self._on or self._looking or not self._runs:
             return
-        seconds = LOOK_SECONDS
         if self._heap:
-            seconds = min(seconds, max((self._heap[0][0] - self._clock.wall_ms()) / 1000, 0.0))
-        due = self._timers.now() + seconds
-        if self._timer is not None and self._timer.call is not None:
-            if self._timer.due <= due:
-                return
-            self._timers.cancel(self._timer)
-        self._timer = self._timers.after(seconds, self._look)
+            self._wake_in(max((self._heap[0][0] - self._clock.wall_ms()) / 1000, 0.0))
+        if _over(self._round):
+            self._round = self._timers.after(LOOK_SECONDS, self._go_round, deferrable=True)
 
-    def _again(self, seconds: float = 0.0) -> None:
-        if self._timer is not None:
-            self._timers.cancel(self._timer)
-        self._timer = self._timers.after(seconds, self._look)
+    def _go_round(self) -> None:
+        """Looks at the clock, unless that is going to happen anyway."""
+        alarm = self._alarm
+        if alarm is not None and not _over(alarm) and alarm.due <= self._timers.now() + BETWEEN_SECONDS:
+            self._set_alarm()
+        else:
+            self._look()
+
+    def _wake_in(self, seconds: float) -> None:
+        """At the latest."""
+        alarm = self._alarm
+        if alarm is not None and not _over(alarm):
+            if alarm.due <= self._timers.now() + seconds:
+                return
+            self._timers.cancel(alarm)
+        self._alarm = self._timers.after(seconds, self._look)
 
     def _look(self) -> None:
-        now = self._clock.wall_ms()
+        self._looking = True
+        try:
+            more = self._look_around(self._clock.wall_ms())
+        finally:
+            self._looking = False
+        if more:
+            self._wake_in(BETWEEN_SECONDS)
+        else:
+            self._set_alarm()
+        if self._parked:
+            self._wake_in(LOOK_SECONDS)
+
+    def _look_around(self, now: int) -> bool:
+        """Sends what is due; whether there is more of it."""
         if now < self._looked_ms:
             self._clock_set_back(now)
         self._looked_ms = now
@@ -164,10 +189,9 @@ class ScheduleFiring:
         for _ in range(SENT_AT_ONCE):
             run = self._take(now)
             if run is None:
-                self._set_timer()
-                return
+                return False
             self._meet(run, now)
-        self._again(BETWEEN_SECONDS)
+        return True
 
     def _clock_set_back(self, now: int) -> None:
         """Times that were left out because the clock stood behind them come again."""
@@ -237,6 +261,8 @@ class ScheduleFiring:
         run.sending = False
         if self._runs.get(run.row.id) is run:
             self._parked[run.row.id] = run
+            if self._on:
+                self._wake_in(LOOK_SECONDS)
 
     def _send(self, run: ScheduleRun, moments: list[int]) -> None:
         """As many of these times as fit one append; the rest when it is forced."""
@@ -289,3 +315,8 @@ class ScheduleFiring:
                 self._send(run, rest)
             else:
                 self.plan(run)
+
+
+def _over(timer: Timer | None) -> bool:
+    """Whether it was called, or is cancelled."""
+    return timer is None or timer.call is None
