@@ -19,9 +19,13 @@ from journal.segment import Segment
 from journal.survey import Stretch, find_log_id, survey
 from journal.verify import Report, verify
 from tfmq import ids
+from tfmq.cli import log_delay
+from tfmq.cli.log_delay import line_of_delayed, rows_of_buckets
 from tfmq.cli.log_transactions import line_of_entry, repair_row, rows_of_journal
 from tfmq.cli.offline import (
+    bucket_files_of,
     checked,
+    delay_of,
     is_house_name,
     is_segment,
     journal_files_of,
@@ -32,6 +36,8 @@ from tfmq.cli.offline import (
     suffix_of,
 )
 from tfmq.cli.output import Output, counted, dumps, offline_options, payload_fields, progress, size_text
+from tfmq.delay.bucket_audit import verify_buckets
+from tfmq.delay.bucket_repair import repair_buckets
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
@@ -52,12 +58,12 @@ def log() -> None:
     "first",
     type=click.IntRange(min=0),
     default=0,
-    help="Begin at this offset (of the journal: place).",
+    help="Begin at this offset (of the journal: place; of delayed messages: due time in ms).",
 )
 @click.option("--control", is_flag=True, help="Show control records too.")
 @offline_options
 def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> int:
-    """Print the records of a segment file, a partition, the transaction journal or a data folder."""
+    """Print the records of a segment file, a partition, the journal, the delayed messages or a data folder."""
     from journal.disk import RealDisk
 
     disk, segments, journal = RealDisk(), segments_of(checked(path)), journal_of(path)
@@ -67,15 +73,26 @@ def dump(path: Path, count: int | None, first: int, control: bool, output: Outpu
     if journal is not None:
         entries = rows_of_journal(disk, journal, path if path.is_file() else None, control)
         rows = chain(rows, ({"log": journal.name, **row} for row in entries))
+    delay = delay_of(path)
+    if delay is not None:
+        waiting = rows_of_buckets(disk, delay, path if path.is_file() else None, control)
+        rows = chain(rows, ({"log": delay.name, **row} for row in waiting))
     folder = path if path.is_dir() else path.parent
-    damaged, log_shown = False, folder.name if folder in (journal, *(s.parent for s in segments)) else ""
-    for row in islice((row for row in rows if row["place" if "place" in row else "offset"] >= first), count):
+    alone = folder in (journal, *(s.parent for s in segments)) or (folder == delay and not segments)
+    damaged, log_shown = False, folder.name if alone else ""
+    for row in islice((row for row in rows if begins_at(row) >= first), count):
         damaged |= row["kind"] == "damaged"
         if row["log"] != log_shown and not output.json:
             log_shown = row["log"]
             click.echo(f"{log_shown}:")
         click.echo(dumps(row) if output.json else line_of(row))
     return DAMAGE_FOUND if damaged else 0
+
+
+def begins_at(row: dict[str, Any]) -> int:
+    """What `--from` is compared with: an offset, a place, or a due time."""
+    found: int = row["place"] if "place" in row else row["due"] if "due" in row else row["offset"]
+    return found
 
 
 def rows_of(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
@@ -143,6 +160,8 @@ def line_of(row: dict[str, Any]) -> str:
     """A row for a person."""
     if "place" in row:
         return line_of_entry(row)
+    if "due" in row:
+        return line_of_delayed(row)
     if row["kind"] == "damaged":
         return f"{row['offset']:>12}  DAMAGED up to {row['next']}: {row['reason']}"
     if row["kind"] == "filler":
@@ -170,7 +189,8 @@ def line_of(row: dict[str, Any]) -> str:
 @offline_options
 def verify_command(path: Path, records: bool, output: Output) -> int:
     """Check every block, index and mark; exit code 4 when something is damaged."""
-    total = sum(s.stat().st_size for s in (*segments_of(checked(path)), *journal_files_of(path)))
+    files = (*segments_of(checked(path)), *journal_files_of(path), *bucket_files_of(path))
+    total = sum(file.stat().st_size for file in files)
     with locked(path) as disk, progress(output, f"verifying {path}", total) as advance:
         reports = list(reports_of(disk, path, records, Moved(advance)))
     findings = [asdict(finding) for report in reports for finding in report.findings]
@@ -187,7 +207,7 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
 
 
 def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterator[Report]:
-    """A report for each kind of segment in what `path` names, and one for the transaction journal."""
+    """A report for each kind of segment in what `path` names, one for the transaction journal, one for the buckets."""
     folders = (
         [path]
         if is_segment(path) or any(p.parent == path for p in segments_of(path))
@@ -200,6 +220,9 @@ def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterato
     journal = journal_of(path)
     if journal is not None:
         yield verify_journal(disk, str(journal), records=records, progress=moved)
+    delay = delay_of(path)
+    if delay is not None:
+        yield verify_buckets(disk, str(delay), records=records, progress=moved)
 
 
 class Moved:
@@ -229,7 +252,7 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
 
 @log.command(
     "repair",
-    short_help="Mend what is damaged in a partition, the transaction journal or a data folder.",
+    short_help="Mend what is damaged in a partition, the journal, the delayed messages or a data folder.",
     epilog="\b\nExample:\n  tfmq log repair tfmq-data/orders-0 --dry-run",
 )
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
@@ -237,22 +260,25 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
 @click.option("--remove-originals", "remove", is_flag=True, help="Remove what earlier repairs kept aside.")
 @offline_options
 def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> None:
-    """Mend damaged segments and the transaction journal; what is lost becomes a gap that readers pass over."""
+    """Mend damaged segments, the transaction journal and the buckets of delayed messages.
+
+    What is lost of a partition or of the journal becomes a gap that readers pass over.
+    """
     if checked(path).is_file():
         raise click.UsageError(f"{path} is a file: give its folder, which is mended as a whole")
     folders = [path] if any(p.parent == path for p in segments_of(path)) else partitions_of(path)
-    journal = journal_of(path)
+    journal, delay = journal_of(path), delay_of(path)
     with locked(path) as disk:
         if remove:
-            gone = [
-                name for f in (*folders, *filter(None, [journal])) for name in remove_originals(disk, str(f))
-            ]
+            places = {*folders, *filter(None, [journal, delay])}
+            gone = [name for place in sorted(places) for name in remove_originals(disk, str(place))]
             output.say(f"removed {counted(len(gone), 'kept original')}")
             return
         done = [
             asdict(d) for f in folders for d in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))
         ]
         entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
+        buckets = repair_buckets(disk, str(delay), dry_run=dry_run) if delay is not None else []
     columns = (
         "file",
         "first",
@@ -263,7 +289,8 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> N
         "reason",
         "note",
     )
-    output.rows([*done, *map(repair_row, entries)], columns, "nothing to repair")
+    rows = [*done, *map(repair_row, entries), *map(log_delay.repair_row, buckets)]
+    output.rows(rows, columns, "nothing to repair")
     verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
     if done:
         kept, lost = sum(d["kept"] for d in done), sum(d["lost"] for d in done)
@@ -273,3 +300,7 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> N
     if entries:
         lost = sum(entry.lost for entry in entries)
         output.say(f"transactions: {counted(len(entries), 'place')}, {counted(lost, 'byte')} {verbs[1]}")
+    if buckets:
+        kept, lost = sum(each.kept for each in buckets), sum(each.lost for each in buckets)
+        mended = counted(len(buckets), "file")
+        output.say(f"delayed: {mended}: {counted(kept, 'message')} {verbs[0]}, {lost:,} {verbs[1]}")

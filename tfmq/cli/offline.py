@@ -1,5 +1,5 @@
-"""What `tfmq log` works on: a segment file, a partition's folder, the folder of transactions or a file in it, or a data
-folder, of a server that is not running."""
+"""What `tfmq log` works on: a segment file, a partition's folder, the folder of transactions or of delayed messages, a
+file in them, or a data folder, of a server that is not running."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +11,10 @@ from journal import names
 from journal.disk import Disk, RealDisk
 from journal.errors import Locked
 from journal.journal_audit import is_journal
+from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
+from tfmq.delay.bucket_file import parse_bucket_name
+from tfmq.delay.bucket_survey import ARRIVALS_NAME, is_delay
+from tfmq.delay.bucket_survey import FOLDER_NAME as DELAY_FOLDER
 
 LOCK = "lock"
 CATALOG_FOLDER, CATALOG_SUFFIX, CATALOG_VERSION = "meta", ".catalog", "version"
@@ -21,9 +25,10 @@ def is_segment(path: Path) -> bool:
 
 
 def suffix_of(path: Path) -> str:
-    """The ending of the segments at `path`: the catalog has its own."""
+    """The ending of the segments at `path`: the catalog and the arrivals of delayed messages have their own."""
     folder = path if path.is_dir() else path.parent
-    return CATALOG_SUFFIX if folder.name == CATALOG_FOLDER else names.SEGMENT_SUFFIX
+    own = {CATALOG_FOLDER: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
+    return own.get(folder.name, names.SEGMENT_SUFFIX)
 
 
 def is_house_name(path: Path) -> bool:
@@ -47,9 +52,8 @@ def journal_of(path: Path) -> Path | None:
     """The folder of the transaction journal at `path`, or in the data folder `path`; None if there is none."""
     if is_journal_file(path):
         return path.parent
-    found = (
-        folder for folder in (path, path / names.TRANSACTIONS_FOLDER) if is_journal(RealDisk(), str(folder))
-    )
+    disk, folders = RealDisk(), (path, path / names.TRANSACTIONS_FOLDER)
+    found = (f for f in folders if is_journal(disk, str(f)) and not is_delay(disk, str(f)))
     return next(found, None)
 
 
@@ -61,22 +65,42 @@ def journal_files_of(path: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if is_journal_file(file)) if folder is not None else []
 
 
+def is_bucket_file(path: Path) -> bool:
+    return path.is_file() and parse_bucket_name(path.name) is not None
+
+
+def delay_of(path: Path) -> Path | None:
+    """The folder of the buckets of delayed messages at `path`, or in the data folder `path`; None if there is none."""
+    if is_bucket_file(path):
+        return path.parent
+    return next((f for f in (path, path / DELAY_FOLDER) if is_delay(RealDisk(), str(f))), None)
+
+
+def bucket_files_of(path: Path) -> list[Path]:
+    """The buckets at `path`, by time."""
+    if is_bucket_file(path):
+        return [path]
+    folder = delay_of(path)
+    return sorted(file for file in folder.iterdir() if is_bucket_file(file)) if folder is not None else []
+
+
 def partitions_of(path: Path) -> list[Path]:
-    """The folders of partitions in a data folder, the catalog's among them."""
+    """The folders of partitions in a data folder, those of the catalog and of the arrivals among them."""
     if not path.is_dir():
         return []
-    kept = [p for p in path.iterdir() if p.is_dir() and any(is_segment(s) for s in p.iterdir())]
-    return sorted(kept)
+    arrivals = path / DELAY_FOLDER / ARRIVALS_NAME
+    folders = [p for p in path.iterdir() if p.is_dir()] + [arrivals] * arrivals.is_dir()
+    return sorted(folder for folder in folders if any(is_segment(s) for s in folder.iterdir()))
 
 
 def checked(path: Path) -> Path:
     """`path`, if there is something to look at; else a sentence."""
     if not path.exists():
         raise click.ClickException(f"{path} is not there")
-    if not segments_of(path) and journal_of(path) is None:
+    if not segments_of(path) and journal_of(path) is None and delay_of(path) is None:
         raise click.ClickException(
-            f"{path} is no segment file, no partition's folder, no folder of transactions and no data folder:"
-            " nothing to look at"
+            f"{path} is no segment file, no partition's folder, no folder of transactions or of delayed messages"
+            " and no data folder: nothing to look at"
         )
     return path
 
@@ -85,7 +109,8 @@ def checked(path: Path) -> Path:
 def locked(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
     """The disk, with the lock of the data folder around `path`, where there is one; refused while a server runs."""
     disk = disk or RealDisk()
-    near = (path, path.parent, path.parent.parent) if path.is_file() else (path, path.parent)
+    folder = path.parent if path.is_file() else path
+    near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
     place = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)
     if place is None:
         yield disk

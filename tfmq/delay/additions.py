@@ -14,19 +14,17 @@ from typing import Final, NamedTuple
 
 from journal.disk import Disk, File, write_all
 from journal.errors import Full
-from journal.header import Buffer
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.bucket_file import (
     CHUNK_BYTES,
-    ENTRY_SIZE,
     HEAD_SIZE,
-    ROW,
     TABLE_BYTES_MAX,
     Chunk,
     encode_chunk,
     encode_head,
 )
-from tfmq.delay.columns import CRC_SIZE, SLOT_SHIFT, Messages, Numbers, Target
+from tfmq.delay.columns import CRC_SIZE, SLOT_SHIFT, SORTED_MAX, Messages, Numbers, spread
+from tfmq.delay.draft import Draft
 from tfmq.delay.open_files import keep_open
 from tfmq.delay.spans import Span
 
@@ -36,46 +34,6 @@ UNFORCED_MAX: Final = 64
 """Files that are open at once because they are not forced yet."""
 JOINT_MIN: Final = 8
 """From so many files on one force of the file system costs less than one of each."""
-
-
-class Draft:
-    """The messages of one span that are not written yet."""
-
-    def __init__(self) -> None:
-        self.dues, self.numbers = array("Q"), array("Q")
-        self.targets, self.sizes = array("I"), array("I")
-        self.flags = bytearray()
-        self.table: dict[Target, int] = {}
-        self.data: list[Buffer] = []
-        self.size_bytes = 0
-        self.table_bytes = 0
-
-    def add(self, messages: Messages) -> None:
-        """Takes them over."""
-        first = len(self.dues)
-        self.dues.extend(messages.dues)
-        self.numbers.extend(messages.numbers)
-        self.sizes.extend(messages.sizes)
-        self.flags += messages.flags
-        self.data.extend(messages.data)
-        indices = [self._index(target) for target in messages.table]
-        if len(indices) == 1:
-            self.targets.extend(array("I", (indices[0],)) * messages.length)
-        else:
-            self.targets.extend(map(indices.__getitem__, messages.targets))
-        self.size_bytes += messages.size_bytes + ENTRY_SIZE * (len(self.dues) - first)
-
-    def _index(self, target: Target) -> int:
-        index = self.table.get(target)
-        if index is None:
-            index = self.table[target] = len(self.table)
-            self.table_bytes += ROW.size + len(target.topic.encode())
-        return index
-
-    def messages(self) -> Messages:
-        """All of them."""
-        columns = (self.dues, self.numbers, self.targets, self.sizes, bytes(self.flags))
-        return Messages(*columns, list(self.table), [b"".join(self.data)])
 
 
 @dataclass
@@ -97,7 +55,8 @@ class Moved(NamedTuple):
 
 
 class Additions:
-    """See the module. `bucket_of(span)`: the bucket, and whether it is a new one, which has no file yet.
+    """See the module. `span_of(due)`: which span it goes to. `bucket_of(span)`: the bucket, and whether it is a new
+    one, which has no file yet.
 
     `arrivals`: the offset of the arrivals up to which the buckets are complete then. `moved_below`: `moved` names the
     messages that are due before. `failure`: a write or a force failed in a way that is not to be retried.
@@ -108,6 +67,7 @@ class Additions:
         disk: Disk,
         folder: str,
         anchor: File | None,
+        span_of: Callable[[int], Span],
         bucket_of: Callable[[Span], tuple[Bucket, bool]],
         arrivals: int,
         moved_below: int = 0,
@@ -120,15 +80,40 @@ class Additions:
         self._disk = disk
         self._folder = folder
         self._anchor = anchor
+        self._span_of = span_of
         self._bucket_of = bucket_of
         self._arrivals = arrivals
         self._moved_below = moved_below
+        self._mixed = Draft()
+        """Of several spans, to be sorted together."""
         self._drafts: dict[Span, Draft] = {}
         self._gathered = 0
         self._unforced: dict[str, File] = {}
 
-    def add(self, span: Span, messages: Messages) -> None:
-        """Takes messages that are all due in `span`. Raises Full, OSError."""
+    def put(self, messages: Messages) -> None:
+        """Takes messages, each for its span. Raises Full, OSError."""
+        if not messages.length:
+            return
+        span = self._span_of(min(messages.dues))
+        if max(messages.dues) < span.end:
+            self._add(span, messages)
+            return
+        if messages.length >= SORTED_MAX:
+            self._distribute(messages)
+            return
+        self._mixed.add(messages)
+        if len(self._mixed.dues) >= SORTED_MAX:
+            self._sort()
+
+    def _sort(self) -> None:
+        mixed, self._mixed = self._mixed, Draft()
+        self._distribute(mixed.messages())
+
+    def _distribute(self, mixed: Messages) -> None:
+        for span, messages in spread(mixed, self._span_of):
+            self._add(span, messages)
+
+    def _add(self, span: Span, messages: Messages) -> None:
         draft = self._drafts.get(span)
         if draft is not None and draft.size_bytes + messages.size_bytes > CHUNK_BYTES:
             self._write(span)
@@ -148,6 +133,7 @@ class Additions:
 
     def finish(self) -> None:
         """Writes what is left; then everything is forced, names of new files too. Raises Full, OSError."""
+        self._sort()
         for span in sorted(self._drafts):
             self._write(span)
         self._force()

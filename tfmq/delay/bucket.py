@@ -58,6 +58,8 @@ class Bucket:
         self.seed = seed_of(identity, span)
         self.damage: list[Corrupt] = []
         """What could not be read so far."""
+        self.is_quiet = False
+        """Whether damage is only noted: whoever looks at the files offline tells it himself."""
 
     def __repr__(self) -> str:
         return f"<Bucket {self.path}>"
@@ -198,7 +200,8 @@ class Bucket:
         """Remembers and tells what is damaged, each place once."""
         if any(known.first == error.first and known.reason == error.reason for known in self.damage):
             return
-        logger.error("delayed messages are damaged: %s", error)
+        if not self.is_quiet:
+            logger.error("delayed messages are damaged: %s", error)
         if len(self.damage) < DAMAGE_MAX:
             self.damage.append(error)
 

@@ -85,7 +85,7 @@ def _shape(size: int | None, listed: int) -> Shape:
 def _unlisted(name: str) -> Shape:
     if name == CHECKPOINT_NAME + NEW_SUFFIX:
         return Shape.UNFINISHED
-    if name.endswith(REPAIRED_SUFFIX) and parse_bucket_name(name.removesuffix(REPAIRED_SUFFIX)):
+    if name.endswith(REPAIRED_SUFFIX) and is_house_name(name):
         return Shape.UNFINISHED
     return Shape.UNLISTED if parse_bucket_name(name) is not None else Shape.FOREIGN
 

@@ -22,7 +22,7 @@ from tfmq.delay.bucket import Bucket
 from tfmq.delay.bucket_opening import BucketOpening
 from tfmq.delay.bucket_rows import Row, counts_of, rows_of
 from tfmq.delay.checkpoint import Checkpoint, Listed
-from tfmq.delay.columns import Columns, Messages, Numbers, Target, same_target, sealed, spread
+from tfmq.delay.columns import Columns, Messages, Numbers, Target, same_target, sealed
 from tfmq.delay.leaves import Leaves, Plan
 from tfmq.delay.open_files import OpenFiles
 from tfmq.delay.retired import Retired
@@ -227,11 +227,10 @@ class Buckets:
             first_number = self.spilled_number
             with self._set:
                 plan = Plan(self._leaves.all, now_ms, self._retired.held_spans())
-            additions = self._additions(to_offset, moved_below)
+            additions = self._additions(plan.span_of, to_offset, moved_below)
             with self._undoing(additions):
                 for batch in batches:
-                    for span, messages in spread(messages_of(batch, pending), plan.span_of):
-                        additions.add(span, messages)
+                    additions.put(messages_of(batch, pending))
                 additions.finish()
                 place = (to_offset, to_number, max(now_ms, self.broker_ms))
                 self._checkpoint(place, additions)
@@ -256,11 +255,10 @@ class Buckets:
             if held or not counts or bucket.span.exponent == FINEST:
                 return []
             exponent = finer(bucket.span.exponent)
-            additions = self._additions(self.spilled_offset, 0)
+            additions = self._additions(lambda due: span_of(due, exponent), self.spilled_offset)
             with self._undoing(additions):
                 for messages in pieces_of(bucket, self.files):
-                    for span, part in spread(messages, lambda due: span_of(due, exponent)):
-                        additions.add(span, part)
+                    additions.put(messages)
                 additions.finish()
                 self._checkpoint(
                     (self.spilled_offset, self.spilled_number, self.broker_ms), additions, bucket
@@ -291,8 +289,9 @@ class Buckets:
         if self.stopped is not None:
             raise Stopped(self.stopped)
 
-    def _additions(self, arrivals: int, moved_below: int) -> Additions:
-        return Additions(self._disk, self.folder, self._anchor, self._bucket_of, arrivals, moved_below)
+    def _additions(self, span_of: Callable[[int], Span], arrivals: int, moved_below: int = 0) -> Additions:
+        files = (self._disk, self.folder, self._anchor)
+        return Additions(*files, span_of, self._bucket_of, arrivals, moved_below)
 
     def _bucket_of(self, span: Span) -> tuple[Bucket, bool]:
         """The bucket of exactly this span, and whether it has to be made."""

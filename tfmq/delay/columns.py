@@ -102,13 +102,20 @@ class Messages(NamedTuple):
         if end - start == self.length:
             return self
         dues, numbers, targets, sizes = (column[start:end] for column in self[:4])
-        data = self._each()[start:end]
+        data = self._data(start, end)
         return Messages(dues, numbers, targets, sizes, self.flags[start:end], self.table, data)
 
     def _picked(self, pick: Callable[[Any], Any], data: Sequence[Buffer]) -> "Messages":
         dues, numbers = (array("Q", pick(column)) for column in self[:2])
         targets, sizes = (array("I", pick(column)) for column in self[2:4])
         return Messages(dues, numbers, targets, sizes, bytes(pick(self.flags)), self.table, data)
+
+    def _data(self, start: int, end: int) -> Sequence[Buffer]:
+        if len(self.data) == self.length:
+            return self.data[start:end]
+        joined = self.data[0] if len(self.data) == 1 else b"".join(self.data)
+        first = sum(self.sizes[:start]) + CRC_SIZE * start
+        return [joined[first : first + sum(self.sizes[start:end]) + CRC_SIZE * (end - start)]]
 
     def _each(self) -> Sequence[Buffer]:
         """A buffer a message."""

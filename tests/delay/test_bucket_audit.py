@@ -1,0 +1,100 @@
+"""The offline check of the buckets: what is whole has no findings, each kind of damage is named where it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from journal.verify import DAMAGE, NOTE, Report
+from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, flip
+from tests.scale import scaled, seeded
+from tfmq.delay.bucket_audit import verify_buckets
+from tfmq.delay.bucket_file import CHUNK_SIZE, HEAD_SIZE
+from tfmq.delay.bucket_survey import is_delay
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.put(NOW + 1, NOW + 2, NOW + DAY)
+    bench.put(NOW + 3, NOW + 3 * HOUR)
+    return bench
+
+
+def verify(bench: Bench, *, records: bool = False) -> Report:
+    return verify_buckets(bench.disk, FOLDER, records=records)
+
+
+def found(bench: Bench, *, records: bool = False) -> list[tuple[str, str, str]]:
+    return [
+        (finding.file.rpartition("/")[2], finding.field, finding.weight)
+        for finding in verify(bench, records=records).findings
+    ]
+
+
+def first_file(bench: Bench) -> str:
+    return bench.buckets.leaves[0].path.rpartition("/")[2]
+
+
+def test_what_is_whole_has_no_findings(bench: Bench) -> None:
+    report = verify(bench, records=True)
+    assert report.findings == []
+    assert (report.segments, report.records, report.blocks) == (3, 5, 4)
+
+
+def test_a_folder_of_buckets_is_known_by_what_is_in_it(bench: Bench) -> None:
+    assert is_delay(bench.disk, FOLDER) and not is_delay(bench.disk, "data")
+    assert is_delay(Bench().disk, FOLDER)
+    assert not is_delay(bench.disk, "data/none")
+
+
+def test_a_bad_head_columns_or_records_are_named(bench: Bench) -> None:
+    name = first_file(bench)
+    for position, field in ((8, "chunk"), (HEAD_SIZE + 3, "chunk"), (HEAD_SIZE + CHUNK_SIZE + 5, "columns")):
+        bench.damage_file(name, flip(position))
+        assert (name, field, DAMAGE) in found(bench)
+        bench.damage_file(name, flip(position))
+    bench.damage_file(name, flip(-3))
+    assert found(bench) == []
+    assert found(bench, records=True) == [(name, "record", DAMAGE)]
+
+
+def test_one_that_is_missing_short_or_long_is_named(bench: Bench) -> None:
+    name = first_file(bench)
+    bench.damage_file(name, lambda data: data.extend(b"more"))
+    assert found(bench) == [(name, "file", NOTE)]
+    bench.damage_file(name, lambda data: data.__delitem__(slice(-30, None)))
+    assert (name, "chunk", DAMAGE) in found(bench)
+    bench.disk.unlink(f"{FOLDER}/{name}")
+    (finding,) = verify(bench).findings
+    assert (finding.field, finding.weight) == ("file", DAMAGE) and "3 messages" in finding.what
+
+
+def test_what_the_next_start_clears_away_is_a_note(bench: Bench) -> None:
+    bench.buckets.split(bench.buckets.leaves[1])
+    bench.disk.write_file(f"{FOLDER}/checkpoint.new", b"half")
+    bench.disk.write_file(f"{FOLDER}/stranger", b"")
+    weights = {name: weight for name, _, weight in found(bench)}
+    assert len(weights) == 3 and set(weights.values()) == {NOTE}
+    assert {"checkpoint.new", "stranger"} < set(weights)
+
+
+def test_a_checkpoint_with_one_good_copy_is_a_note_and_without_one_damage(bench: Bench) -> None:
+    bench.damage_file("checkpoint", flip(20))
+    assert found(bench) == [("checkpoint", "checkpoint", NOTE)]
+    bench.damage_file("checkpoint", flip(4096 + 20))
+    assert ("checkpoint", "checkpoint", DAMAGE) in found(bench)
+    bench.disk.unlink(f"{FOLDER}/checkpoint")
+    assert ("checkpoint", "checkpoint", DAMAGE) in found(bench)
+
+
+def test_any_flipped_bit_of_a_bucket_is_found(bench: Bench) -> None:
+    generator = seeded("audit")
+    names = bench.files()
+    for _ in range(scaled(2000)):
+        name = generator.choice(names)
+        size = bench.disk.size(f"{FOLDER}/{name}")
+        position = generator.randrange(size)
+        bench.damage_file(name, flip(position))
+        assert verify(bench, records=True).damaged, f"{name} at {position}"
+        bench.damage_file(name, flip(position))
+    assert verify(bench, records=True).findings == []

@@ -1,0 +1,186 @@
+"""The offline repair of the buckets: all that is whole is kept, what is lost is said, and the store opens again."""
+
+from __future__ import annotations
+
+import pytest
+
+from journal.clock import SystemClock
+from journal.errors import Corrupt
+from journal.log import Log
+from journal.repair import remove_originals
+from journal.shapes import Batch
+from journal.testing import Moment, SimulatedDisk, crash_states
+from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, flip, record_of
+from tests.scale import seeded
+from tfmq.delay.arrivals import LOG_ID, arrival_options
+from tfmq.delay.bucket_audit import verify_buckets
+from tfmq.delay.bucket_file import CHUNK_SIZE, HEAD_SIZE
+from tfmq.delay.bucket_repair import repair_buckets
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.put(NOW + 1, NOW + 2, NOW + DAY)
+    bench.put(NOW + 3, NOW + 3 * HOUR)
+    return bench
+
+
+def arrivals(bench: Bench, first_number: int) -> None:
+    """A log of arrivals that begins at that ordinal, as truncation leaves it."""
+    bench.disk.make_folder(f"{FOLDER}/arrivals")
+    log = Log.open(
+        bench.disk, f"{FOLDER}/arrivals", log_id=LOG_ID, clock=SystemClock(), options=arrival_options(1, 1.0)
+    )
+    for sequence in range(first_number):
+        record = record_of(sequence)
+        log.append([Batch(record, (), 70, sequence, 1)])
+    log.force()
+    log.truncate_before(log.end_offset)
+    log.close()
+
+
+def first_file(bench: Bench) -> str:
+    return bench.buckets.leaves[0].path.rpartition("/")[2]
+
+
+def mend(bench: Bench) -> list[tuple[str, int, int]]:
+    planned = repair_buckets(bench.disk, FOLDER, dry_run=True)
+    done = repair_buckets(bench.disk, FOLDER)
+    assert done == planned
+    return [(each.file.rpartition("/")[2], each.kept, each.lost) for each in done]
+
+
+def is_whole(bench: Bench) -> bool:
+    return not verify_buckets(bench.disk, FOLDER, records=True).damaged
+
+
+def test_what_is_whole_is_left_alone(bench: Bench) -> None:
+    before = {name: bench.disk.read_file(f"{FOLDER}/{name}") for name in bench.disk.list(FOLDER)}
+    assert mend(bench) == []
+    assert {name: bench.disk.read_file(f"{FOLDER}/{name}") for name in bench.disk.list(FOLDER)} == before
+
+
+def test_a_folder_without_anything_has_nothing_to_mend(bench: Bench) -> None:
+    bench.disk.make_folder("data/empty")
+    assert repair_buckets(bench.disk, "data/empty") == []
+
+
+@pytest.mark.parametrize(
+    ("position", "lost"),
+    [(8, set()), (HEAD_SIZE + 3, {0, 1}), (HEAD_SIZE + CHUNK_SIZE + 5, {0, 1}), (-3, {4})],
+    ids=["head", "chunk", "columns", "record"],
+)
+def test_a_damaged_bucket_keeps_all_that_is_whole(bench: Bench, position: int, lost: set[int]) -> None:
+    expected = {number: kept for number, kept in bench.contents().items() if number not in lost}
+    name = first_file(bench)
+    bench.damage_file(name, flip(position))
+    damaged = bench.disk.read_file(f"{FOLDER}/{name}")
+    assert mend(bench) == [(name, 3 - len(lost), len(lost))]
+    assert is_whole(bench) and mend(bench) == []
+    assert bench.disk.read_file(f"{FOLDER}/{name}.damaged") == damaged
+    again = bench.crash()
+    assert again.contents() == expected
+    assert remove_originals(again.disk, FOLDER) == [f"{name}.damaged"]
+    again.put(NOW + 7)
+    assert len(again.contents()) == len(expected) + 1
+
+
+def test_one_that_lost_its_end_and_one_that_is_missing(bench: Bench) -> None:
+    short, missing = first_file(bench), bench.buckets.leaves[2].path.rpartition("/")[2]
+    bench.damage_file(short, lambda data: data.__delitem__(slice(-10, None)))
+    bench.disk.unlink(f"{FOLDER}/{missing}")
+    with pytest.raises(Corrupt, match="1 messages in all"):
+        bench.crash("everything")
+    assert mend(bench) == [(missing, 0, 1), (short, 2, 1)]
+    assert is_whole(bench)
+    assert sorted(bench.crash().contents()) == [0, 1, 5]
+
+
+def test_one_with_nothing_whole_in_it_goes(bench: Bench) -> None:
+    name = bench.buckets.leaves[1].path.rpartition("/")[2]
+    bench.damage_file(
+        name, lambda data: data.__setitem__(slice(HEAD_SIZE, None), bytes(len(data) - HEAD_SIZE))
+    )
+    assert mend(bench) == [(name, 0, 1)]
+    assert len(bench.crash().buckets.leaves) == 2
+    assert bench.disk.exists(f"{FOLDER}/{name}.damaged")
+
+
+def test_a_lost_checkpoint_is_made_anew_and_what_the_arrivals_have_counts_there(bench: Bench) -> None:
+    whole = bench.contents()
+    arrivals(bench, 4)
+    for name in (None, "checkpoint"):
+        if name is None:
+            bench.disk.unlink(f"{FOLDER}/checkpoint")
+        else:
+            bench.damage_file(name, lambda data: data.__setitem__(slice(None), b"x" * len(data)))
+        with pytest.raises(Corrupt):
+            bench.crash("everything")
+        repair_buckets(bench.disk, FOLDER)
+        assert is_whole(bench)
+        again = bench.crash()
+        assert again.contents() == {number: kept for number, kept in whole.items() if number < 4}
+        assert again.buckets.store_id == 7 and again.buckets.spilled_number == 4
+        again.spill()
+        assert again.contents() == whole
+
+
+def test_without_a_checkpoint_a_split_that_was_not_over_counts_once(bench: Bench) -> None:
+    bench.put(NEAR, NEAR + 5_000, NEAR + MINUTE)
+    whole = bench.contents()
+    bench.buckets.split(bench.bucket(NEAR))
+    assert len(bench.files()) > len(bench.buckets.leaves)
+    arrivals(bench, bench.next_number)
+    bench.disk.unlink(f"{FOLDER}/checkpoint")
+    ((_, kept, lost),) = mend(bench)
+    assert (kept, lost) == (len(whole), 0) and is_whole(bench)
+    again = bench.crash()
+    assert again.contents() == whole
+    assert again.buckets.labels == {"whole", "foreign"}
+
+
+def test_without_a_checkpoint_and_without_arrivals_nothing_is_guessed(bench: Bench) -> None:
+    bench.disk.unlink(f"{FOLDER}/checkpoint")
+    with pytest.raises(Corrupt, match="arrivals"):
+        repair_buckets(bench.disk, FOLDER)
+
+
+def test_where_nothing_says_whose_they_are_nothing_is_made_of_it(bench: Bench) -> None:
+    bench.disk.unlink(f"{FOLDER}/checkpoint")
+    for name in bench.files():
+        bench.damage_file(name, flip(8))
+    with pytest.raises(Corrupt, match="whose buckets"):
+        repair_buckets(bench.disk, FOLDER)
+
+
+@pytest.mark.parametrize("without", ["records", "checkpoint"])
+def test_a_power_cut_in_the_middle_of_a_repair_leaves_something_that_it_goes_on_with(
+    bench: Bench, without: str
+) -> None:
+    bench.put(NEAR, NEAR + 5_000)
+    if without == "checkpoint":
+        bench.buckets.split(bench.bucket(NEAR))
+        arrivals(bench, bench.next_number)
+        bench.disk.unlink(f"{FOLDER}/checkpoint")
+    else:
+        bench.damage_file(first_file(bench), flip(-3))
+    undisturbed = bench.on(mended(bench)).contents()
+    generator = seeded("repair", without)
+    states = 0
+    state = bench.disk.crash(keep="everything")
+    moments: list[Moment] = []
+    state.after = lambda kind, path: moments.append(Moment(state))
+    repair_buckets(state, FOLDER)
+    for moment in moments:
+        for again in crash_states(moment, 6, generator):
+            repair_buckets(again, FOLDER)
+            assert bench.on(again).contents() == undisturbed
+            states += 1
+    assert states > 10
+
+
+def mended(bench: Bench) -> SimulatedDisk:
+    state = bench.disk.crash(keep="everything")
+    repair_buckets(state, FOLDER)
+    return state
