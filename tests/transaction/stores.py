@@ -104,6 +104,8 @@ class Store:
         self.generator = random.Random(seed)
         self.producers = FIRST_PRODUCER
         self.leased_ms: Callable[[int], int | None] = lambda producer_id: self.clock.wall_ms()
+        self.ahead_ms = 0
+        """By how much the time that decisions carry is ahead of the wall clock."""
         self.jobs: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
         self.sequences: dict[int, int] = {}
         self.numbers: dict[int, int] = {}
@@ -122,6 +124,7 @@ class Store:
             run=self.run,
             limits=self.limits,
             settings=self.settings,
+            decided_ms=lambda: self.clock.wall_ms() + self.ahead_ms,
         )
         self.ledger: Ledger = self.store._ledger
         self.journal = self.store._journal

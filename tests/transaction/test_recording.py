@@ -236,3 +236,22 @@ def test_a_discarded_one_leaves_nothing() -> None:
     assert not any(file.holds for file in store.journal.files)
     life = store.killed()
     assert not life.store.transactions and life.store.outcome("x") is None
+
+
+def test_decisions_carry_the_time_from_which_delays_count_and_nothing_else_does() -> None:
+    store = Store()
+    store.ahead_ms = 5000
+    now = store.clock.wall_ms()
+    transaction = store.prepared("x")
+    assert transaction.prepared_ms == now
+    store.commit(transaction)
+    local = store.transact([b"m"])
+    by_hand = store.prepared("y")
+    store.commit_by_hand(by_hand)
+    for each in (transaction, local, by_hand):
+        assert each.decision is not None and each.decision.time_ms == now + 5000
+    dropped = store.prepared("z")
+    store.rollback(dropped)
+    assert dropped.decided_ms == now
+    (again,) = [each for each in store.killed().store.transactions.values() if each.xid == "x"]
+    assert again.decision is not None and again.decision.time_ms == now + 5000, "it stands in the record"

@@ -76,7 +76,7 @@ class Delay:
         self.queue.stop(partial(setattr, self, "stopped", True))
 
     def close(self) -> None:
-        """A last checkpoint, once it is `stopped`; in a worker. Raises OSError, JournalError: it is closed then, too."""
+        """A last checkpoint, once it is `stopped`; in a worker. Raises OSError, JournalError: closed all the same."""
         self._buckets.close(self.queue.now_ms())
 
     def abandon(self, reason: str) -> None:
