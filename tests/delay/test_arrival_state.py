@@ -132,6 +132,40 @@ def test_a_succession_closes_the_stream_over_all_topics() -> None:
         check(again, 5, 4, 1)
 
 
+# Power cuts and stops
+
+
+@pytest.mark.parametrize("round", range(scaled(100)))
+def test_after_a_power_cut_state_and_messages_are_those_of_one_moment(round: int) -> None:
+    """Never a note without its records, nor a cancel without what came before; what was forced is there."""
+    generator = seeded("power cut", round)
+    desk = Desk(segment_bytes=3 << 19)
+    moments = {0: (said(desk), 0)}
+    for _ in range(generator.randrange(2, 20)):
+        random_step(desk, generator)
+        moments[desk.log.end_offset] = (said(desk), len(desk.sent))
+        if generator.random() < 0.2:
+            desk.log.force()
+    forced = desk.log.forced_offset
+    again = Desk(desk.disk.crash(generator), desk.segment_bytes)
+    assert forced <= again.log.end_offset
+    state, count = moments[again.log.end_offset]
+    assert again.read() == desk.sent[:count]
+    assert said(again) == state
+
+
+def test_a_log_that_is_resumed_is_learned_again() -> None:
+    desk = Desk()
+    desk.send(some(5, 3))
+    desk.cancel((START_MS, 1))
+    desk.log.force()
+    told = said(desk)
+    desk.log.stop("the disk")
+    desk.state.cancelled.add(START_MS + 1, 2)
+    desk.log.resume()
+    assert said(desk) == told
+
+
 # What was cancelled, and given another turn
 
 
@@ -171,8 +205,23 @@ def test_both_forget_by_spans() -> None:
     desk.cancel((3 * SPAN, 1))
     desk.reschedule(desk.sent[1:2], [9 * SPAN])
     desk.cancel((4 * SPAN, 4))
-    assert desk.state.forget([3 * SPAN, 5 * SPAN]) == 2
-    assert (desk.state.cancelled.count, desk.state.rescheduled.count) == (1, 0)
+    assert desk.state.forget_before(5 * SPAN) == 1
+    assert (desk.state.cancelled.count, desk.state.rescheduled.count) == (2, 1)
+    assert desk.state.forget_before(10 * SPAN) == 2
+    assert (desk.state.cancelled.count, desk.state.rescheduled.count) == (0, 0)
+
+
+def test_an_old_handle_is_known_as_long_as_its_message_waits() -> None:
+    """Given another turn, and then another one, far away: the way there is not forgotten on the way."""
+    desk = Desk()
+    desk.send(some(5, 1, due=3 * SPAN), some(6, 1, due=3 * SPAN))
+    desk.reschedule(desk.sent[:1], [4 * SPAN])
+    desk.reschedule(desk.sent[-1:], [900 * SPAN])
+    desk.cancel((5 * SPAN, 99))
+    assert desk.state.forget_before(100 * SPAN) == 1
+    assert desk.state.rescheduled.latest(3 * SPAN, 1)[0] == 900 * SPAN
+    assert desk.state.forget_before(901 * SPAN) == 2
+    assert desk.state.rescheduled.latest(3 * SPAN, 1) == (3 * SPAN, 1)
 
 
 def test_there_is_an_end_to_what_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,8 @@
 """Cancelled messages are found, counted, forgotten by their spans, and come back from a dump."""
 
+import sys
+from threading import Thread
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,3 +91,30 @@ def test_a_dump_that_was_cut_is_refused() -> None:
             Cancelled().load(data[:size])
     with pytest.raises(ValueError, match="span 0"):
         Cancelled().load(data[:32] * 2)
+
+
+def test_another_thread_never_misses_one_that_is_there() -> None:
+    """A worker asks while the owner adds, and sorts in."""
+    cancelled = Cancelled()
+    cancelled.add(0, 0)
+    newest, missed = [0], list[int]()
+
+    def ask() -> None:
+        while newest[-1] >= 0:
+            missed.extend(n for n in (0, newest[-1] // 2, newest[-1]) if n >= 0 and (0, n) not in cancelled)
+            cancelled.any_between(0, 1 << 40)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = Thread(target=ask)
+    try:
+        thread.start()
+        for number in range(1, scaled(100_000) + 5_000):
+            cancelled.add(0, number)
+            newest[0] = number
+            cancelled.add((1 + number % 64) << 20, number)
+    finally:
+        newest.append(-1)
+        thread.join(60)
+        sys.setswitchinterval(interval)
+    assert missed == []

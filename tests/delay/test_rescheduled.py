@@ -82,3 +82,15 @@ def test_a_dump_that_was_cut_is_refused() -> None:
             Rescheduled().load(data[:size])
     with pytest.raises(ValueError, match="span 0"):
         Rescheduled().load(data[:40] * 2)
+
+
+def test_a_span_is_over_when_no_handle_of_it_leads_beyond() -> None:
+    rescheduled = of({(SPAN, 1): (2 * SPAN, 5), (2 * SPAN, 5): (50 * SPAN, 6), (3 * SPAN, 2): (4 * SPAN, 7)})
+    starts = [0, SPAN, 2 * SPAN, 3 * SPAN]
+    assert rescheduled.over(starts, 10 * SPAN) == [0, 3 * SPAN]
+    assert rescheduled.over(starts, 51 * SPAN) == starts
+    assert rescheduled.over(starts[:2], 51 * SPAN) == [0]  # the step in between is still known
+    assert rescheduled.over(starts, 5 * SPAN - 1) == [0]
+    again = Rescheduled()
+    again.load(rescheduled.dump())
+    assert again.over(starts, 10 * SPAN) == [0, 3 * SPAN]

@@ -68,11 +68,15 @@ class ArrivalState:
                 if self.cancelled.add(due, number):
                     self.rescheduled.add(due, number, (new_due, new_number))
 
-    def forget(self, starts: Iterable[int]) -> int:
-        """Drops what was due in these spans (see `Cancelled`); how many cancelled messages are forgotten."""
-        starts = list(starts)
-        self.rescheduled.forget(starts)
-        return self.cancelled.forget(starts)
+    def forget_before(self, due: int) -> int:
+        """Drops what was due in spans (see `Cancelled`) that end at `due` or before; how many cancelled messages.
+
+        A span stays as long as a handle of it leads to a message that was rescheduled and is due later.
+        """
+        ended = [start for start, end in self.cancelled.spans() if end <= due]
+        over = self.rescheduled.over(ended, due)
+        self.rescheduled.forget(over)
+        return self.cancelled.forget(over)
 
     # journal.state.State
 

@@ -3,6 +3,8 @@
 A number is kept as long as some file may hold its message, and until nobody needs the exact answer any more; whoever
 knows both calls `forget`. The spans are those of the smallest buckets, so that what was asked for a bucket's messages
 is one look at one span.
+
+One thread changes it; others may ask whether a message is cancelled meanwhile.
 """
 
 from array import array
@@ -37,8 +39,11 @@ class _Span:
         return len(self._sorted) + len(self._recent)
 
     def __contains__(self, number: int) -> bool:
-        at = bisect_left(self._sorted, number)
-        return (at < len(self._sorted) and self._sorted[at] == number) or number in self._recent
+        if number in self._recent:
+            return True
+        column = self._sorted  # looked at second: what leaves the set is in here before
+        at = bisect_left(column, number)
+        return at < len(column) and column[at] == number
 
     def add(self, number: int) -> bool:
         """Whether it is new."""
@@ -92,7 +97,7 @@ class Cancelled:
         first, last = low >> SPAN_BITS, high >> SPAN_BITS
         if last - first < len(self._spans):
             return any(span in self._spans for span in range(first, last + 1))
-        return any(first <= span <= last for span in self._spans)
+        return any(first <= span <= last for span in list(self._spans))
 
     def spans(self) -> list[tuple[int, int]]:
         """(its first due time, the first behind it) of each span that has any, in order."""

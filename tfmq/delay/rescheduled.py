@@ -25,27 +25,32 @@ Turn = tuple[int, int]
 class _Span:
     """The messages of one span by their old numbers: most of them sorted, the newest in a dict."""
 
-    __slots__ = ("_columns", "_recent")
+    __slots__ = ("_columns", "_recent", "targets")
 
     def __init__(self, columns: "tuple[array[int], array[int], array[int]] | None" = None) -> None:
         self._columns = columns or (array("Q"), array("Q"), array("Q"))
         self._recent: dict[int, Turn] = {}
+        self.targets = {due >> SPAN_BITS for due in self._columns[1]}
+        """The spans to which its messages were moved."""
 
     def __len__(self) -> int:
         return len(self._columns[0]) + len(self._recent)
 
     def get(self, number: int) -> Turn | None:
-        olds, dues, numbers = self._columns
+        if (turn := self._recent.get(number)) is not None:
+            return turn
+        olds, dues, numbers = self._columns  # looked at second: what leaves the dict is in here before
         at = bisect_left(olds, number)
         if at < len(olds) and olds[at] == number:
             return dues[at], numbers[at]
-        return self._recent.get(number)
+        return None
 
     def add(self, number: int, turn: Turn) -> bool:
         """Whether it is new; the first answer stays."""
         if self.get(number) is not None:
             return False
         self._recent[number] = turn
+        self.targets.add(turn[0] >> SPAN_BITS)
         if len(self._recent) > RECENT_MIN + len(self._columns[0]) // RECENT_PART:
             self.columns()
         return True
@@ -94,6 +99,22 @@ class Rescheduled:
         new = span.add(number, turn)
         self.count += new
         return new
+
+    def over(self, starts: Iterable[int], before: int) -> list[int]:
+        """Those of the spans that begin at `starts` from which no handle leads, in however many steps, to a message
+        that is due at `before` or later."""
+        spans = {start >> SPAN_BITS for start in starts}
+        while True:
+            held = {span for span in spans if span in self._spans and self._leads_on(span, spans, before)}
+            if not held:
+                return sorted(span << SPAN_BITS for span in spans)
+            spans -= held
+
+    def _leads_on(self, span: int, spans: set[int], before: int) -> bool:
+        return any(
+            (target + 1) << SPAN_BITS > before or (target in self._spans and target not in spans)
+            for target in self._spans[span].targets
+        )
 
     def forget(self, starts: Iterable[int]) -> int:
         """Drops the spans that begin at these due times; how many messages are forgotten."""
