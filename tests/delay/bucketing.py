@@ -10,7 +10,6 @@ from journal.header import make_id, make_log_id, make_record
 from journal.testing import SimulatedDisk
 from tfmq.delay.arrivals import ArrivedBatch
 from tfmq.delay.buckets import Bucket, Buckets, Pending, Spilled
-from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT
 from tfmq.delay.spans import Span
 
 FOLDER = "data/delay"
@@ -128,10 +127,10 @@ class Bench:
                 run.append(each)
         return result
 
-    def spill(self, now_ms: int = NOW, pending: Pending = everything, moved_below: int = 0) -> Spilled:
+    def spill(self, now_ms: int = NOW, pending: Pending = everything) -> Spilled:
         """Everything that arrived."""
         end = self.next_number
-        return self.buckets.spill(self.batches(), end * OFFSETS, end, now_ms, pending, moved_below)
+        return self.buckets.spill(self.batches(), end * OFFSETS, end, now_ms, pending)
 
     def put(self, *dues: int, **named: object) -> list[Waiting]:
         """Arrive, and are spilled."""
@@ -172,9 +171,6 @@ class Bench:
     def files(self) -> list[str]:
         """Names in the folder, without the checkpoint's."""
         return [name for name in self.disk.list(FOLDER) if name != "checkpoint"]
-
-    def read_locator(self, locator: int, number: int) -> bytes | None:
-        return self.buckets.read(locator >> SLOT_SHIFT, [locator & POSITION_MASK], [number])[0]
 
     def damage_file(self, name: str, change: Callable[[bytearray], object]) -> None:
         """Changes the bytes of a file behind everybody's back."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from journal.errors import Full, Stopped
+from journal.errors import Full, Stopped, TooLarge
 from tests.delay.bucketing import (
     BILLS,
     DAY,
@@ -42,7 +42,7 @@ def test_what_is_spilled_is_there_after_a_power_cut(bench: Bench) -> None:
     bench.arrive(NOW + 5 * SECOND, NOW + 5 * SECOND, NOW + DAY, absolute=True)
     bench.arrive(NOW + 1, NOW + 400 * DAY, 2**63 - 1, log_id=BILLS)
     spilled = bench.spill()
-    assert (spilled.count, len(spilled.moved_numbers)) == (6, 0)
+    assert spilled.count == 6
     assert bench.contents() == bench.expected() and len(bench.expected()) == 6
     again = bench.crash()
     assert again.contents() == bench.expected()
@@ -87,15 +87,37 @@ def test_a_spill_of_nothing_moves_the_place_all_the_same(bench: Bench) -> None:
     assert bench.files() == []
 
 
-def test_near_ones_are_named_with_their_new_places(bench: Bench) -> None:
-    horizon = NOW + 30 * SECOND
-    sent = bench.arrive(NOW + 9 * SECOND, NOW + DAY, NOW + 3 * SECOND, horizon, horizon - 1)
-    sent += bench.arrive(NOW + 2 * SECOND, log_id=BILLS)
-    spilled = bench.spill(moved_below=horizon)
-    near = [each for each in sent if each.due < horizon]
-    assert list(spilled.moved_numbers) == [each.number for each in near]
-    for each, locator in zip(near, spilled.moved_locators, strict=True):
-        assert bench.read_locator(locator, each.number) == each.record
+def test_a_read_ends_behind_the_record_that_reaches_the_bound(bench: Bench) -> None:
+    sent = bench.put(*[NOW + 1] * 5, size=1000)
+    bucket = bench.bucket(NOW + 1)
+    (columns,) = bench.buckets.load(bucket)
+    asked = (bucket.slot, columns.positions, columns.numbers)
+    records = [each.record for each in sent]
+    size = len(records[0])
+    for bytes_max, count in ((1, 1), (size, 1), (size + 1, 2), (3 * size, 3), (99 * size, 5)):
+        assert bench.buckets.read(*asked, bytes_max) == records[:count]
+        assert bench.buckets.read_cached(*asked, bytes_max) == records[:count]
+    bench.disk.is_cached = False
+    assert bench.buckets.read_cached(*asked) is None
+
+
+def test_a_note_is_kept_through_spills_until_another_one_comes(bench: Bench) -> None:
+    bench.buckets.commit(NOW, b"first")
+    bench.put(NOW + 1)
+    assert bench.buckets.note == bench.crash().buckets.note == b"first"
+    bench.buckets.commit(NOW, b"")
+    assert bench.buckets.note == bench.crash().buckets.note == b""
+    with pytest.raises(TooLarge):
+        bench.buckets.commit(NOW, bytes(8193))
+    bench.buckets.close(NOW, b"last")
+    assert bench.crash().buckets.note == b"last"
+
+
+def test_one_that_is_abandoned_writes_nothing_and_keeps_nothing_open(bench: Bench) -> None:
+    before = bench.disk.number
+    bench.buckets.abandon()
+    bench.buckets.abandon()
+    assert bench.disk.number == before and not bench.disk.open_files
 
 
 def test_a_coarse_one_is_cut_when_its_time_comes_near(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from journal.errors import Corrupt
 from journal.header import HEADER_SIZE, records_of
 from tfmq import ids
 from tfmq.cli.output import counted
-from tfmq.delay.bucket import Bucket
+from tfmq.delay.bucket import ALL_BYTES, Bucket
 from tfmq.delay.bucket_file import CHUNK_SIZE, Chunk, decode_columns
 from tfmq.delay.bucket_repair import BucketRepaired
 from tfmq.delay.bucket_survey import BucketSurvey
@@ -85,7 +85,7 @@ def _chunk_rows(survey: BucketSurvey, bucket: Bucket, chunk: Chunk) -> Iterator[
             columns.positions[start : start + READ_COUNT],
             columns.numbers[start : start + READ_COUNT],
         )
-        for index, record in enumerate(bucket.read(survey.files, positions, numbers), start):
+        for index, record in enumerate(bucket.read(survey.files, positions, numbers, ALL_BYTES), start):
             yield _message(columns, index, record, bucket)
 
 

@@ -5,12 +5,10 @@ stay as they are meanwhile. What is gathered is bounded: the fullest spans are w
 """
 
 import errno
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, compress
-from typing import Final, NamedTuple
+from typing import Final
 
 from journal.disk import Disk, File, write_all
 from journal.errors import Full
@@ -19,11 +17,10 @@ from tfmq.delay.bucket_file import (
     CHUNK_BYTES,
     HEAD_SIZE,
     TABLE_BYTES_MAX,
-    Chunk,
     encode_chunk,
     encode_head,
 )
-from tfmq.delay.columns import CRC_SIZE, SLOT_SHIFT, SORTED_MAX, Messages, Numbers, spread
+from tfmq.delay.columns import SORTED_MAX, Messages, spread
 from tfmq.delay.draft import Draft
 from tfmq.delay.open_files import keep_open
 from tfmq.delay.spans import Span
@@ -47,19 +44,12 @@ class Growth:
     has_file: bool
 
 
-class Moved(NamedTuple):
-    """Where messages lie now: numbers, and locators as `columns` describes them."""
-
-    numbers: Numbers
-    locators: Numbers
-
-
 class Additions:
     """See the module. `span_of(due)`: which span it goes to. `bucket_of(span)`: the bucket, and whether it is a new
     one, which has no file yet.
 
-    `arrivals`: the offset of the arrivals up to which the buckets are complete then. `moved_below`: `moved` names the
-    messages that are due before. `failure`: a write or a force failed in a way that is not to be retried.
+    `arrivals`: the offset of the arrivals up to which the buckets are complete then. `failure`: a write or a force
+    failed in a way that is not to be retried.
     """
 
     def __init__(
@@ -70,10 +60,8 @@ class Additions:
         span_of: Callable[[int], Span],
         bucket_of: Callable[[Span], tuple[Bucket, bool]],
         arrivals: int,
-        moved_below: int = 0,
     ) -> None:
         self.growth: dict[Span, Growth] = {}
-        self.moved: list[Moved] = []
         self.count = 0
         self.size_bytes = 0
         self.failure: OSError | None = None
@@ -83,7 +71,6 @@ class Additions:
         self._span_of = span_of
         self._bucket_of = bucket_of
         self._arrivals = arrivals
-        self._moved_below = moved_below
         self._mixed = Draft()
         """Of several spans, to be sorted together."""
         self._drafts: dict[Span, Draft] = {}
@@ -170,15 +157,6 @@ class Additions:
             keep_open(file)
         self._unforced.clear()
 
-    def relocated(self, first_number: int, end_number: int) -> Moved:
-        """What `moved` says, in the order of the numbers, which lie between these."""
-        locators = array("Q", bytes(8 * (end_number - first_number)))
-        for each in self.moved:
-            for number, locator in zip(each.numbers, each.locators, strict=True):
-                locators[number - first_number] = locator
-        numbers = compress(range(first_number, end_number), locators)
-        return Moved(array("Q", numbers), array("Q", filter(None, locators)))
-
     def _write(self, span: Span) -> None:
         """Writes what is gathered for a span as one chunk."""
         draft = self._drafts.pop(span)
@@ -194,8 +172,6 @@ class Additions:
         growth.count += chunk.count
         self.count += chunk.count
         self.size_bytes += chunk.size
-        if span.start < self._moved_below:
-            self._note_moved(bucket, messages, chunk)
 
     def _open(self, span: Span) -> tuple[Growth, File]:
         growth = self.growth.get(span)
@@ -220,16 +196,6 @@ class Additions:
             # What an earlier process left: nothing lists it.
             self._disk.unlink(path)
         return self._disk.create(path)
-
-    def _note_moved(self, bucket: Bucket, messages: Messages, chunk: Chunk) -> None:
-        first = bucket.slot << SLOT_SHIFT | chunk.records
-        locators = array("Q", accumulate(map(CRC_SIZE.__add__, messages.sizes), initial=first))
-        locators.pop()
-        numbers = messages.numbers
-        if bucket.span.end > self._moved_below:
-            near = bytes(map(self._moved_below.__gt__, messages.dues))
-            numbers, locators = array("Q", compress(numbers, near)), array("Q", compress(locators, near))
-        self.moved.append(Moved(numbers, locators))
 
     def _force(self) -> None:
         """Forces what is written, together where that is cheaper. Raises OSError; then nothing is tried again."""

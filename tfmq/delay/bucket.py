@@ -6,6 +6,7 @@ is served.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from zlib import crc32
@@ -38,6 +39,8 @@ TAIL_BYTES: Final = 4096
 """Read behind the last record's beginning, whose size is not known before; a larger one costs a second read."""
 SCAN_BYTES: Final = 1 << 20
 """Read at a time, when the next chunk behind damage is looked for."""
+ALL_BYTES: Final = sys.maxsize
+"""No bound on what one call reads."""
 DAMAGE_MAX: Final = 1000
 """Damaged places that are remembered of a bucket; all are logged."""
 
@@ -134,25 +137,27 @@ class Bucket:
 
     # Records.
 
-    def read(self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int]) -> list[bytes | None]:
+    def read(
+        self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
+    ) -> list[bytes | None]:
         """As `Buckets.read`."""
         with files.use(self.path) as file:
-            found = self._read(positions, numbers, file.pread)
+            found = self._read(positions, numbers, bytes_max, file.pread)
             assert found is not None
             return found
 
     def read_cached(
-        self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int]
+        self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
     ) -> list[bytes | None] | None:
         """As `Buckets.read_cached`."""
         with files.use(self.path) as file:
-            return self._read(positions, numbers, file.pread_cached)
+            return self._read(positions, numbers, bytes_max, file.pread_cached)
 
     def _read(
-        self, positions: Sequence[int], numbers: Sequence[int], pread: Pread
+        self, positions: Sequence[int], numbers: Sequence[int], bytes_max: int, pread: Pread
     ) -> list[bytes | None] | None:
         found: list[bytes | None] = []
-        start = 0
+        start = size_bytes = 0
         while start < len(positions):
             end = _window(positions, start)
             first = positions[start]
@@ -160,12 +165,14 @@ class Bucket:
             data = pread(size, first)
             if data is None:
                 return None
-            for number in range(start, end):
-                at = positions[number] - first
-                record = self._record(data, at, numbers[number], first, pread)
+            for index in range(start, end):
+                record = self._record(data, positions[index] - first, numbers[index], first, pread)
                 if record is WAITS:
                     return None
                 found.append(record)
+                size_bytes += len(record) if record is not None else 0
+                if size_bytes >= bytes_max:
+                    return found
             start = end
         return found
 

@@ -10,7 +10,7 @@ from journal import names
 from journal.disk import Disk
 from journal.errors import Corrupt
 from journal.verify import DAMAGE, NOTE, Finding, Progress, Report
-from tfmq.delay.bucket import Bucket
+from tfmq.delay.bucket import ALL_BYTES, Bucket
 from tfmq.delay.bucket_file import CHUNK_SIZE, Chunk, decode_columns
 from tfmq.delay.bucket_recovery import Found, is_house_name
 from tfmq.delay.bucket_survey import BucketSurvey
@@ -111,7 +111,7 @@ class _Audit:
         self.report.records += chunk.count
         if self.records:
             before = len(bucket.damage)
-            bucket.read(self.survey.files, columns.positions, columns.numbers)
+            bucket.read(self.survey.files, columns.positions, columns.numbers, ALL_BYTES)
             for bad in bucket.damage[before:]:
                 self._damage(bad, "record")
         return chunk.count

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from journal.disk import Disk
 from journal.errors import Corrupt, Full, Stopped
-from tfmq.delay.additions import Additions, Growth, Moved
+from tfmq.delay.additions import Additions, Growth
 from tfmq.delay.arrivals import ArrivedBatch
-from tfmq.delay.bucket import Bucket
+from tfmq.delay.bucket import ALL_BYTES, Bucket
 from tfmq.delay.bucket_opening import BucketOpening
 from tfmq.delay.bucket_rows import Row, counts_of, rows_of
 from tfmq.delay.checkpoint import Checkpoint, Listed
@@ -42,19 +42,11 @@ CASCADE_SPANS: Final = 2
 """A coarse bucket is cut when its time is as many of the finer spans away: later would delay a load."""
 
 
-NOT_MOVED: Final = Moved(array("Q"), array("Q"))
-
-
 class Spilled(NamedTuple):
-    """What a spill did: so many messages in so many bytes of chunks.
-
-    `moved_numbers` (rising) and `moved_locators`: where those due before `moved_below` lie now.
-    """
+    """What a spill did: so many messages in so many bytes of chunks."""
 
     count: int  # type: ignore[assignment]
     size_bytes: int
-    moved_numbers: Numbers
-    moved_locators: Numbers
 
 
 class Buckets:
@@ -68,6 +60,8 @@ class Buckets:
         """What the opening met: rows of `bucket_recovery`."""
         self.broker_ms = checkpoint.broker_ms
         """Broker time as the last checkpoint had it."""
+        self.note = checkpoint.note
+        """What the last `commit` with a note was given."""
         self.spilled_offset = checkpoint.offset
         self.spilled_number = checkpoint.number
         """Arrivals before this offset, with numbers below this, are in buckets or were settled: the next spill goes on
@@ -174,18 +168,21 @@ class Buckets:
         """
         return bucket.load(self.files)
 
-    def read(self, slot: int, positions: Sequence[int], numbers: Sequence[int]) -> list[bytes | None]:
+    def read(
+        self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = ALL_BYTES
+    ) -> list[bytes | None]:
         """The records at these positions, proven to be those of these numbers; None: damaged, and named.
 
-        Fastest where positions rise and lie close together. Raises KeyError, OSError. In a worker.
+        Ends behind the record with which `bytes_max` is reached: the answer is shorter then. Fastest where positions
+        rise and lie close together. Raises KeyError, OSError. In a worker.
         """
-        return self._slots[slot].read(self.files, positions, numbers)
+        return self._slots[slot].read(self.files, positions, numbers, bytes_max)
 
     def read_cached(
-        self, slot: int, positions: Sequence[int], numbers: Sequence[int]
+        self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = ALL_BYTES
     ) -> list[bytes | None] | None:
         """As `read`; None where that would wait for the disk."""
-        return self._slots[slot].read_cached(self.files, positions, numbers)
+        return self._slots[slot].read_cached(self.files, positions, numbers, bytes_max)
 
     def rows(
         self, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None = None
@@ -215,7 +212,6 @@ class Buckets:
         to_number: int,
         now_ms: int,
         pending: Pending,
-        moved_below: int = 0,
     ) -> Spilled:
         """Puts arrivals from `spilled_offset` up to `to_offset` (numbers below `to_number`) into buckets; in a worker.
 
@@ -224,10 +220,9 @@ class Buckets:
         """
         with self._writing:
             self._writable()
-            first_number = self.spilled_number
             with self._set:
                 plan = Plan(self._leaves.all, now_ms, self._retired.held_spans())
-            additions = self._additions(plan.span_of, to_offset, moved_below)
+            additions = self._additions(plan.span_of, to_offset)
             with self._undoing(additions):
                 for batch in batches:
                     additions.put(messages_of(batch, pending))
@@ -235,8 +230,7 @@ class Buckets:
                 place = (to_offset, to_number, max(now_ms, self.broker_ms))
                 self._checkpoint(place, additions)
             self._sweep()
-            moved = additions.relocated(first_number, to_number) if additions.moved else NOT_MOVED
-            return Spilled(additions.count, additions.size_bytes, *moved)
+            return Spilled(additions.count, additions.size_bytes)
 
     def split(self, bucket: Bucket) -> list[Bucket]:
         """Cuts a bucket into finer ones, forced and listed; it counts no more then, but may be read until `release`.
@@ -266,32 +260,38 @@ class Buckets:
             self._sweep()
             return sorted((growth.bucket for growth in additions.growth.values()), key=_start)
 
-    def commit(self, broker_ms: int) -> None:
-        """Writes the checkpoint, forced, then removes the files that count no more. Raises as `spill`. In a worker."""
+    def commit(self, broker_ms: int, note: bytes | None = None) -> None:
+        """Writes the checkpoint, forced, then removes the files that count no more. Raises as `spill`. In a worker.
+
+        `note`: bytes to be found again in `note`, also by the next start; None: those that are there.
+        """
         with self._writing:
             self._writable()
-            with self._undoing(None):
-                place = (self.spilled_offset, self.spilled_number, max(broker_ms, self.broker_ms))
-                self._checkpoint(place, None)
+            place = (self.spilled_offset, self.spilled_number, max(broker_ms, self.broker_ms))
+            self._checkpoint(place, None, note=note)
             self._sweep()
 
-    def close(self, broker_ms: int) -> None:
+    def close(self, broker_ms: int, note: bytes | None = None) -> None:
         """A last checkpoint, unless it is stopped; the files are closed in any case. Raises Full, OSError."""
         try:
             if self.stopped is None:
-                self.commit(broker_ms)
+                self.commit(broker_ms, note)
         finally:
-            self.stopped = self.stopped or "it is closed"
-            self.files.close()
-            self._anchor.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Gives the files back, and writes nothing: for a start that fails. Twice is harmless."""
+        self.stopped = self.stopped or "it is closed"
+        self.files.close()
+        self._anchor.close()
 
     def _writable(self) -> None:
         if self.stopped is not None:
             raise Stopped(self.stopped)
 
-    def _additions(self, span_of: Callable[[int], Span], arrivals: int, moved_below: int = 0) -> Additions:
+    def _additions(self, span_of: Callable[[int], Span], arrivals: int) -> Additions:
         files = (self._disk, self.folder, self._anchor)
-        return Additions(*files, span_of, self._bucket_of, arrivals, moved_below)
+        return Additions(*files, span_of, self._bucket_of, arrivals)
 
     def _bucket_of(self, span: Span) -> tuple[Bucket, bool]:
         """The bucket of exactly this span, and whether it has to be made."""
@@ -308,24 +308,26 @@ class Buckets:
             return bucket, True
 
     @contextmanager
-    def _undoing(self, additions: Additions | None) -> Iterator[None]:
+    def _undoing(self, additions: Additions) -> Iterator[None]:
         """Takes additions back where they, or their checkpoint, fail; stops where the disk lost something."""
         try:
             yield
-        except BaseException as error:
-            if additions is not None:
-                self._slots.drop(growth.bucket for growth in additions.growth.values() if growth.is_new)
-                if self.stopped is None and additions.failure is None:
-                    with suppress(OSError):
-                        additions.undo()
-                failure = additions.failure
-                if failure is not None:
-                    self._stop(failure)
-                additions.keep_open()
-            raise error
+        except BaseException:
+            self._slots.drop(growth.bucket for growth in additions.growth.values() if growth.is_new)
+            if self.stopped is None and additions.failure is None:
+                with suppress(OSError):  # It is noted as the failure.
+                    additions.undo()
+            if additions.failure is not None:
+                self._stop(additions.failure)
+            additions.keep_open()
+            raise
 
     def _checkpoint(
-        self, place: tuple[int, int, int], additions: Additions | None, split: Bucket | None = None
+        self,
+        place: tuple[int, int, int],
+        additions: Additions | None,
+        split: Bucket | None = None,
+        note: bytes | None = None,
     ) -> None:
         """Lists what counts with the additions, forced; then it is so here, too. Raises Full, OSError (it stops)."""
         growth = list(additions.growth.values()) if additions is not None else []
@@ -335,8 +337,9 @@ class Buckets:
         rows |= {each.bucket.span: Listed(each.bucket.span, each.size, each.count) for each in growth}
         if split is not None:
             del rows[split.span]
+        note = self.note if note is None else note
         try:
-            self._file.write(Checkpoint(self.identity, *place, [rows[span] for span in sorted(rows)]))
+            self._file.write(Checkpoint(self.identity, *place, [rows[span] for span in sorted(rows)], note))
         except OSError as error:
             self._stop(error)
             raise
@@ -344,6 +347,7 @@ class Buckets:
             self._adopt(growth, split)
             self._retired.unlisted(span for span in omitted if span not in rows)
         self.spilled_offset, self.spilled_number, self.broker_ms = place
+        self.note = note
 
     def _adopt(self, growth: Sequence[Growth], split: Bucket | None) -> None:
         for each in growth:

@@ -2,7 +2,7 @@
 broker time. docs/formats/bucket.md is the page of its format.
 
     magic "TFDK" | version u16 | zero u16 | store id u64 | salt u64 | offset u64 | number u64 | broker ms u64
-    | count u32 | buckets: start u64, exponent u8, size u64, count u64, `count` times
+    | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, `count` times | note
     | CRC-32 u32 of everything before
 
 All numbers are big-endian. The file holds this twice, each copy in a half of the file. It is written beside the old
@@ -18,16 +18,18 @@ from zlib import crc32
 
 from journal import names
 from journal.disk import Disk, write_all
-from journal.errors import Corrupt, Full, NewerFormat
+from journal.errors import Corrupt, Full, NewerFormat, TooLarge
 from tfmq.delay.bucket_file import Identity
 from tfmq.delay.spans import Span
 
 MAGIC: Final = b"TFDK"
 VERSION: Final = 1
-HEAD: Final = Struct(">4sHHQQQQQI")
+HEAD: Final = Struct(">4sHHQQQQQII")
 ROW: Final = Struct(">QBQQ")
 SUM: Final = Struct(">I")
 
+NOTE_SIZE_MAX: Final = 8192
+"""Of the note: two pages more at most."""
 PAGE: Final = 4096
 """A copy fills whole pages: a torn or rotten one of a copy does not touch the other."""
 
@@ -41,21 +43,27 @@ class Listed(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """`offset`, `number`: arrivals before are in the buckets, or were settled. `broker_ms`: broker time, at least."""
+    """`offset`, `number`: arrivals before are in the buckets, or were settled. `broker_ms`: broker time, at least.
+
+    `note`: what the delay queue wants to find again, opaque here, at most NOTE_SIZE_MAX bytes.
+    """
 
     identity: Identity
     offset: int
     number: int
     broker_ms: int
     buckets: Sequence[Listed]
+    note: bytes = b""
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """One copy."""
-    identity, offset, number, broker_ms, buckets = checkpoint
-    head = HEAD.pack(MAGIC, VERSION, 0, *identity, offset, number, broker_ms, len(buckets))
+    """One copy. Raises TooLarge."""
+    identity, offset, number, broker_ms, buckets, note = checkpoint
+    if len(note) > NOTE_SIZE_MAX:
+        raise TooLarge("the note in the checkpoint", len(note), NOTE_SIZE_MAX)
+    head = HEAD.pack(MAGIC, VERSION, 0, *identity, offset, number, broker_ms, len(buckets), len(note))
     rows = (ROW.pack(*bucket.span, bucket.size, bucket.count) for bucket in buckets)
-    data = b"".join([head, *rows])
+    data = b"".join([head, *rows, note])
     return data + SUM.pack(crc32(data))
 
 
@@ -66,8 +74,9 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
         return Corrupt(path, position, position + len(data), reason)
 
     try:
-        magic, version, zero, store_id, salt, offset, number, broker_ms, count = HEAD.unpack_from(data)
-        end = HEAD.size + count * ROW.size
+        magic, version, zero, *numbers, count, note_size = HEAD.unpack_from(data)
+        begins = HEAD.size + count * ROW.size
+        end = begins + note_size
         (crc,) = SUM.unpack_from(data, end)
     except StructError:
         raise bad("shorter than it says") from None
@@ -75,11 +84,12 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
         raise bad("it fails its checksum")
     if version > VERSION or zero:
         raise NewerFormat(path, version, VERSION)
-    rows = ROW.iter_unpack(data[HEAD.size : end])
+    store_id, salt, offset, number, broker_ms = numbers
+    rows = ROW.iter_unpack(data[HEAD.size : begins])
     buckets = [Listed(Span(start, exponent), size, entries) for start, exponent, size, entries in rows]
     if not all(bucket.span.is_valid for bucket in buckets):
         raise bad("it names a span of time that cannot be")
-    return Checkpoint(Identity(store_id, salt), offset, number, broker_ms, buckets)
+    return Checkpoint(Identity(store_id, salt), offset, number, broker_ms, buckets, data[begins:end])
 
 
 class CheckpointFile:
@@ -115,7 +125,7 @@ class CheckpointFile:
         return faults
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Returns when it survives a power cut. Raises Full (the old one counts), OSError (either does)."""
+        """Returns when it survives a power cut. Raises Full, TooLarge (the old one counts), OSError (either does)."""
         copy = encode_checkpoint(checkpoint)
         copy += bytes(-len(copy) % PAGE)
         new = self.path + names.NEW_SUFFIX
