@@ -125,6 +125,10 @@ class House:
             now_ms=self.clock.wall_ms,
             lease=partial(self.leases.take, 1),
         )
+        self._join_readers()
+
+    def _join_readers(self) -> None:
+        """What stands on topics and writes: fetches, groups, and what effects are applied to."""
         self.polls = Polls(self.limits, partition=self.topics.partition, timers=self.timers, reads=self.reads)
         self.locks = OffsetLocks()
         self.offsets = Offsets(
