@@ -1,0 +1,463 @@
+"""Schedules and the clock: each time once, over restarts, downtimes, crashes, clock steps, stopped partitions.
+
+Virtual time: a broker runs on a simulated disk and clock.
+"""
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from journal.testing import Moment, crash_states
+from tests.broker.schedule_helpers import Scheduling, ms
+from tests.scale import SEED, scaled
+from tfmq.broker.schedule_firing import LOOK_SECONDS, SENT_AT_ONCE, STALE_MAX
+from tfmq.delay.misfire import ALL_MAX
+from tfmq.protocol import commands
+
+RULES = ["one", "all", "skip"]
+
+
+def hours(times: list[str]) -> list[str]:
+    """Only what a clock on the wall shows."""
+    return [each[11:16] for each in times]
+
+
+# In time
+
+
+def test_it_is_sent_when_its_time_has_come_and_not_a_millisecond_before() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *")
+    broker.until("2026-11-23T08:59:59.998")
+    assert broker.times() == []
+    broker.until("2026-11-23T09:00:00.002")
+    assert broker.times() == ["2026-11-23T09:00:00+00:00"]
+    broker.until("2026-11-23T23:59")
+    assert len(broker.times()) == 1
+
+
+def test_what_is_sent_is_forced_at_once_so_that_consumers_get_it() -> None:
+    broker = Scheduling.with_topic(flush__seconds=1000.0)
+    broker.add("0 9 * * *")
+    broker.until("2026-11-23T09:00:00.002")
+    assert len(broker.payloads(read=commands.READ_FORCED)) == 1
+
+
+def test_the_list_shows_the_last_time_and_the_next() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *", timezone="America/New_York")
+    broker.until("2026-11-23T14:30")
+    found = broker.schedule()
+    assert (found["last_ms"], found["next_ms"]) == (
+        ms("2026-11-23T09:00-05:00"),
+        ms("2026-11-24T09:00-05:00"),
+    )
+    assert broker.restart().schedule() == found
+
+
+def test_ids_of_messages_never_come_twice() -> None:
+    broker = Scheduling.with_topic()
+    for name in "ab":
+        broker.add("* * * * *", name)
+    broker.until("2026-11-23T10:00:30")
+    ids = Counter(each.id for each in broker.sent())
+    assert len(ids) == 240 and set(ids.values()) == {1}
+
+
+def test_many_that_are_due_together_are_sent_in_several_turns() -> None:
+    broker = Scheduling.with_topic(limits__schedules=2 * SENT_AT_ONCE + 10)
+    for number in range(2 * SENT_AT_ONCE + 5):
+        broker.add("0 9 * * *", f"n{number}")
+    broker.clock.advance((ms("2026-11-23T09:00") - broker.clock.wall_ms()) / 1000)
+    counts = []
+    while not counts or counts[-1] < 2 * SENT_AT_ONCE + 5:
+        broker.engine.tick(broker.clock.monotonic())
+        broker.engine.turn_ended()
+        counts.append(len(broker.times()))
+        broker.clock.advance(0.006)
+    assert counts == [SENT_AT_ONCE, 2 * SENT_AT_ONCE, 2 * SENT_AT_ONCE + 5]
+
+
+def test_both_sides_of_a_change_to_summer_time_and_back_as_the_page_says() -> None:
+    broker = Scheduling.with_topic(at="2026-03-28T12:00")
+    broker.add("30 2 * * *", timezone="Europe/Berlin")
+    broker.until("2026-03-30T12:00")
+    broker = broker.down_until("2026-10-24T12:00")
+    broker.until("2026-10-26T12:00")
+    assert broker.times() == [
+        "2026-03-29T03:30:00+02:00",
+        "2026-03-30T02:30:00+02:00",
+        "2026-10-24T02:30:00+02:00",
+        "2026-10-25T02:30:00+02:00",
+        "2026-10-26T02:30:00+01:00",
+    ]
+
+
+# Restarts and downtimes
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_restart_between_two_times_changes_nothing(rule: str) -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *", misfire=rule)
+    for hour in (9, 10, 11):
+        broker.until(f"2026-11-23T{hour:02}:00:01")
+        broker = broker.restart()
+        broker.look()
+    assert hours(broker.times()) == ["09:00", "10:00", "11:00"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("one", ["09:00", "14:00", "15:00"]),
+        ("all", ["09:00", "10:00", "11:00", "12:00", "13:00", "14:00", "15:00"]),
+        ("skip", ["09:00", "15:00"]),
+    ],
+)
+def test_after_a_downtime_its_misfire_rule_decides(rule: str, expected: list[str]) -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *", misfire=rule)
+    broker.until("2026-11-23T09:10")
+    broker = broker.down_until("2026-11-23T14:30")
+    broker.until("2026-11-23T15:00:01")
+    assert hours(broker.times()) == expected
+    again = broker.restart()
+    again.look()
+    assert hours(again.times()) == expected
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_short_restart_at_the_very_time_misses_nothing(rule: str) -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *", misfire=rule)
+    broker.until("2026-11-23T08:59:55")
+    broker = broker.down_until("2026-11-23T09:00:20")
+    assert hours(broker.times()) == ["09:00"]
+
+
+def test_a_downtime_of_years_sends_the_newest_thousand_at_most_in_their_order() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("* * * * *", misfire="all", payload=bytes(1000))
+    broker.until("2026-11-23T08:02:01")
+    broker = broker.down_until("2036-11-23T12:00:30")
+    broker.look()
+    found = broker.times()
+    assert len(found) == 2 + ALL_MAX and found == sorted(found) and found[-1] == "2036-11-23T12:00:00+00:00"
+    appends = broker.log().end_offset / len(found)
+    assert appends < 1400, "times that were missed share appends"
+
+
+def test_large_messages_that_were_missed_come_in_several_appends_each_forced_before_the_next() -> None:
+    broker = Scheduling.with_topic(queued=True)
+    broker.add("* * * * *", misfire="all", payload=bytes(60_000))
+    broker.stop()
+    broker.clock.advance(3600)
+    again = Scheduling(broker.disk, broker.clock, queued=True)
+    again.advance(0.1)
+    seen = [len(again.times())]
+    while again.jobs:
+        again.step()
+        seen.append(len(again.times()))
+    assert seen[-1] == 60 and max(right - left for left, right in pairwise(seen)) <= 4
+
+
+def test_retention_cannot_take_away_what_says_that_it_was_sent() -> None:
+    broker = Scheduling.with_topic(log__segment_bytes=1 << 16, log__state_bytes=1 << 16)
+    broker.add("0 9 * * *")
+    broker.until("2026-11-23T09:01")
+    producer = broker.lease()
+    for number in range(20):
+        broker.produce(producer, number, [bytes(20_000)])
+    log = broker.log()
+    broker.ask(commands.Truncate("orders", broker.incarnation(), 0, log.end_offset))
+    assert log.first_offset > 0
+    again = broker.restart()
+    again.look()
+    assert again.times().count("2026-11-23T09:00:00+00:00") == 0 and again.schedule()["last_ms"] > 0
+
+
+# Crashes
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_crash_doubles_or_loses_a_time(rule: str) -> None:
+    """A power cut or a kill at every change of the disk, whatever of it survived, then on to the next time. Seeded by
+    TFMQ_TEST_SEED.
+    """
+    broker = Scheduling.with_topic(log__segment_bytes=1 << 16, log__state_bytes=1 << 16)
+    broker.add("* * * * *", misfire=rule, payload=bytes(12_000))
+    moments: list[tuple[Moment, int]] = []
+    broker.disk.after = lambda kind, path: moments.append((Moment(broker.disk), broker.clock.wall_ms()))
+    for minute in range(1, 8):
+        broker.until(f"2026-11-23T08:{minute:02}:02")
+    chance = random.Random(SEED)
+    states = 0
+    for moment, wall in moments:
+        for disk in crash_states(moment, scaled(12), chance):
+            states += 1
+            again = Scheduling(disk, at=_text(wall), **broker.values)
+            again.until("2026-11-23T08:09:01")
+            found = Counter(hours(again.times()))
+            assert set(found.values()) == {1}, found
+            # A time that the crash took is missed by less than a minute, so every rule sends it.
+            assert sorted(found) == [f"08:{minute:02}" for minute in range(1, 10)]
+    assert states >= scaled(12) * 20
+
+
+def _text(wall_ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_crash_in_a_catch_up_doubles_nothing(rule: str) -> None:
+    """Seeded by TFMQ_TEST_SEED."""
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *", misfire=rule, payload=bytes(60_000))
+    broker.stop()
+    broker.clock.advance(12.25 * 3600)
+    again = Scheduling(broker.disk, broker.clock)
+    moments: list[Moment] = []
+    again.disk.after = lambda kind, path: moments.append(Moment(again.disk))
+    again.look()
+    again.disk.after = None
+    expected = hours(again.times())
+    chance = random.Random(SEED)
+    for moment in moments:
+        for disk in crash_states(moment, scaled(8), chance):
+            third = Scheduling(disk, broker.clock)
+            third.look()
+            assert hours(third.times()) == expected
+    assert len(expected) == {"one": 1, "all": 12, "skip": 0}[rule]
+
+
+def test_what_a_power_cut_took_before_it_was_forced_is_sent_again() -> None:
+    broker = Scheduling.with_topic(queued=True)
+    broker.add("0 9 * * *")
+    broker.advance((ms("2026-11-23T09:00:00.002") - broker.clock.wall_ms()) / 1000)
+    assert len(broker.times()) == 1
+    again = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert again.times() == []
+    again.look()
+    assert hours(again.times()) == ["09:00"]
+
+
+# The clock
+
+
+def test_a_clock_that_is_set_forth_misses_what_it_passed() -> None:
+    for rule, expected in (("one", ["12:00"]), ("all", ["09:00", "10:00", "11:00", "12:00"]), ("skip", [])):
+        broker = Scheduling.with_topic()
+        broker.add("0 * * * *", misfire=rule)
+        broker.clock.jump_wall(4.25 * 3600)
+        broker.advance(LOOK_SECONDS + 0.1)
+        assert hours(broker.times()) == expected, rule
+        broker.until("2026-11-23T13:00:01")
+        assert hours(broker.times()) == [*expected, "13:00"]
+
+
+def test_a_clock_that_is_set_back_doubles_nothing_and_waits() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *")
+    broker.until("2026-11-23T10:30")
+    assert hours(broker.times()) == ["09:00", "10:00"]
+    broker.clock.jump_wall(-2 * 3600)
+    broker.advance(LOOK_SECONDS)
+    assert broker.schedule()["state"] == "waiting" and "tfmq schedule resume" in broker.schedule()["trouble"]
+    broker.until("2026-11-23T10:59")
+    assert hours(broker.times()) == ["09:00", "10:00"] and broker.schedule()["state"] == "active"
+    broker.until("2026-11-23T11:00:01")
+    assert hours(broker.times()) == ["09:00", "10:00", "11:00"]
+
+
+def test_a_small_step_back_right_after_a_time_does_not_double_it() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *")
+    broker.until("2026-11-23T09:00:01")
+    broker.clock.jump_wall(-5)
+    broker.until("2026-11-23T09:01")
+    broker = broker.restart()
+    broker.clock.jump_wall(-90)
+    broker.until("2026-11-23T09:02")
+    assert len(broker.times()) == 1
+
+
+def test_after_a_wrong_clock_was_corrected_resuming_goes_on_from_now() -> None:
+    """Ten years ahead for a while: what it sent then stands in its way until it is resumed, under another id."""
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *", key="k", tag="t")
+    broker.clock.jump_wall(10 * 365 * 86_400)
+    broker.advance(LOOK_SECONDS + 0.1)
+    assert len(broker.times()) == 1
+    broker.clock.jump_wall(-10 * 365 * 86_400)
+    broker.until("2026-11-23T12:30")
+    assert len(broker.times()) == 1
+    before = broker.schedule()
+    found = broker.resume().fields.schedule
+    assert (
+        found["id"] > before["id"]
+        and found["next_ms"] == ms("2026-11-23T13:00")
+        and found["state"] == "active"
+    )
+    broker = broker.restart()
+    broker.until("2026-11-23T14:00:01")
+    assert hours(broker.times())[1:] == ["13:00", "14:00"] and broker.names() == ["daily"]
+    assert {each.key for each in broker.sent()} == {"k"}
+
+
+def test_what_skip_left_out_while_the_clock_was_wrong_comes_when_it_is_right() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *", misfire="skip")
+    broker.clock.jump_wall(30 * 86_400)
+    broker.advance(LOOK_SECONDS + 0.1)
+    broker.clock.jump_wall(-30 * 86_400)
+    broker.until("2026-11-23T09:00:01")
+    assert hours(broker.times()) == ["09:00"]
+
+
+def test_a_wrong_clock_at_the_start_sends_nothing_early() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *")
+    broker.until("2026-11-23T09:30")
+    broker.stop()
+    broker.clock.jump_wall(-20 * 365 * 86_400)
+    again = Scheduling(broker.disk, broker.clock)
+    again.advance(3 * 86_400)
+    assert len(again.times()) == 1
+    again.clock.jump_wall(20 * 365 * 86_400 - 3 * 86_400)
+    again.until("2026-11-24T09:00:01")
+    assert hours(again.times()) == ["09:00", "09:00"]
+
+
+def test_a_machine_that_slept_looks_at_the_clock_soon() -> None:
+    """While it sleeps only the wall clock goes on."""
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *")
+    broker.clock.jump_wall(2 * 3600)
+    broker.advance(LOOK_SECONDS)
+    assert hours(broker.times()) == ["09:00"]
+
+
+# Partitions that do not take it
+
+
+def test_a_stopped_partition_holds_only_its_own_and_gets_its_own_when_it_is_resumed() -> None:
+    broker = Scheduling.with_topic(2)
+    broker.add("0 * * * *", "stopped", partition=0, misfire="all")
+    broker.add("0 * * * *", "well", partition=1)
+    broker.log(partition=0).stop("a test stops it")
+    broker.until("2026-11-23T10:30")
+    assert hours(broker.times(partition=1)) == ["09:00", "10:00"] and broker.times() == []
+    found = broker.schedule("stopped")
+    assert found["state"] == "waiting" and "disk" in found["trouble"]
+    broker.ask(commands.ResumePartition("orders", 0))
+    broker.look()
+    assert hours(broker.times()) == ["09:00", "10:00"] and broker.schedule("stopped")["state"] == "active"
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("one", ["10:00"]), ("all", ["09:00", "10:00"]), ("skip", [])]
+)
+def test_what_a_stopped_partition_missed_is_a_matter_of_the_rule(rule: str, expected: list[str]) -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *", misfire=rule)
+    broker.log().stop("a test stops it")
+    broker.until("2026-11-23T10:30")
+    broker.ask(commands.ResumePartition("orders", 0))
+    broker.look()
+    assert hours(broker.times()) == expected
+
+
+def test_a_time_whose_force_failed_is_sent_again_if_the_resumption_lost_it_and_not_if_it_did_not() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *")
+    broker.disk.faults.fail("force", path="orders-0")
+    broker.until("2026-11-23T09:00:01")
+    assert broker.log().stopped is not None and broker.schedule()["state"] == "waiting"
+    broker.disk.faults.clear()
+    broker.ask(commands.ResumePartition("orders", 0))
+    broker.look()
+    assert hours(broker.times()) == ["09:00"] and broker.schedule()["state"] == "active"
+    again = broker.crashed(broker.disk.crash(keep="nothing"))
+    again.look()
+    assert hours(again.times()) == ["09:00"]
+
+
+def test_on_a_full_disk_it_waits_and_goes_on_by_itself() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *")
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    broker.until("2026-11-23T09:00:30")
+    assert broker.times() == [] and "space" in broker.schedule()["trouble"]
+    broker.disk.space_bytes = None
+    broker.advance(LOOK_SECONDS + 0.1)
+    assert hours(broker.times()) == ["09:00"] and broker.schedule()["trouble"] == ""
+
+
+def test_a_partition_that_could_not_be_opened_is_waited_for_and_gets_nothing_twice() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *")
+    broker.until("2026-11-23T09:00:01")
+    broker.stop()
+    broker.disk.faults.fail("open", path="orders-0", times=None)
+    again = Scheduling(broker.disk, broker.clock)
+    again.look()
+    assert again.schedule()["state"] == "waiting"
+    broker.disk.faults.clear()
+    again.ask(commands.ResumePartition("orders", 0))
+    again.look()
+    assert hours(again.times()) == ["09:00"]
+    again.until("2026-11-23T10:00:01")
+    assert hours(again.times()) == ["09:00", "10:00"]
+
+
+# Housekeeping
+
+
+def test_a_stop_sends_nothing_more() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("* * * * *")
+    broker.engine.stop(lambda: None)
+    broker.clock.advance(300)
+    broker.engine.tick(broker.clock.monotonic())
+    broker.engine.turn_ended()
+    again = Scheduling(broker.disk, broker.clock)
+    assert again.times() == []
+
+
+def test_changes_leave_no_rest_in_memory() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 0 1 1 *")
+    for _ in range(3 * STALE_MAX):
+        broker.pause()
+        broker.resume()
+    firing = broker.engine.house.schedules.firing
+    assert len(firing._heap) <= STALE_MAX + 3
+    broker.remove()
+    assert not firing._runs and not firing._parked
+
+
+def test_a_broker_without_schedules_sets_no_alarm_for_them() -> None:
+    broker = Scheduling.with_topic()
+    firing = broker.engine.house.schedules.firing
+    broker.advance(60)
+    assert firing._alarm is None and firing._round is None
+    broker.add()
+    assert firing._alarm is not None and firing._round is not None
+    broker.remove()
+    broker.advance(LOOK_SECONDS)
+    assert firing._round.call is None
+    broker.advance(86_400)
+    assert firing._alarm.call is None
+
+
+def test_a_simulation_need_not_stop_at_each_look_at_the_clock() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *")
+    broker.advance(LOOK_SECONDS * 3)
+    timers = broker.engine.house.timers
+    assert timers.next_firm() == pytest.approx(broker.clock.monotonic() + 3540, abs=1)
