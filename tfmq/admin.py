@@ -14,6 +14,7 @@ from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import SECONDS
 from tfmq.client.reach import reach
+from tfmq.client.schedules import ScheduleDescription, ScheduleWish
 from tfmq.client.transaction_descriptions import (
     CommitGroupDescription,
     CommitGroupEnd,
@@ -210,6 +211,52 @@ class Admin:
     ) -> Rescheduled:
         """As `Producer.reschedule`."""
         return self._driver.run(self._operations.reschedule(handle, delay, deliver_at))
+
+    def schedule(
+        self,
+        cron: str,
+        topic: str,
+        payload: Any,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        misfire: str = "one",
+    ) -> ScheduleDescription:
+        """Send a message at each time of a cron expression (five fields, as crontab has them, or @daily and the like),
+        in a time zone as in "Europe/Berlin". The same words again are the same schedule; without a `name` it gets one
+        that is made of them. The topic is made on first use.
+
+        `misfire`: what becomes of times that were missed, because the broker was down or the partition stopped: "one",
+        the latest is sent, once; "all", each, the newest 1,000 at most; "skip", none. Messages also have the
+        properties `schedule` and `scheduled_for`. Raises `BadRequest` for an expression or a zone that is none,
+        `NotAllowed` for a name that another schedule has.
+        """
+        wish = ScheduleWish(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
+        return self._driver.run(self._operations.schedule(wish))
+
+    def schedules(self) -> list[ScheduleDescription]:
+        """All schedules, by name."""
+        return self._driver.run(self._operations.schedules())
+
+    def describe_schedule(self, name: str) -> ScheduleDescription:
+        """One schedule. Raises `UnknownSchedule`."""
+        return self._driver.run(self._operations.describe_schedule(name))
+
+    def pause_schedule(self, name: str) -> ScheduleDescription:
+        """Send nothing of it until it is resumed. Raises `UnknownSchedule`."""
+        return self._driver.run(self._operations.pause_schedule(name))
+
+    def resume_schedule(self, name: str) -> ScheduleDescription:
+        """Go on with the next time from now: what passed meanwhile is not missed. Raises `UnknownSchedule`."""
+        return self._driver.run(self._operations.resume_schedule(name))
+
+    def remove_schedule(self, name: str) -> bool:
+        """End it for good. Raises `UnknownSchedule`."""
+        return self._driver.run(self._operations.remove_schedule(name))
 
     def close(self) -> None:
         """Drop the connection."""

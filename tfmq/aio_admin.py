@@ -16,6 +16,7 @@ from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import SECONDS
 from tfmq.client.reach import reach
+from tfmq.client.schedules import ScheduleDescription, ScheduleWish
 from tfmq.client.transaction_descriptions import (
     CommitGroupDescription,
     CommitGroupEnd,
@@ -148,6 +149,38 @@ class Admin:
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Rescheduled:
         return await self._driver.run(self._operations.reschedule(handle, delay, deliver_at))
+
+    async def schedule(
+        self,
+        cron: str,
+        topic: str,
+        payload: Any,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        misfire: str = "one",
+    ) -> ScheduleDescription:
+        wish = ScheduleWish(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
+        return await self._driver.run(self._operations.schedule(wish))
+
+    async def schedules(self) -> list[ScheduleDescription]:
+        return await self._driver.run(self._operations.schedules())
+
+    async def describe_schedule(self, name: str) -> ScheduleDescription:
+        return await self._driver.run(self._operations.describe_schedule(name))
+
+    async def pause_schedule(self, name: str) -> ScheduleDescription:
+        return await self._driver.run(self._operations.pause_schedule(name))
+
+    async def resume_schedule(self, name: str) -> ScheduleDescription:
+        return await self._driver.run(self._operations.resume_schedule(name))
+
+    async def remove_schedule(self, name: str) -> bool:
+        return await self._driver.run(self._operations.remove_schedule(name))
 
     async def close(self) -> None:
         await self._driver.close()

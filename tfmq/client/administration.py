@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from tfmq.client import schedules as asked_schedules
 from tfmq.client.cluster import Cluster, Topic
 from tfmq.client.delays import (
     DelayedCounts,
@@ -34,6 +35,7 @@ from tfmq.client.descriptions import (
 from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import Link
 from tfmq.client.operations import find_topic, find_topics, request
+from tfmq.client.schedules import ScheduleDescription, ScheduleWish
 from tfmq.client.transaction_descriptions import (
     CommitGroupDescription,
     CommitGroupEnd,
@@ -230,6 +232,27 @@ class Administration:
         self, handle: str, delay: Delay | None, deliver_at: Moment | None
     ) -> Operation[Rescheduled]:
         return rescheduling(self._link, handle, delay, deliver_at, self._seconds)
+
+    # Schedules
+
+    def schedule(self, wish: ScheduleWish) -> Operation[ScheduleDescription]:
+        self._cluster.forget(wish.topic)
+        return asked_schedules.adding(self._link, self._cluster, wish, self._seconds)
+
+    def schedules(self) -> Operation[list[ScheduleDescription]]:
+        return asked_schedules.listing(self._link, self._seconds)
+
+    def describe_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        return asked_schedules.describing(self._link, name, self._seconds)
+
+    def pause_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        return asked_schedules.pausing(self._link, name, self._seconds)
+
+    def resume_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        return asked_schedules.resuming(self._link, name, self._seconds)
+
+    def remove_schedule(self, name: str) -> Operation[bool]:
+        return asked_schedules.removing(self._link, name, self._seconds)
 
     # Inside
 
