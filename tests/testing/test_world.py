@@ -49,7 +49,11 @@ def test_what_is_due_on_the_way_happens_in_order_each_at_its_time() -> None:
     first.call_later(10, note("ten"))
     second.call_later(3600, note("an hour"))
     first.call_later(3600.5, note("too late"))
-    first.call_later(10, lambda: first.timers.add(5, note("five after ten")))
+
+    def again() -> None:
+        first.timers.add(5, note("five after ten"))
+
+    first.call_later(10, again)
     world.clock.advance(hours=1)
     assert seen == [("ten", 10.0), ("five after ten", 15.0), ("half a minute", 30.0), ("an hour", 3600.0)]
 

@@ -170,8 +170,9 @@ class InsideAsyncDriver(AsyncDriver):
 
     def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """As its base; the world waits for it."""
-        assert self._loop is not None, "an operation of the loop asks for it"
-        watch = watch_of(self.world, self._loop)
+        loop = self._take_loop() if self._asleep else self._loop
+        assert loop is not None
+        watch = watch_of(self.world, loop)
         watch.threads += 1
 
         def finished(future: Any) -> None:
@@ -181,7 +182,7 @@ class InsideAsyncDriver(AsyncDriver):
             self.attend()
             watch.look()
 
-        self._loop.run_in_executor(None, work).add_done_callback(finished)
+        loop.run_in_executor(None, work).add_done_callback(finished)
 
     def _look(self) -> None:
         self._soon = False

@@ -10,6 +10,8 @@ from tfmq.consumer import Consumer
 from tfmq.errors import TimedOut
 from tfmq.testing.clock import VirtualClock
 
+LOOKS: Final = 2
+"""So many looks in a row find nothing when there is nothing: the first one of a consumer only asks."""
 STEP_SECONDS: Final = 0.05
 """How far time goes on between two looks at a consumer that cannot read yet."""
 POLL_MESSAGES: Final = 500
@@ -27,6 +29,7 @@ def drain(
     """See `SimulatedBroker.drain`. `settle` has everybody do what is to be done now."""
     found: list[ReceivedMessage[Any]] = []
     until = clock.monotonic() + timeout
+    looks = 0
     while True:
         settle()
         messages = consumer.poll(timeout=0, max_messages=POLL_MESSAGES if handler is None else 1)
@@ -34,10 +37,11 @@ def drain(
             if handler is not None:
                 handler(message)
         found += messages
-        if messages:
+        if messages or reads(consumer):
+            looks = 0 if messages else looks + 1
+            if looks == LOOKS:
+                return found
             continue
-        if reads(consumer):
-            return found
         if clock.monotonic() >= until:
             raise TimedOut(
                 f"The consumer could not read everything within {timeout:g} s of the test's clock; it took"
@@ -47,6 +51,6 @@ def drain(
 
 
 def reads(consumer: Consumer[Any]) -> bool:
-    """Whether it knows its partitions and none of them is to be tried again."""
+    """Whether it is connected, knows its partitions, and none of them is to be tried again."""
     core = consumer._core
-    return core.assignment.looked and core.fetcher.next_retry() is None
+    return core.link.state == "ready" and core.assignment.looked and core.fetcher.next_retry() is None

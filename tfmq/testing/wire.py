@@ -48,7 +48,7 @@ class ClientEnd:
         """There is no descriptor."""
         return -1
 
-    def sendmsg(self, buffers: Iterable[bytes | memoryview]) -> int:
+    def sendmsg(self, buffers: Iterable[bytes | bytearray | memoryview]) -> int:
         """Takes all of it. Raises ConnectionResetError."""
         wire = self._wire
         if wire.broken or wire.broker_ended:

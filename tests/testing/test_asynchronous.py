@@ -1,0 +1,198 @@
+"""The asyncio driver in a simulation: real event loops, virtual time, no sockets."""
+
+import asyncio
+import time
+
+import pytest
+
+import tfmq.aio
+from tests.testing.inside import new_link, new_world
+from tfmq.client.operations import request
+from tfmq.client.waiting import Flag
+from tfmq.client.work import work
+from tfmq.errors import NotAllowed, TimedOut
+from tfmq.protocol.commands import Ping
+from tfmq.testing import SimulatedBroker, asynchronous
+from tfmq.testing.asynchronous import InsideAsyncDriver
+from tfmq.testing.world import NothingComes, World
+
+
+@pytest.fixture
+def world() -> World:
+    return new_world()
+
+
+def new_driver(world: World) -> InsideAsyncDriver:
+    return InsideAsyncDriver(new_link(world), world)
+
+
+def test_a_round_trip_takes_no_time(world: World) -> None:
+    driver = new_driver(world)
+    before = world.clock.now
+    assert asyncio.run(driver.run(request(driver.link, Ping()))).time_ms == world.clock.wall_ms()
+    assert world.clock.now == before
+
+
+def test_a_wait_with_an_end_lets_time_go_on_to_it_and_no_further(world: World) -> None:
+    driver = new_driver(world)
+    before, real = world.clock.monotonic(), time.monotonic()
+    assert not asyncio.run(driver.wait((Flag(),), 3600))
+    assert world.clock.monotonic() == pytest.approx(before + 3600, abs=2e-6)
+    assert time.monotonic() - real < 60
+
+
+def test_time_stands_still_while_any_task_has_something_to_do(world: World) -> None:
+    """Whoever waits for a second gets what another task brings at once, however often that one is put off."""
+    driver = new_driver(world)
+    flag = Flag()
+
+    async def busy() -> None:
+        for _ in range(asynchronous.IDLE_TURNS - 10):
+            await asyncio.sleep(0)
+        flag.settle()
+
+    async def both() -> bool:
+        done, _ = await asyncio.gather(driver.wait((flag,), 1.0), busy())
+        return done
+
+    before = world.clock.now
+    assert asyncio.run(both())
+    assert world.clock.now == before
+
+
+def test_the_nearest_of_several_ends_comes_first(world: World) -> None:
+    driver = new_driver(world)
+    ended: list[tuple[str, float]] = []
+    start = world.clock.monotonic()
+
+    async def waits(word: str, seconds: float) -> None:
+        await driver.wait((Flag(),), seconds)
+        ended.append((word, round(world.clock.monotonic() - start, 3)))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(waits("minute", 60), waits("second", 1), waits("hour", 3600))
+
+    asyncio.run(all_of_them())
+    assert ended == [("second", 1.0), ("minute", 60.0), ("hour", 3600.0)]
+
+
+def test_a_wait_that_nothing_can_end_is_told_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asynchronous, "REAL_SECONDS", 0.05)
+    driver = new_driver(world)
+    before = world.clock.now
+    with pytest.raises(NothingComes, match="wait for ever"):
+        asyncio.run(driver.wait((Flag(),)))
+    assert world.clock.now == before
+
+
+def test_it_is_not_told_so_while_another_wait_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asynchronous, "REAL_SECONDS", 0.05)
+    driver = new_driver(world)
+    flag = Flag()
+
+    async def another() -> None:
+        for _ in range(5):
+            await driver.wait((Flag(),), 10)
+        await asyncio.sleep(0.02)
+        flag.settle()
+
+    async def both() -> None:
+        await asyncio.gather(driver.wait((flag,)), another())
+
+    asyncio.run(both())
+
+
+def test_work_in_threads_is_waited_for_in_real_time(world: World) -> None:
+    driver = new_driver(world)
+
+    def slow() -> str:
+        time.sleep(0.05)
+        return "done"
+
+    async def both() -> tuple[str, bool]:
+        started = asyncio.ensure_future(driver.wait((Flag(),), 5))
+        return await driver.run(work(driver.in_threads, slow)), started.done() and await started
+
+    before = world.clock.now
+    done, waited = asyncio.run(both())
+    assert (done, waited, world.clock.now) == ("done", False, before)
+
+
+def test_what_such_work_raises_arrives(world: World) -> None:
+    driver = new_driver(world)
+
+    def fails() -> None:
+        raise KeyError("x")
+
+    async def does() -> None:
+        await driver.run(work(driver.in_threads, fails))
+
+    with pytest.raises(KeyError):
+        asyncio.run(does())
+
+
+def test_without_a_loop_nothing_of_it_is_due(world: World) -> None:
+    driver = new_driver(world)
+    driver.timers.add(1, lambda: pytest.fail("nobody runs it"))
+    assert driver.next_time() == float("inf")
+    world.clock.advance(hours=1)
+    assert not driver.look()
+
+
+def test_another_loop_is_refused_while_the_first_one_runs(world: World) -> None:
+    driver = new_driver(world)
+    asyncio.run(driver.run(request(driver.link, Ping())))
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(driver.run(request(driver.link, Ping())))
+        with pytest.raises(NotAllowed, match="another event loop"):
+            asyncio.run(driver.run(request(driver.link, Ping())))
+    finally:
+        loop.close()
+
+
+def test_a_close_reaches_the_broker(world: World) -> None:
+    driver = new_driver(world)
+
+    async def does() -> None:
+        await driver.run(request(driver.link, Ping()))
+        assert len(world.server._ends) == 1
+        await driver.close()
+
+    asyncio.run(does())
+    assert world.server._ends == [] and world.clients == []
+
+
+def test_tasks_share_one_broker() -> None:
+    with SimulatedBroker() as broker:
+
+        async def program() -> list[str]:
+            async with (
+                tfmq.aio.Producer(broker.servers) as producer,
+                tfmq.aio.Consumer(broker.servers, topics="orders", group="billing") as consumer,
+            ):
+                reading = asyncio.ensure_future(consumer.poll(timeout=60))
+                await asyncio.gather(*(producer.send("orders", f"order {number}") for number in range(20)))
+                found = await reading
+                while len(found) < 20:
+                    found += await consumer.poll(timeout=1)
+                async with producer.transaction() as tx:
+                    await tx.send("orders", "together")
+                return [message.text for message in found + await consumer.poll()]
+
+        assert sorted(asyncio.run(program())) == sorted([*(f"order {n}" for n in range(20)), "together"])
+
+
+def test_what_the_broker_never_answers_fails_at_its_time() -> None:
+    with SimulatedBroker() as broker:
+
+        async def program() -> None:
+            async with tfmq.aio.Producer(broker.servers, timeout=30) as producer:
+                await producer.send("orders", "first")
+                broker.stop()
+                with pytest.raises((TimedOut, tfmq.ConnectionFailed)):
+                    await producer.send("orders", "second")
+
+        before = broker.clock.monotonic()
+        asyncio.run(program())
+        assert 29 < broker.clock.monotonic() - before < 62
