@@ -5,10 +5,13 @@ from typing import Any
 
 import tfmq
 from tests.client.fake_broker import listening
+from tests.client.fake_delays import NOW_MS, Waiting
 from tests.client.in_doubt_broker import InDoubtBroker, row
 from tfmq import aio
 
 SECONDS = 20.0
+WAITING = [Waiting(NOW_MS + 1000 * n, n, "orders", 0, b"r" * 20) for n in range(5)]
+HANDLES = [each.handle for each in WAITING]
 CALLS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("ping", (), {}),
     ("topics", (), {}),
@@ -22,11 +25,21 @@ CALLS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("commit_group", ("q", 1, "run", [("a", 1), ("b", 2)], 10), {"other_total": True}),
     ("abort_commit_group", ("q", 1, "run"), {}),
     ("forget_commit_group", ("query-1",), {}),
+    ("delayed", (), {}),
+    ("delayed", ("orders",), {"partition": 0, "first": 0, "end": 1 << 40, "after": HANDLES[0], "limit": 1}),
+    ("delayed_histogram", ([0, NOW_MS / 1000, 1 << 40],), {}),
+    ("delayed_histogram", ([0, 1 << 40], "orders"), {}),
+    ("describe_delayed", (HANDLES[2],), {}),
+    ("reschedule", (HANDLES[1], -1), {}),
+    ("reschedule", (HANDLES[2],), {"deliver_at": 2_000_000_000}),
+    ("cancel", (HANDLES[0],), {}),
 )
 
 
 def broker() -> InDoubtBroker:
-    return InDoubtBroker(row("order", 3), row("other", 4), row("busy", 5, "open"))
+    made = InDoubtBroker(row("order", 3), row("other", 4), row("busy", 5, "open"))
+    made.waiting, made.numbers = list(WAITING), len(WAITING)
+    return made
 
 
 def test_each_method_asks_the_same_and_gives_the_same_as_the_blocking_one() -> None:

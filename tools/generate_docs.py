@@ -51,7 +51,9 @@ def kinds(row: Row) -> str:  # type: ignore[type-arg]
 
 
 def shown(value: object) -> str:
-    """A default as the wire has it."""
+    """A default as the wire has it; of bytes only the empty ones are one."""
+    if value == b"":
+        return "empty"
     return "nil" if value is None else json.dumps(value)
 
 

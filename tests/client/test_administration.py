@@ -5,9 +5,11 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.client.fake_broker import CUT, FakeBroker
+from tests.client.fake_delays import NOW_MS, Waiting
 from tests.client.in_doubt_broker import InDoubtBroker, row
 from tests.client.rig import Rig
 from tfmq.client.administration import Administration, question
+from tfmq.client.delays import DelayedQuery
 from tfmq.errors import BadRequest, ConnectionFailed, GroupIncomplete, UnknownTopic, UnknownTransaction
 from tfmq.message import Ordinal
 from tfmq.protocol import commands
@@ -95,6 +97,18 @@ def test_the_rest(rig: Rig, admin: Administration) -> None:
     assert rig.run(admin.status()) == {"version": "1"}
     assert [each.group for each in rig.run(admin.groups())] == ["g"]
     assert rig.run(admin.group("g")).lag == 0
+
+
+def test_what_waits_is_listed_counted_described_moved_and_taken_back(rig: Rig, admin: Administration) -> None:
+    rig.broker.waiting = [Waiting(NOW_MS + 1000 * n, n, "orders", 0, b"r" * 20) for n in range(5)]
+    found = rig.run(admin.delayed(DelayedQuery("orders", first=NOW_MS / 1000 + 1), None, 3))
+    assert [each.due_ms - NOW_MS for each in found] == [1000, 2000, 3000]
+    assert rig.run(admin.delayed_histogram([0, NOW_MS / 1000 + 2, 1 << 40], "orders")).counts == (2, 3)
+    assert rig.run(admin.describe_delayed(found[0].handle)) == found[0]
+    moved = rig.run(admin.reschedule(found[0].handle, None, 1 << 40))
+    assert rig.run(admin.describe_delayed(moved.handle)).due_ms == 1000 << 40
+    assert rig.run(admin.cancel(moved.handle)) == "cancelled"
+    assert [each.number for each in rig.broker.waiting] == [0, 2, 3, 4]
 
 
 def in_doubt(*rows: tuple[str, int]) -> tuple[Rig, InDoubtBroker, Administration]:

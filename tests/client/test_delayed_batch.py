@@ -54,7 +54,16 @@ def test_messages_that_were_sent_together_have_a_sequence_of_handles_in_their_en
     assert list(entry.delayed) == [batch.result_of(1).delayed, batch.result_of(2).delayed]
 
 
-@pytest.mark.parametrize("told", [None, Told(7, 9, 0, u64s(1)), Told(7, 9, 0, u64s(1, 2, 3))])
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        Told(7, 9, 0, u64s(1)),
+        Told(7, 9, 0, u64s(1, 2, 3)),
+        Told(7, 9, 0, u64s(1, 1 << 63)),
+        Told(7, 9, (1 << 63) - 1, u64s(1, 2)),
+    ],
+)
 def test_without_an_answer_that_fits_there_are_no_handles(told: Any) -> None:
     batch = batch_of(2)
     batch.take_handles(told)

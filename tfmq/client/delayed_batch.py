@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfmq.client.batch import Batch, Owner
 from tfmq.client.dues import Dues
+from tfmq.protocol.commands import DUE_MAX
 from tfmq.protocol.handles import Handles, read_dues
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class DelayedBatch(Batch):
         """What the broker answered, if it did, and as far as it fits this batch."""
         if told is not None:
             dues = read_dues(told.dues)
-            if len(dues) == self.count:
+            if len(dues) == self.count and max(dues) <= DUE_MAX >= told.first_number + self.count:
                 self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
 
     def _finish(self) -> None:

@@ -7,6 +7,7 @@ disk anyway.
 
 | found | decision |
 |---|---|
+| something below the horizon is on the disk only: its force took too long | retreat to it |
 | more in memory than NEAR_MAX, and it reaches far enough | retreat |
 | something due soon may lie on the disk, and there is room | load, or before it spill or split what is to be loaded |
 | nothing due soon is on the disk | the horizon moves without any work |
@@ -73,8 +74,12 @@ class View(NamedTuple):
     horizon: int
     rows: int = 0
     moving: int = 0
+    stray: int | None = None
+    """The due of something below the horizon that is on the disk only."""
     span: Span | None = None
     span_rows: int = 0
+    divisible: bool = True
+    """Whether that bucket can be split."""
     far_low: int | None = None
     unspilled_bytes: int = 0
     unspilled_since: int | None = None
@@ -115,6 +120,8 @@ def goal(now: int) -> int:
 
 def decide(view: View) -> Decision:
     """See the table above: the first row that fits."""
+    if view.stray is not None:
+        return Decision(Step.RETREAT, view.stray)
     if view.rows > NEAR_MAX and retreat_to(view.now) < view.horizon:
         return Decision(Step.RETREAT, retreat_to(view.now))
     if view.reloads and view.horizon > view.now + URGENT_MS:
@@ -127,7 +134,7 @@ def decide(view: View) -> Decision:
         return Decision(Step.SPILL)
     if view.writable and view.splits:
         return Decision(Step.SPLIT)
-    if view.spare_bytes >= view.segment_bytes:
+    if view.writable and view.spare_bytes >= view.segment_bytes:
         return Decision(Step.TRUNCATE)
     if view.writable and view.changed and view.now - view.committed >= COMMIT_MS:
         return Decision(Step.COMMIT)
@@ -151,7 +158,7 @@ def _onward(view: View) -> Decision:
     to = goal(view.now)
     if span is not None and span.start < to:
         coarse = span.exponent > USUAL or (span.exponent > FINEST and view.span_rows > SPLIT_ROWS)
-        if coarse and view.writable:
+        if coarse and view.writable and view.divisible:
             return Decision(Step.SPLIT)
         to = min(span.end, _piece(view)) if coarse else span.end
     elif view.far_low is None or view.far_low >= to:

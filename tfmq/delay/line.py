@@ -129,7 +129,6 @@ class Line:
         if part is None:
             self.rows.clear()
             self._cut = None
-            self.hold(PAUSE_SECONDS)
             return
         later, self.rows = self.rows, Rows()
         cut, self._cut = self._cut, None
@@ -182,6 +181,13 @@ class Line:
     def _ready(self, part: Part) -> Part | None:
         """As many of these as may fire now; None: some were taken out, look again. None of them: it waits."""
         lines = self._lines
+        if lines.blocked:
+            for index in range(len(part.numbers)):
+                if part.turn(index) in lines.blocked:
+                    part = part.cut(index)
+                    break
+            if not part.numbers:
+                return part
         if lines.cancelled.any_between(part.dues[0], part.dues[-1]):
             gone = [turn in lines.cancelled for turn in zip(part.dues, part.numbers, strict=True)]
             if gone[0]:
@@ -189,25 +195,23 @@ class Line:
                 return None
             if True in gone:
                 part = part.cut(gone.index(True))
-        if lines.blocked:
-            for index in range(len(part.numbers)):
-                if part.turn(index) in lines.blocked:
-                    part = part.cut(index)
-                    break
-        if any(part.flags) and part.numbers and not lines.time.steady:
+        if any(part.flags) and not lines.time.steady:
             part = self._until_early(part)
         return part
 
     def _until_early(self, part: Part) -> Part:
         """Up to the first that is meant for a time which the wall clock does not show yet."""
-        for index, flag in enumerate(part.flags):
-            if flag:
-                early = self._lines.time.early_ms(part.dues[index], part.numbers[index])
-                if early:
-                    if not index:
-                        self._lines.early(self, part.turn(0), early)
-                    return part.cut(index)
-        return part
+        time = self._lines.time
+        early = [
+            time.early_ms(due, number) if flag else 0
+            for due, number, flag in zip(part.dues, part.numbers, part.flags, strict=True)
+        ]
+        first = next((index for index, each in enumerate(early) if each), None)
+        if first is None:
+            return part
+        if not first:
+            self._lines.early(self, part, early)
+        return part.cut(first)
 
     def _fetch(self, part: Part) -> None:
         lines = self._lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from journal.control import SOURCE_DELAY
@@ -24,8 +24,8 @@ STUCK_ROWS_MAX: Final = 524_288
 EARLY_MS_MAX: Final = 50
 """If the wall clock lags by no more, whoever comes behind waits as long; with more, the message gets another due."""
 
-Reschedule = Callable[[Line, Turn, int], None]
-"""reschedule(line, turn, later by so many ms): its time by the wall clock has not come."""
+Postpone = Callable[[Line, Part], None]
+"""postpone(line, messages of it): their times by the wall clock have not come."""
 
 
 class Lines:
@@ -42,7 +42,7 @@ class Lines:
         targets: Targets,
         fetching: Fetching,
         cancelled: Callable[[], Cancelled],
-        reschedule: Reschedule,
+        postpone: Postpone,
     ) -> None:
         self.source = (SOURCE_DELAY, store_id)
         self.destination, self.timers, self.run, self.time = destination, timers, run, time
@@ -56,7 +56,7 @@ class Lines:
         """Messages that could not be read."""
         self.fired_count = 0
         self.stopping = False
-        self._targets, self._cancelled, self._reschedule = targets, cancelled, reschedule
+        self._targets, self._cancelled, self._postpone = targets, cancelled, postpone
         self._lines: dict[int, Line] = {}
         self._due: dict[Line, None] = {}
         self._next_turn: dict[Line, None] = {}
@@ -81,6 +81,16 @@ class Lines:
         """Nothing that is due before is still to be fired or forced, of what came to the lines."""
         dues = [due for line in self._lines.values() if (due := line.due_first) is not None]
         return min(dues, default=None)
+
+    @property
+    def rows_first(self) -> int | None:
+        """No row in memory is due before; None: there is none."""
+        return min((line.rows.first().due for line in self._lines.values() if len(line.rows)), default=None)
+
+    @property
+    def behind_count(self) -> int:
+        """Lines that gave up rows."""
+        return sum([line.behind is not None for line in self._lines.values()])
 
     def get(self, key: int) -> Line | None:
         """The line of a target that has one."""
@@ -188,12 +198,20 @@ class Lines:
         self.fired_count += len(part.numbers)
         self.lateness.note_sorted(now, part.dues)
 
-    def early(self, line: Line, turn: Turn, early_ms: int) -> None:
-        """An absolute one whose time by the wall clock has not come: the clock stepped back."""
-        if early_ms <= EARLY_MS_MAX:
-            line.hold(early_ms / 1000)
-        else:
-            self._reschedule(line, turn, early_ms)
+    def early(self, line: Line, part: Part, early: Sequence[int]) -> None:
+        """By the wall clock the time of the first has not come, and of all with so many ms in `early`: it stepped back.
+        """
+        if early[0] <= EARLY_MS_MAX:
+            line.hold(early[0] / 1000)
+            return
+        found = no_part()
+        for index, each in enumerate(early):
+            if each > EARLY_MS_MAX:
+                found.dues.append(part.dues[index])
+                found.numbers.append(part.numbers[index])
+                found.locators.append(part.locators[index])
+                found.flags.append(part.flags[index])
+        self._postpone(line, found)
 
     def unblock(self, key: int, turn: Turn) -> None:
         """The message may fire again, or was cancelled: its line goes on."""
@@ -217,10 +235,11 @@ class Lines:
                 line.look_again()
                 line.sweep()
 
-    def forget_before(self, due: int) -> None:
-        """Whoever has rows that are due before gives them up: what they lie in is going to be given up."""
+    def forget_parked(self, due: int) -> None:
+        """Whoever waits for a target with rows that are due before gives them up, so that the files can go that only
+        they need."""
         for line in self._lines.values():
-            if len(line.rows) and line.rows.first().due < due:
+            if line.parked and not line.busy and len(line.rows) and line.rows.first().due < due:
                 line.forget()
 
     @property

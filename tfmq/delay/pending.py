@@ -4,7 +4,7 @@ It may say that one is pending which has been settled or cancelled since: whoeve
 opposite.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.requests import Turn
@@ -14,15 +14,19 @@ class PendingNow:
     """As things were when it was made, in the owner's thread.
 
     `settled(key)`: the turn up to which that target has everything on the disk; `gone(key)`: whether it is gone for
-    ever. Both may be asked in any thread.
+    ever. Both may be asked in any thread. `unsure`: turns whose cancel may still be lost; it is looked at each time.
     """
 
     def __init__(
-        self, state: ArrivalState, settled: Callable[[int], Turn | None], gone: Callable[[int], bool]
+        self,
+        state: ArrivalState,
+        settled: Callable[[int], Turn | None],
+        gone: Callable[[int], bool],
+        unsure: Container[tuple[int, int]],
     ) -> None:
         self._cancelled = state.cancelled
         self._spans = state.cancelled.spans()
-        self._settled, self._gone = settled, gone
+        self._settled, self._gone, self._unsure = settled, gone, unsure
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
         """As `tfmq.delay.buckets.Pending`: for messages of one target, at least one."""
@@ -37,8 +41,12 @@ class PendingNow:
             return False
         turns = zip(dues, numbers, strict=True)
         if through is None:
-            return bytes([turn not in self._cancelled for turn in turns])
-        return bytes([turn > through and not (cancelled and turn in self._cancelled) for turn in turns])
+            return bytes([not self._is_cancelled(turn) for turn in turns])
+        return bytes([turn > through and not (cancelled and self._is_cancelled(turn)) for turn in turns])
+
+    def _is_cancelled(self, turn: tuple[int, int]) -> bool:
+        """In this order: what is cancelled for sure leaves `unsure` behind that."""
+        return turn in self._cancelled and turn not in self._unsure
 
     def _any_cancelled(self, low: int, high: int) -> bool:
         return any(start <= high and low < end for start, end in self._spans)

@@ -20,7 +20,7 @@ class Timers(Protocol):
     """Calls at monotonic times: `tfmq.broker.timers.Timers`."""
 
     def now(self) -> float: ...
-    def after(self, seconds: float, call: Callable[[], None]) -> Any: ...
+    def after(self, seconds: float, call: Callable[[], None], *, deferrable: bool = False) -> Any: ...
     def cancel(self, timer: Any) -> None: ...
 
 
@@ -71,7 +71,6 @@ class Pending(NamedTuple):
     key: int
     due: int
     number: int
-    absolute: bool
     size_bytes: int
     attribute: bytes | None
 

@@ -242,15 +242,21 @@ class HashedWheelTimer:
         """Takes the rows of cancelled messages out: less than two rows are looked at for each that was cancelled."""
         self._keep_rows(DUE_SPAN << DUE_SHIFT)
 
-    def drop_from(self, due: int) -> int:
-        """Forgets every message that is due then or later; answers how many rows."""
-        before = self._held
-        self._keep_rows(max(0, due - self.base_ms) << DUE_SHIFT)
-        return before - self._held
+    def drop_from(self, due: int) -> "array[int]":
+        """Forgets every message that is due then or later; answers the locators of their rows."""
+        dropped = array("Q")
+        end = max(0, due - self.base_ms) << DUE_SHIFT
+        for slot in self._ring:
+            if slot is not None:
+                dropped.extend(
+                    [slot.locators[row] for row, packed in enumerate(slot.packed) if packed >= end]
+                )
+        self._keep_rows(end)
+        return dropped
 
     def _keep_rows(self, end: int) -> None:
         """Rows below `end` in their packed column stay, unless they are cancelled."""
-        cancelled, left, held = self._cancelled, set[int](), 0
+        cancelled, held = self._cancelled, 0
         for index, slot in enumerate(self._ring):
             if slot is None:
                 continue
@@ -263,7 +269,8 @@ class HashedWheelTimer:
             if len(picked) < len(slot.numbers):
                 slot.keep(picked)
             held += len(picked)
-        self._cancelled, self._held, self._next = left, held, UNKNOWN if held else None
+        self._late -= cancelled
+        self._cancelled, self._held, self._next = set(), held, UNKNOWN if held else None
 
     # Coming
 

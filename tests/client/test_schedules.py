@@ -1,0 +1,211 @@
+"""What is asked about schedules: made with the topic, the same in the same words, listed in pages, ended by id."""
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tests.client.fake_broker import CUT, LOSE, FakeBroker
+from tests.client.rig import Rig
+from tfmq.client.administration import Administration
+from tfmq.client.schedules import ScheduleDescription, ScheduleWish, moment_at, schedule_description
+from tfmq.errors import BadRequest, MessageTooLarge, NotAllowed, UnknownSchedule, UnknownTopic
+from tfmq.message import Attribute, decode_attribute
+from tfmq.protocol import commands
+
+NEXT_MS = 1_795_424_400_000
+
+
+class Schedules(FakeBroker):
+    """A broker of the test's own that keeps schedules by name, gives ids, and knows a repeat by its words."""
+
+    page = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, tuple[int, commands.AddSchedule]] = {}
+        self.paused: set[str] = set()
+
+    def add_schedule(self, request: commands.AddSchedule) -> Any:
+        known = self.kept.get(request.name)
+        if request.topic not in self.incarnations:
+            raise UnknownTopic()
+        if known is not None and known[1] != request:
+            raise NotAllowed()
+        if known is None:
+            self.next_id += 1
+            self.kept[request.name] = (self.next_id, request)
+        return commands.AddScheduleReply(self.told(request.name), known is None)
+
+    def list_schedules(self, request: commands.ListSchedules) -> Any:
+        names = sorted(each for each in self.kept if each > request.after)
+        names = [each for each in names if request.name in ("", each)]
+        return commands.ListSchedulesReply(
+            [self.told(each) for each in names[: self.page]], len(names) > self.page
+        )
+
+    def pause_schedule(self, request: commands.PauseSchedule) -> Any:
+        if request.name not in self.kept:
+            raise UnknownSchedule()
+        self.paused.add(request.name)
+        return commands.PauseScheduleReply(self.told(request.name))
+
+    def resume_schedule(self, request: commands.ResumeSchedule) -> Any:
+        self.paused.discard(request.name)
+        return commands.ResumeScheduleReply(self.told(request.name))
+
+    def remove_schedule(self, request: commands.RemoveSchedule) -> Any:
+        found = self.kept.get(request.name)
+        if found is None or found[0] != request.id:
+            return commands.RemoveScheduleReply(False)
+        del self.kept[request.name]
+        return commands.RemoveScheduleReply(True)
+
+    def told(self, name: str) -> dict[str, Any]:
+        id, asked = self.kept[name]
+        return {
+            "name": name,
+            "id": id,
+            "cron": asked.cron,
+            "timezone": asked.timezone,
+            "topic": asked.topic,
+            "partition": 0,
+            "state": "paused" if name in self.paused else "active",
+            "trouble": "",
+            "next_ms": NEXT_MS,
+            "last_ms": 0,
+            "size": 2,
+            "news": "of a later release",
+            "tag": None,
+        }
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(Schedules())
+
+
+@pytest.fixture
+def admin(rig: Rig) -> Administration:
+    return Administration(rig.link, 5.0)
+
+
+def broker_of(rig: Rig) -> Schedules:
+    assert isinstance(rig.broker, Schedules)
+    return rig.broker
+
+
+WISH = ScheduleWish("0 9 * * mon-fri", "reports", "go", "morning", "Europe/Berlin", key="k", tag="t")
+
+
+def test_a_schedule_is_made_and_its_topic_with_it(rig: Rig, admin: Administration) -> None:
+    found = rig.run(admin.schedule(WISH))
+    assert (found.name, found.state, found.next_ms, found.size_bytes) == ("morning", "active", NEXT_MS, 2)
+    assert "reports" in rig.broker.incarnations
+    (_, sent) = broker_of(rig).kept["morning"]
+    assert sent[:5] == ("morning", "0 9 * * mon-fri", "Europe/Berlin", "reports", None)
+    assert decode_attribute(sent.attribute) == Attribute(None, "k", "t", {})
+    assert found.details == {"news": "of a later release"}
+
+
+@pytest.mark.parametrize("action", [LOSE, CUT])
+def test_an_answer_that_was_lost_is_asked_for_again_and_makes_no_second_one(
+    rig: Rig, admin: Administration, action: str
+) -> None:
+    rig.broker.plan(commands.AddSchedule, action)
+    wish = WISH._replace(name=None)
+    found = rig.run(admin.schedule(wish))
+    assert list(broker_of(rig).kept) == [found.name]
+    assert rig.run(admin.schedule(wish)) == found
+
+
+def test_without_a_name_the_same_words_have_the_same_one_and_others_another() -> None:
+    unnamed = WISH._replace(name=None)
+    (first, _), (again, _) = unnamed.request(), unnamed.request()
+    assert first.name == again.name and first.name.startswith("reports-")
+    changes: list[dict[str, Any]] = [
+        {"payload": "stop"},
+        {"cron": "0 8 * * *"},
+        {"key": "x"},
+        {"payload": None},
+    ]
+    changes += [{"timezone": "UTC"}, {"misfire": "all"}, {"partition": 1}, {"properties": {"a": "b"}}]
+    assert len({unnamed._replace(**each).request()[0].name for each in [{}, *changes]}) == len(changes) + 1
+    long, _ = unnamed._replace(topic="t" * 249).request()
+    assert len(long.name) == 209
+
+
+def test_a_payload_is_bytes_text_or_none_for_a_tombstone() -> None:
+    for payload, body, tombstone in (
+        (b"x", b"x", False),
+        ("ü", "ü".encode(), False),
+        (None, b"", True),
+        ("", b"", False),
+    ):
+        request, sent = WISH._replace(payload=payload).request()
+        assert (sent, request.tombstone) == (body, tombstone)
+    with pytest.raises(TypeError, match="codec"):
+        WISH._replace(payload={"n": 1}).request()
+    with pytest.raises(MessageTooLarge):
+        WISH._replace(tag="t" * 300).request()
+
+
+def test_all_are_listed_in_pages(rig: Rig, admin: Administration) -> None:
+    assert rig.run(admin.schedules()) == []
+    for name in "cabed":
+        rig.run(admin.schedule(WISH._replace(name=name)))
+    assert [each.name for each in rig.run(admin.schedules())] == list("abcde")
+
+
+def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: Administration) -> None:
+    rig.run(admin.schedule(WISH))
+    assert rig.run(admin.describe_schedule("morning")).cron == WISH.cron
+    assert rig.run(admin.pause_schedule("morning")).state == "paused"
+    assert rig.run(admin.resume_schedule("morning")).state == "active"
+    assert rig.run(admin.remove_schedule("morning")) is True
+    for call in (admin.describe_schedule, admin.pause_schedule, admin.remove_schedule):
+        with pytest.raises(UnknownSchedule):
+            rig.run(call("morning"))
+
+
+def test_a_repeated_removal_cannot_hit_one_that_was_made_anew(rig: Rig, admin: Administration) -> None:
+    rig.run(admin.schedule(WISH))
+    broker = broker_of(rig)
+    removed = broker.remove_schedule
+
+    def made_anew(request: commands.RemoveSchedule) -> Any:
+        removed(request)
+        broker.remove_schedule = removed  # type: ignore[method-assign]
+        broker.add_schedule(WISH.request()[0])
+        return commands.RemoveScheduleReply(True)
+
+    broker.remove_schedule = made_anew  # type: ignore[method-assign]
+    broker.plan(commands.RemoveSchedule, LOSE)
+    assert rig.run(admin.remove_schedule("morning")) is False
+    assert list(broker.kept) == ["morning"]
+
+
+def test_a_name_that_is_none_is_refused(rig: Rig, admin: Administration) -> None:
+    for name in ("", "../etc", "a b"):
+        with pytest.raises(BadRequest):
+            rig.run(admin.schedule(WISH._replace(name=name)))
+
+
+def test_moments_are_told_as_the_clocks_of_the_zone_show_them() -> None:
+    found = ScheduleDescription("a", timezone="Europe/Berlin", next_ms=NEXT_MS)
+    assert (
+        found.next_at == datetime(2026, 11, 23, 10, tzinfo=ZoneInfo("Europe/Berlin"))
+        and found.last_at is None
+    )
+    assert found.next_at is not None and found.next_at.isoformat() == "2026-11-23T10:00:00+01:00"
+    assert (
+        moment_at(NEXT_MS, "Mars/Olympus")
+        == moment_at(NEXT_MS, "UTC")
+        == datetime(2026, 11, 23, 9, tzinfo=UTC)
+    )
+    assert moment_at(1 << 62, "UTC") is None
+
+
+def test_what_a_broker_leaves_out_has_a_default() -> None:
+    assert schedule_description({"name": "a"}) == ScheduleDescription("a")
