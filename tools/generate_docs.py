@@ -27,6 +27,7 @@ from tfmq.protocol.fields import Row  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
 from tfmq.protocol.handles import Handle, print_handle  # noqa: E402
 from tfmq.settings_table import SETTINGS, TOPIC_KEYS  # noqa: E402
+from tools.cli_reference import cli_reference  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -248,6 +249,7 @@ def server_toml() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "cli": cli_reference,
     "commands": command_list,
     "rows": row_list,
     "reserved": reserved_list,
