@@ -7,6 +7,7 @@ import pytest
 
 from tests.client.blocks import Bytes
 from tests.client.scripted import Broker, Script
+from tfmq.client.consuming import LOOKS
 from tfmq.client.positions import PartitionName
 from tfmq.client.start import LATEST, seek_question
 from tfmq.errors import (
@@ -502,6 +503,35 @@ def test_passing_failures_of_a_fetch_are_not_seen(broker: Broker, error: TfmqErr
     filled(broker)
     broker.fail[wire.Fetch] = [error] * 5
     assert len(Script(broker).poll(60)) == 5
+
+
+# A poll without any time
+
+
+def look_by_look(script: Script, comes: bool) -> tuple[list[Any], int]:
+    """A poll(0) whose looks bring what the broker has, and for ever something that is no message if `comes`."""
+    operation, looks = script.core.poll(0, 500), 0
+    while True:
+        try:
+            next(operation)
+        except StopIteration as end:
+            return end.value, looks
+        looks += 1
+        script.link.serve()
+        script.core.tasks.tick()
+        if comes:
+            script.core._arrival.settle()
+
+
+def test_the_first_poll_asks_and_reads_in_a_few_looks(broker: Broker) -> None:
+    filled(broker)
+    messages, looks = look_by_look(Script(broker, group="g"), comes=False)
+    assert (len(messages), looks) == (5, 2)
+
+
+def test_its_looks_are_bounded_whatever_comes(broker: Broker) -> None:
+    broker.create("orders")
+    assert look_by_look(Script(broker), comes=True) == ([], LOOKS)
 
 
 # Filters

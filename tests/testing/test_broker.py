@@ -86,6 +86,14 @@ def test_a_poll_with_nothing_to_come_takes_its_time_and_no_real_one(broker: Simu
     assert broker.clock.now - before == timedelta(seconds=300)
 
 
+def test_the_first_poll_brings_what_is_there_also_without_any_time(broker: SimulatedBroker) -> None:
+    broker.producer().send_many("orders", ["one", "two"]).result()
+    before = broker.clock.now
+    assert texts(broker.consumer("orders", group="billing").poll(timeout=0)) == ["one", "two"]
+    assert texts(broker.consumer("orders", start="latest").poll(timeout=0)) == []
+    assert broker.clock.now == before
+
+
 def test_a_poll_without_an_end_moves_no_time(broker: SimulatedBroker) -> None:
     consumer = broker.consumer("orders")
     before = broker.clock.now

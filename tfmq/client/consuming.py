@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from journal.record import tag_hash
 from tfmq.client.assignment import Assignment
-from tfmq.client.call import Call
+from tfmq.client.call import NEVER, Call
 from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.fetcher import Chunk, Feed, Fetcher, FetchPlan
 from tfmq.client.lag import Lag, measure
@@ -31,9 +31,10 @@ from tfmq.protocol.commands import Cancel
 
 log = logging.getLogger("tfmq.consumer")
 
-NEVER: Final = float("inf")
 FETCH_GRACE_SECONDS: Final = 30.0
 """So much longer than the broker holds a fetch does the client wait for its answer."""
+LOOKS: Final = 3
+"""A poll whose time is over looks again when something came: partitions, their places, then messages. But no oftener."""
 
 
 class Consuming:
@@ -52,8 +53,7 @@ class Consuming:
         attend: Callable[[], None],
         flush: Callable[[], None],
     ) -> None:
-        self._attend = attend
-        self._flush = flush
+        self._attend, self._flush = attend, flush
         self.options = options
         self.link = link
         self.closed = False
@@ -117,23 +117,23 @@ class Consuming:
         return found
 
     def _receive(self, until: float) -> Operation[bool]:
-        """Makes a batch with messages ready; False after `stop`, or at `until` and one look at the connection."""
-        looked = False
+        """Makes a batch with messages ready; False after `stop`, or at `until` and a look at the connection."""
+        looks = 0
         while True:
             self._raise_failures()
             if self.stop_asked.done:
                 return False
-            if self._arrival.done:
-                self._arrival = Flag()
+            came = self._arrival.done
+            self._arrival = Flag() if came else self._arrival
             if self.positions.loop() or self._take():  # another thread's poll may have left some
                 return True
             failure = self.fetcher.failure() or self.fetcher.standstill()
             if failure is not None:
                 raise failure
             remaining = until - self.link.now()
-            if remaining <= 0 and looked:
+            if remaining <= 0 and looks and (looks >= LOOKS or not came):
                 return False
-            looked, remaining = True, max(0.0, remaining)
+            looks, remaining = looks + 1, max(0.0, remaining)
             retry = self.fetcher.next_retry()
             if retry is not None:
                 remaining = min(remaining, max(0.0, retry - self.link.now()))
