@@ -20,6 +20,7 @@ COMMANDS = {
     "group": "tfmq.cli.group:group",
     "tx": "tfmq.cli.tx:tx",
     "delay": "tfmq.cli.delay:delay",
+    "schedule": "tfmq.cli.schedule:schedule",
     "log": "tfmq.cli.log:log",
     "status": "tfmq.cli.status:status",
     "bench": "tfmq.cli.bench:bench",

@@ -1,0 +1,139 @@
+"""`tfmq schedule` on a live broker."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from click import Context
+
+from tests.cli.conftest import Cli
+from tfmq.admin import Admin
+from tfmq.cli.schedule import names, remove, row_of, when
+from tfmq.client.schedules import ScheduleDescription
+from tools.rigs.live_server import LiveServer
+
+
+@pytest.fixture(autouse=True)
+def clean(broker: LiveServer) -> Iterator[None]:
+    yield
+    with Admin(broker.address) as admin:
+        for each in admin.schedules():
+            admin.remove_schedule(each.name)
+
+
+def test_a_schedule_is_added_listed_paused_resumed_and_removed(cli: Cli, topic: str) -> None:
+    added = cli(
+        "schedule", "add", "0 9 * * mon-fri", topic, "go", "--name", "morning", "--timezone", "Europe/Berlin"
+    )
+    assert added.code == 0 and added.out == b"" and "morning is added; next run" in added.err
+    assert "09:00" in added.err and "(Europe/Berlin)" in added.err
+    listed = cli("schedule", "list")
+    assert (
+        "morning" in listed.out.decode()
+        and "09:00" in listed.out.decode()
+        and "active" in listed.out.decode()
+    )
+    paused = cli("schedule", "pause", "morning")
+    assert "morning is paused: tfmq schedule resume morning" in paused.err
+    assert cli("schedule", "list", "--json").json[0]["state"] == "paused"
+    assert "goes on; next run" in cli("schedule", "resume", "morning").err
+    assert "removed morning" in cli("schedule", "remove", "morning").err
+    assert "no schedules yet: tfmq schedule add" in cli("schedule", "list").err
+
+
+def test_everything_has_json_with_the_next_run_in_its_time_zone(cli: Cli, topic: str) -> None:
+    options = (
+        "--timezone",
+        "America/New_York",
+        "--misfire",
+        "all",
+        "-k",
+        "k",
+        "-t",
+        "tag",
+        "--property",
+        "n=1",
+    )
+    row = cli("schedule", "add", "30 2 * * *", topic, "go", "--name", "night", *options, "--json").json
+    assert (row["name"], row["cron"], row["timezone"], row["topic"], row["misfire"], row["tag"]) == (
+        "night",
+        "30 2 * * *",
+        "America/New_York",
+        topic,
+        "all",
+        "tag",
+    )
+    following = datetime.fromisoformat(row["next_run"])
+    assert (following.hour, following.minute) in ((2, 30), (3, 30)) and following.utcoffset() is not None
+    assert row["last_run"] is None and row["size_bytes"] == 2 and row["properties"] == 1
+    assert cli("schedule", "list", "--json").json == [row]
+    assert cli("schedule", "pause", "night", "--json").json["next_run"] is None
+    assert cli("schedule", "resume", "night", "--json").json["state"] == "active"
+    assert cli("schedule", "remove", "night", "--json").json == {"name": "night", "removed": True}
+    assert cli("schedule", "list", "--json").json == []
+
+
+def test_the_same_words_make_no_second_one_and_the_topic_is_made(cli: Cli, topic: str) -> None:
+    first = cli("schedule", "add", "@daily", topic, "go", "--json").json
+    assert cli("schedule", "add", "@daily", topic, "go", "--json").json == first
+    assert len(cli("schedule", "list", "--json").json) == 1
+    assert cli("topic", "show", topic).code == 0
+
+
+def test_the_payload_may_be_a_file_and_one_of_both_is_wanted(cli: Cli, topic: str, tmp_path: Path) -> None:
+    path = tmp_path / "request"
+    path.write_bytes(b"\xff" * 10)
+    assert cli("schedule", "add", "@daily", topic, "-f", str(path), "--json").json["size_bytes"] == 10
+    assert cli("schedule", "add", "@daily", topic).code == 2
+    assert cli("schedule", "add", "@daily", topic, "x", "-f", str(path)).code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("0 25 * * *", "reports", "go"), "no hour: write 0 to 23"),
+        (("0 9 * *", "reports", "go"), "write five fields"),
+        (("0 0 30 2 *", "reports", "go"), "never come"),
+        (("@daily", "reports", "go", "--timezone", "Europe/Atlantis"), "write its name as in Europe/Berlin"),
+        (("@daily", "reports", "go", "--name", "no/name"), "letters, digits"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    ran = cli("schedule", "add", *arguments)
+    assert ran.code == 2 and words in ran.err and ran.err.count("\n") == 1
+
+
+def test_a_name_that_is_not_there_is_told_with_the_nearest(cli: Cli, topic: str) -> None:
+    assert "There are no schedules yet" in cli("schedule", "pause", "morning").err
+    cli("schedule", "add", "@daily", topic, "go", "--name", "morning")
+    for verb in ("pause", "resume", "remove"):
+        ran = cli("schedule", verb, "mornin")
+        assert ran.code == 1 and "Did you mean 'morning'?" in ran.err
+    other = cli("schedule", "add", "@hourly", topic, "go", "--name", "morning")
+    assert other.code == 1 and "tfmq schedule remove morning" in other.err
+
+
+def test_one_that_waits_says_why(cli: Cli, topic: str) -> None:
+    cli("schedule", "add", "@daily", topic, "go", "--name", "waiting")
+    cli("topic", "delete", topic, "--yes")
+    listed = cli("schedule", "list")
+    assert f"waiting waits: There is no topic {topic}" in listed.err and "waiting" in listed.out.decode()
+    assert "it waits: There is no topic" in cli("schedule", "resume", "waiting").err
+
+
+def test_the_shell_completes_names(cli: Cli, topic: str, broker: LiveServer) -> None:
+    cli("schedule", "add", "@daily", topic, "go", "--name", "morning")
+    context = Context(remove)
+    context.params["servers"] = broker.address
+    assert [each.value for each in names(context, remove.params[0], "mo")] == ["morning"]
+    assert names(context, remove.params[0], "x") == []
+    context.params["servers"] = "127.0.0.1:1"
+    assert names(context, remove.params[0], "") == []
+
+
+def test_rows_and_times_for_people() -> None:
+    found = ScheduleDescription("a", timezone="Europe/Berlin", next_ms=1_795_424_400_000, details={"news": 1})
+    assert found.next_at is not None
+    assert when(found.next_at, "Europe/Berlin") == "Mon 2026-11-23 10:00 +0100 (Europe/Berlin)"
+    assert row_of(found)["next_run"] == "2026-11-23T10:00:00+01:00" and row_of(found)["news"] == 1

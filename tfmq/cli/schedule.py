@@ -1,0 +1,214 @@
+"""`tfmq schedule`: messages that the broker sends by itself at the times of a cron expression."""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from tfmq.cli.output import Output, did_you_mean, output_options, printable
+from tfmq.cli.values import Property
+from tfmq.errors import TfmqError, UnknownSchedule
+
+if TYPE_CHECKING:
+    from tfmq.admin import Admin
+    from tfmq.client.schedules import ScheduleDescription
+
+COLUMNS = ("name", "state", "next_run", "cron", "timezone", "topic", "last_run")
+COMPLETION_SECONDS = 2.0
+MISFIRE = ("one", "all", "skip")
+
+ADD_EXAMPLES = """\b
+Examples:
+  tfmq schedule add "0 9 * * mon-fri" reports "make the daily report" --timezone Europe/Berlin
+  tfmq schedule add @hourly cleanup go --name cleanup --misfire skip
+  tfmq schedule add "*/15 8-17 * * *" prices -f request.json -k EUR
+
+\b
+The fields: minute, hour, day of month, month, day of week (0 and 7 are Sunday).
+"""
+
+
+@click.group(epilog='\b\nExample:\n  tfmq schedule add "0 9 * * mon-fri" reports go --timezone Europe/Berlin')
+def schedule() -> None:
+    """Schedules: add, list, pause, resume, remove."""
+
+
+@schedule.command(epilog=ADD_EXAMPLES)
+@click.argument("cron")
+@click.argument("topic")
+@click.argument("payload", required=False)
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The payload is this file.",
+)
+@click.option("--name", help="What it is called [made of what was asked for].")
+@click.option("--timezone", default="UTC", show_default=True, help="Whose clocks, as in Europe/Berlin.")
+@click.option(
+    "--misfire",
+    type=click.Choice(MISFIRE),
+    default="one",
+    show_default=True,
+    help="Of the times that were missed send the latest, all, or none.",
+)
+@click.option("-k", "--key", help="The messages' key.")
+@click.option("-t", "--tag", help="A tag that consumers can filter by.")
+@click.option("--property", "properties", type=Property(), multiple=True, help="A property; may be repeated.")
+@click.option("--partition", type=click.IntRange(min=0), help="This partition [the key's].")
+@output_options
+def add(
+    cron: str,
+    topic: str,
+    payload: str | None,
+    file: Path | None,
+    name: str | None,
+    timezone: str,
+    misfire: str,
+    key: str | None,
+    tag: str | None,
+    properties: tuple[tuple[str, str], ...],
+    partition: int | None,
+    output: Output,
+) -> None:
+    """Send PAYLOAD to TOPIC at each time of CRON, which is five fields in quotes, or @daily and the like.
+
+    The topic is made on first use. The same words again are the same schedule.
+    """
+    from tfmq.admin import Admin
+
+    if (payload is None) == (file is None):
+        raise click.UsageError("give a PAYLOAD or --file, one of them")
+    content = payload.encode(errors="surrogateescape") if payload is not None else b""
+    with Admin(output.servers) as admin:
+        found = admin.schedule(
+            cron,
+            topic,
+            content if file is None else file.read_bytes(),
+            name=name,
+            timezone=timezone,
+            key=key,
+            tag=tag,
+            properties=dict(properties),
+            partition=partition,
+            misfire=misfire,
+        )
+    tell(output, found, f"{printable(found.name)} is added")
+
+
+@schedule.command(
+    "list", epilog="\b\nExamples:\n  tfmq schedule list\n  tfmq schedule list --json | jq -r .[].name"
+)
+@output_options
+def list_command(output: Output) -> None:
+    """List the schedules with their next run, each in its time zone."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = admin.schedules()
+    if output.json:
+        output.array(row_of(each) for each in found)
+        return
+    output.rows([readable(each) for each in found], COLUMNS, "no schedules yet: tfmq schedule add makes one")
+    for each in found:
+        if each.trouble:
+            output.say(f"{printable(each.name)} waits: {printable(each.trouble)}")
+
+
+def names(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
+    """What the shell offers; where no broker answers soon, nothing."""
+    from tfmq.admin import Admin
+
+    try:
+        with Admin(context.params.get("servers"), timeout=COMPLETION_SECONDS) as admin:
+            return [CompletionItem(each.name) for each in admin.schedules() if each.name.startswith(start)]
+    except TfmqError:
+        return []
+
+
+def named(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument that pause, resume and remove have in common."""
+    return click.argument("name", shell_complete=names)(command)
+
+
+@schedule.command(epilog="\b\nExample:\n  tfmq schedule pause cleanup")
+@named
+@output_options
+def pause(name: str, output: Output) -> None:
+    """Send nothing of a schedule until it is resumed."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known(admin, name, admin.pause_schedule)
+    tell(output, found, f"{name} is paused: tfmq schedule resume {name}")
+
+
+@schedule.command(epilog="\b\nExample:\n  tfmq schedule resume cleanup")
+@named
+@output_options
+def resume(name: str, output: Output) -> None:
+    """Go on with a schedule from now; also after the broker's clock was set back."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known(admin, name, admin.resume_schedule)
+    tell(output, found, f"{name} goes on")
+
+
+@schedule.command(epilog="\b\nExample:\n  tfmq schedule remove cleanup")
+@named
+@output_options
+def remove(name: str, output: Output) -> None:
+    """End a schedule for good."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        removed = known(admin, name, admin.remove_schedule)
+    if output.json:
+        output.object({"name": name, "removed": removed})
+    output.say(f"removed {name}" if removed else f"{name} was removed, and another one made, meanwhile")
+
+
+def known(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
+    """What the call gives. Raises UnknownSchedule that names the nearest schedule there is."""
+    try:
+        return call(name)
+    except UnknownSchedule:
+        others = [each.name for each in admin.schedules()]
+        rest = " `tfmq schedule list` has all." if others else " There are no schedules yet."
+        raise UnknownSchedule(f"There is no schedule {name!r}.{did_you_mean(name, others) or rest}") from None
+
+
+def tell(output: Output, found: "ScheduleDescription", sentence: str) -> None:
+    """JSON, or a sentence with the next run."""
+    if output.json:
+        output.object(row_of(found))
+        return
+    following = "" if found.next_at is None else f"; next run {when(found.next_at, found.timezone)}"
+    output.say(f"{sentence}{following}")
+    if found.trouble:
+        output.say(f"it waits: {printable(found.trouble)}")
+
+
+def row_of(found: "ScheduleDescription") -> dict[str, Any]:
+    """As JSON has it: all fields, and next and last run as ISO times of its zone, null for none."""
+    row = {key: value for key, value in found._asdict().items() if key != "details"}
+    row["next_run"] = None if found.next_at is None else found.next_at.isoformat()
+    row["last_run"] = None if found.last_at is None else found.last_at.isoformat()
+    return {**row, **found.details}
+
+
+def readable(found: "ScheduleDescription") -> dict[str, Any]:
+    """As a table has it."""
+    row = {key: printable(str(getattr(found, key))) for key in ("name", "state", "cron", "timezone", "topic")}
+    row["next_run"] = "-" if found.next_at is None else when(found.next_at, found.timezone)
+    row["last_run"] = "-" if found.last_at is None else found.last_at.strftime("%Y-%m-%d %H:%M")
+    return row
+
+
+def when(moment: datetime, timezone: str) -> str:
+    """Fri 2026-11-27 09:00 +0100 (Europe/Berlin)."""
+    return f"{moment.strftime('%a %Y-%m-%d %H:%M %z')} ({printable(timezone)})"
