@@ -517,8 +517,9 @@ def look_by_look(script: Script, comes: bool) -> tuple[list[Any], int]:
         except StopIteration as end:
             return end.value, looks
         looks += 1
-        script.link.serve()
-        script.core.tasks.tick()
+        for _ in range(10):  # a task asks several things, one behind the other
+            script.link.serve()
+            script.core.tasks.tick()
         if comes:
             script.core._arrival.settle()
 

@@ -34,7 +34,7 @@ log = logging.getLogger("tfmq.consumer")
 FETCH_GRACE_SECONDS: Final = 30.0
 """So much longer than the broker holds a fetch does the client wait for its answer."""
 LOOKS: Final = 3
-"""A poll whose time is over looks again when something came: partitions, their places, then messages. But no oftener."""
+"""A poll whose time is over looks again when something came: partitions, places, then messages. But no oftener."""
 
 
 class Consuming:
