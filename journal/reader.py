@@ -316,7 +316,7 @@ def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Bloc
             size = PEEK_MORE_BYTES if size < PEEK_MORE_BYTES else BLOCK_SPAN_MAX
         except BadRecord:
             return None
-    if control.end != offset + at or not segment.base <= control.offset <= offset:
+    if not at or control.end != offset + at or not segment.base <= control.offset <= offset:
         return None
     records = data[:at] if control.offset == offset else pread(segment, control.size, control.offset)
     if crc32(records) != control.crc:

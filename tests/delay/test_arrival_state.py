@@ -7,6 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from journal.block import blocks_of
 from journal.control import SOURCE_TRANSACTION
 from journal.errors import NewerFormat
 from journal.header import make_record
@@ -120,6 +121,35 @@ def test_notes_and_copies_are_nobodys_sequence() -> None:
     assert again.producers.last_sequence(5) == desk.producers.last_sequence(5) == 3
     assert len(again.producers) == 1
     assert check(again, 5, 4, 1) is None
+
+
+def test_copies_over_several_blocks_are_nobodys_sequence() -> None:
+    desk = Desk()
+    desk.send(some(5, 3, size=40_000))
+    desk.reschedule(desk.sent[:3], [START_MS + 500] * 3)
+    desk.send(some(6, 2))
+    again = desk.reopened(clean=False)
+    assert [again.producers.last_sequence(each) for each in (5, 6)] == [2, 1]
+    assert said(again) == said(desk)
+
+
+def test_damage_among_copies_hides_nothing_that_comes_behind() -> None:
+    """The last of them and the next note cannot be read: what is left behind those is a sender's, and no copy."""
+    desk = Desk()
+    desk.send(some(5, 3, size=40_000))
+    start = desk.log.end_offset
+    desk.reschedule(desk.sent[:3], [START_MS + 500] * 3)
+    desk.send(some(6, 2, size=40_000))
+    desk.log.force()
+    desk.send(some(7, 1))  # and says that what comes before was forced
+    chunk = desk.log.read(start, 1 << 20)
+    last_copy, note_of_6, record_of_6 = list(blocks_of(chunk.data, start, desk.log.log_id))[-3:]
+    assert (note_of_6.control.records, record_of_6.control.records) == (2, 1)
+    for block in (last_copy, note_of_6):
+        desk.disk.damage(f"{FOLDER}/{segment_name(0, SUFFIX)}", block.control.end + 3, b"\xee" * 5)
+    again = Desk(desk.disk)
+    assert again.log.damage
+    assert [again.producers.last_sequence(each) for each in (5, 6, 7)] == [2, 1, 0]
 
 
 def test_a_succession_closes_the_stream_over_all_topics() -> None:
@@ -237,10 +267,11 @@ def test_there_is_an_end_to_what_can_be_cancelled(monkeypatch: pytest.MonkeyPatc
 # Damage
 
 
-def repaired(desk: Desk, offset: int) -> Desk:
-    """Damaged there, mended by the operator's word, without a snapshot to lean on, and opened again."""
+def repaired(desk: Desk, *offsets: int) -> Desk:
+    """Damaged at these places, mended by the operator's word, without a snapshot to lean on, and opened again."""
     desk.log.close()
-    desk.disk.damage(f"{FOLDER}/{segment_name(0, SUFFIX)}", offset, b"\xee" * 5)
+    for offset in offsets:
+        desk.disk.damage(f"{FOLDER}/{segment_name(0, SUFFIX)}", offset, b"\xee" * 5)
     assert repair(desk.disk, FOLDER, suffix=SUFFIX)
     for name in desk.disk.list(FOLDER):
         if name.endswith(".state"):
@@ -265,12 +296,14 @@ def test_a_note_that_a_repair_lost_costs_its_batch_alone(caplog: pytest.LogCaptu
     assert "when 2 delayed messages are due" in caplog.text
 
 
-def test_a_record_that_a_repair_lost_costs_itself_alone() -> None:
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_record_that_a_repair_lost_costs_itself_alone(lost: int) -> None:
     desk = Desk()
     (answer,) = desk.send(some(5, 40, size=50))
     desk.send(some(6, 2))
-    again = repaired(desk, answer.positions[0][1] + 7 * 70 + 30)
-    assert again.read() == [each for n, each in enumerate(desk.sent) if n != 7]
+    places = [answer.positions[0][1] + n * 70 + 30 for n in range(7, 7 + lost)]
+    again = repaired(desk, *places)
+    assert again.read() == desk.sent[:7] + desk.sent[7 + lost :]
     assert check(again, 6, 0, 2).answer.first_ordinal == 42
 
 

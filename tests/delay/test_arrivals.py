@@ -188,6 +188,38 @@ def test_of_a_batch_over_blocks_the_sound_ones_stay_behind_a_sound_note(
     assert len(told) == 1 and found == made.sent[-1:]
 
 
+def test_damage_before_the_place_from_which_is_read_is_nobodys_matter() -> None:
+    """The way to that place leads through it, since all lie in one run of the index."""
+    made = Desk()
+    ends = [made.send(some(producer, 3))[0].end_offset for producer in (20, 21, 22, 23)]
+    made.log.close()
+    for offset in (ends[0] + 3, ends[1] - 90):  # the length of a note, the head of a control record
+        desk = damaged(made, offset, b"\xee")
+        assert desk.read(ends[1], ends[3]) == made.sent[6:]
+        found, told = read_around(damaged(made, offset, b"\xee"))
+        assert (found, [(each.first, each.next) for each in told]) == (
+            made.sent[:3] + made.sent[6:],
+            [(ends[0], ends[1])],
+        )
+
+
+def test_damage_that_keeps_the_way_shut_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    ends = [desk.send(some(producer, 3))[0].end_offset for producer in (20, 21)]
+    desk.log.force()
+    calls = []
+
+    def read(offset: int, *_: object, **__: object) -> None:
+        calls.append(offset)
+        assert len(calls) < 9, "it never ends"
+        raise Corrupt("a segment", 0, ends[0], "as before")
+
+    monkeypatch.setattr(desk.log, "read", read)
+    with pytest.raises(Corrupt):
+        list(arrivals.read(desk.log, ends[0], ends[1], damaged=lambda _: None))
+    assert calls == [ends[0]] * 2
+
+
 # The note of a batch that is sent again
 
 

@@ -123,6 +123,14 @@ def test_bytes_behind_a_checksum_that_holds_are_not_trusted_either() -> None:
     assert taken
 
 
+@pytest.mark.parametrize("end", [b"", b"\xff" * 4, b"\xff" * 6, b"\xff" * 4 + b"\xfe", b"\xff" * 70])
+@pytest.mark.parametrize("name", ALL)
+def test_there_is_one_end_and_no_other(name: str, end: bytes) -> None:
+    payload = encode_note(ALL[name])[HEADER_SIZE:].rstrip(b"\xff")
+    with pytest.raises(BadNote, match=r"not as long as|were to come"):
+        decode_note(make_record(payload + end, note.NOTE_ID))
+
+
 def test_a_count_that_no_batch_has_asks_for_no_memory() -> None:
     payload = note.HEAD.pack(1, note.ARRIVAL, note.SHAPE_SAME_DUE, 0, (1 << 32) - 1, (1 << 32) - 1, LOG)
     with pytest.raises(BadNote, match="no arrival is of 4294967295 messages"):

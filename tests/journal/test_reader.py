@@ -157,8 +157,9 @@ def test_what_is_no_record_leads_nowhere(bench: Bench) -> None:
         bench.log.block_of_record(offset + 1)
     assert bench.log.block_of_record(offset + 1, cached=True) is None
     end = bench.log.end_offset
-    with pytest.raises(NotARecord):
-        bench.log.block_of_record(end - 1)
+    for inside in (end - CONTROL_SIZE, end - 1):
+        with pytest.raises(NotARecord):
+            bench.log.block_of_record(inside)
     for beyond in (end, end + 1):
         with pytest.raises(BeyondEnd):
             bench.log.block_of_record(beyond)

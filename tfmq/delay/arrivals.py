@@ -117,8 +117,7 @@ def read(
     May run in a worker. Raises Corrupt where the log is damaged, unless `damaged` is given: then it goes on behind.
     Raises BelowStart, BeyondEnd, OSError, Closed.
     """
-    reading, told = _Reading(), set[tuple[int, int]]()
-    tried = -1
+    reading, passed = _Reading(), -1
     while from_offset < to_offset:
         try:
             chunk = log.read(from_offset, min(READ_BYTES, to_offset - from_offset), upto=upto)
@@ -128,14 +127,13 @@ def read(
                 from_offset = block.next
                 yield from reading.block(block)
         except Corrupt as error:
-            # The way to a place may lead through damage before it, which is then known, and passed over the next time.
-            if damaged is None or (error.next <= from_offset and tried == from_offset):
+            if error.next <= from_offset and passed < from_offset:
+                passed = from_offset  # the way there led through it: from now on it is known, and passed by
+                continue
+            if damaged is None or error.next <= from_offset:
                 raise
-            tried = from_offset
-            if (error.first, error.next) not in told:
-                told.add((error.first, error.next))
-                damaged(error)
-            from_offset = max(from_offset, error.next)
+            damaged(error)
+            from_offset = error.next
             reading.forget()
 
 
@@ -198,8 +196,6 @@ class _Reading:
                 orphans,
                 block.next,
             )
-        if not block.control.more_follows:
-            self.forget()
 
     def _begin(self, record: bytes, offset: int) -> None:
         self._done = 0
