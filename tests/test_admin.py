@@ -7,11 +7,13 @@ import pytest
 import tfmq
 from tests.server.owner import Owner
 from tfmq.errors import (
+    BadRequest,
     ConnectionFailed,
     GroupIncomplete,
     HeuristicOutcome,
     NotAllowed,
     TopicExists,
+    UnknownSchedule,
     UnknownTopic,
     UnknownTransaction,
 )
@@ -118,6 +120,35 @@ def test_a_commit_group_commits_its_members_together(admin: tfmq.Admin, servers:
     assert admin.abort_commit_group("query", 4, "run-2") == "aborted"
     assert [admin.forget_commit_group("query") for _ in range(2)] == [True, False]
     assert messages_of(admin, "rows") == 2
+
+
+def test_a_schedule_from_its_making_to_its_end(admin: tfmq.Admin) -> None:
+    made = admin.schedule(
+        "0 9 * * mon-fri", "reports", "go", name="morning", timezone="Europe/Berlin", key="k"
+    )
+    assert made.next_at is not None and (made.next_at.hour, made.next_at.minute, made.state) == (
+        9,
+        0,
+        "active",
+    )
+    assert (
+        admin.schedule("0 9 * * mon-fri", "reports", "go", name="morning", timezone="Europe/Berlin", key="k")
+        == made
+    )
+    assert admin.schedules() == [made] and admin.describe_schedule("morning") == made
+    with pytest.raises(NotAllowed, match="tfmq schedule remove morning"):
+        admin.schedule("0 10 * * *", "reports", "go", name="morning")
+    with pytest.raises(BadRequest, match="no hour"):
+        admin.schedule("0 25 * * *", "reports", "go")
+    with pytest.raises(BadRequest, match="Europe/Berlin"):
+        admin.schedule("0 9 * * *", "reports", "go", timezone="Europe/Atlantis")
+    assert admin.pause_schedule("morning").next_at is None
+    assert admin.resume_schedule("morning").next_at == made.next_at
+    assert admin.status()["schedules"] == {"schedules": 1, "paused": 0, "waiting": 0}
+    assert admin.remove_schedule("morning") is True and admin.schedules() == []
+    for call in (admin.describe_schedule, admin.pause_schedule, admin.resume_schedule, admin.remove_schedule):
+        with pytest.raises(UnknownSchedule):
+            call("morning")
 
 
 def messages_of(admin: tfmq.Admin, topic: str) -> int:

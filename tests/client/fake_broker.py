@@ -18,6 +18,7 @@ from typing import Any
 from journal.header import records_of, split_body
 from journal.record import verify_batch
 from tests.client.fake_delays import FakeDelays
+from tests.client.fake_schedules import FakeSchedules
 from tests.client.fake_transactions import FakeTransactions
 from tfmq.errors import (
     BadFrame,
@@ -53,12 +54,13 @@ class Stored:
         return found
 
 
-class FakeBroker(FakeTransactions, FakeDelays):
+class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
     """Topics by name with a number of partitions; everything else is made as it is asked for."""
 
     def __init__(self, partitions: int = 1, limits: dict[str, int] | None = None) -> None:
         FakeTransactions.__init__(self)
         FakeDelays.__init__(self)
+        FakeSchedules.__init__(self)
         self.partitions = partitions
         self.limits = limits or {}
         self.incarnations: dict[str, int] = {}

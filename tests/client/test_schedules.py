@@ -6,94 +6,24 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.client.fake_broker import CUT, LOSE, FakeBroker
+from tests.client.fake_broker import CUT, LOSE
+from tests.client.fake_schedules import NEXT_MS
 from tests.client.rig import Rig
 from tfmq.client.administration import Administration
 from tfmq.client.schedules import ScheduleDescription, ScheduleWish, moment_at, schedule_description
-from tfmq.errors import BadRequest, MessageTooLarge, NotAllowed, UnknownSchedule, UnknownTopic
+from tfmq.errors import BadRequest, MessageTooLarge, UnknownSchedule
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol import commands
-
-NEXT_MS = 1_795_424_400_000
-
-
-class Schedules(FakeBroker):
-    """A broker of the test's own that keeps schedules by name, gives ids, and knows a repeat by its words."""
-
-    page = 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[str, tuple[int, commands.AddSchedule]] = {}
-        self.paused: set[str] = set()
-
-    def add_schedule(self, request: commands.AddSchedule) -> Any:
-        known = self.kept.get(request.name)
-        if request.topic not in self.incarnations:
-            raise UnknownTopic()
-        if known is not None and known[1] != request:
-            raise NotAllowed()
-        if known is None:
-            self.next_id += 1
-            self.kept[request.name] = (self.next_id, request)
-        return commands.AddScheduleReply(self.told(request.name), known is None)
-
-    def list_schedules(self, request: commands.ListSchedules) -> Any:
-        names = sorted(each for each in self.kept if each > request.after)
-        names = [each for each in names if request.name in ("", each)]
-        return commands.ListSchedulesReply(
-            [self.told(each) for each in names[: self.page]], len(names) > self.page
-        )
-
-    def pause_schedule(self, request: commands.PauseSchedule) -> Any:
-        if request.name not in self.kept:
-            raise UnknownSchedule()
-        self.paused.add(request.name)
-        return commands.PauseScheduleReply(self.told(request.name))
-
-    def resume_schedule(self, request: commands.ResumeSchedule) -> Any:
-        self.paused.discard(request.name)
-        return commands.ResumeScheduleReply(self.told(request.name))
-
-    def remove_schedule(self, request: commands.RemoveSchedule) -> Any:
-        found = self.kept.get(request.name)
-        if found is None or found[0] != request.id:
-            return commands.RemoveScheduleReply(False)
-        del self.kept[request.name]
-        return commands.RemoveScheduleReply(True)
-
-    def told(self, name: str) -> dict[str, Any]:
-        id, asked = self.kept[name]
-        return {
-            "name": name,
-            "id": id,
-            "cron": asked.cron,
-            "timezone": asked.timezone,
-            "topic": asked.topic,
-            "partition": 0,
-            "state": "paused" if name in self.paused else "active",
-            "trouble": "",
-            "next_ms": NEXT_MS,
-            "last_ms": 0,
-            "size": 2,
-            "news": "of a later release",
-            "tag": None,
-        }
 
 
 @pytest.fixture
 def rig() -> Rig:
-    return Rig(Schedules())
+    return Rig()
 
 
 @pytest.fixture
 def admin(rig: Rig) -> Administration:
     return Administration(rig.link, 5.0)
-
-
-def broker_of(rig: Rig) -> Schedules:
-    assert isinstance(rig.broker, Schedules)
-    return rig.broker
 
 
 WISH = ScheduleWish("0 9 * * mon-fri", "reports", "go", "morning", "Europe/Berlin", key="k", tag="t")
@@ -103,7 +33,7 @@ def test_a_schedule_is_made_and_its_topic_with_it(rig: Rig, admin: Administratio
     found = rig.run(admin.schedule(WISH))
     assert (found.name, found.state, found.next_ms, found.size_bytes) == ("morning", "active", NEXT_MS, 2)
     assert "reports" in rig.broker.incarnations
-    (_, sent) = broker_of(rig).kept["morning"]
+    (_, sent) = rig.broker.schedules["morning"]
     assert sent[:5] == ("morning", "0 9 * * mon-fri", "Europe/Berlin", "reports", None)
     assert decode_attribute(sent.attribute) == Attribute(None, "k", "t", {})
     assert found.details == {"news": "of a later release"}
@@ -116,7 +46,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_makes_no_second_one(
     rig.broker.plan(commands.AddSchedule, action)
     wish = WISH._replace(name=None)
     found = rig.run(admin.schedule(wish))
-    assert list(broker_of(rig).kept) == [found.name]
+    assert list(rig.broker.schedules) == [found.name]
     assert rig.run(admin.schedule(wish)) == found
 
 
@@ -171,7 +101,7 @@ def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: Administra
 
 def test_a_repeated_removal_cannot_hit_one_that_was_made_anew(rig: Rig, admin: Administration) -> None:
     rig.run(admin.schedule(WISH))
-    broker = broker_of(rig)
+    broker = rig.broker
     removed = broker.remove_schedule
 
     def made_anew(request: commands.RemoveSchedule) -> Any:
@@ -183,7 +113,7 @@ def test_a_repeated_removal_cannot_hit_one_that_was_made_anew(rig: Rig, admin: A
     broker.remove_schedule = made_anew  # type: ignore[method-assign]
     broker.plan(commands.RemoveSchedule, LOSE)
     assert rig.run(admin.remove_schedule("morning")) is False
-    assert list(broker.kept) == ["morning"]
+    assert list(broker.schedules) == ["morning"]
 
 
 def test_a_name_that_is_none_is_refused(rig: Rig, admin: Administration) -> None:
