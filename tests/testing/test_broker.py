@@ -47,6 +47,11 @@ def test_nobody_needs_to_wait_for_a_send_to_be_seen(broker: SimulatedBroker) -> 
     lingering.close()
 
 
+def test_without_lingering_a_message_goes_with_its_send(broker: SimulatedBroker) -> None:
+    for topic in ("fresh", "fresh", "known"):
+        assert broker.producer().send(topic, "x", key="42").done()
+
+
 def test_a_batch_that_lingers_goes_when_its_time_is_over(broker: SimulatedBroker) -> None:
     producer = broker.producer(linger_ms=50)
     producer.send("orders", "the topic is known").result()

@@ -19,17 +19,17 @@ Result = TypeVar("Result")
 
 
 class NoKeeper:
-    """What acts while nobody waits: the world does, when it is its turn. There is no thread."""
+    """What acts while nobody waits: the world does, at once. There is no thread."""
 
     leads = False
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, driver: InsideBlockingDriver) -> None:
+        self._driver = driver
 
     def attend(self, at_once: bool = False) -> None:
-        """There is, or will be, something to do."""
-        if at_once:
-            self._world.settle()
+        """There is, or will be, something to do; whoever says so under the lock is not interrupted."""
+        if not self._driver.lock._is_owned():  # type: ignore[attr-defined]
+            self._driver.world.settle()
 
     def stop(self, seconds: float) -> None:
         """There is nothing to end."""
@@ -48,7 +48,7 @@ class InsideBlockingDriver(BlockingDriver):
     def _begin(self) -> None:
         super()._begin()
         self.channel = InsideChannel(self.link, self.world.server)
-        self.keeper = NoKeeper(self.world)  # type: ignore[assignment]
+        self.keeper = NoKeeper(self)  # type: ignore[assignment]
 
     def run(self, operation: Operation[Result]) -> Result:
         """As its base."""
