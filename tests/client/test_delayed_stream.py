@@ -221,6 +221,19 @@ def test_a_topic_that_is_gone_ends_only_what_was_for_it(rig: SenderRig) -> None:
     assert rig.broker.delayed_payloads("orders")[1:] == [b"4"]
 
 
+def test_batches_for_a_gone_topic_make_one_hole_even_where_the_broker_sees_the_gap_first(
+    rig: SenderRig,
+) -> None:
+    rig.settle(later(rig, b"0"), later(rig, b"a", topic="bills"))
+    rig.broker.delete("orders")
+    rig.broker.plan(Produce, UnknownTopic(), SequenceGap(), SequenceGap(), SequenceGap())
+    lost = [later(rig, b"%d" % number) for number in range(1, 4)]
+    other = later(rig, b"b", topic="bills")
+    rig.settle(*lost, other)
+    assert all(isinstance(each.error(), UnknownTopic) for each in lost)
+    assert rig.broker.delayed_payloads("bills") == [b"a", b"b"] and len(successions(rig)) == 1
+
+
 def test_what_gathers_for_a_topic_that_is_gone_goes_to_the_new_one() -> None:
     rig = SenderRig()
     rig.settle(later(rig, b"0"))

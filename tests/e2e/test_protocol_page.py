@@ -3,6 +3,7 @@
 Only socket, struct, msgpack and zlib; it is held against a real server process.
 """
 
+import base64
 import re
 import socket
 import struct
@@ -85,12 +86,23 @@ class PageClient:
         payloads: list[bytes],
         acks: int = 2,
         transaction: int | None = None,
+        due: bytes | None = None,
     ) -> list[Any]:
         body = self.records(producer_id, sequence, payloads)
         blocks = [[len(body), len(payloads), zlib.crc32(body)]]
         fields = (topic, incarnation, 0, producer_id, sequence, len(payloads), acks, blocks)
-        inside = () if transaction is None else (None, transaction)
-        return self.call(21, *fields, *inside, body=body)[0]
+        more = () if transaction is None and due is None else (due, transaction)
+        return self.call(21, *fields, *more, body=body)[0]
+
+    @staticmethod
+    def handle(told: list[Any], index: int) -> str:
+        """The handle of message `index` of a delayed batch, made of what the reply told."""
+        store_id, log_id, first_number, dues = told
+        (due,) = struct.unpack_from(">Q", dues, 8 * index)
+        packed = struct.pack(">QQQQ", store_id, log_id, due, first_number + index)
+        return "d" + base64.b32encode(packed + struct.pack(">I", zlib.crc32(packed))).decode().lower().rstrip(
+            "="
+        )
 
     def transact(
         self,
@@ -183,7 +195,7 @@ def test_hello_says_version_node_limits_and_acks(client: PageClient) -> None:
 
 def test_what_is_produced_is_fetched(client: PageClient) -> None:
     incarnation, sender = topic(client, "page-a"), producer(client)
-    positions, durability, repeated, append_time, ordinal = client.produce(
+    positions, durability, repeated, append_time, ordinal, *_ = client.produce(
         "page-a", incarnation, sender, 0, [b"one", b"two", b"three"]
     )
     assert (positions, durability, repeated, ordinal) == (
@@ -606,3 +618,129 @@ def test_the_worked_examples_are_what_a_client_sends_and_reads() -> None:
     sends = [("orders", 5, [b"hello"]), ("bills", 6, [b"world!"])]
     assert client.transact(7, 1, 0, sends) == ["committed", 42, 0, [1200, -1], False]
     assert client.sent == request
+
+
+SUCCEED, CANCEL_DELAYED, RESCHEDULE_DELAYED, LIST_DELAYED, DESCRIBE_DELAYED, HISTOGRAM = (
+    22,
+    60,
+    61,
+    62,
+    63,
+    64,
+)
+RELATIVE = 1 << 63
+
+
+def dues(*each: int) -> bytes:
+    return struct.pack(f">{len(each)}Q", *each)
+
+
+def delayed(client: PageClient, name: str, delays_ms: list[int]) -> tuple[int, list[Any]]:
+    """A batch of messages 0, 1 ... with these delays; the topic's incarnation, and what the reply told."""
+    incarnation, sender = topic(client, name), producer(client)
+    payloads = [b"%d" % number for number in range(len(delays_ms))]
+    due = dues(*(RELATIVE | each for each in delays_ms))
+    positions, durability, repeated, _, ordinal, told = client.produce(
+        name, incarnation, sender, 0, payloads, due=due
+    )
+    assert (positions, durability, repeated, ordinal) == ([], 2, False, -1)
+    return incarnation, told
+
+
+def waited_for(client: PageClient, name: str, incarnation: int, count: int) -> list[bytes]:
+    deadline = time.monotonic() + 20
+    while len(found := client.payloads(name, incarnation)) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def test_delayed_messages_come_when_they_are_due_and_in_that_order(client: PageClient) -> None:
+    (before_ms,), _ = client.call(2)
+    incarnation, told = delayed(client, "page-later-a", [400, 100, 60_000, 0])
+    assert client.payloads("page-later-a", incarnation) in ([], [b"3"])
+    effective = struct.unpack(">4Q", told[3])
+    assert all(
+        0 <= due - before_ms - delay < 10_000
+        for due, delay in zip(effective, [400, 100, 60_000, 0], strict=True)
+    )
+    assert waited_for(client, "page-later-a", incarnation, 3) == [b"3", b"1", b"0"]
+    (after_ms,), _ = client.call(2)
+    assert after_ms >= effective[0]
+
+
+def test_a_repeated_delayed_batch_has_the_first_answer_even_with_shorter_delays(client: PageClient) -> None:
+    incarnation, sender = topic(client, "page-later-b"), producer(client)
+    first = client.produce("page-later-b", incarnation, sender, 0, [b"x"], due=dues(RELATIVE | 60_000))
+    again = client.produce("page-later-b", incarnation, sender, 0, [b"x"], due=dues(RELATIVE | 59_000))
+    assert again[2] is True and again[5] == first[5]
+    (found, _, _), _ = client.call(LIST_DELAYED, "page-later-b")
+    assert [row["handle"] for row in found] == [client.handle(first[5], 0)]
+
+
+def test_the_stream_of_delayed_messages_goes_over_all_topics(client: PageClient) -> None:
+    one, other, sender = topic(client, "page-later-c"), topic(client, "page-later-d"), producer(client)
+    later = dues(RELATIVE | 60_000)
+    client.produce("page-later-c", one, sender, 0, [b"x"], due=later)
+    client.produce("page-later-d", other, sender, 1, [b"y"], due=later)
+    with pytest.raises(PageError) as caught:
+        client.produce("page-later-c", one, sender, 5, [b"gap"], due=later)
+    assert caught.value.args[1] == "sequence_gap"
+    (successor, last, durability), _ = client.call(SUCCEED, "", 0, 0, sender)
+    assert successor > sender and (last, durability) == (1, 2)
+    with pytest.raises(PageError) as caught:
+        client.produce("page-later-c", one, sender, 2, [b"z"], due=later)
+    assert caught.value.args[1] == "stale_producer"
+    client.produce("page-later-c", one, successor, 0, [b"z"], due=later)
+
+
+def test_due_times_must_be_as_many_as_the_records(client: PageClient) -> None:
+    incarnation, sender = topic(client, "page-later-e"), producer(client)
+    for wrong in (b"", bytes(7), dues(1), dues(1, 2, 3)):
+        with pytest.raises(PageError) as caught:
+            client.produce("page-later-e", incarnation, sender, 0, [b"x", b"y"], due=wrong)
+        assert caught.value.args[1] == "bad_request"
+
+
+def test_what_waits_is_cancelled_moved_described_listed_and_counted(client: PageClient) -> None:
+    incarnation, told = delayed(client, "page-later-f", [60_000, 120_000, 180_000, 0])
+    handles = [client.handle(told, index) for index in range(4)]
+    assert waited_for(client, "page-later-f", incarnation, 1) == [b"3"]
+    (found, more, _), _ = client.call(LIST_DELAYED, "page-later-f", None, None, 0, RELATIVE - 1, "", 2)
+    assert [row["handle"] for row in found] == handles[:2] and more
+    (found, more, _), _ = client.call(LIST_DELAYED, "page-later-f", 0, None, 0, RELATIVE - 1, handles[1], 2)
+    assert [row["handle"] for row in found] == handles[2:3] and not more
+    assert (found[0]["topic"], found[0]["partition"], found[0]["state"]) == ("page-later-f", 0, "pending")
+    due = found[0]["due_ms"]
+    (counts, pending), _ = client.call(HISTOGRAM, "page-later-f", [0, due, due + 1])
+    assert counts == [2, 1] and pending >= 3
+    assert client.call(CANCEL_DELAYED, handles[0])[0] == ["cancelled"]
+    assert client.call(CANCEL_DELAYED, handles[0])[0] == ["cancelled"], "and so when it is asked for again"
+    assert client.call(CANCEL_DELAYED, handles[3])[0] == ["delivered"]
+    (state, moved), _ = client.call(RESCHEDULE_DELAYED, handles[1], RELATIVE | 1)
+    assert state == "rescheduled" and moved != handles[1]
+    assert waited_for(client, "page-later-f", incarnation, 2) == [b"3", b"1"]
+    for handle, wanted in ((handles[0], "cancelled"), (handles[2], "pending"), (moved, "delivered")):
+        (described,), _ = client.call(DESCRIBE_DELAYED, handle)
+        assert described["state"] == wanted
+    assert client.call(RESCHEDULE_DELAYED, handles[0], RELATIVE | 1)[0] == ["cancelled", ""]
+    assert client.call(CANCEL_DELAYED, handles[2])[0] == ["cancelled"]
+    store_id, log_id, number, times = told
+    foreign = client.handle([store_id ^ 1, log_id, number, times], 2)
+    assert client.call(CANCEL_DELAYED, foreign)[0] == ["unknown"]
+    typo = handles[2][:-1] + ("a" if handles[2][-1] != "a" else "b")
+    assert client.refused(CANCEL_DELAYED, typo) == "bad_request"
+
+
+def test_delayed_messages_of_a_transaction_wait_from_its_commit_on(client: PageClient) -> None:
+    orders, sender = topic(client, "page-later-g"), producer(client)
+    epoch = begun(client, sender, 1, "page later")
+    reply = client.produce("page-later-g", orders, sender, 0, [b"x"], 2, epoch, dues(RELATIVE | 60_000))
+    assert reply[0] == [] and reply[5] is None
+    client.produce("page-later-g", orders, sender, 1, [b"soon"], 2, epoch, dues(RELATIVE | 1))
+    assert client.call(LIST_DELAYED, "page-later-g")[0][0] == []
+    (now_ms,), _ = client.call(2)
+    (state, dropped, offsets), _ = client.call(COMMIT, "page later", epoch, True, False, [])
+    assert (state, dropped, offsets) == ("committed", 0, [-1, -1])
+    (found, _, _), _ = client.call(LIST_DELAYED, "page-later-g")
+    assert [0 <= row["due_ms"] - now_ms - 60_000 < 10_000 for row in found] == [True]
+    assert waited_for(client, "page-later-g", orders, 1) == [b"soon"], "its time counted from the commit"

@@ -106,9 +106,11 @@ class Transaction(_Transaction):
         )
         return sent
 
-    def send_many(self, topic: str, payloads: Iterable[Any]) -> Deliveries:
+    def send_many(
+        self, topic: str, payloads: Iterable[Any], delay: Any = None, *, deliver_at: Any = None
+    ) -> Deliveries:
         """Add all of `payloads`, as `tfmq.Transaction.send_many` does."""
-        sent: Deliveries = self._sends().send_many(topic, payloads)
+        sent: Deliveries = self._sends().send_many(topic, payloads, delay, deliver_at=deliver_at)
         return sent
 
     def commit_offsets(self, consumer: Any) -> None:
@@ -156,9 +158,11 @@ class AsyncTransaction(_Transaction):
         )
         return sent
 
-    async def send_many(self, topic: str, payloads: Iterable[Any]) -> Deliveries:
+    async def send_many(
+        self, topic: str, payloads: Iterable[Any], delay: Any = None, *, deliver_at: Any = None
+    ) -> Deliveries:
         """Add all of `payloads`, as `tfmq.aio.Transaction.send_many` does."""
-        sent: Deliveries = await self._sends().send_many(topic, payloads)
+        sent: Deliveries = await self._sends().send_many(topic, payloads, delay, deliver_at=deliver_at)
         return sent
 
     def commit_offsets(self, consumer: Any) -> None:

@@ -11,6 +11,7 @@ from tools.mutants.bugs_client import CLIENT
 from tools.mutants.bugs_client_pipeline import CLIENT_PIPELINE
 from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
 from tools.mutants.bugs_commit_groups import COMMIT_GROUPS
+from tools.mutants.bugs_delayed_sends import DELAYED_SENDS
 from tools.mutants.bugs_effects import EFFECTS
 from tools.mutants.bugs_forces import FORCES
 from tools.mutants.bugs_handler import HANDLING
@@ -45,6 +46,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + CLIENT
     + CLIENT_TRANSACTIONS
     + CLIENT_PIPELINE
+    + DELAYED_SENDS
     + SQL
     + TWO_PHASES
 )

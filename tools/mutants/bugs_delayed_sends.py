@@ -1,0 +1,75 @@
+"""Planted bugs: delayed sends in the client, their handles, and what goes on the wire."""
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+LINK: Final = "tests/client/test_link.py"
+DELAYS: Final = "tests/client/test_delayed_stream.py"
+
+DELAYED_SENDS: Final = (
+    Mutant(
+        "delay-begins-anew-when-it-is-sent-again",
+        "what a delayed message waited in the client is taken off its delay, each time it goes out",
+        "tfmq/client/delayed_stream.py",
+        "            return request._replace(due=dues.packed(sender.now()))\n",
+        "            return request._replace(due=dues.packed_whole())\n",
+        [DELAYS],
+    ),
+    Mutant(
+        "delay-not-renewed-after-a-reconnect",
+        "a request that passes with time is made anew each time it goes out",
+        "tfmq/client/link.py",
+        "        if call.renew is not None:\n",
+        "        if call.renew is not None and not call.sends:\n",
+        [LINK, DELAYS],
+    ),
+    Mutant(
+        "delayed-batch-in-a-partition-s-stream",
+        "plain and delayed sends of one producer have ids of their own",
+        "tfmq/client/streams.py",
+        "        if delayed:\n            return self.delayed.door(topic, partition)\n",
+        "        if delayed < 0:\n            return self.delayed.door(topic, partition)\n",
+        [DELAYS],
+    ),
+    Mutant(
+        "gone-topic-ends-the-stream-of-delayed-messages",
+        "a topic that is gone ends only the delayed messages that were for it",
+        "tfmq/client/delayed_stream.py",
+        "    has_one_topic: ClassVar[bool] = False\n",
+        "    has_one_topic: ClassVar[bool] = True\n",
+        [DELAYS],
+    ),
+    Mutant(
+        "one-hole-after-the-other-for-a-gone-topic",
+        "batches for a topic that is gone make one hole, however many they are",
+        "tfmq/client/delayed_stream.py",
+        "        for batch in self._strays(self.flight):\n",
+        "        for batch in self._strays([]):\n",
+        [DELAYS],
+    ),
+    Mutant(
+        "handles-of-other-messages",
+        "each message of a delayed batch gets its own handle",
+        "tfmq/client/delayed_batch.py",
+        "self.handles and self.handles[first : first + count]",
+        "self.handles and self.handles[:count]",
+        ["tests/client/test_delayed_batch.py"],
+    ),
+    Mutant(
+        "delay-rounded-down",
+        "a delay is never shorter than what was asked for",
+        "tfmq/client/dues.py",
+        "        milliseconds = ceil(round(seconds * 1000, 3))\n",
+        "        milliseconds = int(round(seconds * 1000, 3))\n",
+        ["tests/client/test_dues.py"],
+    ),
+    Mutant(
+        "typo-in-a-handle-taken",
+        "a typo in a handle is refused, instead of hitting another message",
+        "tfmq/protocol/handles.py",
+        "    if _printed(fields) != text:\n",
+        "    if len(fields) != _FIELDS.size:\n",
+        ["tests/protocol/test_handles.py"],
+    ),
+)
