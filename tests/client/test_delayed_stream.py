@@ -232,6 +232,7 @@ def test_batches_for_a_gone_topic_make_one_hole_even_where_the_broker_sees_the_g
     rig.settle(*lost, other)
     assert all(isinstance(each.error(), UnknownTopic) for each in lost)
     assert rig.broker.delayed_payloads("bills") == [b"a", b"b"] and len(successions(rig)) == 1
+    assert len([each for each in produced(rig) if each.topic == "orders"]) == 4, "none of them again"
 
 
 def test_what_gathers_for_a_topic_that_is_gone_goes_to_the_new_one() -> None:
