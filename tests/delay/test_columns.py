@@ -1,0 +1,106 @@
+"""Messages as columns: sealed under their numbers, picked, sorted and spread without losing one or its bytes."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from zlib import crc32
+
+import pytest
+
+from tests.delay.bucketing import BILLS, NOW, ORDERS, record_of
+from tests.scale import scaled, seeded
+from tfmq.delay import columns as module
+from tfmq.delay.columns import CRC, CRC_SIZE, Messages, Target, same_target, sealed, slices, spread
+from tfmq.delay.spans import Span, span_of
+
+TABLE = [Target(ORDERS, "orders"), Target(BILLS, "bills")]
+
+
+def some(generator: random.Random, count: int, reach: int = 1 << 20) -> Messages:
+    records = [record_of(n, generator.choice((0, 50))) for n in range(count)]
+    sizes = array("I", map(len, records))
+    dues = array("Q", [NOW + generator.randrange(reach) for _ in range(count)])
+    targets = array("I", [generator.randrange(2) for _ in range(count)])
+    flags = bytes(generator.randrange(2) for _ in range(count))
+    data = sealed([b"".join(records)], sizes, 100)
+    return Messages(dues, array("Q", range(100, 100 + count)), targets, sizes, flags, TABLE, data)
+
+
+def rows(messages: Messages) -> list[tuple[object, ...]]:
+    """A tuple a message, with its bytes."""
+    each = slices(b"".join(messages.data), [size + CRC_SIZE for size in messages.sizes])
+    return list(zip(*messages[:5], map(bytes, each), strict=True))
+
+
+def test_each_record_stands_behind_a_checksum_that_begins_at_its_number() -> None:
+    first = (1 << 40) - 2
+    records = [record_of(n) for n in range(5)]
+    data = b"".join(
+        sealed([b"".join(records[:2]), b"".join(records[2:])], array("I", map(len, records)), first)
+    )
+    for number, record in enumerate(records, first):
+        (crc,) = CRC.unpack_from(data)
+        assert data[CRC_SIZE:].startswith(record) and crc == crc32(record, number & 0xFFFF_FFFF)
+        data = data[CRC_SIZE + len(record) :]
+    assert data == b""
+
+
+def test_sealing_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [record_of(n, n % 40) for n in range(50)]
+    sizes, joined = array("I", map(len, records)), b"".join(records)
+    whole = b"".join(sealed([joined], sizes, 7))
+    for piece in (1, 7, 49, 50, 51):
+        monkeypatch.setattr(module, "PIECE", piece)
+        assert b"".join(sealed([joined], sizes, 7)) == whole
+
+
+def test_what_is_kept_is_what_was_marked() -> None:
+    generator = seeded("kept")
+    for _ in range(scaled(200)):
+        messages = some(generator, generator.randrange(1, 30))
+        keep = bytes(generator.randrange(2) for _ in range(messages.length))
+        assert rows(messages.kept(keep)) == [
+            row for row, kept in zip(rows(messages), keep, strict=True) if kept
+        ]
+
+
+def test_sorting_goes_by_due_and_keeps_the_order_of_equal_ones() -> None:
+    generator = seeded("ordered")
+    for _ in range(scaled(200)):
+        messages = some(generator, generator.randrange(1, 30), reach=10)
+        assert rows(messages.ordered()) == sorted(rows(messages), key=lambda row: row[:2])
+
+
+def test_a_part_is_what_lies_between() -> None:
+    messages = some(seeded("part"), 9)
+    for start in range(9):
+        for end in range(start, 10):
+            assert rows(messages.part(start, end)) == rows(messages)[start:end]
+            assert rows(messages.ordered().part(start, end)) == rows(messages.ordered())[start:end]
+
+
+@pytest.mark.parametrize("sorted_max", [1, 5, 16_384])
+def test_spreading_loses_nothing_and_puts_each_where_it_belongs(
+    sorted_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SORTED_MAX", sorted_max)
+    generator = seeded("spread", sorted_max)
+    for _ in range(scaled(200)):
+        messages = some(generator, generator.randrange(40), reach=generator.choice((1, 1 << 17, 1 << 22)))
+        found: list[tuple[object, ...]] = []
+        for span, part in spread(messages, lambda due: span_of(due, 16)):
+            assert part.length and all(due in span for due in part.dues)
+            assert part.size_bytes == sum(map(len, part.data))
+            found += rows(part)
+        assert sorted(found) == sorted(rows(messages))
+
+
+def test_one_span_takes_all_as_they_are() -> None:
+    messages = some(seeded("one"), 20)
+    ((span, part),) = spread(messages, lambda due: Span(0, 58))
+    assert part is messages and span.exponent == 58
+
+
+def test_one_target_is_a_column_of_zeros() -> None:
+    assert list(same_target(3)) == [0, 0, 0]

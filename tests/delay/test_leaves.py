@@ -1,0 +1,75 @@
+"""The leaves of the wheel on the disk: found by due, never overlapping, whatever comes when."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.scale import scaled, seeded
+from tfmq.delay.dues import DUE_MAX
+from tfmq.delay.leaves import Leaves, Plan
+from tfmq.delay.spans import FINEST, Span, span_of
+
+NOW = 1_700_000_000_000
+
+
+class Leaf(NamedTuple):
+    span: Span
+
+
+def leaves(*spans: Span) -> Leaves[Leaf]:
+    return Leaves(map(Leaf, spans))
+
+
+def test_a_due_finds_the_leaf_that_holds_it() -> None:
+    near, far = span_of(NOW, 16), span_of(NOW + (1 << 24), 22)
+    found = leaves(far, near)
+    assert [leaf.span for leaf in found.all] == [near, far]
+    assert found.at(NOW) == Leaf(near) and found.at(near.end) is None
+    assert found.at(near.start - 1) is None and found.at(far.end - 1) == Leaf(far)
+    assert leaves().at(NOW) is None
+
+
+def test_from_a_due_on_come_those_that_end_behind_it() -> None:
+    near, far = span_of(NOW, 16), span_of(NOW + (1 << 24), 22)
+    found = leaves(near, far)
+    assert [leaf.span for leaf in found.from_due(0)] == [near, far]
+    assert [leaf.span for leaf in found.from_due(near.end - 1)] == [near, far]
+    assert [leaf.span for leaf in found.from_due(near.end)] == [far]
+    assert list(found.from_due(far.end)) == []
+
+
+def test_overlaps_are_seen() -> None:
+    coarse = span_of(NOW, 22)
+    assert leaves(coarse, span_of(coarse.start, 16)).overlapping() != []
+    assert leaves(coarse, Span(coarse.end, 16)).overlapping() == []
+
+
+def test_a_new_span_is_as_coarse_as_its_distance_but_never_over_a_leaf() -> None:
+    far = NOW + (1 << 26)
+    assert Plan([], NOW).span_of(far).exponent == 22
+    finer = span_of(far, 16)
+    assert Plan([Leaf(finer)], NOW).span_of(far) == finer
+    assert Plan([Leaf(finer)], NOW).span_of(finer.end) == Span(finer.end, 16)
+    finest = span_of(far, 10)
+    assert Plan([Leaf(finest)], NOW).span_of(finest.end) == Span(finest.end, 10)
+    assert Plan([Leaf(span_of(far, 28))], NOW).span_of(far).exponent == 28
+
+
+def test_a_name_that_is_taken_is_not_given() -> None:
+    taken = span_of(NOW, 16)
+    assert Plan([], NOW, {taken}).span_of(NOW) == span_of(NOW, FINEST)
+
+
+def test_whatever_comes_when_spans_never_overlap() -> None:
+    generator = seeded("leaves")
+    for _ in range(scaled(60)):
+        now, spans = NOW, set[Span]()
+        for _ in range(10):
+            plan = Plan(map(Leaf, spans), now)
+            for _ in range(40):
+                due = min(DUE_MAX, now + generator.randrange(1 << generator.randrange(1, 63)))
+                span = plan.span_of(due)
+                assert due in span and plan.span_of(due) == span
+                spans.add(span)
+            assert leaves(*spans).overlapping() == []
+            now += generator.randrange(1 << generator.randrange(30))

@@ -1,0 +1,62 @@
+"""The open files of buckets: a bounded number, none closed under somebody's hands."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from journal.gate import KEPT_OPEN
+from journal.testing import SimulatedDisk
+from tfmq.delay.open_files import OpenFiles, keep_open
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    disk = SimulatedDisk()
+    for n in range(9):
+        disk.write_file(f"f{n}", b"%d" % n)
+    return disk
+
+
+def read(files: OpenFiles, n: int) -> bytes:
+    with files.use(f"f{n}") as file:
+        return file.pread(9, 0)
+
+
+def test_the_one_that_was_not_used_longest_is_closed(disk: SimulatedDisk) -> None:
+    files = OpenFiles(disk, limit=3)
+    for n in (0, 1, 2, 0, 3):
+        assert read(files, n) == b"%d" % n
+    assert {file.path for file in disk.open_files} == {"f0", "f2", "f3"}
+    opened = disk.faults.counts["open"]
+    assert read(files, 0) == b"0" and disk.faults.counts["open"] == opened
+    files.close()
+    assert not disk.open_files
+
+
+def test_files_in_use_stay_open_however_many(disk: SimulatedDisk) -> None:
+    files = OpenFiles(disk, limit=2)
+    with ExitStack() as stack:
+        hands = [stack.enter_context(files.use(f"f{n}")) for n in range(9)]
+        assert [file.pread(1, 0) for file in hands] == [b"%d" % n for n in range(9)]
+    assert len(disk.open_files) == 2
+
+
+def test_what_is_forgotten_in_use_is_closed_behind_the_last_user(disk: SimulatedDisk) -> None:
+    files = OpenFiles(disk)
+    with files.use("f1") as file, files.use("f1") as same:
+        assert file is same
+        files.forget("f1")
+        files.forget("f1")
+        disk.unlink("f1")
+        disk.write_file("f1", b"new")
+        assert file.pread(9, 0) == b"1"
+        assert read(files, 1) == b"new"
+    assert len(disk.open_files) == 1
+
+
+def test_one_that_must_not_be_closed_is_kept(disk: SimulatedDisk) -> None:
+    file = disk.open_write("f1")
+    keep_open(file)
+    assert KEPT_OPEN.pop() is file

@@ -1,0 +1,41 @@
+"""Slots of buckets: each given once, and again only after all others."""
+
+from __future__ import annotations
+
+import pytest
+
+from journal.errors import Full
+from tfmq.delay import slots as module
+from tfmq.delay.bucket import Bucket
+from tfmq.delay.bucket_file import Identity
+from tfmq.delay.slots import Slots
+from tfmq.delay.spans import Span
+
+
+def bucket(slot: int) -> Bucket:
+    return Bucket("f", Identity(1, 2), Span(slot << 16, 16), slot, 0, 0)
+
+
+def test_a_slot_that_was_given_up_is_not_given_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOTS_MAX", 5)
+    slots = Slots([bucket(1), bucket(2)])
+    assert slots[2].slot == 2 and len(slots) == 2
+    slots.put(third := bucket(slots.free()))
+    assert third.slot == 3
+    slots.drop([third])
+    with pytest.raises(KeyError):
+        slots[3]
+    given = []
+    for _ in range(3):
+        given.append(slots.free())
+        slots.put(bucket(given[-1]))
+    assert given == [4, 5, 3]
+
+
+def test_there_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOTS_MAX", 2)
+    slots = Slots([bucket(1), bucket(2)])
+    with pytest.raises(Full, match="no more"):
+        slots.free()
+    slots.drop([bucket(1), bucket(7)])
+    assert slots.free() == 1
