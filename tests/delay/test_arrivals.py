@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from journal.block import blocks_of
 from journal.errors import Corrupt
 from journal.names import segment_name
-from tests.delay.arrived import FOLDER, ORDERS, START_MS, Desk, Sent, Wanted, messages, some
+from tests.delay.arrived import FOLDER, ORDERS, START_MS, Desk, Sent, Wanted, body_of, messages, some
+from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay import arrivals
 from tfmq.delay.arrivals import SUFFIX, note_before, record_offsets
@@ -125,6 +126,15 @@ def test_the_offsets_of_what_was_appended_are_told_at_once(sizes: list[int]) -> 
     assert found == record_offsets(memoryview(body), answer.positions)
     read = [offset for batch in arrivals.read(desk.log, 0, desk.log.end_offset) for offset in batch.offsets]
     assert list(found) == read and isinstance(found, array)
+
+
+def test_no_step_of_python_tells_the_offset_of_a_message() -> None:
+    """Where all of a batch have one size: those of one that is due soon are told when it is accepted."""
+    taken = []
+    for count in (100, 500):
+        body = body_of([bytes(100)] * count, 5, 0)
+        taken.append(steps(lambda body=body: record_offsets(body, [(0, 4096)])))  # type: ignore[misc]
+    assert taken[0] == taken[1] < 30
 
 
 # Damage

@@ -1,11 +1,13 @@
 """Effective due times: never before the next ms, never behind the end of time, and by columns what it is one by one."""
 
 from array import array
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.delay.steps import steps
 from tfmq.delay.dues import (
     DUE_MAX,
     NO_DUES,
@@ -91,6 +93,24 @@ def test_a_time_is_one_of_the_wall_clock_and_a_delay_is_not() -> None:
 def test_one_word_for_each_message_or_none_is_taken(size: int, count: int) -> None:
     with pytest.raises(BadRequest, match=f"{size} bytes of due times for {count} messages"):
         effective(bytes(size), count, NOW, NOW)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        lambda n: RELATIVE | 60_000,
+        lambda n: NOW + 86_400_000 + n,
+        lambda n: RELATIVE | n,
+        lambda n: NOW - 50 + n,
+    ],
+    ids=["one delay for all", "times far ahead", "a delay for each", "times of which some are over"],
+)
+def test_no_step_of_python_is_made_for_a_message(word: Callable[[int], int]) -> None:
+    few, many = (wire(*map(word, range(count))) for count in (100, 5_000))
+    taken = steps(lambda: effective(few, 100, NOW, NOW))
+    assert steps(lambda: effective(many, 5_000, NOW, NOW)) == taken < 40
+    behind = steps(lambda: effective(few, 100, NOW, NOW - 9))
+    assert steps(lambda: effective(many, 5_000, NOW, NOW - 9)) == behind
 
 
 def test_a_column_is_big_endian_and_comes_back() -> None:

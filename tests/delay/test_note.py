@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from journal.control import Control, encode_control, holds_control_header
 from journal.errors import NewerFormat
 from journal.header import HEADER, HEADER_SIZE, make_id, make_record
+from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay import note
 from tfmq.delay.arrivals import LOG_ID
@@ -150,6 +151,7 @@ def test_what_a_later_version_wrote_is_named() -> None:
         note.arrival(LOG, "orders", Dues(array("Q"), b"", 0, 0), 100),
         note.arrival(LOG, "orders", MIXED, 3 * HEADER_SIZE - 1),
         note.arrival(LOG, "o" * 256, MIXED, 408),
+        note.arrival(LOG, "orders", MIXED._replace(absolute=b"\x00\x01"), 408),
         note.cancel(note.NO_TURNS),
         note.cancel(Turns(array("Q", (1,)), array("Q"))),
         note.cancel(Turns(*(array("Q", range(note.TURNS_MAX + 1)) for _ in range(2)))),
@@ -173,6 +175,17 @@ def test_a_record_of_somebody_else_is_no_note() -> None:
 def test_a_small_send_costs_less_than_a_hundred_bytes_more() -> None:
     one = note.arrival(LOG, "orders", dues_of(array("Q", (DUE,)), b"\x00"), 136)
     assert len(encode_note(one)) < 64
+
+
+@pytest.mark.parametrize("flags", [b"\x00", b"\x01", b"\x00\x01"])
+@pytest.mark.parametrize("apart", [0, 1])
+def test_no_step_of_python_is_made_for_a_message(apart: int, flags: bytes) -> None:
+    few, many = (
+        note.arrival(LOG, "orders", dues_of(times, (flags * len(times))[: len(times)]), len(times) * 99)
+        for times in (array("Q", (DUE + n * apart for n in range(count))) for count in (100, 5_000))
+    )
+    for act in (encode_note, lambda each: decode_note(encode_note(each))):
+        assert steps(lambda act=act: act(many)) == steps(lambda act=act: act(few)) < 200  # type: ignore[misc]
 
 
 # Control records. What a sender chooses: due times, and what lies before and behind the note.

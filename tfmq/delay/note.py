@@ -61,6 +61,7 @@ RECORDS_MAX: Final = SEQUENCE_COUNT
 TURNS_MAX: Final = 65_536
 """Messages that one cancel or reschedule names; more come in several notes."""
 
+TOPIC_SIZE_MAX: Final = 0xFF
 TOP_BIT: Final = 1 << 63
 _SET_TOP: Final = bytes(byte | 0x80 for byte in range(256))
 _CLEAR_TOP: Final = bytes(byte & 0x7F for byte in range(256))
@@ -118,8 +119,10 @@ def encode_note(note: Note) -> bytes:
     count = len(old.dues) if kind == CANCEL else note.records
     name = topic.encode("ascii")
     fault = _fault(VERSION, kind, count, size_bytes)
-    if fault or len(name) > 0xFF or {len(old.dues), len(old.numbers)} != {0 if kind == ARRIVAL else count}:
-        raise ValueError(fault or f"no note of {topic!r} has {len(old.dues)} old turns for {count} messages")
+    if fault or len(name) > TOPIC_SIZE_MAX or len(dues.absolute) != note.records:
+        raise ValueError(fault or f"no note of {topic!r} has {len(dues.absolute)} flags for {count} messages")
+    if {len(old.dues), len(old.numbers)} != {0 if kind == ARRIVAL else count}:
+        raise ValueError(f"no {KIND_NAMES[kind]} of {count} messages has {len(old.dues)} old turns")
     shape, columns = _columns(dues)
     head = HEAD.pack(VERSION, kind, shape, len(name), count, size_bytes, log_id)
     turns = (_topped(old.dues), _topped(old.numbers)) if len(old.dues) else ()
