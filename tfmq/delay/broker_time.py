@@ -20,6 +20,9 @@ SLACK_MS: Final = 10
 """What broker time is ahead by is taken back only if it is less by more than this: clocks are read one after the
 other."""
 
+ROUNDING_MS: Final = 0.001
+"""Monotonic seconds are floats: an alarm that rings at its millisecond must not find that it is not there yet."""
+
 _ROW: Final = Struct(">QQ")
 
 
@@ -43,7 +46,7 @@ class BrokerTime:
 
     def now_ms(self) -> int:
         """Broker time, ms since 1970."""
-        now = self._begin_ms + int((self._clock.monotonic() - self._begin) * 1000)
+        now = self._begin_ms + int((self._clock.monotonic() - self._begin) * 1000 + ROUNDING_MS)
         if now > self._last:
             self._last = now
         return self._last
@@ -101,10 +104,8 @@ class BrokerTime:
         """The steps, for the checkpoint."""
         return b"".join(_ROW.pack(*row) for row in zip(self._numbers, self._steps, strict=True))
 
-    def load(self, data: bytes, number_next: int) -> None:
-        """Steps of the last life; what arrived behind the last checkpoint is taken as not moved at all: then it comes
-        late if it was, never early. `number_next`: the first number of this life. Raises ValueError.
-        """
+    def load(self, data: bytes) -> None:
+        """Steps of the last life, as the last checkpoint has them. Raises ValueError."""
         try:
             rows = list(_ROW.iter_unpack(data))
         except StructError as error:

@@ -126,7 +126,7 @@ def decide(view: View) -> Decision:
         return Decision(Step.RETREAT, retreat_to(view.now))
     if view.reloads and view.horizon > view.now + URGENT_MS:
         return Decision(Step.RELOAD)
-    if view.horizon < view.now + LEAD_MS and _has_room(view):
+    if view.horizon <= view.now + LEAD_MS and _has_room(view):
         return _onward(view)
     if view.reloads:
         return Decision(Step.RELOAD)

@@ -26,6 +26,7 @@ class Landed(NamedTuple):
     ticket: int
     end_offset: int
     number_next: int
+    count: int  # type: ignore[assignment]
     low: int
     high: int
     near: Near

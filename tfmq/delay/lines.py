@@ -199,8 +199,7 @@ class Lines:
         self.lateness.note_sorted(now, part.dues)
 
     def early(self, line: Line, part: Part, early: Sequence[int]) -> None:
-        """By the wall clock the time of the first has not come, and of all with so many ms in `early`: it stepped back.
-        """
+        """By the wall clock it is so many ms too early, for the first and others: it stepped back."""
         if early[0] <= EARLY_MS_MAX:
             line.hold(early[0] / 1000)
             return
@@ -247,7 +246,8 @@ class Lines:
         """Nothing is under way."""
         return not any(line.busy for line in self._lines.values())
 
-    def close(self) -> None:
-        """No line tries anything by itself any more."""
+    def stop(self) -> None:
+        """Nothing new is sent, and no line tries anything by itself any more."""
+        self.stopping = True
         for line in self._lines.values():
             line.close()

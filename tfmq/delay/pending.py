@@ -48,5 +48,9 @@ class PendingNow:
         """In this order: what is cancelled for sure leaves `unsure` behind that."""
         return turn in self._cancelled and turn not in self._unsure
 
+    def cancelled_spans(self) -> Sequence[tuple[int, int]]:
+        """(first due, the first behind it) of spans where any message is cancelled."""
+        return self._spans
+
     def _any_cancelled(self, low: int, high: int) -> bool:
         return any(start <= high and low < end for start, end in self._spans)

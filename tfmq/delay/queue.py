@@ -7,13 +7,29 @@ All calls come from the owner's thread, all callbacks in it, at once or later.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from journal.clock import Clock
 from journal.header import Buffer
 from journal.shapes import Appended
+from tfmq.delay.arrival_state import ArrivalState
+from tfmq.delay.broker_time import BrokerTime
+from tfmq.delay.buckets import Buckets
+from tfmq.delay.changing import Changing
+from tfmq.delay.fetching import Fetching
+from tfmq.delay.finding import Finder
+from tfmq.delay.firing import Firing
+from tfmq.delay.gathering import Area, Gatherer
+from tfmq.delay.judging import UNSURE, Judge
+from tfmq.delay.keeper import Keeper
+from tfmq.delay.ledger import Landed, Ledger, Near
+from tfmq.delay.lines import Lines
+from tfmq.delay.listing import Listing, pending_of
 from tfmq.delay.note import Note
 from tfmq.delay.requests import (
+    PENDING,
+    UNKNOWN,
     DelaySettings,
     Described,
     Histogram,
@@ -25,42 +41,110 @@ from tfmq.delay.requests import (
     Timers,
     Turn,
 )
-from tfmq.effects import Destination
+from tfmq.delay.shore import Shore
+from tfmq.delay.targets import Targets
+from tfmq.delay.wheel import HashedWheelTimer
+from tfmq.effects import ARRIVALS_KEY, Destination
+from tfmq.errors import StorageStopped
+
+SLOTS: Final = 8192
+"""Of the wheel: with ticks of 10 ms a turn takes 82 s, about as far as the horizon is ever ahead."""
+DUES_MAX: Final = 1 << 63
+SECOND_MS: Final = 1000
 
 
 class DelayQueue:
     """See the module.
 
-    In the life of a broker: made, `recover(done)`, then `start()`; in each turn, after everybody else's requests and
-    before partitions write, `write()` while `due`; at the end `stop(done)`.
+    In the life of a broker: made, `recover(done)`, then `start()`; in each turn, before partitions write, `write()`
+    while `due`; at the end `stop(done)`. `floor_ms`: the highest due that any partition has applied.
     """
 
     def __init__(
         self,
         *,
-        store_id: int,
         landing: Landing,
-        state: Any,  # tfmq.delay.arrival_state.ArrivalState
-        buckets: Any,  # tfmq.delay.buckets.Buckets
-        checkpoint: Any,  # tfmq.delay.checkpoint
+        state: ArrivalState,
+        buckets: Buckets,
         destination: Destination,
         timers: Timers,
         clock: Clock,
         run: Run,
         settings: DelaySettings,
+        floor_ms: int = 0,
     ) -> None:
-        raise NotImplementedError
+        self._landing, self._state, self._buckets, self._run = landing, state, buckets, run
+        outcome_ms = settings.outcome_seconds * SECOND_MS
+        self._time = time = BrokerTime(clock)
+        time.start(max(floor_ms, buckets.broker_ms))
+        time.load(buckets.note)
+        self._ledger = ledger = Ledger()
+        targets = Targets()
+        self._shore = shore = Shore(HashedWheelTimer(settings.tick_ms, SLOTS), targets)
+        self._gatherer = Gatherer(landing.log, buckets, targets)
+        self._lines = lines = Lines(
+            buckets.store_id,
+            destination=destination,
+            timers=timers,
+            run=run,
+            time=time,
+            targets=targets,
+            fetching=Fetching(landing.log, buckets),
+            cancelled=lambda: state.cancelled,
+            postpone=lambda line, part: self._changing.postpone(line, part),
+        )
+        self._judge = Judge(state, lines, destination, time, outcome_ms)
+        self._finder = Finder(landing.log, buckets)
+        self._keeper = keeper = Keeper(
+            landing=landing,
+            state=state,
+            buckets=buckets,
+            gatherer=self._gatherer,
+            shore=shore,
+            lines=lines,
+            time=time,
+            timers=timers,
+            run=run,
+            limit=lambda: ledger.limit,
+            outcome_ms=outcome_ms,
+            moved=lambda: self._firing.look(),
+        )
+        self._firing = Firing(
+            landing=landing,
+            ledger=ledger,
+            shore=shore,
+            lines=lines,
+            keeper=keeper,
+            time=time,
+            timers=timers,
+            tick_ms=settings.tick_ms,
+        )
+        self._changing = Changing(
+            landing=landing,
+            state=state,
+            judge=self._judge,
+            lines=lines,
+            time=time,
+            finder=self._finder,
+            run=run,
+            arriving=self,
+            sure=lambda: keeper.number,
+            forget=self._forget,
+        )
+        self._listing = Listing(buckets)
+        self._ahead: dict[int, int] = {}
+        self._stopped: Callable[[], None] | None = None
 
     # Time
 
     def now_ms(self) -> int:
         """Broker time, ms since 1970: never goes back, and is never below anything that fired."""
-        raise NotImplementedError
+        return self._time.now_ms()
 
     def wall_ms(self) -> int:
         """The wall clock as `dues.effective` is to be told it: what broker time is ahead of it is noted, so that
         messages for a time of the wall clock are known again when that steps."""
-        raise NotImplementedError
+        return self._time.wall_ms()
 
     # Arriving
 
@@ -68,23 +152,34 @@ class DelayQueue:
         """Dues were given to messages that are about to be written, none below `due_min`: until `arrived` or `failed`
         with the ticket that is answered, nothing from there on fires. In the same call as `now_ms()` was asked.
         """
-        raise NotImplementedError
+        ticket = self._ledger.expect(due_min)
+        self._ahead[ticket] = self._time.ahead_ms()
+        return ticket
 
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None:
         """They are written to the arrivals, not forced yet. `answer` is that of the records behind the note;
         `records` need stay only during the call."""
-        raise NotImplementedError
+        first, dues = answer.first_ordinal, note.dues
+        self._time.note(first, self._ahead.pop(ticket))
+        self._keeper.catch_up()
+        near = self._shore.near_of(note, records, answer, self._time.now_ms())
+        count = note.records
+        self._ledger.land(Landed(ticket, answer.end_offset, first + count, count, dues.low, dues.high, near))
+        self._firing.arrived(answer.end_offset, dues.low)
 
     def failed(self, ticket: int) -> None:
-        """They were not written, or nobody knows: then the log is stopped, and `resumed` finds out."""
-        raise NotImplementedError
+        """They were not written, or nobody knows: then the log is stopped, and a start finds out."""
+        self._ahead.pop(ticket, None)
+        if self._landing.log.stopped is None:
+            self._ledger.failed(ticket)
+            self._firing.look()
 
     # Asking
 
     def cancel(self, key: int, turn: Turn, done: Callable[[str | None, BaseException | None], None]) -> None:
         """`done("cancelled" | "delivered" | "unknown", None)` once that is on the disk, or `done(None, error)`: then
         nobody knows, unless the error's outcome says otherwise, and the same call finds out."""
-        raise NotImplementedError
+        self._changing.cancel(key, turn, done)
 
     def reschedule(
         self,
@@ -95,17 +190,35 @@ class DelayQueue:
     ) -> None:
         """Another due (one word as `dues.effective` takes them) for a message that waits, in one append; errors as for
         `cancel`."""
-        raise NotImplementedError
+        self._changing.reschedule(key, turn, wire_due, done)
 
     def describe(
         self, key: int, turn: Turn, done: Callable[[Described | None, BaseException | None], None]
     ) -> None:
-        """What became of a message, or where it waits."""
-        raise NotImplementedError
+        """What became of a message, or where it waits now: followed from turn to turn where it was given others."""
+        now = Turn(*self._state.rescheduled.latest(*turn))
+        try:
+            state = self._judge.state(key, now, self._landing.log.end_ordinal)
+        except StorageStopped as error:
+            done(None, error)
+            return
+        if state not in (PENDING, UNSURE):
+            done(Described(state, now), None)
+            return
+
+        def found(record: bytes | None, error: BaseException | None) -> None:
+            if error is not None:
+                done(None, error)
+            elif record is None:
+                done(Described(UNKNOWN, now), None)
+            else:
+                done(Described(PENDING, now, pending_of(key, now, record)), None)
+
+        self._run(partial(self._finder.record, key, now), found)
 
     def list(self, query: Query, done: Callable[[Listed | None, BaseException | None], None]) -> None:
         """Messages that wait, in the order of their turns."""
-        raise NotImplementedError
+        self._when_spilled(done, lambda: partial(self._listing.list, query, self._keeper.pending_now()))
 
     def histogram(
         self,
@@ -114,39 +227,131 @@ class DelayQueue:
         done: Callable[[Histogram | None, BaseException | None], None],
     ) -> None:
         """How many wait between each of `edges` and the next; `keys` as in `Query`."""
-        raise NotImplementedError
+
+        def work() -> Callable[[], Histogram]:
+            pending, settled = self._keeper.pending_now(), self._shore.fires_below
+            return partial(self._listing.histogram, edges, keys, pending, settled)
+
+        self._when_spilled(done, work)
+
+    def _when_spilled(
+        self, done: Callable[[Any, BaseException | None], None], work: Callable[[], Callable[[], Any]]
+    ) -> None:
+        """Runs `work()` in a worker once all that arrived is in the buckets."""
+
+        def spilled(error: BaseException | None) -> None:
+            if error is not None:
+                done(None, error)
+            else:
+                self._run(work(), done)
+
+        def forced(error: BaseException | None) -> None:
+            if error is not None:
+                done(None, error)
+            else:
+                self._firing.settle()
+                self._keeper.when_spilled(spilled)
+
+        self._landing.when_forced(self._landing.log.end_offset, forced)
+
+    # Figures
+
+    @property
+    def pending(self) -> int:
+        """How many messages wait, near enough: cancelled ones that lie far ahead count until their time is near."""
+        return self._keeper.pending
+
+    @property
+    def pending_bytes(self) -> int:
+        """What they take on the disk, near enough."""
+        return self._keeper.pending_bytes
 
     def status(self) -> dict[str, Any]:
-        """pending, near, horizon_ms, lateness, behind, waits_for, dropped ..., for people."""
-        raise NotImplementedError
+        """How it is, for people."""
+        lines, now = self._lines, self._time.now_ms()
+        parked = [(lines.name(line.key), line.parked) for line in lines.all() if line.parked]
+        return {
+            "pending": self.pending,
+            "size_bytes": self.pending_bytes,
+            "near": self._shore.wheel.count,
+            "next_due_ms": self._keeper.next_due,
+            "now_ms": now,
+            "ahead_ms": self._time.ahead_ms(),
+            "horizon_ms": self._shore.horizon,
+            "held": sum([len(line.rows) for line in lines.all() if line.parked]),
+            "behind": lines.behind_count,
+            "waits_for": parked,
+            "dropped": lines.dropped,
+            "damaged": lines.damaged,
+            "fired": lines.fired_count,
+            "lateness": lines.lateness.status(),
+            "wheel": self._shore.wheel.load(),
+            "stopped": self._buckets.stopped or "",
+        }
 
     # The broker's life
 
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
         """Finds what is pending since the checkpoint. Fires nothing yet; the partitions are open."""
-        raise NotImplementedError
+        log, buckets = self._landing.log, self._buckets
+        area = Area(0, DUES_MAX, [], buckets.spilled_offset, log.forced_offset)
+        number = log.end_ordinal
+
+        def found(near: list[Near] | None, error: BaseException | None) -> None:
+            if near is None:
+                done(error or RuntimeError("a read of the arrivals ended without an answer"))
+                return
+            self._keeper.recover(near, area.to_offset, number)
+            done(None)
+
+        if log.forced_offset < log.end_offset:
+            # What waits for space to be made durable may be lost yet: until it is known, nothing behind it fires.
+            self._firing.wait_for_tail(log.forced_offset, log.end_offset)
+        self._run(partial(self._gatherer.near, area, self._keeper.pending_now()), found)
 
     def start(self) -> None:
         """From now on what is due fires."""
-        raise NotImplementedError
+        self._firing.start()
 
     @property
     def due(self) -> bool:
         """Whether `write` has something to do."""
-        raise NotImplementedError
+        return self._lines.due or self._changing.due
 
     def write(self) -> bool:
         """Hands effects to the targets that can take one; whether there was anything to do."""
-        raise NotImplementedError
+        busy = self._changing.write()
+        busy = self._lines.write() or busy
+        if self._keeper.is_hungry and self._firing.started:
+            self._keeper.look()
+            self._firing.look()
+        self._try_stop()
+        return busy
 
     def resumed(self, key: int) -> None:
         """A target, or the arrivals (`ARRIVALS_KEY`), takes writes again."""
-        raise NotImplementedError
+        if key != ARRIVALS_KEY:
+            self._lines.resumed(key)
 
     def topic_gone(self, incarnation: int) -> None:
         """Messages for its partitions have nobody to go to any more: they are dropped and counted."""
-        raise NotImplementedError
+        self._lines.topic_gone(incarnation)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Fires nothing more, waits for what is under way, writes the checkpoint: `done()`."""
-        raise NotImplementedError
+        """Fires nothing more, waits for what is under way: `done()`."""
+        self._stopped = done
+        self._firing.stop()
+        self._lines.stop()
+        self._keeper.stop(self._try_stop)
+
+    def _try_stop(self) -> None:
+        if self._stopped is None or self._keeper.busy or not self._lines.idle:
+            return
+        done, self._stopped = self._stopped, None
+        done()
+
+    def _forget(self, turn: Turn) -> None:
+        """It will not fire."""
+        shore = self._shore
+        if turn.due < shore.fires_below and turn.number < self._keeper.number:
+            shore.wheel.cancel(turn.due, turn.number)

@@ -1,0 +1,340 @@
+"""Cancels and reschedules: each a note in the arrivals, told once that is on the disk.
+
+From the moment that a change is asked for until it is sure, its message does not fire and its line waits; while a
+firing is not sure, the change waits. So exactly one of the two happens, and both sides know which. What nobody knows,
+since the arrivals' disk failed under the note, stays blocked until a start has found out.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+from journal.batch import cut_blocks
+from journal.header import HEADER, Buffer, split_id
+from journal.shapes import Appended, Batch
+from tfmq.delay import note as notes
+from tfmq.delay.arrival_state import ArrivalState
+from tfmq.delay.arrivals import note_batch
+from tfmq.delay.broker_time import BrokerTime
+from tfmq.delay.dues import RELATIVE, effective, word_bytes
+from tfmq.delay.fetching import Fetched
+from tfmq.delay.finding import Finder
+from tfmq.delay.judging import UNSURE, Judge
+from tfmq.delay.line import PAUSE_SECONDS, Line
+from tfmq.delay.lines import Lines
+from tfmq.delay.note import TURNS_MAX, Note, Turns
+from tfmq.delay.pacing import SLICE_BYTES
+from tfmq.delay.requests import CANCELLED, PENDING, RESCHEDULED, UNKNOWN, Landing, Rescheduled, Run, Turn
+from tfmq.delay.rows import Part
+from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
+from tfmq.errors import Busy, StorageStopped
+
+REPEAT_MS: Final = 3_600_000
+"""The same delay asked for the same old handle within an hour is a repeat, and gets the first answer."""
+UNSURE_CHANGE: Final = "the disk failed under the arrivals of delayed messages"
+FULL: Final = (
+    "As many cancelled messages are remembered as may be. Some are forgotten when their time is over."
+)
+
+Cancelled = Callable[[str | None, BaseException | None], None]
+Moved = Callable[[Rescheduled | None, BaseException | None], None]
+Ended = Callable[[BaseException | None], None]
+
+
+class Arriving(Protocol):
+    """How new turns get into the queue: `tfmq.delay.queue.DelayQueue`."""
+
+    def expect(self, due_min: int) -> int: ...
+    def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None: ...
+    def failed(self, ticket: int) -> None: ...
+
+
+class _Cancel(NamedTuple):
+    key: int
+    turn: Turn
+    done: Cancelled
+
+
+class Changing:
+    """See the module. `sure()`: arrivals with numbers below are on the disk; `forget(turn)`: it will not fire."""
+
+    def __init__(
+        self,
+        *,
+        landing: Landing,
+        state: ArrivalState,
+        judge: Judge,
+        lines: Lines,
+        time: BrokerTime,
+        finder: Finder,
+        run: Run,
+        arriving: Arriving,
+        sure: Callable[[], int],
+        forget: Callable[[Turn], None],
+    ) -> None:
+        self._landing, self._state, self._judge, self._lines = landing, state, judge, lines
+        self._time, self._finder, self._run, self._arriving = time, finder, run, arriving
+        self._sure, self._forget = sure, forget
+        self._active: dict[Turn, list[Callable[[], None]]] = {}
+        """Turns under change, and who wants to know what becomes of them."""
+        self._lost: set[Turn] = set()
+        self._cancels: list[_Cancel] = []
+
+    @property
+    def due(self) -> bool:
+        """Whether `write` has something to do."""
+        return bool(self._cancels)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way that can still end."""
+        return not self._active
+
+    # Cancelling
+
+    def cancel(self, key: int, turn: Turn, done: Cancelled) -> None:
+        """As `DelayQueue.cancel`."""
+        now = Turn(*self._state.rescheduled.latest(*turn))
+        state = self._ask(key, now, partial(self.cancel, key, turn, done), partial(done, None))
+        if state is None:
+            return
+        if state != PENDING:
+            done(state, None)
+            return
+        self._block([now])
+        self._cancels.append(_Cancel(key, now, done))
+
+    def write(self) -> bool:
+        """Writes the cancels of this turn in one note; whether there were any."""
+        cancels, self._cancels = self._cancels, []
+        for start in range(0, len(cancels), TURNS_MAX):
+            part = cancels[start : start + TURNS_MAX]
+            dues = array("Q", [each.turn.due for each in part])
+            numbers = array("Q", [each.turn.number for each in part])
+            note = notes.cancel(Turns(dues, numbers))
+            self._landing.append([note_batch(note)], partial(self._cancel_written, part, note))
+        return bool(cancels)
+
+    def _cancel_written(
+        self,
+        cancels: list[_Cancel],
+        note: Note,
+        answers: Sequence[Appended] | None,
+        error: BaseException | None,
+    ) -> None:
+        if answers is None:
+            self._cancel_refused(cancels, error)
+            return
+        self._state.enter(note, 0)
+        self._landing.when_forced(answers[-1].end_offset, partial(self._cancel_forced, cancels))
+
+    def _cancel_refused(self, cancels: list[_Cancel], error: BaseException | None) -> None:
+        for key, turn, done in cancels:
+            self._end(key, turn, error)
+            done(None, error)
+
+    def _cancel_forced(self, cancels: list[_Cancel], error: BaseException | None) -> None:
+        for key, turn, done in cancels:
+            if error is not None:
+                self._lose(turn)
+                done(None, error)
+            else:
+                self._forget(turn)
+                self._free(key, turn)
+                done(CANCELLED, None)
+
+    # Rescheduling
+
+    def reschedule(self, key: int, turn: Turn, wire: bytes, done: Moved) -> None:
+        """As `DelayQueue.reschedule`."""
+        moved = self._state.rescheduled.get(*turn)
+        if moved is not None and turn not in self._active and self._repeats(Turn(*moved), wire):
+            done(Rescheduled(RESCHEDULED, Turn(*moved)), None)
+            return
+        now = Turn(*self._state.rescheduled.latest(*turn))
+        if turn in self._active:
+            now = turn
+        state = self._ask(key, now, partial(self.reschedule, key, turn, wire, done), partial(done, None))
+        if state is None:
+            return
+        if state != PENDING:
+            done(Rescheduled(state), None)
+            return
+        self._block([now])
+        self._when_sure(now, partial(self._look_up, key, now, wire, done))
+
+    def _repeats(self, moved: Turn, wire: bytes) -> bool:
+        word, now = int.from_bytes(wire, "big"), self._time.now_ms()
+        if word >= RELATIVE:
+            return now - REPEAT_MS <= moved.due - (word - RELATIVE) <= now
+        return word + self._time.told(moved.number) == moved.due or word <= moved.due <= now
+
+    def _when_sure(self, turn: Turn, then: Ended) -> None:
+        """Once the message's arrival is on the disk."""
+        if turn.number < self._sure():
+            then(None)
+        else:
+            self._landing.when_forced(self._landing.log.end_offset, then)
+
+    def _look_up(self, key: int, turn: Turn, wire: bytes, done: Moved, error: BaseException | None) -> None:
+        def found(record: bytes | None, error: BaseException | None) -> None:
+            if error is not None or record is None:
+                self._free(key, turn)
+                done(*((None, error) if error is not None else (Rescheduled(UNKNOWN), None)))
+                return
+            self._move(key, [turn], [record], wire, ended)
+
+        def ended(turns: list[Turn], error: BaseException | None) -> None:
+            done(*((None, error) if error is not None else (Rescheduled(RESCHEDULED, turns[0]), None)))
+
+        if error is not None:
+            self._free(key, turn)
+            done(None, error)
+            return
+        self._run(partial(self._finder.record, key, turn), found)
+
+    def _move(
+        self,
+        key: int,
+        turns: list[Turn],
+        records: Sequence[bytes],
+        wire: bytes,
+        ended: Callable[[list[Turn], BaseException | None], None],
+    ) -> None:
+        """Gives pending messages of one target new dues, all in one append. They are blocked."""
+        name = self._lines.destination.name(key)
+        if name is None:
+            for turn in turns:
+                self._free(key, turn)
+            ended([], StorageStopped(reason="its topic is gone", outcome=OUTCOME_UNKNOWN))
+            return
+        dues = effective(wire, len(turns), self._time.now_ms(), self._time.wall_ms())
+        old = Turns(array("Q", [turn.due for turn in turns]), array("Q", [turn.number for turn in turns]))
+        data = b"".join(records)
+        note = notes.reschedule(key, name.rpartition("-")[0], dues, len(data), old)
+        ticket = self._arriving.expect(dues.low)
+        batches = [note_batch(note), *map(copy_of, records)]
+        self._landing.append(batches, partial(self._move_written, key, turns, note, data, ticket, ended))
+
+    def _move_written(
+        self,
+        key: int,
+        turns: list[Turn],
+        note: Note,
+        data: bytes,
+        ticket: int,
+        ended: Callable[[list[Turn], BaseException | None], None],
+        answers: Sequence[Appended] | None,
+        error: BaseException | None,
+    ) -> None:
+        if answers is None:
+            self._arriving.failed(ticket)
+            for turn in turns:
+                self._end(key, turn, error)
+            ended([], error)
+            return
+        copies = answers[1:]
+        positions = [(index, each.positions[0][1]) for index, each in enumerate(copies)]
+        answer = copies[-1]._replace(positions=positions, first_ordinal=copies[0].first_ordinal)
+        self._state.enter(note, answer.first_ordinal)
+        self._arriving.arrived(ticket, note, data, answer)
+        new = [Turn(due, answer.first_ordinal + index) for index, due in enumerate(note.dues.times)]
+
+        def forced(error: BaseException | None) -> None:
+            for turn in turns:
+                if error is not None:
+                    self._lose(turn)
+                else:
+                    self._forget(turn)
+                    self._free(key, turn)
+            ended(new, error)
+
+        self._landing.when_forced(answer.end_offset, forced)
+
+    # The wall clock
+
+    def postpone(self, line: Line, part: Part) -> None:
+        """These are due, first ones of their line, and the wall clock does not show yet what their senders meant: they
+        arrive again, with the dues that it takes by now."""
+        count = len(part.numbers)
+        turns = [part.turn(index) for index in range(count)]
+        if any(turn in self._active for turn in turns):
+            return
+        self._block(turns)
+
+        def fetched(found: Fetched | None, error: BaseException | None) -> None:
+            records = [] if found is None else [each for each in found.records if each is not None]
+            whole = found is not None and len(records) == len(found.records)
+            for turn in turns[len(records) if whole else 0 :]:
+                self._free(line.key, turn)
+            if not whole:
+                # Damage is told when it is the line's turn to read it: by one message at a time.
+                line.hold(PAUSE_SECONDS)
+                return
+            told = [part.dues[index] - self._time.told(part.numbers[index]) for index in range(len(records))]
+            self._move(line.key, turns[: len(records)], records, word_bytes(array("Q", told)), ended)
+
+        def ended(moved: list[Turn], error: BaseException | None) -> None:
+            if error is not None:
+                line.hold(PAUSE_SECONDS)
+
+        read = partial(self._lines.fetching.read, part.locators, part.numbers, SLICE_BYTES)
+        self._run(read, fetched)
+
+    # What is under way
+
+    def _ask(self, key: int, turn: Turn, again: Callable[[], None], failed: Ended) -> str | None:
+        """What can be said of it now; None: it is asked again when more is known, or has failed."""
+        if turn in self._lost:
+            failed(StorageStopped(reason=UNSURE_CHANGE, outcome=OUTCOME_UNKNOWN))
+            return None
+        if turn in self._active:
+            self._active[turn].append(again)
+            return None
+        try:
+            state = self._judge.state(key, turn, self._landing.log.end_ordinal)
+        except StorageStopped as error:
+            failed(error)
+            return None
+        if state == UNSURE:
+            line = self._lines.get(key)
+            assert line is not None, "a line fires it"
+            line.settling.wait(turn, again)
+            return None
+        if state == PENDING and self._state.full:
+            failed(Busy(FULL))
+            return None
+        return state
+
+    def _block(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            self._active[turn] = []
+            self._lines.blocked.add(turn)
+
+    def _end(self, key: int, turn: Turn, error: BaseException | None) -> None:
+        """The note was refused; whether it is there nobody knows where the error says so."""
+        if getattr(error, "outcome", None) == OUTCOME_UNKNOWN:
+            self._lose(turn)
+        else:
+            self._free(key, turn)
+
+    def _free(self, key: int, turn: Turn) -> None:
+        """It is known what became of it."""
+        waiting = self._active.pop(turn, [])
+        self._lines.unblock(key, turn)
+        for again in waiting:
+            again()
+
+    def _lose(self, turn: Turn) -> None:
+        """Nobody knows what became of it: it stays blocked."""
+        waiting = self._active.pop(turn, [])
+        self._lost.add(turn)
+        for again in waiting:
+            again()
+
+
+def copy_of(record: bytes) -> Batch:
+    """A record as a batch of its own."""
+    producer_id, sequence = split_id(HEADER.unpack_from(record)[2])
+    return Batch(record, cut_blocks(record), producer_id, sequence, 1)

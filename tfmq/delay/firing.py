@@ -1,0 +1,173 @@
+"""When something is due: takes it out of the wheel, at a tick, and gives it to its line.
+
+Nothing is taken out that is due behind an arrival which is not on the disk for sure; that is forced then. While
+nothing is due soon, nothing happens.
+"""
+
+from typing import Any, Final
+
+from tfmq.delay.broker_time import BrokerTime
+from tfmq.delay.horizon import LEAD_MS
+from tfmq.delay.keeper import Keeper
+from tfmq.delay.ledger import Ledger
+from tfmq.delay.lines import Lines
+from tfmq.delay.requests import Landing, Timers
+from tfmq.delay.shore import Shore
+
+POP_ROWS: Final = 4096
+"""Taken out at once, some four milliseconds' work; then everybody else has a turn."""
+MOVING_ROWS: Final = 65_536
+"""While so many wait in lines that go on, no more are taken out: they are smaller in the wheel."""
+HOUSE_SECONDS: Final = 1.0
+"""How often is looked for work with files while anything waits."""
+
+
+class Firing:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        landing: Landing,
+        ledger: Ledger,
+        shore: Shore,
+        lines: Lines,
+        keeper: Keeper,
+        time: BrokerTime,
+        timers: Timers,
+        tick_ms: int,
+    ) -> None:
+        self._landing, self._ledger, self._shore, self._lines = landing, ledger, shore, lines
+        self._keeper, self._time, self._timers, self._tick_ms = keeper, time, timers, tick_ms
+        self.started = False
+        self._timer: Any = None
+        self._timer_due = 0.0
+        self._house: Any = None
+        self._asked = 0
+        """The arrivals' offset up to which a force is asked for."""
+
+    def start(self) -> None:
+        """From now on what is due fires."""
+        self.started = True
+        self._keeper.look()
+        self.look()
+
+    def stop(self) -> None:
+        """Nothing more is taken out."""
+        self.started = False
+        for timer in (self._timer, self._house):
+            if timer is not None:
+                self._timers.cancel(timer)
+        self._timer = self._house = None
+
+    # What arrives
+
+    def arrived(self, end_offset: int, low: int) -> None:
+        """Messages are written, none due before `low`: what is due soon must be on the disk by then."""
+        if low < self._shore.horizon:
+            self._force(end_offset)
+        self._arm_house()
+
+    def _force(self, end_offset: int) -> None:
+        if end_offset > self._asked:
+            self._asked = end_offset
+            self._landing.when_forced(end_offset, self._forced)
+
+    def _forced(self, error: BaseException | None) -> None:
+        """With an error the arrivals have stopped: what is due behind them waits until a start has found out."""
+        if error is not None:
+            self._asked = 0
+            return
+        self.settle()
+        self.look()
+
+    def settle(self) -> None:
+        """Takes over what is on the disk by now."""
+        for landed in self._ledger.forced(self._landing.log.forced_offset):
+            self._shore.add(landed.near, landed.count, landed.low, landed.high)
+            self._keeper.landed(landed)
+
+    def wait_for_tail(self, from_offset: int, to_offset: int) -> None:
+        """What lies between is in the log, but not on the disk for sure."""
+        ticket = self._ledger.expect(0)
+
+        def look() -> None:
+            if self._landing.log.forced_offset < to_offset:
+                self._timers.after(HOUSE_SECONDS, look)
+            else:
+                self._keeper.take_tail(from_offset, to_offset, done)
+
+        def done() -> None:
+            self._ledger.failed(ticket)
+            self.look()
+
+        self._timers.after(HOUSE_SECONDS, look)
+
+    # Ticking
+
+    def look(self) -> None:
+        """Takes out what is due, and sets the alarm for what is due next."""
+        if not self.started:
+            return
+        self.settle()
+        shore, now = self._shore, self._time.now_ms()
+        limit = min(now, shore.fires_below - 1)
+        unsure = self._ledger.limit
+        if unsure is not None and unsure <= limit:
+            limit = unsure - 1
+            written = self._ledger.written
+            if written is not None:
+                self._force(written.end_offset)
+        more = False
+        if shore.wheel.held and limit > shore.wheel.popped_ms:
+            room = MOVING_ROWS - self._lines.moving
+            if room > 0:
+                found = shore.wheel.pop(limit, min(POP_ROWS, room))
+                self._lines.put(found)
+                more = shore.wheel.popped_ms < limit
+            else:
+                more = True
+        self._arm(now, more)
+        self._arm_house()
+
+    def _arm(self, now: int, more: bool) -> None:
+        """The next look: at once, or at the tick behind the next due; what waits for a force or a load is looked for
+        when that has ended."""
+        if more:
+            self._set(0.0 if self._lines.moving < MOVING_ROWS else self._tick_ms / 1000)
+            return
+        times = []
+        due = self._shore.wheel.due_next
+        if due is not None and due > now:
+            times.append(-(-due // self._tick_ms) * self._tick_ms)
+        on_disk = self._keeper.next_on_disk
+        if on_disk is not None and on_disk - LEAD_MS > now:
+            times.append(on_disk - LEAD_MS)
+        if times:
+            self._set(self._time.seconds_until(min(times)))
+
+    def _set(self, seconds: float) -> None:
+        when = self._timers.now() + seconds
+        if self._timer is not None:
+            if self._timer_due <= when:
+                return
+            self._timers.cancel(self._timer)
+        self._timer_due = when
+        self._timer = self._timers.after(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._keeper.catch_up()
+        self.look()
+
+    # Work with files
+
+    def _arm_house(self) -> None:
+        if self._house is None and self.started and not self._keeper.is_empty:
+            self._house = self._timers.after(HOUSE_SECONDS, self._look_after, deferrable=True)
+
+    def _look_after(self) -> None:
+        self._house = None
+        self.settle()
+        self._keeper.look()
+        self.look()

@@ -1,0 +1,52 @@
+"""What can be said of one delayed message now: cancelled, delivered, pending or unknown; or that one must wait."""
+
+from typing import Final
+
+from tfmq.delay.arrival_state import ArrivalState
+from tfmq.delay.broker_time import BrokerTime
+from tfmq.delay.lines import Lines
+from tfmq.delay.requests import CANCELLED, DELIVERED, PENDING, UNKNOWN, Turn
+from tfmq.effects import Destination
+from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
+from tfmq.errors import StorageStopped
+
+UNSURE: Final = "unsure"
+"""It is being fired: its line's `settling` knows when to ask again."""
+
+
+class Judge:
+    """See the module. `number_next()`: numbers from there on do not exist."""
+
+    def __init__(
+        self,
+        state: ArrivalState,
+        lines: Lines,
+        destination: Destination,
+        time: BrokerTime,
+        outcome_ms: int,
+    ) -> None:
+        self._state, self._lines, self._destination, self._time = state, lines, destination, time
+        self._outcome_ms = outcome_ms
+
+    def state(self, key: int, turn: Turn, number_next: int) -> str:
+        """PENDING, CANCELLED, DELIVERED, UNKNOWN or UNSURE. Raises StorageStopped: only its target's log could tell,
+        which takes nothing at the moment."""
+        if turn.number >= number_next:
+            return UNKNOWN
+        if turn in self._state.cancelled:
+            return CANCELLED
+        if self._destination.name(key) is None:
+            return UNKNOWN
+        line = self._lines.get(key)
+        if line is not None and line.fires(turn):
+            if line.parked:
+                raise StorageStopped(reason=line.parked, outcome=OUTCOME_UNKNOWN)
+            return UNSURE
+        through = self._lines.settled(key)
+        now = self._time.now_ms()
+        if through is not None and turn <= through:
+            return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN
+        if through is None and line is None and turn.due <= now:
+            # Where a partition could not be opened, nobody knows what it has.
+            self._destination.check(key, 0)
+        return PENDING

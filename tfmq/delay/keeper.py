@@ -1,0 +1,452 @@
+"""Keeps memory and disk in step: does what `horizon` decides, one piece of file work at a time, in a worker.
+
+Arrivals are spilled to buckets and given up, leaves are loaded, split and retired, the checkpoint is written. An error
+of the disk is waited out: what cannot be spilled stays in the arrivals, and is loaded from there.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, Final
+
+from tfmq.delay.arrival_state import ArrivalState
+from tfmq.delay.broker_time import BrokerTime
+from tfmq.delay.bucket import Bucket
+from tfmq.delay.buckets import Buckets
+from tfmq.delay.gathering import Area, Gatherer
+from tfmq.delay.horizon import LEAD_MS, URGENT_MS, Decision, Step, View, decide, goal
+from tfmq.delay.ledger import Landed, Near
+from tfmq.delay.lines import Lines
+from tfmq.delay.pending import PendingNow
+from tfmq.delay.pins import Pins
+from tfmq.delay.reloading import Reloading
+from tfmq.delay.requests import Landing, Run, Timers
+from tfmq.delay.shore import Shore
+from tfmq.delay.spans import Span
+from tfmq.errors import NOT_DONE, StorageStopped
+
+logger = logging.getLogger("tfmq.delay")
+
+PUT_ROWS: Final = 8192
+"""Rows of a load that come to the wheel in one turn, some three milliseconds' work."""
+PAUSE_SECONDS: Final = 1.0
+PAUSE_SECONDS_MAX: Final = 30.0
+"""Work that the disk refused is tried again after pauses that double between these."""
+
+COUNT_SECONDS: Final = 0.1
+DUES_MAX: Final = 1 << 63
+
+Told = Callable[[BaseException | None], None]
+
+
+class Keeper:
+    """See the module. `limit()`: the lowest due of arrivals that are not sure, None without."""
+
+    def __init__(
+        self,
+        *,
+        landing: Landing,
+        state: ArrivalState,
+        buckets: Buckets,
+        gatherer: Gatherer,
+        shore: Shore,
+        lines: Lines,
+        time: BrokerTime,
+        timers: Timers,
+        run: Run,
+        limit: Callable[[], int | None],
+        outcome_ms: int,
+        moved: Callable[[], None],
+    ) -> None:
+        self._landing, self._state, self._buckets, self._gatherer = landing, state, buckets, gatherer
+        self._shore, self._lines, self._time, self._timers = shore, lines, time, timers
+        self._run_worker, self._limit, self._outcome_ms = run, limit, outcome_ms
+        self._moved = moved
+        """Something may fire now that could not before."""
+        self.offset = buckets.spilled_offset
+        self.number = buckets.spilled_number
+        """Arrivals before are on the disk, and known here."""
+        self.busy: Step | None = None
+        self.stopping = False
+        self.changed = False
+        """Whether the checkpoint would say something else now."""
+        self._since: int | None = None
+        self._low: int | None = None
+        """Lowest due of arrivals in no bucket, pending or not."""
+        self._committed = 0
+        self._pins = Pins(buckets.spilled_offset)
+        self._unsplittable: set[Span] = set()
+        self._wanted: list[Told] = []
+        self._reloading = Reloading(lines, buckets, gatherer)
+        self._pause = PAUSE_SECONDS
+        self._write_after = 0.0
+        self._count = 0
+        self._count_again = 0.0
+        self._stopped: Callable[[], None] | None = None
+
+    # What arrives
+
+    def landed(self, landed: Landed) -> None:
+        """It is on the disk."""
+        self.offset, self.number = landed.end_offset, landed.number_next
+        self._low = landed.low if self._low is None else min(landed.low, self._low)
+        if self._since is None:
+            self._since = self._time.now_ms()
+        self.changed = True
+        self._count += landed.count
+
+    @property
+    def unspilled_bytes(self) -> int:
+        """Arrivals in no bucket."""
+        return self.offset - self._buckets.spilled_offset
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is on the disk that is not settled."""
+        return not self._buckets.leaves and not self.unspilled_bytes and self._limit() is None
+
+    def when_spilled(self, done: Told) -> None:
+        """`done(None)` once all that is on the disk now is in buckets, `done(error)` if that cannot be done."""
+        if not self.unspilled_bytes:
+            done(None)
+        elif self._buckets.stopped is not None:
+            done(StorageStopped(reason=self._buckets.stopped, outcome=NOT_DONE))
+        else:
+            self._wanted.append(done)
+            self.look()
+
+    def pending_now(self) -> PendingNow:
+        """What is pending on the disk, for workers."""
+        return PendingNow(self._state, self._lines.settled, self._is_gone, self._lines.blocked)
+
+    def _is_gone(self, key: int) -> bool:
+        return self._lines.destination.name(key) is None
+
+    # Deciding
+
+    def look(self) -> None:
+        """Does what is to be done next, unless something is under way."""
+        while self.busy is None and not self.stopping:
+            self._retire()
+            decision = decide(self.view())
+            if decision.step is Step.REST or not self._take(decision):
+                break
+        self._try_stop()
+
+    def view(self) -> View:
+        """How things are."""
+        shore, buckets, lines = self._shore, self._buckets, self._lines
+        now = self._time.now_ms()
+        bucket = buckets.next_after(shore.horizon)
+        return View(
+            now=now,
+            horizon=shore.horizon,
+            stray=shore.stray,
+            rows=shore.wheel.held + lines.queued,
+            moving=lines.moving + (shore.wheel.held if shore.horizon <= now else 0),
+            span=None if bucket is None else bucket.span,
+            span_rows=0 if bucket is None else bucket.count,
+            divisible=bucket is None or bucket.span not in self._unsplittable,
+            far_low=shore.far.low,
+            unspilled_bytes=self.unspilled_bytes,
+            unspilled_since=self._since,
+            writable=buckets.stopped is None and self._timers.now() >= self._write_after,
+            wanted=bool(self._wanted),
+            splits=self._to_split() is not None,
+            reloads=self._reloading.wanted,
+            spare_bytes=self._spare() - self._landing.log.first_offset,
+            segment_bytes=self._landing.log.options.segment_bytes,
+            committed=self._committed,
+            changed=self.changed,
+        )
+
+    def _take(self, decision: Decision) -> bool:
+        """Begins, or does, what was decided; False if nothing came of it."""
+        step, to = decision
+        if step is Step.RETREAT:
+            dropped = self._shore.retreat(to, self._buckets.spilled_offset)
+            logger.info("%d delayed messages that are due from %d on are left on the disk", dropped, to)
+            return True
+        if step is Step.MOVE or step is Step.LOAD:
+            to = self._shore.reach(to, self._time.now_ms())
+            if to <= self._shore.horizon:
+                return False  # a wheel holds 34 years: what is due first must fire before
+        if step is Step.MOVE:
+            self._shore.move(to)
+            self._moved()
+            return True
+        self.busy = step
+        work: dict[Step, Callable[[], None]] = {
+            Step.LOAD: partial(self._load, to),
+            Step.SPILL: self._spill,
+            Step.SPLIT: self._split,
+            Step.RELOAD: self._reload,
+            Step.TRUNCATE: self._truncate,
+            Step.COMMIT: self._commit,
+        }
+        work[step]()
+        return True
+
+    def _ended(self, error: BaseException | None = None) -> None:
+        """A piece of work ended; with an error, nothing is written for a while."""
+        if error is None:
+            self._pause = PAUSE_SECONDS
+        else:
+            what = self.busy.value if self.busy is not None else "work"
+            logger.error("delayed messages: the %s failed and is tried again: %s", what, error)
+            self._write_after = self._timers.now() + self._pause
+            self._timers.after(self._pause, self.look)
+            self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+        self.busy = None
+        self._moved()
+        self.look()
+
+    # Loading
+
+    def _load(self, to: int) -> None:
+        low = self._shore.begin_load(to)
+        buckets = [each for each in self._buckets.leaves if each.span.end > low and each.span.start < to]
+        self._gather(Area(low, to, buckets, self._buckets.spilled_offset, self.offset))
+
+    def _gather(self, area: Area) -> None:
+        self._run_worker(partial(self._gatherer.near, area, self.pending_now()), partial(self._loaded, area))
+
+    def _loaded(self, area: Area, found: list[Near] | None, error: BaseException | None) -> None:
+        """An error leaves all as it is, since what arrived meanwhile was judged by the new horizon: once more."""
+        if found is not None:
+            self._pause = PAUSE_SECONDS
+            self._put([near for near in found if len(near.dues)])
+            return
+        if self.stopping:
+            self._ended()
+            return
+        logger.error("delayed messages that are soon due cannot be loaded, tried again: %s", error)
+        self._timers.after(self._pause, partial(self._gather, area))
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+
+    def _put(self, found: list[Near]) -> None:
+        """Some rows a turn, so that nobody waits for all of them."""
+        room = PUT_ROWS
+        while found and room > 0:
+            near = found.pop()
+            if len(near.dues) > room:
+                found.append(Near(*(column[room:] for column in near)))
+                near = Near(*(column[:room] for column in near))
+            self._shore.put(near)
+            room -= len(near.dues)
+        if found and not self.stopping:
+            self._timers.after(0.0, partial(self._put, found))
+            return
+        self._shore.end_load()
+        self._ended()
+
+    def _reload(self) -> None:
+        area = (self._buckets.spilled_offset, self.offset, self._shore.wheel.popped_ms + 1)
+        work = self._reloading.begin(*area, self.pending_now())
+        self._run_worker(work, self._reloaded)
+
+    def _reloaded(self, result: Any, error: BaseException | None) -> None:
+        self._reloading.end(result, error)
+        self._ended()
+
+    # Spilling, splitting, giving up
+
+    def _spill(self) -> None:
+        buckets, offset, number = self._buckets, self.offset, self.number
+        self._shore.begin_spill()
+        batches = self._gatherer.batches(buckets.spilled_offset, offset)
+        low, self._low, since, self._since = self._low, None, self._since, None
+        wanted, self._wanted = self._wanted, []
+        work = partial(buckets.spill, batches, offset, number, self._time.now_ms(), self.pending_now())
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self._shore.end_spill(error is None)
+            if error is None:
+                self._pins.spilled(offset, self._shore.horizon)
+                self._committed = self._time.now_ms()
+            else:
+                lows = [each for each in (low, self._low) if each is not None]
+                self._low, self._since = min(lows, default=None), since
+            for told in wanted:
+                told(error)
+            self._ended(error)
+
+        self._run_worker(work, done)
+
+    def _to_split(self) -> Bucket | None:
+        """The bucket to load next if it is coarse or has too much, else one that the buckets name."""
+        now = self._time.now_ms()
+        following = self._buckets.next_after(self._shore.horizon)
+        named = [*self._buckets.cascade_due(now), *self._buckets.full()]
+        if following is not None and following in named and following.span not in self._unsplittable:
+            return following
+        for bucket in named:
+            if bucket.span.end > self._shore.horizon and bucket.span not in self._unsplittable:
+                return bucket
+        return None
+
+    def _split(self) -> None:
+        bucket = self._to_split() or self._buckets.next_after(self._shore.horizon)
+        assert bucket is not None, "a split was decided without a bucket"
+        self._run_worker(partial(self._buckets.split, bucket), partial(self._has_split, bucket))
+
+    def _has_split(
+        self, bucket: Bucket, pieces: Collection[Bucket] | None, error: BaseException | None
+    ) -> None:
+        if pieces:
+            self._pins.split(bucket, self._shore.horizon)
+        else:
+            self._unsplittable.add(bucket.span)
+        self._ended(error)
+
+    def _retire(self) -> None:
+        """Buckets in which everything is settled, on the disk, count no more."""
+        shore, lines = self._shore, self._lines
+        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._limit())
+        through = min(limit for limit in limits if limit is not None)
+        for bucket in self._buckets.leaves:
+            if bucket.span.end > through:
+                break
+            self._buckets.retire(bucket)
+            self.changed = True
+        needed = min(
+            limit
+            for limit in (shore.fires_below, shore.wheel.due_next, lines.rows_first)
+            if limit is not None
+        )
+        for bucket in self._pins.release(needed):
+            self._buckets.release(bucket)
+            self._unsplittable.clear()
+            self.changed = True
+
+    def _spare(self) -> int:
+        """Arrivals before this offset nobody needs any more. Lines that wait for a target give way."""
+        log = self._landing.log
+        if self._pins.offset - log.first_offset < log.options.segment_bytes and (
+            self._buckets.spilled_offset - log.first_offset >= 2 * log.options.segment_bytes
+        ):
+            self._lines.forget_parked(self._pins.next_horizon)
+        return min(self._pins.offset, self._buckets.spilled_offset)
+
+    def _truncate(self) -> None:
+        def done(result: Any, error: BaseException | None) -> None:
+            self._ended(error)
+
+        self._landing.truncate_before(self._spare(), done)
+
+    def _commit(self) -> None:
+        now = self._time.now_ms()
+        self.changed = False
+        low = self._forgettable(now)
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                self._committed = now
+                self._state.forget_before(low)
+            else:
+                self.changed = True
+            self._ended(error)
+
+        self._run_worker(partial(self._buckets.commit, now, self._time.dump()), done)
+
+    def _forgettable(self, now: int) -> int:
+        """What was cancelled and due before need not be known any more: it is so long ago, and no file has it."""
+        leaves = self._buckets.leaves
+        limits = [now - self._outcome_ms, self._low, leaves[0].span.start if leaves else None, self._limit()]
+        if self.unspilled_bytes and self._low is None:
+            return 0
+        return min(limit for limit in limits if limit is not None)
+
+    # Figures
+
+    @property
+    def pending(self) -> int:
+        """As `DelayQueue.pending`; what was counted less than COUNT_SECONDS ago is not counted again."""
+        now = self._timers.now()
+        if now >= self._count_again:
+            shore, leaves = self._shore, self._buckets.leaves
+            ahead = [bucket.count for bucket in leaves if bucket.span.start >= shore.horizon]
+            self._count = shore.wheel.count + self._lines.queued + max(0, shore.far.count) + sum(ahead)
+            self._count_again = now + COUNT_SECONDS
+        return self._count
+
+    @property
+    def pending_bytes(self) -> int:
+        """As `DelayQueue.pending_bytes`."""
+        return self._buckets.size_bytes + self.unspilled_bytes
+
+    @property
+    def next_on_disk(self) -> int | None:
+        """Nothing that is only on the disk is due before; None: there is nothing."""
+        bucket = self._buckets.next_after(self._shore.horizon)
+        dues = [self._shore.far.low, None if bucket is None else max(bucket.span.start, self._shore.horizon)]
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def next_due(self) -> int | None:
+        """Nothing is due before; None: nothing waits."""
+        dues = [self._lines.rows_first, self._shore.wheel.due_next, self.next_on_disk]
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def is_hungry(self) -> bool:
+        """Whether a look is worth it now, since lines wait for what is on the disk."""
+        if self.busy is not None or self.stopping:
+            return False
+        if self._lines.behind_count:
+            return True
+        return self._shore.horizon <= self._time.now_ms() + URGENT_MS and not self.is_empty
+
+    # Starting and stopping
+
+    def recover(self, found: list[Near], offset: int, number: int) -> None:
+        """A start found these in arrivals that are in no bucket. The horizon begins where the buckets do."""
+        self.offset, self.number = offset, number
+        shore, now = self._shore, self._time.now_ms()
+        lows = [min(near.dues) for near in found if len(near.dues)]
+        leaves = self._buckets.leaves
+        horizon = min([goal(now), *(bucket.span.start for bucket in leaves[:1])])
+        shore.wheel.rebase(min([now, horizon, *lows]))
+        shore.move(shore.reach(horizon, now))
+        self._take_in(found)
+        if self.unspilled_bytes:
+            self._low, self._since = min(lows, default=now), now
+
+    def _take_in(self, found: list[Near]) -> None:
+        for near in found:
+            if len(near.dues):
+                self._shore.add(near, len(near.dues), min(near.dues), max(near.dues))
+
+    def take_tail(self, from_offset: int, to_offset: int, done: Callable[[], None]) -> None:
+        """What lies between is on the disk only now."""
+        area = Area(0, DUES_MAX, [], from_offset, to_offset)
+
+        def found(near: list[Near] | None, error: BaseException | None) -> None:
+            if near is None:
+                logger.error("delayed messages that arrived last cannot be read, tried again: %s", error)
+                self._timers.after(PAUSE_SECONDS_MAX, partial(self.take_tail, from_offset, to_offset, done))
+                return
+            self._take_in(near)
+            self.offset = max(self.offset, to_offset)
+            done()
+
+        self._run_worker(partial(self._gatherer.near, area, self.pending_now()), found)
+
+    def catch_up(self) -> None:
+        """Something arrives: the horizon is where it should be, if that takes no work."""
+        if self._shore.horizon <= self._time.now_ms() + LEAD_MS:
+            self.look()
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Begins nothing more; `done()` when nothing is under way."""
+        self.stopping = True
+        self._stopped = done
+        for told in self._wanted:
+            told(StorageStopped(reason="the broker stops", outcome=NOT_DONE))
+        self._wanted.clear()
+        self._try_stop()
+
+    def _try_stop(self) -> None:
+        if self._stopped is not None and self.busy is None:
+            done, self._stopped = self._stopped, None
+            done()

@@ -1,0 +1,129 @@
+"""Lists and counts of what waits, from the columns of buckets; whoever asks has had the arrivals spilled before."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final
+
+from journal.header import BadRecord
+from tfmq.delay.buckets import Buckets, Row
+from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT
+from tfmq.delay.dues import DUE_MAX
+from tfmq.delay.pending import PendingNow
+from tfmq.delay.requests import Histogram, Listed, Pending, Query, Turn
+from tfmq.delay.slices import attribute_of
+from tfmq.errors import DecodeFailed
+from tfmq.message import decode_attribute
+
+SCAN_ROWS: Final = 200_000
+"""Rows that one request looks at, some hundred milliseconds' work of a worker: whoever wants more asks again."""
+
+
+class Chosen(Collection[int]):
+    """Log ids as a predicate says."""
+
+    def __init__(self, keys: Callable[[int], bool]) -> None:
+        self._keys = keys
+
+    def __contains__(self, key: Any) -> bool:
+        return self._keys(key)
+
+    def __iter__(self) -> Iterator[int]:
+        raise TypeError("which logs are meant is only known one by one")
+
+    def __len__(self) -> int:
+        raise TypeError("which logs are meant is only known one by one")
+
+
+def _chosen(keys: Callable[[int], bool] | None) -> Collection[int] | None:
+    return None if keys is None else Chosen(keys)
+
+
+class Listing:
+    """See the module. In workers."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets = buckets
+
+    def list(self, query: Query, pending: PendingNow) -> Listed:
+        """A page of `query`."""
+        found: list[Pending] = []
+        after = query.after
+        first = max(
+            Turn(query.first_due, 0), Turn(0, 0) if after is None else Turn(after.due, after.number + 1)
+        )
+        rows = self._buckets.rows(first, query.end_due, _chosen(query.keys))
+        for count, row in enumerate(rows):
+            if len(found) == query.limit or count == SCAN_ROWS:
+                return Listed(found, True, after)
+            after = Turn(row.due, row.number)
+            if not _is_pending(pending, row):
+                continue
+            known = self._pending(row, query.message_key)
+            if known is not None:
+                found.append(known)
+        return Listed(found, False, after)
+
+    def _pending(self, row: Row, message_key: bytes | None) -> Pending | None:
+        """None where the message has another key, or cannot be read."""
+        slot, position = row.locator >> SLOT_SHIFT, row.locator & POSITION_MASK
+        (record,) = self._buckets.read(slot, [position], [row.number])
+        if record is None:
+            return None
+        known = pending_of(row.log_id, Turn(row.due, row.number), record)
+        if message_key is not None and _key_of(known.attribute) != message_key:
+            return None
+        return known
+
+    def histogram(
+        self,
+        edges: Sequence[int],
+        keys: Callable[[int], bool] | None,
+        pending: PendingNow,
+        settled_below: int,
+    ) -> Histogram:
+        """How many are pending; what is due before `settled_below` may have fired."""
+        chosen = _chosen(keys)
+        whole = (0, DUE_MAX + 1)
+        (total,) = self._buckets.histogram(whole, chosen)
+        counts = self._buckets.histogram(edges, chosen)
+        dirty = [(0, settled_below), *pending.cancelled_spans()]
+        for row in self._rows_of(dirty, chosen):
+            if _is_pending(pending, row):
+                continue
+            total -= 1
+            index = bisect_left(edges, row.due + 1) - 1
+            if 0 <= index < len(counts):
+                counts[index] -= 1
+        return Histogram(counts, total)
+
+    def _rows_of(self, spans: Sequence[tuple[int, int]], chosen: Collection[int] | None) -> Iterator[Row]:
+        """Rows in these spans, each once."""
+        covered = 0
+        for start, end in sorted(spans):
+            start = max(start, covered)
+            if start < end:
+                yield from self._buckets.rows((start, 0), end, chosen)
+                covered = end
+
+
+def _is_pending(pending: PendingNow, row: Row) -> bool:
+    answer = pending(row.log_id, array("Q", (row.due,)), array("Q", (row.number,)))
+    return answer if isinstance(answer, bool) else bool(answer[0])
+
+
+def pending_of(key: int, turn: Turn, record: bytes) -> Pending:
+    """What is told of a message that waits."""
+    try:
+        attribute = attribute_of(record)
+    except BadRecord:
+        attribute = None
+    return Pending(key, turn.due, turn.number, len(record), attribute)
+
+
+def _key_of(attribute: bytes | None) -> bytes | None:
+    try:
+        key = None if attribute is None else decode_attribute(attribute).key
+        return key.encode() if isinstance(key, str) else key
+    except DecodeFailed:
+        return None

@@ -1,0 +1,134 @@
+"""The border between memory and disk: the wheel, how far it reaches, and what arrived behind that.
+
+What is due below the horizon is in the wheel as soon as its arrival is on the disk; the rest is counted and left on
+the disk. `fires_below` is the horizon, or while something is being loaded the one before.
+"""
+
+from array import array
+from itertools import compress
+from typing import Final
+
+from journal.header import Buffer
+from journal.shapes import Appended
+from tfmq.delay.arrivals import record_offsets
+from tfmq.delay.columns import SLOT_SHIFT
+from tfmq.delay.horizon import goal
+from tfmq.delay.ledger import Near
+from tfmq.delay.note import Note
+from tfmq.delay.targets import Targets
+from tfmq.delay.wheel import DUE_SPAN, HashedWheelTimer, tag
+
+FORCE_MS: Final = 600_000
+"""What is due so long behind the horizon is not looked at when it is written. Should the force take longer than the
+horizon needs to get there, the horizon is taken back."""
+BUCKETS: Final = 1 << SLOT_SHIFT
+"""Locators below are offsets of arrivals."""
+NOTHING: Final = Near(array("Q"), array("Q"), array("Q"), array("Q"))
+
+
+class Far:
+    """Arrivals in no bucket that are not in the wheel: how many, and the lowest due."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.low: int | None = None
+
+    def add(self, count: int, low: int) -> None:
+        """So many more, none due before `low`."""
+        self.count += count
+        self.low = low if self.low is None else min(low, self.low)
+
+
+class Shore:
+    """See the module. One owner's thread."""
+
+    def __init__(self, wheel: HashedWheelTimer, targets: Targets) -> None:
+        self.wheel, self._targets = wheel, targets
+        self.horizon = 0
+        self.fires_below = 0
+        self.far = Far()
+        self.stray: int | None = None
+        """Due of something below the horizon that is not in the wheel: the horizon must be taken back to there."""
+        self._spilling: Far | None = None
+
+    # What arrives
+
+    def near_of(self, note: Note, records: Buffer, answer: Appended, now_ms: int) -> Near:
+        """What of a batch that was written may belong in the wheel once it is on the disk."""
+        times, absolute, low, _ = note.dues
+        if low >= max(self.horizon, goal(now_ms)) + FORCE_MS:
+            return NOTHING
+        target = tag(self._targets.number(note.log_id, note.topic), False)
+        numbers = array("Q", range(answer.first_ordinal, answer.first_ordinal + len(times)))
+        locators = record_offsets(records, answer.positions)
+        tags = array("Q", [target | flag for flag in absolute])
+        return Near(times, numbers, locators, tags)
+
+    def add(self, near: Near, count: int, low: int, high: int) -> None:
+        """A batch is on the disk: what is due below the horizon goes to the wheel."""
+        if low >= self.horizon:
+            self.far.add(count, low)
+        elif not len(near.dues):
+            self.far.add(count, low)
+            self.stray = low if self.stray is None else min(low, self.stray)
+            self.fires_below = min(self.fires_below, low)
+        elif high < self.horizon:
+            self.wheel.add_many(*near)
+        else:
+            keep = [due < self.horizon for due in near.dues]
+            far = [due for due in near.dues if due >= self.horizon]
+            self.far.add(len(far), min(far))
+            self.wheel.add_many(*(array("Q", compress(column, keep)) for column in near))
+
+    # The horizon
+
+    def reach(self, to: int, now_ms: int) -> int:
+        """How far the wheel can take the horizon, at most to `to`: an empty one takes any."""
+        wheel = self.wheel
+        if not wheel.held:
+            wheel.rebase(min(self.fires_below, now_ms))
+        return min(to, wheel.base_ms + DUE_SPAN)
+
+    def move(self, to: int) -> None:
+        """Nothing pending lies between the horizon and `to`."""
+        self.horizon = self.fires_below = to
+
+    def begin_load(self, to: int) -> int:
+        """What lies below `to` is being loaded; answers the old horizon, from which on nothing fires until then."""
+        low, self.horizon = self.horizon, to
+        return low
+
+    def put(self, near: Near) -> None:
+        """Some of what was loaded."""
+        self.wheel.add_many(*near)
+        self.far.count -= sum([locator < BUCKETS for locator in near.locators])
+
+    def end_load(self) -> None:
+        """All of it is there."""
+        self.fires_below = self.horizon if self.stray is None else min(self.horizon, self.stray)
+        if self.far.low is not None:
+            self.far.low = max(self.far.low, self.horizon) if self.far.count > 0 else None
+            self.far.count = max(0, self.far.count)
+
+    def retreat(self, to: int, spilled_offset: int) -> int:
+        """What is due from `to` on is forgotten: it is on the disk. How many rows. Arrivals before `spilled_offset` are
+        in buckets."""
+        to = min(to, self.horizon)
+        dropped = self.wheel.drop_from(to)
+        self.horizon, self.stray = to, None
+        self.fires_below = to
+        if len(dropped):
+            self.far.add(sum([spilled_offset <= locator < BUCKETS for locator in dropped]), to)
+        return len(dropped)
+
+    # Spilling
+
+    def begin_spill(self) -> None:
+        """What is far goes to the buckets; what arrives from now on is counted apart."""
+        self._spilling, self.far = self.far, Far()
+
+    def end_spill(self, done: bool) -> None:
+        """It is there, or stays where it is."""
+        before, self._spilling = self._spilling, None
+        if not done and before is not None and before.low is not None:
+            self.far.add(before.count, before.low)
