@@ -164,6 +164,24 @@ def test_large_messages_that_were_missed_come_in_several_appends_each_forced_bef
     assert seen[-1] == 60 and max(right - left for left, right in pairwise(seen)) <= 4
 
 
+def test_a_topic_that_is_made_anew_in_the_middle_of_a_catch_up_gets_nothing_of_the_rest() -> None:
+    broker = Scheduling.with_topic(queued=True)
+    broker.add("* * * * *", misfire="all", payload=bytes(60_000))
+    broker.stop()
+    broker.clock.advance(3600)
+    again = Scheduling(broker.disk, broker.clock, queued=True)
+    again.advance(0.1)
+    while not again.times():
+        again.step()
+    assert len(again.times()) < 10
+    again.delete()
+    again.create()
+    again.look()
+    assert again.times() == [] and again.schedule()["state"] == "active"
+    again.until("2026-11-23T09:01:01")
+    assert hours(again.times()) == ["09:01"]
+
+
 def test_retention_cannot_take_away_what_says_that_it_was_sent() -> None:
     broker = Scheduling.with_topic(log__segment_bytes=1 << 16, log__state_bytes=1 << 16)
     broker.add("0 9 * * *")
@@ -283,6 +301,18 @@ def test_a_small_step_back_right_after_a_time_does_not_double_it() -> None:
     broker = broker.restart()
     broker.clock.jump_wall(-90)
     broker.until("2026-11-23T09:02")
+    assert len(broker.times()) == 1
+
+
+def test_resuming_after_a_small_step_back_doubles_nothing() -> None:
+    broker = Scheduling.with_topic()
+    first = broker.add("0 9 * * *").fields.schedule
+    broker.until("2026-11-23T09:00:01")
+    broker.clock.jump_wall(-30)
+    assert broker.resume().fields.schedule["id"] == first["id"]
+    broker.pause()
+    assert broker.resume().fields.schedule["id"] == first["id"]
+    broker.until("2026-11-23T09:05")
     assert len(broker.times()) == 1
 
 

@@ -129,8 +129,11 @@ class ScheduleFiring:
             return run.trouble
         if self._topics.by_incarnation(run.row.incarnation) is None:
             return run.trouble or TOPIC_GONE.format(topic=run.row.topic)
-        behind = self.settled(run) - self._clock.wall_ms() >= GRACE_MS
-        return run.trouble or (CLOCK_BEHIND if behind else "")
+        return run.trouble or (CLOCK_BEHIND if self.clock_behind(run) else "")
+
+    def clock_behind(self, run: ScheduleRun) -> bool:
+        """Whether the wall clock was set back so far that times which count as sent come again."""
+        return self.settled(run) - self._clock.wall_ms() >= GRACE_MS
 
     def resumed(self, log_id: int) -> None:
         """The partition takes writes again: what waits for it is looked at now."""
@@ -311,6 +314,8 @@ class ScheduleFiring:
             logger.info("the schedule %s sends again", run.row.name)
             run.trouble = ""
         if self._may_send(run):
+            settled = self.settled(run)  # it may have been resumed, or bound to another topic, meanwhile
+            rest = [moment for moment in rest if moment > settled]
             if rest:
                 self._send(run, rest)
             else:

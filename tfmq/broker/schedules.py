@@ -203,7 +203,7 @@ class Schedules:
     def _resume(self, name: str, reply: Reply, end: End) -> None:
         run, now = self._run(name), self._clock.wall_ms()
         answer = partial(self._answer, run, reply, end)
-        if self.firing.settled(run) > now:
+        if self.firing.clock_behind(run):
             self._anew(run, now, reply, end)
         elif run.row.paused:
             self._change(run, answer, paused=False, through_ms=now)
