@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from tfmq.client.sender import Sender
+from tfmq.client.tasks import Tasks
 from tfmq.client.waiting import Waitable
 from tfmq.errors import NotAllowed
 from tfmq.testing.clock import VirtualClock
@@ -190,6 +191,9 @@ class World:
     def end(self) -> None:
         """All clients are closed; what they still wanted fails."""
         for client in list(self.clients):
+            for ticker in client.tickers:
+                if isinstance(ticker, Tasks):  # else they would tell of the end as of an outage
+                    ticker.cancel()
             client.end()
         self.clients.clear()
         self._beside.clear()
