@@ -11,7 +11,7 @@ from tests.cli.delayed_broker import LOG_ID, NOW_MS, STORE_ID, DelayedBroker, Wa
 from tests.client.fake_broker import CUT, LOSE, FakeBroker, listening
 from tfmq.cli.delay import apart
 from tfmq.cli.ranges import TOP
-from tfmq.errors import NotSupported, StorageStopped
+from tfmq.errors import NotSupported, StorageStopped, UnknownTopic
 from tfmq.protocol import commands
 from tfmq.protocol.handles import Handle, print_handle
 
@@ -279,6 +279,7 @@ def test_counts_are_told_apart() -> None:
         ["list", "-n", "0"],
         ["list", "--after", "42"],
         ["histogram", "--every", "0x"],
+        ["histogram", "--every", "0s"],
         ["histogram", "--from", "2027-01-02", "--to", "2027-01-01"],
         ["snooze", STRANGER],
     ],
@@ -308,6 +309,18 @@ def test_keys_of_strangers_cannot_steer_the_terminal(desk: Desk) -> None:
     for ran in (desk("list"), desk("show", handle)):
         assert ran.code == 0
         assert "\x1b" not in ran.out.decode() + ran.err and "\x07" not in ran.out.decode()
+
+
+def test_a_wrong_topic_gets_the_likely_one(desk: Desk) -> None:
+    desk.broker.incarnations["reminders"] = 7
+    for command in ("list", "histogram"):
+        for request in (commands.ListDelayed, commands.DelayedHistogram):
+            desk.broker.plan(request, UnknownTopic())
+        desk.broker.plan(commands.DescribeTopic, UnknownTopic())
+        ran = desk(command, "--topic", "reminder")
+        assert (ran.code, ran.out) == (1, b"")
+        assert ran.err == "tfmq: There is no topic 'reminder'. Did you mean 'reminders'?\n"
+        desk.broker.plans.clear()
 
 
 def test_no_broker_is_code_3(offline: Cli) -> None:

@@ -60,7 +60,7 @@ def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
         monkeypatch.setenv("TFMQ_SERVERS", servers)
         calm = offline("status")
         table = calm.out.decode()
-        assert "2, 4.0 KiB, the next one in 1 min 30 s" in table
+        assert "2, 4.0 KiB, none due for 1 min 30 s" in table
         assert "half of them within 4 ms, 99 % within 11.5 ms, all within 2 s" in table
         assert "held up" not in calm.err and "the clock" not in calm.err
         broker.delay |= {
@@ -81,4 +81,7 @@ def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
 
 def test_a_broker_that_says_nothing_of_delays_has_no_such_line() -> None:
     assert delay_rows({}) == {}
+    assert delay_rows({"pending": 1, "next_due_ms": 5, "now_ms": 5}) == {
+        "delayed messages": "1, some due now"
+    }
     assert delay_rows({"pending": 0}) == {"delayed messages": "0"}

@@ -16,6 +16,7 @@ from tfmq.cli.delayed import (
     due_of,
     every,
     everything,
+    hinting,
     iso,
     moment,
     readable,
@@ -94,7 +95,7 @@ def list_command(
     if partition is not None and topic is None:
         raise click.UsageError("say with --topic whose partition that is")
     in_order(first, end)
-    with Admin(output.servers) as admin:
+    with Admin(output.servers) as admin, hinting(admin, topic):
         found = every(admin, topic, partition, key, first, end, checked(after) if after else None)
         if output.json:
             output.array(row_of(each) for each in islice(found, count))
@@ -249,7 +250,9 @@ def histogram(
     from tfmq.admin import Admin
 
     in_order(first, end)
-    with Admin(output.servers) as admin:
+    if every is not None and every <= 0:
+        raise click.UsageError("--every should be more than nothing, as in 5m")
+    with Admin(output.servers) as admin, hinting(admin, topic):
         now_ms = broker_now(admin)
         edges = edges_for(admin, topic, now_ms, first, end, every)
         counts, pending = counted_between(admin, topic, sorted({0, *edges, TOP}))

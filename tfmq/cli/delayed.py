@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from math import ceil
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tfmq.cli.output import age_text, cell, print_table, printable, size_text
+from tfmq.cli.topics import known_topic
+from tfmq.errors import UnknownTopic
 from tfmq.message import BORN_MS_MAX
 from tfmq.protocol.handles import LENGTH, parse_handle
 
@@ -49,6 +52,17 @@ def every(
         if len(page) < PAGE:
             return
         after = page[-1].handle
+
+
+@contextmanager
+def hinting(admin: "Admin", topic: str | None) -> Iterator[None]:
+    """For what asks about a topic: where there is none of that name, UnknownTopic names the nearest."""
+    try:
+        yield
+    except UnknownTopic:
+        if topic is not None:
+            known_topic(admin, topic)
+        raise
 
 
 def broker_now(admin: "Admin") -> int:

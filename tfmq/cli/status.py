@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from tfmq.cli.delayed import distance
 from tfmq.cli.output import Output, age_text, counted, output_options, size_text
 
 CLOCK_MS = 1_000
@@ -70,7 +69,7 @@ def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
         waiting.append(size_text(found["size_bytes"]))
     if found.get("next_due_ms"):
         ahead = found["next_due_ms"] - found.get("now_ms", found["next_due_ms"])
-        waiting.append(f"the next one {distance(ahead)}")
+        waiting.append(f"none due for {age_text(ahead / 1_000)}" if ahead > 0 else "some due now")
     late = found.get("lateness") or {}
     told = [f"{who} within {late_text(late[key])}" for key, who in LATENESS.items() if late.get(key)]
     return {"delayed messages": ", ".join(waiting)} | ({"delivered late": ", ".join(told)} if told else {})
