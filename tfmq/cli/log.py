@@ -20,6 +20,7 @@ from journal.survey import Stretch, find_log_id, survey
 from journal.verify import Report, verify
 from tfmq import ids
 from tfmq.cli import log_delay
+from tfmq.cli.log_arrivals import line_of_note, note_fields
 from tfmq.cli.log_delay import line_of_delayed, rows_of_buckets
 from tfmq.cli.log_transactions import line_of_entry, repair_row, rows_of_journal
 from tfmq.cli.offline import (
@@ -127,6 +128,11 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
             yield {"kind": "filler", "offset": offset, "ordinal": ordinal, "count": record.checksum}
             ordinal += record.checksum
             continue
+        note = note_fields(record, block.data)
+        if note is not None:
+            yield {"kind": "note", "offset": offset, "ordinal": ordinal, **note}
+            ordinal += 1
+            continue
         body = block.data[record.position + HEADER_SIZE : record.position + record.size]
         yield {"kind": "record", "offset": offset, "ordinal": ordinal, **content(record, body)}
         ordinal += 1
@@ -164,6 +170,8 @@ def line_of(row: dict[str, Any]) -> str:
         return line_of_delayed(row)
     if row["kind"] == "damaged":
         return f"{row['offset']:>12}  DAMAGED up to {row['next']}: {row['reason']}"
+    if row["kind"] == "note":
+        return line_of_note(row)
     if row["kind"] == "filler":
         return f"{row['offset']:>12}  {row['ordinal']:>9}  filler in the place of {row['count']} lost"
     if row["kind"] == "control":

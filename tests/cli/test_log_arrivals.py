@@ -1,0 +1,70 @@
+"""`tfmq log dump` says what a note says: for which messages it is, when they are due, which are cancelled."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+
+from journal import Log, RealDisk, SystemClock
+from journal.batch import cut_blocks
+from journal.header import make_id, make_record
+from journal.shapes import Batch
+from tests.cli.conftest import Cli
+from tfmq.delay import note
+from tfmq.delay.arrivals import LOG_ID, arrival_options, batches_of, note_batch
+from tfmq.delay.dues import dues_of
+from tfmq.delay.note import Turns
+
+DUE = 1_700_000_060_000
+
+
+@pytest.fixture
+def arrivals(tmp_path: Path) -> Path:
+    """A batch of two, one of them given another turn, the other cancelled, and a record that is no note."""
+    folder = tmp_path / "delay" / "arrivals"
+    folder.mkdir(parents=True)
+    log = Log.open(
+        RealDisk(), str(folder), log_id=LOG_ID, clock=SystemClock(), options=arrival_options(1, 1.0)
+    )
+    records = [make_record(b"message %d" % n, make_id(70, n)) for n in range(2)]
+    body = b"".join(records)
+    made = note.arrival(0x1000_0001, "orders", dues_of(array("Q", (DUE, DUE + 1500)), b"\x00\x01"), len(body))
+    log.append(batches_of(made, body, cut_blocks(body), 70, 0, 2))
+    moved = dues_of(array("Q", (DUE + 9000,)), b"\x00")
+    old = Turns(array("Q", (DUE,)), array("Q", (1,)))
+    again = note.reschedule(0x1000_0001, "orders", moved, len(records[0]), old)
+    log.append([note_batch(again), Batch(records[0], (), 70, 0, 1)])
+    log.append([note_batch(note.cancel(Turns(array("Q", (DUE + 1500,)), array("Q", (2,)))))])
+    log.append([Batch(make_record(b"no note", note.NOTE_ID), (), 2, 0, 1)])
+    log.close()
+    return folder
+
+
+def test_a_person_reads_what_a_note_says(offline: Cli, arrivals: Path) -> None:
+    lines = offline("log", "dump", str(arrivals)).lines
+    assert [line.split("note: ")[1] for line in lines if "note: " in line] == [
+        "arrival of 2 messages for orders, due 2023-11-14 22:14:20.000 to 2023-11-14 22:14:21.500",
+        "reschedule of 1 message for orders, due 2023-11-14 22:14:29.000 instead of 1 message, the first with number 1",
+        "cancel of 1 message, the first with number 2",
+    ]
+    assert [line.split()[-1] for line in lines if "message 0" in line or "no note" in line] == [
+        "0",
+        "0",
+        "note",
+    ]
+
+
+def test_a_program_reads_it_too(offline: Cli, arrivals: Path) -> None:
+    rows = [json.loads(line) for line in offline("log", "dump", str(arrivals), "--json").lines]
+    assert [(row["kind"], row["ordinal"]) for row in rows] == [
+        ("note", 0), ("record", 1), ("record", 2), ("note", 3), ("record", 4), ("note", 5), ("record", 6),
+    ]  # fmt: skip
+    first, again, cancel = (row for row in rows if row["kind"] == "note")
+    assert {key: first[key] for key in ("what", "topic", "count", "first_due", "last_due", "absolute")} == {
+        "what": "arrival", "topic": "orders", "count": 2, "first_due": DUE, "last_due": DUE + 1500, "absolute": 1,
+    }  # fmt: skip
+    assert (again["what"], again["cancelled"]) == ("reschedule", [[DUE, 1]])
+    assert (cancel["what"], cancel["cancelled"]) == ("cancel", [[DUE + 1500, 2]])
