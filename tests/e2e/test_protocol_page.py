@@ -100,9 +100,8 @@ class PageClient:
         store_id, log_id, first_number, dues = told
         (due,) = struct.unpack_from(">Q", dues, 8 * index)
         packed = struct.pack(">QQQQ", store_id, log_id, due, first_number + index)
-        return "d" + base64.b32encode(packed + struct.pack(">I", zlib.crc32(packed))).decode().lower().rstrip(
-            "="
-        )
+        packed += struct.pack(">I", zlib.crc32(packed))
+        return "d" + base64.b32encode(packed).decode().lower().rstrip("=")
 
     def transact(
         self,
@@ -116,7 +115,7 @@ class PageClient:
         for topic, incarnation, payloads in sends:
             data = self.records(producer_id, sequence, payloads)
             blocks = [[len(data), len(payloads), zlib.crc32(data)]]
-            batches.append([topic, incarnation, 0, sequence, len(payloads), len(data), blocks])
+            batches.append([topic, incarnation, 0, sequence, len(payloads), len(data), blocks, None])
             sequence += len(payloads)
             body += data
         return self.call(57, producer_id, number, batches, offsets or [], body=body)[0]
@@ -530,9 +529,7 @@ def test_requests_of_transactions_that_make_no_sense_are_refused(client: PageCli
     client.call(2)
 
 
-@pytest.mark.parametrize(
-    ("code", "error"), [(60, "not_supported"), (79, "not_supported"), (99, "unknown_command")]
-)
+@pytest.mark.parametrize(("code", "error"), [(79, "not_supported"), (99, "unknown_command")])
 def test_unknown_commands_are_answered_and_the_connection_goes_on(
     client: PageClient, code: int, error: str
 ) -> None:
@@ -600,13 +597,22 @@ class Recorded(PageClient):
         return taken
 
 
+def test_the_handle_of_the_page_is_what_a_client_makes_of_a_reply() -> None:
+    example = re.search(r"<!-- generated: delayed-example -->\n+Store (.*?)<!--", PAGE.read_text(), re.DOTALL)
+    assert example is not None
+    store_id, log_id, due, number = (
+        int(each, 0) for each in re.findall(r"(?:id|due|number|^) ?(\w+)[,:]", example[1])
+    )
+    assert PageClient.handle([store_id, log_id, number, dues(due)], 0) == example[1].split()[-1]
+
+
 def test_the_worked_examples_are_what_a_client_sends_and_reads() -> None:
     request, reply = printed("produce-example")
     client = Recorded(9, reply)
     answer = client.call(
         21, "orders", 5, 0, 7, 0, 1, 2, [[25, 1, 1687078920]], None, None, body=request[-25:]
     )
-    assert client.sent == request and answer[0] == [[[0, 0]], 2, False, 1_763_700_000_000, 0]
+    assert client.sent == request and answer[0] == [[[0, 0]], 2, False, 1_763_700_000_000, 0, None]
 
     request, reply = printed("fetch-example")
     client = Recorded(10, reply)
@@ -620,15 +626,11 @@ def test_the_worked_examples_are_what_a_client_sends_and_reads() -> None:
     assert client.sent == request
 
 
-SUCCEED, CANCEL_DELAYED, RESCHEDULE_DELAYED, LIST_DELAYED, DESCRIBE_DELAYED, HISTOGRAM = (
-    22,
-    60,
-    61,
-    62,
-    63,
-    64,
-)
+SUCCEED, CANCEL_DELAYED, RESCHEDULE_DELAYED = 22, 60, 61
+LIST_DELAYED, DESCRIBE_DELAYED, HISTOGRAM = 62, 63, 64
 RELATIVE = 1 << 63
+SLACK_MS = 2
+"""Broker time and PING's wall clock are two clocks, each read in whole ms."""
 
 
 def dues(*each: int) -> bytes:
@@ -660,12 +662,12 @@ def test_delayed_messages_come_when_they_are_due_and_in_that_order(client: PageC
     assert client.payloads("page-later-a", incarnation) in ([], [b"3"])
     effective = struct.unpack(">4Q", told[3])
     assert all(
-        0 <= due - before_ms - delay < 10_000
+        -SLACK_MS <= due - before_ms - delay < 10_000
         for due, delay in zip(effective, [400, 100, 60_000, 0], strict=True)
     )
     assert waited_for(client, "page-later-a", incarnation, 3) == [b"3", b"1", b"0"]
     (after_ms,), _ = client.call(2)
-    assert after_ms >= effective[0]
+    assert after_ms >= effective[0] - SLACK_MS
 
 
 def test_a_repeated_delayed_batch_has_the_first_answer_even_with_shorter_delays(client: PageClient) -> None:
@@ -719,6 +721,7 @@ def test_what_waits_is_cancelled_moved_described_listed_and_counted(client: Page
     (state, moved), _ = client.call(RESCHEDULE_DELAYED, handles[1], RELATIVE | 1)
     assert state == "rescheduled" and moved != handles[1]
     assert waited_for(client, "page-later-f", incarnation, 2) == [b"3", b"1"]
+    assert client.call(CANCEL_DELAYED, moved)[0] == ["delivered"], "answered once that is on the disk"
     for handle, wanted in ((handles[0], "cancelled"), (handles[2], "pending"), (moved, "delivered")):
         (described,), _ = client.call(DESCRIBE_DELAYED, handle)
         assert described["state"] == wanted
@@ -735,12 +738,13 @@ def test_delayed_messages_of_a_transaction_wait_from_its_commit_on(client: PageC
     orders, sender = topic(client, "page-later-g"), producer(client)
     epoch = begun(client, sender, 1, "page later")
     reply = client.produce("page-later-g", orders, sender, 0, [b"x"], 2, epoch, dues(RELATIVE | 60_000))
-    assert reply[0] == [] and reply[5] is None
+    assert reply[0] == [] and reply[5:] in ([], [None])
     client.produce("page-later-g", orders, sender, 1, [b"soon"], 2, epoch, dues(RELATIVE | 1))
     assert client.call(LIST_DELAYED, "page-later-g")[0][0] == []
     (now_ms,), _ = client.call(2)
     (state, dropped, offsets), _ = client.call(COMMIT, "page later", epoch, True, False, [])
     assert (state, dropped, offsets) == ("committed", 0, [-1, -1])
     (found, _, _), _ = client.call(LIST_DELAYED, "page-later-g")
-    assert [0 <= row["due_ms"] - now_ms - 60_000 < 10_000 for row in found] == [True]
+    (waited,) = [row["due_ms"] - now_ms for row in found]
+    assert 60_000 - SLACK_MS <= waited < 70_000
     assert waited_for(client, "page-later-g", orders, 1) == [b"soon"], "its time counted from the commit"
