@@ -65,7 +65,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
 
 
 def test_every_format_module_has_its_page() -> None:
-    for format_name in ("record", "segment", "index", "mark", "state", "journal"):
+    for format_name in ("record", "segment", "index", "mark", "state", "journal", "arrivals", "bucket"):
         assert (DOCS / "formats" / f"{format_name}.md").exists(), format_name
 
 

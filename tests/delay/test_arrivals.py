@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.block import blocks_of
-from journal.errors import Corrupt
+from journal.errors import BeyondEnd, Corrupt
 from journal.names import segment_name
 from tests.delay.arrived import FOLDER, ORDERS, START_MS, Desk, Sent, Wanted, body_of, messages, some
 from tests.delay.steps import steps
@@ -94,7 +94,13 @@ def test_offsets_are_where_the_records_lie(desk: Desk) -> None:
 def test_what_is_not_forced_is_read_only_if_asked_for() -> None:
     desk = Desk()
     desk.send(some(5, 3))
-    assert desk.read() == []
+    desk.log.force()
+    forced = desk.log.end_offset
+    desk.send(some(6, 3))
+    assert desk.read(0, forced) == desk.sent[:3]
+    for start in (0, forced):
+        with pytest.raises(BeyondEnd):
+            desk.read(start)
     found = arrivals.read(desk.log, 0, desk.log.end_offset, upto="written")
     assert [each for batch in found for each in messages(batch)] == desk.sent
 

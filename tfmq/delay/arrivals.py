@@ -115,14 +115,14 @@ def read(
     """What arrived from the append's end `from_offset` up to the append's end `to_offset`, in order.
 
     May run in a worker. Raises Corrupt where the log is damaged, unless `damaged` is given: then it goes on behind.
-    Raises BelowStart, BeyondEnd, OSError, Closed.
+    Raises BelowStart, BeyondEnd (`upto` does not reach so far: nothing is left out without a word), OSError, Closed.
     """
     reading, passed = _Reading(), -1
     while from_offset < to_offset:
         try:
             chunk = log.read(from_offset, min(READ_BYTES, to_offset - from_offset), upto=upto)
             if not chunk.data:
-                return
+                raise BeyondEnd(to_offset, from_offset)
             for block in _verified(log, chunk.data, chunk.start):
                 from_offset = block.next
                 yield from reading.block(block)
