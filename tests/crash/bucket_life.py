@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import random
+from collections.abc import Callable
 from typing import NamedTuple
 
+from journal.errors import Full, Stopped
 from journal.testing import Moment
 from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, SECOND, Bench
 from tfmq.delay.buckets import Bucket
@@ -33,8 +36,15 @@ class Boundary(NamedTuple):
     known: Known
 
 
+KINDS = ("write", "create", "rename", "force", "force_folder", "truncate", "unlink", "open", "sync")
+FULL_KINDS = ("write", "create", "rename")
+
+
 class Life:
-    """`run` lives it; `bench.arrived` are all messages then."""
+    """`run` lives it; `bench.arrived` are all messages then.
+
+    `fail`: now and then a call fails, the disk is full for a while, or broken for good.
+    """
 
     def __init__(self, generator: random.Random) -> None:
         self.generator = generator
@@ -44,9 +54,19 @@ class Life:
         self.retired: list[Bucket] = []
         self.split: list[Bucket] = []
         self.boundaries: list[Boundary] = []
+        self.refused = 0
+        """How often the disk was full."""
         self.numbers: tuple[int, ...] = (0,)
         self.broker_ms = self.bench.buckets.broker_ms
         self.bench.disk.after = self._note
+
+    def fail(self) -> None:
+        """Some later call of some kind fails."""
+        kind = self.generator.choice(KINDS)
+        error = errno.ENOSPC if kind in FULL_KINDS and self.generator.random() < 0.7 else errno.EIO
+        path = self.generator.choice(("", ".bucket", "checkpoint"))
+        nth = self.generator.randrange(1, 9)
+        self.bench.disk.faults.fail(kind, nth=nth, error=error, path=path)
 
     def run(self, actions: int) -> list[Boundary]:
         """So many steps; the boundaries met."""
@@ -62,8 +82,9 @@ class Life:
         ]
         for _ in range(actions):
             self.now_ms += self.generator.randrange(5000)
-            self.generator.choice(choices)()
+            self._try(self.generator.choice(choices))
         self.bench.disk.after = None
+        self.bench.disk.faults.clear()
         return self.boundaries
 
     def _note(self, kind: str, path: str) -> None:
@@ -71,6 +92,19 @@ class Life:
         self.boundaries.append(
             Boundary(len(self.boundaries), f"{kind} {path}", Moment(self.bench.disk), known)
         )
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Full:
+            self.refused += 1
+            self.numbers = (self.bench.buckets.spilled_number,)
+        except OSError:
+            # It could not be read: all was taken back. Or written: it may be there or not, and nothing is any more.
+            if self.bench.buckets.stopped is None:
+                self.numbers = (self.bench.buckets.spilled_number,)
+        except Stopped:
+            assert self.bench.buckets.stopped is not None
 
     def arrive(self) -> None:
         reach = self.generator.choice(REACHES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -201,6 +202,64 @@ def test_one_that_is_settled_counts_again_when_something_new_comes_into_it(bench
     assert bench.bucket(NOW + 1) is bucket and bucket.count == 2
     bench.buckets.commit(NOW)
     assert bench.contents() == bench.expected() == bench.crash().contents()
+
+
+def test_one_that_is_settled_while_it_is_split_goes_all_the_same(bench: Bench) -> None:
+    bench.put(NEAR, NEAR + 5 * SECOND)
+    parent = bench.bucket(NEAR)
+
+    def settle(kind: str, path: str) -> None:
+        bench.buckets.retire(parent)
+
+    bench.disk.after = settle
+    children = bench.buckets.split(parent)
+    bench.disk.after = None
+    assert list(bench.buckets.leaves) == children and bench.contents() == bench.expected()
+    for child in children:
+        bench.buckets.retire(child)
+    bench.buckets.release(parent)
+    bench.buckets.commit(NOW)
+    assert bench.files() == [] and bench.crash().contents() == {}
+
+
+def test_one_that_is_settled_while_it_gets_more_counts_again(bench: Bench) -> None:
+    bench.put(NOW + 1)
+    bucket = bench.bucket(NOW + 1)
+    bench.arrive(NOW + 1)
+    bench.disk.after = lambda kind, path: bench.buckets.retire(bucket)
+    bench.spill()
+    bench.disk.after = None
+    assert bench.bucket(NOW + 1) is bucket
+    bench.buckets.commit(NOW)
+    assert bench.contents() == bench.expected() == bench.crash().contents()
+
+
+def test_readers_and_writers_do_not_disturb_each_other(bench: Bench) -> None:
+    """A worker spills, splits and commits while another thread reads what counts."""
+    bench.put(NEAR + 1, NEAR + 30 * SECOND)
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for n in range(60):
+                bench.put(NEAR + n * 700, NEAR + HOUR + n)
+                full = [leaf for leaf in bench.buckets.leaves if leaf.span.exponent > 10]
+                if n % 9 == 5 and full:
+                    bench.buckets.split(full[0])
+                bench.buckets.commit(NOW + n)
+        except BaseException as error:
+            faults.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    rounds = 0
+    while worker.is_alive() or not rounds:
+        rounds += 1
+        for row in list(bench.buckets.rows((0, 0), 1 << 63)):
+            slot, position = row.locator >> 48, row.locator & (1 << 48) - 1
+            assert bench.buckets.read(slot, [position], [row.number]) == [bench.arrived[row.number].record]
+    worker.join()
+    assert faults == [] and bench.contents() == bench.expected() == bench.crash().contents()
 
 
 def test_a_new_one_never_takes_the_file_of_one_that_is_still_read(bench: Bench) -> None:

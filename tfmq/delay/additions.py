@@ -89,7 +89,7 @@ class Additions:
             self._distribute(messages)
             return
         self._mixed.add(messages)
-        if len(self._mixed.dues) >= SORTED_MAX:
+        if len(self._mixed.dues) >= SORTED_MAX or self._mixed.size_bytes > CHUNK_BYTES:
             self._sort()
 
     def _sort(self) -> None:

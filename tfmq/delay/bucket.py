@@ -161,7 +161,7 @@ class Bucket:
         while start < len(positions):
             end = _window(positions, start)
             first = positions[start]
-            size = min(positions[end - 1] + TAIL_BYTES, self.size) - first
+            size = max(0, min(positions[end - 1] + TAIL_BYTES, self.size) - first)
             data = pread(size, first)
             if data is None:
                 return None

@@ -336,7 +336,7 @@ class Buckets:
             omitted = self._retired.spans()
         rows |= {each.bucket.span: Listed(each.bucket.span, each.size, each.count) for each in growth}
         if split is not None:
-            del rows[split.span]
+            rows.pop(split.span, None)
         note = self.note if note is None else note
         try:
             self._file.write(Checkpoint(self.identity, *place, [rows[span] for span in sorted(rows)], note))
