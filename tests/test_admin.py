@@ -1,6 +1,9 @@
 """The blocking admin face against a real broker."""
 
+import asyncio
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -154,3 +157,62 @@ def test_a_schedule_from_its_making_to_its_end(admin: tfmq.Admin) -> None:
 def messages_of(admin: tfmq.Admin, topic: str) -> int:
     """What is in the partition, forced or not."""
     return admin.topic(topic).messages
+
+
+def test_delayed_messages_are_listed_counted_moved_and_taken_back(admin: tfmq.Admin, servers: str) -> None:
+    begin = datetime.now(UTC)
+    with tfmq.Producer(servers) as producer:
+        first = producer.send("reminders", "a", key="42", tag="new", delay=timedelta(hours=1)).result(SECONDS)
+        second = producer.send("reminders", "b", deliver_at=begin + timedelta(hours=3)).result(SECONDS)
+        many = producer.send_many("others", ["x", "y"], delay=7200).result(SECONDS)
+        with producer.transaction() as tx:
+            tx.send("reminders", "c", delay=10_800 * 2)
+            tx.send("reminders", "now")
+        rows = admin.delayed("reminders")
+        assert [each.handle for each in rows[:2]] == [first.delayed, second.delayed] and len(rows) == 3
+        one = rows[0]
+        assert (one.state, one.topic, one.partition, one.key, one.tag) == (
+            "pending",
+            "reminders",
+            0,
+            "42",
+            "new",
+        )
+        assert one.due_at is not None and abs(one.due_at - begin - timedelta(hours=1)) < timedelta(minutes=1)
+        assert one == admin.describe_delayed(first.delayed)._replace(details=one.details)
+        assert [each.handle for each in admin.delayed("others")] == list(many[0].delayed)
+        assert len(admin.delayed()) == 5 and len(admin.delayed(limit=2)) == 2
+        assert [each.handle for each in admin.delayed(after=first.delayed, limit=1)] == [many[0].delayed[0]]
+        assert [each.handle for each in admin.delayed(key="42")] == [first.delayed]
+        hours = [begin + timedelta(hours=each) for each in (0, 2, 4)]
+        counted = admin.delayed_histogram(hours, "reminders")
+        assert (counted.counts, counted.pending) == ((1, 1), 3)
+        moved = admin.reschedule(second.delayed, 0)
+        assert moved.state == "rescheduled" and moved.handle
+        assert admin.cancel(moved.handle) == "delivered"
+        assert admin.cancel(first.delayed) == "cancelled" == producer.cancel(first.delayed)
+        assert admin.describe_delayed(first.delayed).state == "cancelled"
+        with pytest.raises(BadRequest, match="no handle"):
+            admin.cancel(first.delayed[:-1])
+    with tfmq.Consumer(servers, topics="reminders", group="reminded") as consumer:
+        assert [consumer.__next__().text for _ in range(2)] == ["now", "b"]
+    assert [each.topic for each in admin.delayed()] == ["others", "others", "reminders"]
+
+
+def test_delayed_messages_of_the_asyncio_face_come_when_they_are_due(servers: str) -> None:
+    async def story() -> list[float]:
+        async with tfmq.aio.Producer(servers) as producer:
+            begin = time.monotonic()
+            sent = [await producer.send("due", str(delay), delay=delay) for delay in (0.3, 0.1, -1)]
+            assert all(each.delayed and each.offset is None for each in sent)
+            async with tfmq.aio.Consumer(servers, topics="due", group="due") as consumer:
+                came = []
+                async for message in consumer:
+                    came.append((message.text, time.monotonic() - begin))
+                    if len(came) == 3:
+                        break
+        assert [text for text, _ in came] == ["-1", "0.1", "0.3"]
+        return [seconds for _, seconds in came]
+
+    _, second, third = asyncio.run(asyncio.wait_for(story(), SECONDS))
+    assert second > 0.099 and third > 0.299, "never early"
