@@ -6,7 +6,7 @@ from tests.cli.conftest import Cli
 from tests.cli.delayed_broker import NOW_MS, DelayedBroker, Waiting
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker, row
-from tfmq.cli.status import delay_rows, readable, transaction_rows
+from tfmq.cli.status import delay_rows, readable, schedule_rows, transaction_rows
 
 
 def test_the_status_is_an_object_or_a_table(cli: Cli) -> None:
@@ -85,3 +85,20 @@ def test_a_broker_that_says_nothing_of_delays_has_no_such_line() -> None:
         "delayed messages": "1, some due now"
     }
     assert delay_rows({"pending": 0}) == {"delayed messages": "0"}
+
+
+def test_schedules_have_a_line_where_there_are_some() -> None:
+    assert schedule_rows({}) == schedule_rows({"schedules": 0, "paused": 0, "waiting": 0}) == {}
+    assert schedule_rows({"schedules": 1200, "paused": 0, "waiting": 0}) == {"schedules": "1,200"}
+    assert schedule_rows({"schedules": 3, "paused": 1, "waiting": 2}) == {
+        "schedules": "3, 1 paused, 2 waiting"
+    }
+
+
+def test_a_live_broker_says_how_many_schedules_wait(cli: Cli, topic: str) -> None:
+    cli("schedule", "add", "@daily", topic, "go", "--name", "counted")
+    try:
+        cli("topic", "delete", topic, "--yes")
+        assert "1, 1 waiting" in cli("status").out.decode()
+    finally:
+        cli("schedule", "remove", "counted")

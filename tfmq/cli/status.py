@@ -29,7 +29,12 @@ def status(output: Output) -> None:
     settings = found.pop("settings", {})
     transactions, delay = found.pop("transactions", {}), found.pop("delay", {})
     shown = {label(key): readable(key, value) for key, value in found.items() if not nested(value)}
-    output.object({**shown, **transaction_rows(transactions), **delay_rows(delay)})
+    rows = {
+        **transaction_rows(transactions),
+        **delay_rows(delay),
+        **schedule_rows(found.get("schedules", {})),
+    }
+    output.object({**shown, **rows})
     tell_transactions(output, transactions, settings.get("transaction.alarm_seconds", 0))
     tell_delay(output, delay)
     if settings and not output.quiet:
@@ -47,6 +52,14 @@ def transaction_rows(found: Mapping[str, Any]) -> dict[str, str]:
     journal = found.get("journal", "open")
     size = size_text(found.get("journal_bytes", 0))
     return {"transactions": ", ".join(counts), "transaction journal": f"{journal}, {size}"}
+
+
+def schedule_rows(found: Mapping[str, int]) -> dict[str, str]:
+    """Schedules in one line, where there are some: how many, and how many of them send nothing now."""
+    if not found.get("schedules"):
+        return {}
+    states = [f"{found[state]:,} {state}" for state in ("paused", "waiting") if found.get(state)]
+    return {"schedules": ", ".join([f"{found['schedules']:,}", *states])}
 
 
 def tell_transactions(output: Output, found: Mapping[str, Any], alarm_seconds: float) -> None:
