@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from journal.errors import Full, Stopped, TooLarge
+from tests.delay.arrived import START_MS, Desk, Wanted
 from tests.delay.bucketing import (
     BILLS,
     DAY,
@@ -19,10 +20,12 @@ from tests.delay.bucketing import (
     ORDERS,
     SECOND,
     Bench,
+    Kept,
     everything,
     kept_of,
 )
 from tests.scale import seeded
+from tfmq.delay import arrivals
 from tfmq.delay import buckets as module
 from tfmq.delay.arrivals import ArrivedBatch
 from tfmq.delay.spans import Span
@@ -260,6 +263,28 @@ def test_readers_and_writers_do_not_disturb_each_other(bench: Bench) -> None:
             assert bench.buckets.read(slot, [position], [row.number]) == [bench.arrived[row.number].record]
     worker.join()
     assert faults == [] and bench.contents() == bench.expected() == bench.crash().contents()
+
+
+def test_what_the_arrivals_give_is_what_the_buckets_have() -> None:
+    desk = Desk(segment_bytes=8 << 20)
+    generator = seeded("arrivals to buckets")
+    for producer_id in range(70, 90):
+        count = generator.choice((1, 5, 900))
+        dues = [START_MS + generator.randrange(1, 3 * HOUR) for _ in range(count)]
+        payloads = [generator.randbytes(generator.choice((100, 100, 3000))) for _ in range(count)]
+        log_id, topic = generator.choice(((ORDERS, "orders"), (BILLS, "bills")))
+        desk.send(
+            Wanted(producer_id, sorted(dues), payloads, log_id, topic, bytes(n & 1 for n in range(count)))
+        )
+        if producer_id % 7 == 0:
+            desk.cancel((desk.sent[0].due, desk.sent[0].number))
+    desk.log.force()
+    bench = Bench()
+    log, end = desk.log, desk.log.end_offset
+    spilled = bench.buckets.spill(arrivals.read(log, 0, end), end, log.end_ordinal, START_MS, everything)
+    assert spilled.count == len(desk.sent)
+    expected = {e.number: Kept(e.due, e.log_id, e.absolute, e.record) for e in desk.sent}
+    assert bench.contents() == expected == bench.crash().contents()
 
 
 def test_a_new_one_never_takes_the_file_of_one_that_is_still_read(bench: Bench) -> None:
