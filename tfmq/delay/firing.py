@@ -62,16 +62,19 @@ class Firing:
 
     # What arrives
 
-    def arrived(self, end_offset: int, low: int) -> None:
+    def arrived(self, low: int) -> None:
         """Messages are written, none due before `low`: what is due soon must be on the disk by then."""
         if low < self._shore.horizon:
-            self._force(end_offset)
+            self._force_written()
+        else:
+            self.look()
         self._arm_house()
 
-    def _force(self, end_offset: int) -> None:
-        if end_offset > self._asked:
-            self._asked = end_offset
-            self._landing.when_forced(end_offset, self._forced)
+    def _force_written(self) -> None:
+        written = self._ledger.written
+        if written is not None and written.end_offset > self._asked:
+            self._asked = written.end_offset
+            self._landing.when_forced(written.end_offset, self._forced)
 
     def _forced(self, error: BaseException | None) -> None:
         """With an error the arrivals have stopped: what is due behind them waits until a start has found out."""
@@ -113,11 +116,10 @@ class Firing:
         shore, now = self._shore, self._time.now_ms()
         limit = min(now, shore.fires_below - 1)
         unsure = self._ledger.limit
-        if unsure is not None and unsure <= limit:
-            limit = unsure - 1
-            written = self._ledger.written
-            if written is not None:
-                self._force(written.end_offset)
+        if unsure is not None:
+            limit = min(limit, unsure - 1)
+            if unsure <= now + LEAD_MS:
+                self._force_written()
         more = False
         if shore.wheel.held and limit > shore.wheel.popped_ms:
             room = MOVING_ROWS - self._lines.moving
@@ -143,6 +145,9 @@ class Firing:
         on_disk = self._keeper.next_on_disk
         if on_disk is not None and on_disk - LEAD_MS > now:
             times.append(on_disk - LEAD_MS)
+        unsure = self._ledger.limit
+        if unsure is not None and unsure - LEAD_MS > now:
+            times.append(unsure - LEAD_MS)
         if times:
             self._set(self._time.seconds_until(min(times)))
 
@@ -168,6 +173,7 @@ class Firing:
 
     def _look_after(self) -> None:
         self._house = None
+        self._force_written()
         self.settle()
         self._keeper.look()
         self.look()

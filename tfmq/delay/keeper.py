@@ -406,8 +406,7 @@ class Keeper:
         lows = [min(near.dues) for near in found if len(near.dues)]
         leaves = self._buckets.leaves
         horizon = min([goal(now), *(bucket.span.start for bucket in leaves[:1])])
-        shore.wheel.rebase(min([now, horizon, *lows]))
-        shore.move(shore.reach(horizon, now))
+        shore.begin(min([now, horizon, *lows]), horizon)
         self._take_in(found)
         if self.unspilled_bytes:
             self._low, self._since = min(lows, default=now), now

@@ -165,7 +165,7 @@ class DelayQueue:
         near = self._shore.near_of(note, records, answer, self._time.now_ms())
         count = note.records
         self._ledger.land(Landed(ticket, answer.end_offset, first + count, count, dues.low, dues.high, near))
-        self._firing.arrived(answer.end_offset, dues.low)
+        self._firing.arrived(dues.low)
 
     def failed(self, ticket: int) -> None:
         """They were not written, or nobody knows: then the log is stopped, and a start finds out."""

@@ -82,6 +82,11 @@ class Shore:
 
     # The horizon
 
+    def begin(self, base_ms: int, horizon: int) -> None:
+        """A start: nothing is due before `base_ms`."""
+        self.wheel.rebase(base_ms)
+        self.move(min(horizon, base_ms + DUE_SPAN))
+
     def reach(self, to: int, now_ms: int) -> int:
         """How far the wheel can take the horizon, at most to `to`: an empty one takes any."""
         wheel = self.wheel
