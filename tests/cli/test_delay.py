@@ -1,5 +1,6 @@
 """`tfmq delay` against a broker of the test's own; tests/e2e/test_delay_cli.py has the same on a real one."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,9 +10,10 @@ import pytest
 from tests.cli.conftest import Cli, Ran
 from tests.cli.delayed_broker import LOG_ID, NOW_MS, STORE_ID, DelayedBroker, Waiting
 from tests.client.fake_broker import CUT, LOSE, FakeBroker, listening
-from tfmq.cli.delay import apart
+from tfmq.cli.delay import AT_ONCE, apart, each_of
+from tfmq.cli.output import Output
 from tfmq.cli.ranges import TOP
-from tfmq.errors import NotSupported, StorageStopped, UnknownTopic
+from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped, UnknownTopic
 from tfmq.protocol import commands
 from tfmq.protocol.handles import Handle, print_handle
 
@@ -175,6 +177,27 @@ def test_one_that_cannot_be_done_does_not_keep_the_others(desk: Desk) -> None:
     assert ran.code == 1
     assert ran.json == [{"handle": second, "state": "cancelled"}]
     assert ran.err == f"tfmq: {first}: The log of delayed messages has stopped.\n"
+
+
+def test_many_are_cancelled_together_and_answered_in_order(desk: Desk) -> None:
+    handles = desk.put(*range(SECOND, 501 * SECOND, SECOND))
+    ran = desk("cancel", *handles, "--json")
+    assert ran.code == 0 and [each["handle"] for each in ran.json] == handles
+    assert desk.waiting == 0
+
+
+def test_what_was_done_before_the_broker_went_away_is_told(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    async def change(admin: object, handle: str) -> dict[str, object]:
+        if handle != "first":
+            raise ConnectionFailed("gone")
+        return {"handle": handle, "state": "cancelled"}
+
+    given = ["first", *["later"] * AT_ONCE, "never asked"]
+    with pytest.raises(ConnectionFailed):
+        asyncio.run(each_of(Output(None, json=True, quiet=False), given, change, "cancelled"))
+    assert json.loads(capsysbinary.readouterr().out) == [{"handle": "first", "state": "cancelled"}]
 
 
 def test_another_time_gives_another_handle_on_standard_output(desk: Desk) -> None:

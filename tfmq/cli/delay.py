@@ -1,6 +1,7 @@
 """`tfmq delay`: messages that wait for their time: looking at them, taking them back, giving them another time."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -30,10 +31,15 @@ from tfmq.errors import ConnectionFailed, TfmqError
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
 
 if TYPE_CHECKING:
+    from tfmq import aio
     from tfmq.admin import Admin
+
+Change = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 
 ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
+AT_ONCE = 200
+"""Handles that are asked about together: what is changed shares the forces of the disk."""
 EDGES_BEYOND = 4
 """Of the edges of one question: the ends of time, and a round time before and behind."""
 
@@ -153,13 +159,12 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
 
     The exit code is 1 if one of them was delivered already, or is not known.
     """
-    from tfmq.admin import Admin
+
+    async def take_back(admin: "aio.Admin", handle: str) -> dict[str, Any]:
+        return {"handle": handle, "state": await admin.cancel(handle)}
 
     given = [checked(handle) for handle in handles]
-    with Admin(output.servers) as admin:
-        return each_of(
-            output, given, lambda handle: {"handle": handle, "state": admin.cancel(handle)}, "cancelled"
-        )
+    return asyncio.run(each_of(output, given, take_back, "cancelled"))
 
 
 @delay.command(
@@ -181,38 +186,40 @@ def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | N
 
     The exit code is 1 if one of them was delivered or cancelled already, or is not known.
     """
-    from tfmq.admin import Admin
-
     if (seconds is None) == (at is None):
         raise click.UsageError("say when: --delay or --at, one of them")
+
+    async def move(admin: "aio.Admin", handle: str) -> dict[str, Any]:
+        done = await admin.reschedule(handle, seconds, deliver_at=at)
+        return {"handle": done.handle, "state": done.state, "before": handle, **due_of(done.handle)}
+
     given = [checked(handle) for handle in handles]
-    with Admin(output.servers) as admin:
-
-        def move(handle: str) -> dict[str, Any]:
-            done = admin.reschedule(handle, seconds, deliver_at=at)
-            new = done.handle or None
-            return {"handle": new, "state": done.state, "before": handle, **due_of(new)}
-
-        return each_of(output, given, move, "rescheduled")
+    return asyncio.run(each_of(output, given, move, "rescheduled"))
 
 
-def each_of(
-    output: Output, handles: Sequence[str], change: Callable[[str], dict[str, Any]], wanted: str
-) -> int:
-    """Does it to one after the other, whatever becomes of those before; 1 if one of them is not as wanted."""
+async def each_of(output: Output, handles: Sequence[str], change: Change, wanted: str) -> int:
+    """Does it to all of them, whatever becomes of others; 1 if one of them is not as wanted."""
+    from tfmq import aio
+
     rows: list[dict[str, Any]] = []
     failed, lost = False, None
-    for handle in handles:
-        try:
-            rows.append(change(handle))
-        except ConnectionFailed as error:
-            lost = error
-            break
-        except TfmqError as error:
-            failed = True
-            click.echo(f"tfmq: {handle}: {error}", err=True)
-        else:
-            tell(output, handle, rows[-1])
+    async with aio.Admin(output.servers) as admin:
+        for start in range(0, len(handles), AT_ONCE):
+            some = handles[start : start + AT_ONCE]
+            answers = await asyncio.gather(*(change(admin, each) for each in some), return_exceptions=True)
+            for handle, answer in zip(some, answers, strict=True):
+                if isinstance(answer, dict):
+                    rows.append(answer)
+                    tell(output, handle, answer)
+                elif isinstance(answer, ConnectionFailed):
+                    lost = answer
+                elif isinstance(answer, TfmqError):
+                    failed = True
+                    click.echo(f"tfmq: {handle}: {answer}", err=True)
+                else:
+                    raise answer
+            if lost is not None:
+                break
     if output.json:
         output.array(rows)
     if lost is not None:
@@ -305,7 +312,7 @@ def edges_for(
             f"from {moment(low)} to {moment(high)} that would be more than {DELAYED_HISTOGRAM_EDGES:,} ranges:"
             " say longer ones, or --from and --to"
         )
-    return even_edges(low, high, step, low if first else 0, high if end else TOP)
+    return even_edges(low, high, step, low if first or low >= now_ms else 0, high if end else TOP)
 
 
 def milliseconds(time: datetime) -> int:

@@ -54,6 +54,8 @@ def sensible_edges(ask: Ask, now: int, first: int = 0, end: int = TOP) -> list[i
             return []
         low, high = spread(closer, counts)
     step = step_of(high - low)
+    if low >= now:
+        first = max(first, now)  # a round time before now would look as if something were late
     even = even_edges(low, high, step, first, end)
     counts = ask(even)
     if len(counts) > 2 and max(counts) > HEAP * sum(counts):
