@@ -39,9 +39,10 @@ SEED: Final = Struct(">QQQB")
 POSITION: Final = Struct(">Q")
 SUM: Final = Struct(">I")
 
-CHUNK_BYTES: Final = 8 << 20
-"""Messages are gathered up to this for a chunk: columns worth reading by themselves, and little memory for a split."""
-CHUNK_BYTES_MAX: Final = RECORD_SIZE_MAX + CHUNK_BYTES + (1 << 20)
+CHUNK_BYTES: Final = 4 << 20
+"""Messages are gathered up to this for a chunk: columns worth reading by themselves, and no step of a split or load
+that keeps other threads waiting for long."""
+CHUNK_BYTES_MAX: Final = RECORD_SIZE_MAX + (16 << 20)
 """No chunk is larger, with the largest record in it: a damaged size cannot ask for gigabytes."""
 TABLE_BYTES_MAX: Final = 1 << 20
 """A chunk goes to so many bytes of targets at most; more of them make a new chunk."""
