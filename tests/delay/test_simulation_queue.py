@@ -48,7 +48,9 @@ class Story:
     def send(self) -> None:
         key = self.dice.choice(KEYS)
         count = self.dice.choice([1, 1, 3, 20])
-        payloads = [b"%d-%d" % (self.seed, self.number + n) + b"." * self.dice.choice([0, 90]) for n in range(count)]
+        payloads = [
+            b"%d-%d" % (self.seed, self.number + n) + b"." * self.dice.choice([0, 90]) for n in range(count)
+        ]
         self.number += count
         same = self.dice.random() < 0.3
         delays = [self.dice.choice(DELAYS) + self.dice.randrange(20) for _ in payloads]
@@ -153,6 +155,21 @@ class Story:
 
     def check(self) -> None:
         where = f"seed {self.seed}"
+        now = self.desk.now_ms
+        for key in KEYS:
+            target = self.desk.targets.target(key)
+            for append in target.appends[self.seen[key] :]:
+                for _, payload in append.records:
+                    assert payload not in self.fired, f"{where}: {payload!r} twice"
+                    assert payload not in self.gone, f"{where}: {payload!r} was cancelled"
+                    self.fired[payload] = now
+                    handle = self.alive[payload]
+                    if payload not in self.doubtful:
+                        assert append.place is not None
+                        assert handle.turn <= append.place, f"{where}: {payload!r} out of order"
+            self.seen[key] = len(target.appends)
+            places = [append.place for append in target.appends if append.place]
+            assert places == sorted(places), where
         left = []
         for what, payload, answer in self.asked:
             if not answer.calls:
@@ -174,21 +191,6 @@ class Story:
                 assert state == "delivered", f"{where}: {state}"
                 assert payload in self.fired, f"{where}: {payload!r} is told as delivered"
         self.asked = left
-        now = self.desk.now_ms
-        for key in KEYS:
-            target = self.desk.targets.target(key)
-            for append in target.appends[self.seen[key] :]:
-                for _, payload in append.records:
-                    assert payload not in self.fired, f"{where}: {payload!r} twice"
-                    assert payload not in self.gone, f"{where}: {payload!r} was cancelled"
-                    self.fired[payload] = now
-                    handle = self.alive[payload]
-                    if payload not in self.doubtful:
-                        assert append.place is not None
-                        assert handle.turn <= append.place, f"{where}: {payload!r} out of order"
-            self.seen[key] = len(target.appends)
-            places = [append.place for append in target.appends if append.place]
-            assert places == sorted(places), where
         times = {payload: at for at, payload in self.desk.fired}
         for payload, at in times.items():
             if payload in self.alive and payload not in self.doubtful and payload in self.fired:
@@ -206,7 +208,9 @@ class Story:
         assert not self.asked, f"seed {self.seed}: no answer"
         for key in KEYS:
             turns = [self.alive[p] for p in self.desk.targets.payloads(key)]
-            assert [each.turn for each in turns] == sorted(each.turn for each in turns), f"seed {self.seed}: order"
+            assert [each.turn for each in turns] == sorted(each.turn for each in turns), (
+                f"seed {self.seed}: order"
+            )
         self.desk.advance(30)
         assert self.desk.queue.pending == 0
         assert not self.desk.buckets.leaves, f"seed {self.seed}: buckets are left"

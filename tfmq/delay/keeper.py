@@ -168,7 +168,8 @@ class Keeper:
             logger.info("%d delayed messages that are due from %d on are left on the disk", dropped, to)
             return True
         if step is Step.MOVE or step is Step.LOAD:
-            to = self._shore.reach(to, self._time.now_ms())
+            unsure, now = self._limit(), self._time.now_ms()
+            to = self._shore.reach(to, now if unsure is None else min(unsure, now))
             if to <= self._shore.horizon:
                 return False  # a wheel holds 34 years: what is due first must fire before
         if step is Step.MOVE:

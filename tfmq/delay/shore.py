@@ -87,11 +87,12 @@ class Shore:
         self.wheel.rebase(base_ms)
         self.move(min(horizon, base_ms + DUE_SPAN))
 
-    def reach(self, to: int, now_ms: int) -> int:
-        """How far the wheel can take the horizon, at most to `to`: an empty one takes any."""
+    def reach(self, to: int, low: int) -> int:
+        """How far the wheel can take the horizon, at most to `to`: an empty one takes any. Nothing that is going to come
+        is due before `low`."""
         wheel = self.wheel
         if not wheel.held:
-            wheel.rebase(min(self.fires_below, now_ms))
+            wheel.rebase(min(self.fires_below, low))
         return min(to, wheel.base_ms + DUE_SPAN)
 
     def move(self, to: int) -> None:
