@@ -8,11 +8,10 @@ Threads: the *owner* reads the set, `retire`s and `release`s; `spill`, `split`, 
 worker, one waits for the other; `load`, `read`, `rows` and `histogram` run in any thread, also beside those.
 """
 
-from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from journal.disk import Disk
 from journal.errors import Corrupt, Full, Stopped
@@ -22,19 +21,16 @@ from tfmq.delay.bucket import ALL_BYTES, Bucket
 from tfmq.delay.bucket_opening import BucketOpening
 from tfmq.delay.bucket_rows import Row, counts_of, rows_of
 from tfmq.delay.checkpoint import Checkpoint, Listed
-from tfmq.delay.columns import Columns, Messages, Numbers, Target, same_target, sealed
+from tfmq.delay.columns import Columns
 from tfmq.delay.leaves import Leaves, Plan
 from tfmq.delay.open_files import OpenFiles
 from tfmq.delay.retired import Retired
 from tfmq.delay.slots import Slots
-from tfmq.delay.spans import FINEST, USUAL, Span, finer, span_of
+from tfmq.delay.spans import FINEST, Span, finer, span_of
+from tfmq.delay.spilling import Pending, messages_of
 from tfmq.delay.splitting import pieces_of
 
 __all__ = ["Bucket", "Buckets", "Columns", "Pending", "Row", "Spilled"]
-
-Pending: TypeAlias = Callable[[int, Numbers, Numbers], "bool | Sequence[int]"]
-"""pending(log id, dues, numbers): True or False for all of them, or a truth value for each (bytes do): whether they are
-still to be fired. What is settled, cancelled or gone is not."""
 
 SPLIT_ENTRIES: Final = 262_144
 """A bucket with more is cut into finer ones: loading it would take longer than 60 ms, and 6 MB of the wheel."""
@@ -75,7 +71,9 @@ class Buckets:
         self._writing = Lock()
         self._set = Lock()
         self._slots = Slots(opening.buckets)
-        self._leaves = Leaves(opening.buckets)
+        self._leaves: Leaves[Bucket]
+        self._full: list[Bucket]
+        self._have(opening.buckets)
         self._retired = Retired(disk, self.files)
 
     @classmethod
@@ -131,17 +129,17 @@ class Buckets:
         """The bucket of a locator, also a split one until it is released. Raises KeyError."""
         return self._slots[slot]
 
-    def full(self) -> list[Bucket]:
+    def full(self) -> Sequence[Bucket]:
         """Those with more than SPLIT_ENTRIES messages, which `split` should cut."""
-        return [b for b in self._leaves.all if b.count > SPLIT_ENTRIES and b.span.exponent > FINEST]
+        return self._full
 
     def cascade_due(self, now_ms: int) -> list[Bucket]:
         """Coarse ones whose time comes within CASCADE_SPANS of the finer spans, or is there: for `split`."""
         return [
             bucket
-            for bucket in self._leaves.from_due(now_ms)
-            if bucket.span.exponent > USUAL
-            and bucket.span.start - now_ms <= CASCADE_SPANS << finer(bucket.span.exponent)
+            for bucket in self._leaves.coarse
+            if bucket.span.start - now_ms <= CASCADE_SPANS << finer(bucket.span.exponent)
+            and now_ms < bucket.span.end
         ]
 
     def retire(self, bucket: Bucket) -> None:
@@ -151,7 +149,7 @@ class Buckets:
         """
         with self._set:
             if self._leaves.at(bucket.span.start) is bucket:
-                self._leaves = Leaves(leaf for leaf in self._leaves.all if leaf is not bucket)
+                self._have(leaf for leaf in self._leaves.all if leaf is not bucket)
                 self._retired.add(bucket, is_listed=True, is_held=False)
 
     def release(self, bucket: Bucket) -> None:
@@ -355,9 +353,16 @@ class Buckets:
             self._retired.counts_again(each.bucket)
         added = {each.bucket.span: each.bucket for each in growth}
         leaves = {leaf.span: leaf for leaf in self._leaves.all if leaf is not split}
-        self._leaves = Leaves((leaves | added).values())
+        self._have((leaves | added).values())
         if split is not None:
             self._retired.add(split, is_listed=False, is_held=True)
+
+    def _have(self, leaves: Iterable[Bucket]) -> None:
+        """From now on these count."""
+        self._leaves = Leaves(leaves)
+        self._full = [
+            leaf for leaf in self._leaves.all if leaf.count > SPLIT_ENTRIES and leaf.span.exponent > FINEST
+        ]
 
     def _sweep(self) -> None:
         """Removes files that nothing lists and nobody reads. Raises OSError: it stops."""
@@ -375,19 +380,6 @@ class Buckets:
 
     def _stop(self, error: OSError) -> None:
         self.stopped = self.stopped or f"the disk failed under the buckets of delayed messages: {error}"
-
-
-def messages_of(batch: ArrivedBatch, pending: Pending) -> Messages:
-    """What of a batch is pending, sealed for a bucket."""
-    count = len(batch.sizes)
-    numbers = array("Q", range(batch.first_number, batch.first_number + count))
-    keep = pending(batch.log_id, batch.dues, numbers)
-    table = [Target(batch.log_id, batch.topic)]
-    if keep is False:
-        return Messages(array("Q"), array("Q"), array("I"), array("I"), b"", table, [])
-    data = sealed(batch.data, batch.sizes, batch.first_number)
-    messages = Messages(batch.dues, numbers, same_target(count), batch.sizes, batch.absolute, table, data)
-    return messages if keep is True or all(keep) else messages.kept(keep)
 
 
 def _start(bucket: Bucket) -> int:

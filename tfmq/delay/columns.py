@@ -107,8 +107,13 @@ class Messages(NamedTuple):
 
     def _picked(self, pick: Callable[[Any], Any], data: Sequence[Buffer]) -> "Messages":
         dues, numbers = (array("Q", pick(column)) for column in self[:2])
-        targets, sizes = (array("I", pick(column)) for column in self[2:4])
-        return Messages(dues, numbers, targets, sizes, bytes(pick(self.flags)), self.table, data)
+        sizes, count = array("I", pick(self.sizes)), len(dues)
+        # The usual batch has one target, and one kind of times.
+        targets = array("I", pick(self.targets)) if len(self.table) > 1 else same_target(count)
+        flag = self.flags[:1]
+        same = self.flags == flag * self.length
+        flags = flag * count if same else bytes(pick(self.flags))
+        return Messages(dues, numbers, targets, sizes, flags, self.table, data)
 
     def _data(self, start: int, end: int) -> Sequence[Buffer]:
         if len(self.data) == self.length:

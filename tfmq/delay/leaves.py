@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from tfmq.delay.spans import Span, finer, level_of, span_of
+from tfmq.delay.spans import USUAL, Span, finer, level_of, span_of
 
 
 class Spanned(Protocol):
@@ -25,6 +25,8 @@ class Leaves(Generic[Leaf]):
 
     def __init__(self, leaves: Iterable[Leaf] = ()) -> None:
         self.all: Sequence[Leaf] = tuple(sorted(leaves, key=lambda leaf: leaf.span))
+        self.coarse: Sequence[Leaf] = tuple(leaf for leaf in self.all if leaf.span.exponent > USUAL)
+        """Those that are cut finer before they are due: few, however many there are."""
         self._starts = [leaf.span.start for leaf in self.all]
 
     def at(self, due: int) -> Leaf | None:
