@@ -1,6 +1,7 @@
 """What is done with messages that wait at the broker, as operations: taken back, given another time, looked at.
 
-Every request is one that the broker knows again, so it is repeated over new connections: the answer stays the first.
+Every request may be repeated over new connections: a message is taken back once, and waits for the time of the last
+answer, once.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class CancelDelayedReply(NamedTuple):
 
 
 class RescheduleDelayed(NamedTuple):
-    """Gives a message that waits another time, in one step: the old handle is cancelled, a new one given. Repeated,
-    it has the first answer.
+    """Gives a message that waits another time, in one step: it gets a new handle, to which the old one leads. Repeated,
+    it moves the message once more; the last answer counts.
     """
 
     handle: Handle
