@@ -19,7 +19,7 @@ from tfmq.broker.house import House
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import DELAY_STORE, LEASE
 from tfmq.delay.arrival_state import ArrivalState
-from tfmq.delay.arrivals import LOG_ID, arrival_options
+from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, arrival_options
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.queue import DelayQueue
 from tfmq.delay.requests import DelaySettings
@@ -133,12 +133,17 @@ def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
         path,
         log_id=LOG_ID,
         clock=house.clock,
-        options=arrival_options(flush.messages, flush.seconds),
+        options=arrival_options(flush.messages, flush.seconds, _segment_bytes(house)),
         state=state,
     )
     if opened.stopped is not None:
         _resume(opened)
     return DelayStore(opened, state, buckets)
+
+
+def _segment_bytes(house: House) -> int:
+    """An append, which is a frame and its due times at most, fits in a segment."""
+    return max(SEGMENT_BYTES, 2 * house.limits["frame_bytes"])
 
 
 def _resume(arrivals: Log) -> None:
@@ -203,7 +208,6 @@ def join_delay(house: House, store: DelayStore) -> None:
     )
     settings = house.config.delay
     queue = DelayQueue(
-        store_id=buckets.store_id,
         landing=ArrivalsLanding(partition, house.writes),
         state=state,
         buckets=buckets,

@@ -30,7 +30,6 @@ from tfmq.broker.offsets import Offsets
 from tfmq.broker.partition import Partition
 from tfmq.broker.polls import Polls
 from tfmq.broker.producers import Producers
-from tfmq.broker.quiet import Quiet
 from tfmq.broker.quotas import Quotas
 from tfmq.broker.register import TopicRow
 from tfmq.broker.retention import Retention
@@ -88,7 +87,6 @@ class House:
         self.begin_force = None if begin_force is None else partial(self._begin, begin_force)
         self._run = run
         self._stopped: Callable[[], None] | None = None
-        self.delay = Quiet()  # QUIET
 
     def join(self) -> None:
         """Makes the parts that stand on the catalog."""

@@ -19,7 +19,6 @@ from tfmq.broker.delay_opening import join_delay, open_delay
 from tfmq.broker.delay_opening import recover as recover_delay
 from tfmq.broker.folders import HOUSE_NAMES
 from tfmq.broker.house import House
-from tfmq.broker.quiet import QUEUE_READY
 from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, LEASE, OPEN, READY, TopicRow
 from tfmq.broker.topics import Topic
 from tfmq.broker.transaction_opening import open_store, recover
@@ -137,8 +136,6 @@ def ids(house: House) -> None:
 
 def delay(house: House) -> None:
     """What waits for its time is known: decided transactions may bring more of that."""
-    if not QUEUE_READY:  # QUIET
-        return
     store = open_delay(house)
     try:
         join_delay(house, store)
