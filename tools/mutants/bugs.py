@@ -18,6 +18,7 @@ from tools.mutants.bugs_handler import HANDLING
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_journal_store import JOURNAL_STORE
 from tools.mutants.bugs_keeping import KEEPING
+from tools.mutants.bugs_schedules import SCHEDULES
 from tools.mutants.bugs_server import SERVER
 from tools.mutants.bugs_sql import SQL
 from tools.mutants.bugs_transaction_journal import TRANSACTION_JOURNAL
@@ -42,6 +43,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + APPLIED
     + COMMIT_GROUPS
     + TRANSACTIONS
+    + SCHEDULES
     + SERVER
     + CLIENT
     + CLIENT_TRANSACTIONS
