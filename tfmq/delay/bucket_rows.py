@@ -3,6 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import compress
 from typing import NamedTuple
 
@@ -31,31 +32,36 @@ def rows_of(
     log_ids: Collection[int] | None,
 ) -> Iterator[Row]:
     """As `Buckets.rows`, of one bucket."""
-    chunks = list(bucket.load(files))
-    turns = [
-        (due, number, which, index)
-        for which, columns in enumerate(chunks)
-        for due, number, index in _chosen(columns, first_turn, end_due, log_ids)
-    ]
-    turns.sort()
-    for due, number, which, index in turns:
-        columns = chunks[which]
-        target = columns.table[columns.targets[index]]
-        locator = bucket.slot << SLOT_SHIFT | columns.positions[index]
-        absolute = bool(columns.flags[index])
-        yield Row(due, number, *target, columns.sizes[index], absolute, locator)
+    chunks = bucket.load(files)
+    yield from merge(*[_rows(bucket.slot, columns, first_turn, end_due, log_ids) for columns in chunks])
 
 
-def _chosen(
-    columns: Columns, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None
-) -> Iterator[tuple[int, int, int]]:
-    """(due, number, index) of those that a list wants."""
-    turns = zip(columns.dues, columns.numbers, range(columns.length), strict=True)
+def _rows(
+    slot: int, columns: Columns, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None
+) -> Iterator[Row]:
+    """Of one chunk, in the order of turns, as they are asked for: only what may be wanted is sorted."""
+    dues, numbers, targets, sizes, flags, positions, table = columns
+    for index in _order(columns, first_turn[0], end_due, log_ids):
+        due, number = dues[index], numbers[index]
+        if (due, number) >= first_turn:
+            locator = slot << SLOT_SHIFT | positions[index]
+            yield Row(due, number, *table[targets[index]], sizes[index], bool(flags[index]), locator)
+
+
+def _order(columns: Columns, first_due: int, end_due: int, log_ids: Collection[int] | None) -> Sequence[int]:
+    """Indices of those that are due in time and for one of the logs, by turns."""
+    dues = columns.dues
+    keep: Iterable[int] = range(columns.length)
     wanted = _wanted(columns, log_ids)
-    chosen = turns if wanted is None else compress(turns, wanted)
-    if first_turn <= (min(columns.dues), 0) and max(columns.dues) < end_due:
-        return iter(chosen)
-    return (turn for turn in chosen if first_turn <= turn[:2] and turn[0] < end_due)
+    if wanted is not None:
+        keep = compress(keep, wanted)
+    if min(dues) < first_due:
+        kept = list(keep)
+        keep = compress(kept, map(first_due.__le__, map(dues.__getitem__, kept)))
+    if max(dues) >= end_due:
+        kept = list(keep)
+        keep = compress(kept, map(end_due.__gt__, map(dues.__getitem__, kept)))
+    return sorted(sorted(keep, key=columns.numbers.__getitem__), key=dues.__getitem__)
 
 
 def _wanted(columns: Columns, log_ids: Collection[int] | None) -> bytes | None:
