@@ -21,6 +21,8 @@ from tfmq.testing.world import NEVER, PATIENCE_SECONDS, World, ends_by_itself
 IDLE_TURNS: Final = 50
 """Turns of the loop without a change after which every task is taken to be waiting: one task that wakes another, and
 that one the next, needs a turn or two for each; a turn costs microseconds."""
+STEPS_MAX: Final = 1000
+"""Steps of time in one turn of the loop, as long as they wake nobody in it: the loop has other things to do, too."""
 REAL_SECONDS: Final = 5.0
 """How long a wait that nothing in the world can end is left to whatever else the loop does, in real time."""
 
@@ -43,6 +45,8 @@ class Watch:
         self._turns = self._seen = 0
         self._scheduled = False
         self._alarm: Any = None
+        self.woken = 0
+        """Counts the tasks that were woken."""
         self.threads = 0
         """Work that threads do: its end is waited for in real time."""
 
@@ -79,17 +83,21 @@ class Watch:
         self._loop.call_soon(self._turn)
 
     def _go_on(self) -> bool:
-        """One step of time; False where no wait has an end."""
+        """Steps of time until some task may have something to do; False where no wait has an end."""
         world = self._world
+        before = self.woken, world.callbacks
         until = min(waiting.until for waiting in self._waits)
         if until == NEVER:
             if self._alarm is None:
                 self._alarm = self._loop.call_later(REAL_SECONDS, self._give_up, world.changes)
             return False
-        world.advance_to(min(until, max(world.next_time(), world.clock.monotonic())))
-        now = world.clock.monotonic()
-        for waiting in [each for each in self._waits if each.until <= now]:
-            waiting.wake()
+        for _ in range(STEPS_MAX):
+            world.advance_to(min(until, max(world.next_time(), world.clock.monotonic())))
+            now = world.clock.monotonic()
+            for waiting in [each for each in self._waits if each.until <= now]:
+                waiting.wake()
+            if (self.woken, world.callbacks) != before or self.threads:
+                break
         return True
 
     def _give_up(self, changes: int) -> None:
@@ -138,9 +146,12 @@ class InsideAsyncDriver(AsyncDriver):
         loop = self._take_loop()
         future = loop.create_future()
 
+        watch = watch_of(self.world, loop)
+
         def wake(_: object = None) -> None:
             if not future.done():
                 future.set_result(True)
+                watch.woken += 1
 
         def fail(error: BaseException) -> None:
             if not future.done():
@@ -152,7 +163,6 @@ class InsideAsyncDriver(AsyncDriver):
         endless = seconds is None and not ends_by_itself(self, waited)
         patience = PATIENCE_SECONDS if seconds is None else seconds
         waiting = Waiting(NEVER if endless else self.clock() + patience, wake, fail)
-        watch = watch_of(self.world, loop)
         if seconds is not None and seconds <= 0:
             loop.call_soon(wake)  # behind the look around that `attend` asked for
         else:
@@ -216,9 +226,11 @@ class InsideAsyncDriver(AsyncDriver):
             self.channel.dial()
         return self.channel.exchange()
 
-    def run_callbacks(self) -> None:
-        """Users' code."""
+    def run_callbacks(self) -> bool:
+        """Users' code; whether there was any."""
+        due = bool(self.callbacks)
         self.callbacks.run()
+        return due
 
     def end(self) -> None:
         """Close it at once, without its loop."""

@@ -100,10 +100,12 @@ class InsideBlockingDriver(BlockingDriver):
                 self.channel.dial()
             return self.channel.exchange()
 
-    def run_callbacks(self) -> None:
-        """Users' code, outside of the lock."""
-        if self.callbacks and not self.lock._is_owned():  # type: ignore[attr-defined]
+    def run_callbacks(self) -> bool:
+        """Users' code, outside of the lock; whether there was any."""
+        due = bool(self.callbacks) and not self.lock._is_owned()  # type: ignore[attr-defined]
+        if due:
             self.callbacks.run()
+        return due
 
     def end(self) -> None:
         """Close it at once."""

@@ -43,7 +43,9 @@ class Client(Protocol):
 
     def next_time(self) -> float: ...
 
-    def run_callbacks(self) -> None: ...
+    def run_callbacks(self) -> bool:
+        """Users' code; whether there was any."""
+        ...
 
     def end(self) -> None:
         """Close it at once."""
@@ -59,6 +61,8 @@ class World:
         self.clients: list[Client] = []
         self.changes = 0
         """Counts what happened, so that a watcher sees that something did."""
+        self.callbacks = 0
+        """Counts the looks at which users' callbacks ran."""
         self._thread = threading.get_ident()
         self._settling = False
         self._beside: list[Callable[[], None]] = []
@@ -97,7 +101,7 @@ class World:
             finally:
                 self._settling = False
             for client in list(self.clients):
-                client.run_callbacks()
+                self.callbacks += client.run_callbacks()
             if self._beside:
                 self._beside.pop(0)()
             elif not self._restless():

@@ -1,0 +1,138 @@
+"""Bugs to plant in the broker for tests: a test that passes there although the program is wrong is worse than none."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+WORLD: Final = "tests/testing/test_world.py"
+BROKER: Final = "tests/testing/test_broker.py"
+DRAINING: Final = "tests/testing/test_draining.py"
+LOOPS: Final = "tests/testing/test_asynchronous.py"
+PLUGIN: Final = "tests/testing/test_plugin.py"
+WIRE: Final = "tests/testing/test_wire.py"
+
+TESTING: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "time-jumps-to-its-end",
+        "what is due on the way happens at its time, in order",
+        "tfmq/testing/world.py",
+        "            if due > until:\n",
+        "            if True:\n",
+        [WORLD],
+    ),
+    Mutant(
+        "a-wait-passes-its-end",
+        "time goes on for a wait to its end and no further",
+        "tfmq/testing/world.py",
+        "        return now + max(0.0, seconds)\n",
+        "        return now + max(0.0, seconds) + 1.0\n",
+        [WORLD, BROKER],
+    ),
+    Mutant(
+        "a-wait-without-an-end-moves-time",
+        "a wait that nothing can end moves nothing",
+        "tfmq/testing/world.py",
+        "            if not ends_by_itself(client, targets):\n",
+        "            if False:\n",
+        [WORLD, BROKER],
+    ),
+    Mutant(
+        "an-endless-retry-is-not-ended",
+        "whoever tries again for ever is told so",
+        "tfmq/testing/world.py",
+        "now - self._began > max(self._longest, PATIENCE_SECONDS)",
+        "now - self._began > 9 * max(self._longest, PATIENCE_SECONDS)",
+        [WORLD],
+    ),
+    Mutant(
+        "other-threads-are-let-in",
+        "one thread, or a clear refusal",
+        "tfmq/testing/world.py",
+        "        if threading.get_ident() != self._thread:\n",
+        "        if False:\n",
+        [WORLD],
+    ),
+    Mutant(
+        "a-power-cut-keeps-everything",
+        "a power cut takes what was not forced",
+        "tfmq/testing/server.py",
+        "self.disk.crash(self._random, keep=keep)",
+        'self.disk.crash(self._random, keep="everything")',
+        [BROKER],
+    ),
+    Mutant(
+        "a-kill-leaves-the-connections",
+        "a power cut breaks every connection",
+        "tfmq/testing/server.py",
+        "        self.disconnect()\n        self._forget_all()\n",
+        "        self._forget_all()\n",
+        [BROKER, "tests/testing/test_server.py"],
+    ),
+    Mutant(
+        "a-planned-error-is-served-besides",
+        "a request that fails as planned is not done",
+        "tfmq/testing/faults.py",
+        "        else:\n            reply.error(fault.error)\n",
+        "        else:\n            method(engine, request, body, LostAnswer(reply, fault.error), session)\n",
+        [BROKER, "tests/testing/test_faults.py"],
+    ),
+    Mutant(
+        "a-planned-error-stays",
+        "as many requests fail as were planned",
+        "tfmq/testing/faults.py",
+        "                self._planned.remove(fault)\n",
+        "",
+        [BROKER, "tests/testing/test_faults.py"],
+    ),
+    Mutant(
+        "draining-hides-what-the-handler-raised",
+        "what a handler raises is raised",
+        "tfmq/testing/draining.py",
+        "                handler(message)\n",
+        "                try:\n                    handler(message)\n"
+        "                except Exception:\n                    pass\n",
+        [DRAINING],
+    ),
+    Mutant(
+        "draining-stops-before-the-last",
+        "a drain takes everything, and what comes of that",
+        "tfmq/testing/draining.py",
+        "            continue\n",
+        "            return found\n",
+        [DRAINING],
+    ),
+    Mutant(
+        "half-a-frame-is-a-frame",
+        "only whole frames are handed to a session",
+        "tfmq/testing/wire.py",
+        "            if len(inbox) < whole:\n",
+        "            if len(inbox) < whole - 1:\n",
+        [WIRE],
+    ),
+    Mutant(
+        "a-loop-is-idle-at-once",
+        "time stands still while any task has something to do",
+        "tfmq/testing/asynchronous.py",
+        "        if self._turns > IDLE_TURNS:\n",
+        "        if True:\n",
+        [LOOPS],
+    ),
+    Mutant(
+        "threads-are-not-waited-for",
+        "the world stands still while a thread works for a client",
+        "tfmq/testing/asynchronous.py",
+        "        if not self._waits or self.threads:\n",
+        "        if not self._waits:\n",
+        [LOOPS],
+    ),
+    Mutant(
+        "the-plugin-loads-the-broker",
+        "nothing is imported until a test asks for a broker",
+        "tfmq/testing/plugin.py",
+        "import pytest\n\nif TYPE_CHECKING:\n",
+        "import pytest\n\nimport tfmq.testing.broker\n\nif TYPE_CHECKING:\n",
+        [PLUGIN],
+    ),
+)
