@@ -28,7 +28,7 @@ def test_every_example_passes_as_it_is_written(tmp_path: Path) -> None:
         text=True,
         timeout=100,
     )
-    count = sum(example.count("\ndef test_") for example in EXAMPLES)
+    count = sum(len(re.findall(r"^def test_", example, re.MULTILINE)) for example in EXAMPLES)
     assert f"{count} passed" in done.stdout, done.stdout + done.stderr
 
 

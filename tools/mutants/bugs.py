@@ -21,6 +21,7 @@ from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_schedules import SCHEDULES
 from tools.mutants.bugs_server import SERVER
 from tools.mutants.bugs_sql import SQL
+from tools.mutants.bugs_testing import TESTING
 from tools.mutants.bugs_transaction_journal import TRANSACTION_JOURNAL
 from tools.mutants.bugs_transaction_queue import TRANSACTION_QUEUE
 from tools.mutants.bugs_transaction_store import TRANSACTION_STORE
@@ -51,4 +52,5 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + DELAYED_SENDS
     + SQL
     + TWO_PHASES
+    + TESTING
 )
