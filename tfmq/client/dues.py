@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from datetime import UTC, datetime, timedelta
-from math import ceil, isfinite
+from math import ceil
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
@@ -33,6 +33,8 @@ AT_ONCE: Final = When()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DUE_BYTES: Final = 8
+HALF_MICROSECOND: Final = 0.0005
+"""In ms: what a float is off by, where 0.1 + 0.2 is not 0.3 and 1800000000.123 lies beside itself."""
 
 
 def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
@@ -74,12 +76,12 @@ def moment_ms(moment: Moment) -> int:
 
 def _in_ms(what: str, seconds: float) -> int:
     """Rounded up, so that nothing is early; a float is taken for what it was written as, to the microsecond."""
-    if isinstance(seconds, float):
-        if not isfinite(seconds):
-            raise BadRequest(f"A {what} of {seconds} seconds is no time.")
-        milliseconds = ceil(round(seconds * 1000, 3))
-    else:
-        milliseconds = seconds * 1000
+    try:
+        milliseconds = (
+            ceil(seconds * 1000 - HALF_MICROSECOND) if type(seconds) is float else ceil(seconds) * 1000
+        )
+    except (ValueError, OverflowError):
+        raise BadRequest(f"A {what} of {seconds} seconds is no time.") from None
     if milliseconds > DUE_MAX:
         raise BadRequest(f"A {what} is at most {DUE_MAX} ms, 292 million years, not {seconds:g} seconds.")
     return max(0, milliseconds)

@@ -60,8 +60,8 @@ DELAYED_SENDS: Final = (
         "delay-rounded-down",
         "a delay is never shorter than what was asked for",
         "tfmq/client/dues.py",
-        "        milliseconds = ceil(round(seconds * 1000, 3))\n",
-        "        milliseconds = int(round(seconds * 1000, 3))\n",
+        "ceil(seconds * 1000 - HALF_MICROSECOND)",
+        "int(seconds * 1000 + HALF_MICROSECOND)",
         ["tests/client/test_dues.py"],
     ),
     Mutant(
