@@ -77,9 +77,8 @@ def moment_ms(moment: Moment) -> int:
 def _in_ms(what: str, seconds: float) -> int:
     """Rounded up, so that nothing is early; a float is taken for what it was written as, to the microsecond."""
     try:
-        milliseconds = (
-            ceil(seconds * 1000 - HALF_MICROSECOND) if type(seconds) is float else ceil(seconds) * 1000
-        )
+        is_float = isinstance(seconds, float)
+        milliseconds = ceil(seconds * 1000 - HALF_MICROSECOND) if is_float else int(seconds) * 1000
     except (ValueError, OverflowError):
         raise BadRequest(f"A {what} of {seconds} seconds is no time.") from None
     if milliseconds > DUE_MAX:
