@@ -29,7 +29,7 @@ class Story:
         """What must fire: payload -> where it is now."""
         self.gone: set[bytes] = set()
         """Told as cancelled."""
-        self.seen: dict[int, int] = {key: 0 for key in KEYS}
+        self.seen: dict[int, int] = dict.fromkeys(KEYS, 0)
         self.fired: dict[bytes, int] = {}
         self.asked: list[tuple[str, bytes, Answer]] = []
         self.doubtful: set[bytes] = set()

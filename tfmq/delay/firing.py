@@ -121,12 +121,14 @@ class Firing:
             if unsure <= now + LEAD_MS:
                 self._force_written()
         more = False
-        if shore.wheel.held and limit > shore.wheel.popped_ms:
+        due = shore.wheel.due_next
+        if due is not None and due <= limit:
             room = MOVING_ROWS - self._lines.moving
             if room > 0:
                 found = shore.wheel.pop(limit, min(POP_ROWS, room))
                 self._lines.put(found)
-                more = shore.wheel.popped_ms < limit
+                due = shore.wheel.due_next
+                more = due is not None and due <= limit
             else:
                 more = True
         self._arm(now, more)

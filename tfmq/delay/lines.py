@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -124,18 +125,18 @@ class Lines:
             flags = bytearray([tag & ABSOLUTE for tag in tags])
             self._add(first, Part(entries.dues, entries.numbers, entries.locators, flags))
             return
-        found: dict[int, Part] = {}
-        for due, number, locator, tag in zip(*entries, strict=True):
+        found: dict[int, list[int]] = {}
+        for row, tag in enumerate(tags):
             target = tag >> TARGET_SHIFT
-            part = found.get(target)
-            if part is None:
-                part = found[target] = no_part()
-            part.dues.append(due)
-            part.numbers.append(number)
-            part.locators.append(locator)
-            part.flags.append(tag & ABSOLUTE)
-        for target, part in found.items():
-            self._add(target, part)
+            if target in found:
+                found[target].append(row)
+            else:
+                found[target] = [row]
+        for target, rows in found.items():
+            dues, numbers, locators = (array("Q", map(each.__getitem__, rows)) for each in entries[:3])
+            self._add(
+                target, Part(dues, numbers, locators, bytearray([tags[row] & ABSOLUTE for row in rows]))
+            )
 
     def _add(self, target: int, part: Part) -> None:
         key, topic = self._targets.row(target)

@@ -21,7 +21,9 @@ here (`spans`, `buckets`).
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import compress
 from typing import Final, NamedTuple
 
 DUE_BITS: Final = 40
@@ -72,17 +74,18 @@ class _Slot:
         self.due_min = DUE_SPAN
         """Relative to the base; nothing in it is due before."""
 
-    def take(self, picked: Sequence[int]) -> "tuple[array[int], array[int], array[int]]":
-        """The columns (numbers, locators, packed) of these rows."""
-        return (
-            array("Q", map(self.numbers.__getitem__, picked)),
-            array("Q", map(self.locators.__getitem__, picked)),
-            array("Q", map(self.packed.__getitem__, picked)),
-        )
+    def part(self, rows: Sequence[int]) -> "_Slot":
+        """These rows, in this order."""
+        part = _Slot()
+        part.numbers = array("Q", map(self.numbers.__getitem__, rows))
+        part.locators = array("Q", map(self.locators.__getitem__, rows))
+        part.packed = array("Q", map(self.packed.__getitem__, rows))
+        return part
 
-    def keep(self, picked: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Only these rows stay."""
-        self.numbers, self.locators, self.packed = self.take(picked)
+        part = self.part(rows)
+        self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
         self.due_min = min(self.packed) >> DUE_SHIFT
 
 
@@ -108,6 +111,9 @@ class HashedWheelTimer:
         self._held = 0
         self._late: set[int] = set()
         """Numbers of those that were added when what was due then had come already."""
+        self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
+        self._given = 0
+        """Rows of a list that is too long for one `pop`, in order; so many of them came already."""
         self._next: int | None = None
         """The earliest due relative to the base; -1: not known."""
 
@@ -131,6 +137,8 @@ class HashedWheelTimer:
     @property
     def due_next(self) -> int | None:
         """No message is due before; None if there is none. One that was cancelled counts until its time."""
+        if self._given < len(self._ready.dues):
+            return self._ready.dues[self._given]
         if self._next == UNKNOWN:
             self._next = self._find_next()
         return None if self._next is None else self.base_ms + self._next
@@ -159,6 +167,7 @@ class HashedWheelTimer:
         relative = self._relative(due)
         slot = self._slot(max(relative // self.tick_ms, self._hand))
         if relative <= self._popped:
+            self._unready()
             self._late.add(number)
         slot.numbers.append(number)
         slot.locators.append(locator)
@@ -179,6 +188,7 @@ class HashedWheelTimer:
         first, last = min(dues), max(dues)
         low, high = self._relative(first), self._relative(last)
         if low <= self._popped:
+            self._unready()
             late = self.popped_ms
             self._late.update(number for due, number in zip(dues, numbers, strict=True) if due <= late)
         if max(low // self.tick_ms, self._hand) == max(high // self.tick_ms, self._hand):
@@ -231,12 +241,35 @@ class HashedWheelTimer:
         """The message, which was added, does not come; False if it came or was cancelled before. Its row stays in
         memory until its time, unless such rows are the most there are.
         """
-        if number in self._cancelled or (due <= self.popped_ms and number not in self._late):
+        if number in self._cancelled:
+            return False
+        if due <= self.popped_ms and number not in self._late and not self._is_ready(due, number):
             return False
         self._cancelled.add(number)
         if len(self._cancelled) > CANCELLED_MIN and 2 * len(self._cancelled) > self._held:
             self._sweep()
         return True
+
+    def _is_ready(self, due: int, number: int) -> bool:
+        dues, numbers, _, _ = self._ready
+        return self._given < len(dues) and (due, number) >= (dues[self._given], numbers[self._given])
+
+    def _unready(self) -> None:
+        """Puts rows that are in order already back into a list: others come before them."""
+        dues, numbers, locators, tags = (column[self._given :] for column in self._ready)
+        self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
+        self._given = 0
+        if not len(dues):
+            return
+        slot, base = self._slot(self._hand), self.base_ms
+        slot.numbers.extend(numbers)
+        slot.locators.extend(locators)
+        slot.packed.extend(
+            array("Q", [due - base << DUE_SHIFT | each for due, each in zip(dues, tags, strict=True)])
+        )
+        slot.due_min = min(slot.due_min, dues[0] - base)
+        self._late.update(numbers)
+        self._next = UNKNOWN
 
     def _sweep(self) -> None:
         """Takes the rows of cancelled messages out: less than two rows are looked at for each that was cancelled."""
@@ -244,6 +277,7 @@ class HashedWheelTimer:
 
     def drop_from(self, due: int) -> "array[int]":
         """Forgets every message that is due then or later; answers the locators of their rows."""
+        self._unready()
         dropped = array("Q")
         end = max(0, due - self.base_ms) << DUE_SHIFT
         for slot in self._ring:
@@ -256,6 +290,7 @@ class HashedWheelTimer:
 
     def _keep_rows(self, end: int) -> None:
         """Rows below `end` in their packed column stay, unless they are cancelled."""
+        self._unready()
         cancelled, held = self._cancelled, 0
         for index, slot in enumerate(self._ring):
             if slot is None:
@@ -275,64 +310,77 @@ class HashedWheelTimer:
     # Coming
 
     def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> Entries:
-        """Every message that is due by `now_ms` and did not come yet, in the order of their turns. With more than
-        `rows_max` of them it ends behind the tick that passes it; `popped_ms` tells how far it came.
+        """Every message that is due by `now_ms` and did not come yet, in the order of their turns, at most `rows_max`.
+        With more of them the next call goes on; `due_next` tells.
         """
         found = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
         now = now_ms - self.base_ms
-        while len(found) < rows_max:
+        while len(found.dues) < rows_max:
             due = self.due_next
             if due is None or due > now_ms:
                 self._popped = max(self._popped, now)
                 self._hand = max(self._hand, now // self.tick_ms)
                 break
+            if self._given < len(self._ready.dues):
+                self._take_ready(now_ms, rows_max, found)
+                continue
             tick = max((due - self.base_ms) // self.tick_ms, self._hand)
             limit = min(now, (tick + 1) * self.tick_ms - 1)
-            self._pop_tick(tick, limit, found)
+            self._ready = self._pop_tick(tick, limit)
             self._hand = (limit + 1) // self.tick_ms
             self._popped = max(self._popped, limit)
-            self._next = UNKNOWN if self._held else None
+            self._next = UNKNOWN
+        if not self._held:
+            self._next = None
         return found
 
-    def _pop_tick(self, tick: int, limit: int, found: Entries) -> None:
+    def _take_ready(self, now_ms: int, rows_max: int, into: Entries) -> None:
+        """The next rows of the list that came last, so that there are no more than `rows_max`."""
+        start = self._given
+        room = start + rows_max - len(into.dues)
+        end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
+        found = Entries(*(column[start:end] for column in self._ready))
+        if self._cancelled:
+            found = self._without_cancelled(found)
+        for column, more in zip(into, found, strict=True):
+            column.extend(more)
+        self._given = end
+        self._held -= end - start
+        if self._late:
+            self._late.difference_update(found.numbers)
+        if end == len(self._ready.dues):
+            self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
+            self._given = 0
+
+    def _without_cancelled(self, found: Entries) -> Entries:
+        gone = self._cancelled.intersection(found.numbers)
+        if not gone:
+            return found
+        self._cancelled -= gone
+        self._late -= gone
+        keep = [number not in gone for number in found.numbers]
+        return Entries(*(array("Q", compress(column, keep)) for column in found))
+
+    def _pop_tick(self, tick: int, limit: int) -> Entries:
         """What is due up to `limit` of the list that this tick uses; the rest of the list stays for a later round."""
         index = tick % self.slots
         slot = self._ring[index]
         assert slot is not None, "the earliest due names a list without rows"
-        end = limit + 1 << DUE_SHIFT
-        packed = slot.packed
-        if max(packed) < end:
-            picked: Sequence[int] = range(len(packed))
+        end, base = limit + 1 << DUE_SHIFT, self.base_ms
+        if max(slot.packed) < end:
             self._ring[index] = None
         else:
-            picked = [row for row, each in enumerate(packed) if each < end]
-        self._held -= len(picked)
-        ordered = self._in_order(slot, picked)
-        numbers, locators, taken = slot.take(ordered)
-        if self._ring[index] is not None:
-            rest = set(picked)
-            slot.keep([row for row in range(len(packed)) if row not in rest])
-        base = self.base_ms
-        found.dues.extend([base + (each >> DUE_SHIFT) for each in taken])
-        found.numbers.extend(numbers)
-        found.locators.extend(locators)
-        found.tags.extend([each & TAG_MASK for each in taken])
-
-    def _in_order(self, slot: _Slot, picked: Sequence[int]) -> Sequence[int]:
-        """Rows in the order of their turns, cancelled ones left out; what comes in order costs no sorting."""
-        numbers = slot.numbers
-        if self._cancelled:
-            gone = [number for row in picked if (number := numbers[row]) in self._cancelled]
-            if gone:
-                self._cancelled.difference_update(gone)
-                leave = set(gone)
-                picked = [row for row in picked if numbers[row] not in leave]
-        if self._late:
-            self._late.difference_update([numbers[row] for row in picked])
+            rows = [each < end for each in slot.packed]
+            rest = [row for row, comes in enumerate(rows) if not comes]
+            slot, left = slot.part([row for row, comes in enumerate(rows) if comes]), slot
+            left.keep(rest)
         dues = [each >> DUE_SHIFT for each in slot.packed]
-        rows = sorted(picked, key=numbers.__getitem__)
-        rows.sort(key=dues.__getitem__)
-        return rows
+        ordered = _in_order(dues, slot.numbers)
+        if ordered is not None:
+            dues = [dues[row] for row in ordered]
+            slot = slot.part(ordered)
+        tags = array("Q", map(TAG_MASK.__and__, slot.packed))
+        return Entries(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
 
     def _find_next(self) -> int | None:
         """The earliest due relative to the base: in the first list with one of this round, else of all lists."""
@@ -347,3 +395,12 @@ class HashedWheelTimer:
             if least is None or slot.due_min < least:
                 least = slot.due_min
         return least
+
+
+def _in_order(dues: Sequence[int], numbers: "array[int]") -> Sequence[int] | None:
+    """Rows in the order of their turns; None if they are. What comes in order costs no sorting."""
+    if dues[0] == dues[-1] and min(dues) == max(dues) and numbers == array("Q", sorted(numbers)):
+        return None
+    rows = sorted(range(len(dues)), key=numbers.__getitem__)
+    rows.sort(key=dues.__getitem__)
+    return rows
