@@ -50,3 +50,14 @@ def test_a_tombstone_is_a_message_without_payload() -> None:
 def test_a_partition_that_could_not_be_opened_is_said() -> None:
     with pytest.raises(StorageStopped, match="orders could not be opened: its disk"):
         list(messages("orders", "its disk is gone"))
+
+
+def test_of_a_stopped_partition_it_gives_what_is_surely_there() -> None:
+    with SimulatedBroker() as broker:
+        producer = broker.producer()
+        producer.send("orders", "forced").result()
+        broker.disk.faults.fail("force", path="orders-0")
+        broker.disk.faults.fail("sync_file", path="orders-0")
+        with pytest.raises(StorageStopped):
+            producer.send("orders", "not forced").result()
+        assert [message.text for message in broker.sent("orders")] == ["forced"]

@@ -17,7 +17,8 @@ READ_BYTES: Final = 8 << 20
 
 
 def sent(engine: Engine, topic: str, partition: int | None = None) -> list[ReceivedMessage]:
-    """Everything that was appended to the topic, forced or not, in the order of appending; [] without such a topic.
+    """Everything that was appended to the topic, in the order of appending; [] without such a topic. Of a partition
+    that stopped only what is surely on the disk.
 
     `partition`: only that one. Raises `StorageStopped` for one that could not be opened.
     """
@@ -41,4 +42,6 @@ def messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage
         chunk = log.read(offset, READ_BYTES, upto="written")
         for decoded in decoder.decode(bytes(chunk.data), chunk.start, chunk.skip_to, chunk.next):
             yield from decoded.messages
+        if chunk.next == offset:  # the log stopped, and what is behind its forced mark may not be there
+            return
         offset = chunk.next
