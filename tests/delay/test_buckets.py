@@ -103,6 +103,9 @@ def test_a_read_ends_behind_the_record_that_reaches_the_bound(bench: Bench) -> N
         assert bench.buckets.read_cached(*asked, bytes_max) == records[:count]
     bench.disk.is_cached = False
     assert bench.buckets.read_cached(*asked) is None
+    bench.disk.is_cached = True
+    bench.buckets.files.close()
+    assert bench.buckets.read_cached(*asked) is None
 
 
 def test_a_note_is_kept_through_spills_until_another_one_comes(bench: Bench) -> None:
@@ -235,6 +238,21 @@ def test_one_that_is_settled_while_it_gets_more_counts_again(bench: Bench) -> No
     assert bench.bucket(NOW + 1) is bucket
     bench.buckets.commit(NOW)
     assert bench.contents() == bench.expected() == bench.crash().contents()
+
+
+def test_a_list_passes_over_what_goes_while_it_is_made(bench: Bench) -> None:
+    bench.put(NOW + 1, NOW + 10 * MINUTE, NOW + DAY)
+    rows = bench.buckets.rows((0, 0), 1 << 63)
+    first = next(rows)
+    for bucket in bench.buckets.leaves[:2]:
+        bench.buckets.retire(bucket)
+    bench.buckets.commit(NOW)
+    assert [first.due, *(row.due for row in rows)] == [NOW + 1, NOW + DAY]
+    rows = bench.buckets.rows((0, 0), 1 << 63)
+    bench.disk.unlink(bench.buckets.leaves[0].path)
+    bench.buckets.files.close()
+    with pytest.raises(FileNotFoundError):
+        next(rows)
 
 
 def test_readers_and_writers_do_not_disturb_each_other(bench: Bench) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from journal.gate import KEPT_OPEN
-from journal.testing import SimulatedDisk
+from journal.testing import SimulatedDisk, SimulatedFile
 from tfmq.delay.open_files import OpenFiles, keep_open
 
 
@@ -54,6 +54,51 @@ def test_what_is_forgotten_in_use_is_closed_behind_the_last_user(disk: Simulated
         assert file.pread(9, 0) == b"1"
         assert read(files, 1) == b"new"
     assert len(disk.open_files) == 1
+
+
+def test_who_must_not_wait_gets_only_what_is_open(disk: SimulatedDisk) -> None:
+    files = OpenFiles(disk)
+    with files.use_open("f1") as file:
+        assert file is None
+    assert read(files, 1) == b"1"
+    with files.use_open("f1") as file:
+        assert file is not None and file.pread(9, 0) == b"1"
+        files.close()
+        assert file in disk.open_files
+    assert not disk.open_files
+
+
+def test_a_file_that_becomes_another_one_while_it_is_opened_is_opened_again(disk: SimulatedDisk) -> None:
+    files = OpenFiles(disk)
+
+    honest = disk.open_read
+
+    def slow(path: str) -> SimulatedFile:
+        file = honest(path)
+        disk.open_read = honest  # type: ignore[method-assign]
+        files.forget("f1")
+        disk.write_file("f1", b"new")
+        return file
+
+    disk.open_read = slow  # type: ignore[method-assign]
+    assert read(files, 1) == b"new"
+    files.close()
+    assert not disk.open_files
+
+
+def test_two_who_open_the_same_share_it(disk: SimulatedDisk) -> None:
+    files = OpenFiles(disk)
+    honest = disk.open_read
+
+    def beside(path: str) -> SimulatedFile:
+        file = honest(path)
+        disk.open_read = honest  # type: ignore[method-assign]
+        assert read(files, 1) == b"1"
+        return file
+
+    disk.open_read = beside  # type: ignore[method-assign]
+    with files.use("f1") as file:
+        assert file.pread(9, 0) == b"1" and len(disk.open_files) == 1
 
 
 def test_one_that_must_not_be_closed_is_kept(disk: SimulatedDisk) -> None:

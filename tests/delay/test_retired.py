@@ -52,6 +52,7 @@ def test_one_that_was_split_stays_until_it_is_released(disk: SimulatedDisk, reti
     retired.release(one)
     assert retired.removable() == [one]
     retired.remove(one)
+    retired.forget(one)
     assert retired.spans() == [] and not disk.exists(one.path)
 
 
@@ -66,5 +67,6 @@ def test_a_damaged_one_is_kept_under_another_name(disk: SimulatedDisk, retired: 
                 retired.remove(one)
             assert retired.removable() == [one]
         retired.remove(one)
+        retired.forget(one)
         assert not disk.exists(one.path) and disk.read_file(f"{one.path}.damaged") == b"12345"
         disk.write_file(one.path, b"again")

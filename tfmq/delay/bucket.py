@@ -150,8 +150,8 @@ class Bucket:
         self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
     ) -> list[bytes | None] | None:
         """As `Buckets.read_cached`."""
-        with files.use(self.path) as file:
-            return self._read(positions, numbers, bytes_max, file.pread_cached)
+        with files.use_open(self.path) as file:
+            return None if file is None else self._read(positions, numbers, bytes_max, file.pread_cached)
 
     def _read(
         self, positions: Sequence[int], numbers: Sequence[int], bytes_max: int, pread: Pread

@@ -73,17 +73,16 @@ def _wanted(columns: Columns, log_ids: Collection[int] | None) -> bytes | None:
 
 
 def counts_of(
-    buckets: Iterable[Bucket], files: OpenFiles, edges: Sequence[int], log_ids: Collection[int] | None
+    bucket: Bucket, files: OpenFiles, edges: Sequence[int], log_ids: Collection[int] | None
 ) -> list[int]:
-    """As `Buckets.histogram`. A bucket that lies between two edges is not read where all logs count."""
+    """As `Buckets.histogram`, of one bucket: it is not read where it lies between two edges and all logs count."""
     counts = [0] * (len(edges) - 1)
-    for bucket in buckets:
-        index = bisect_left(edges, bucket.span.start + 1) - 1
-        if log_ids is None and 0 <= index < len(counts) and bucket.span.end <= edges[index + 1]:
-            counts[index] += bucket.count
-            continue
-        for columns in bucket.load(files):
-            _count(_dues(columns, log_ids), edges, counts)
+    index = bisect_left(edges, bucket.span.start + 1) - 1
+    if log_ids is None and 0 <= index < len(counts) and bucket.span.end <= edges[index + 1]:
+        counts[index] = bucket.count
+        return counts
+    for columns in bucket.load(files):
+        _count(_dues(columns, log_ids), edges, counts)
     return counts
 
 

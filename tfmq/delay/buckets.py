@@ -10,8 +10,9 @@ worker, one waits for the other; `load`, `read`, `rows` and `histogram` run in a
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import add
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final
 
 from journal.disk import Disk
 from journal.errors import Corrupt, Full, Stopped
@@ -27,7 +28,7 @@ from tfmq.delay.open_files import OpenFiles
 from tfmq.delay.retired import Retired
 from tfmq.delay.slots import Slots
 from tfmq.delay.spans import FINEST, Span, finer, span_of
-from tfmq.delay.spilling import Pending, messages_of
+from tfmq.delay.spilling import Pending, Spilled, messages_of
 from tfmq.delay.splitting import pieces_of
 
 __all__ = ["Bucket", "Buckets", "Columns", "Pending", "Row", "Spilled"]
@@ -36,13 +37,6 @@ SPLIT_ENTRIES: Final = 262_144
 """A bucket with more is cut into finer ones: loading it would take longer than 60 ms, and 6 MB of the wheel."""
 CASCADE_SPANS: Final = 2
 """A coarse bucket is cut when its time is as many of the finer spans away: later would delay a load."""
-
-
-class Spilled(NamedTuple):
-    """What a spill did: so many messages in so many bytes of chunks."""
-
-    count: int  # type: ignore[assignment]
-    size_bytes: int
 
 
 class Buckets:
@@ -192,14 +186,29 @@ class Buckets:
         for bucket in self._leaves.from_due(first_turn[0]):
             if bucket.span.start >= end_due:
                 return
-            yield from rows_of(bucket, self.files, first_turn, end_due, log_ids)
+            with self._unless_gone(bucket):
+                yield from rows_of(bucket, self.files, first_turn, end_due, log_ids)
 
     def histogram(self, edges: Sequence[int], log_ids: Collection[int] | None = None) -> list[int]:
         """How many are due from each edge up to below the next one; edges rise. As `rows`."""
         if len(edges) < 2:
             return []
-        near = (b for b in self._leaves.from_due(edges[0]) if b.span.start < edges[-1])
-        return counts_of(near, self.files, edges, log_ids)
+        total = [0] * (len(edges) - 1)
+        for bucket in self._leaves.from_due(edges[0]):
+            if bucket.span.start >= edges[-1]:
+                break
+            with self._unless_gone(bucket):
+                total = list(map(add, total, counts_of(bucket, self.files, edges, log_ids)))
+        return total
+
+    @contextmanager
+    def _unless_gone(self, bucket: Bucket) -> Iterator[None]:
+        """A bucket that is settled and removed while a list is made has nothing for it."""
+        try:
+            yield
+        except FileNotFoundError:
+            if self._slots.get(bucket.slot) is bucket:
+                raise
 
     # Writing.
 
@@ -376,7 +385,9 @@ class Buckets:
             except OSError as error:
                 self._stop(error)
                 raise
-            self._slots.drop([bucket])
+            with self._set:
+                self._retired.forget(bucket)
+                self._slots.drop([bucket])
 
     def _stop(self, error: OSError) -> None:
         self.stopped = self.stopped or f"the disk failed under the buckets of delayed messages: {error}"

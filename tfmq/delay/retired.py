@@ -75,12 +75,15 @@ class Retired:
         """Those that nothing lists and nobody reads."""
         return [e.bucket for e in self._entries.values() if not e.is_listed and not e.is_held]
 
+    def forget(self, bucket: Bucket) -> None:
+        """Its file is gone."""
+        del self._entries[bucket.span]
+
     def remove(self, bucket: Bucket) -> None:
-        """Its file goes. Raises Full (a damaged one that cannot be renamed: it stays), OSError."""
+        """Its file goes. Raises Full (a damaged one that cannot be renamed: it stays), OSError. Beside everything."""
         self._files.forget(bucket.path)
         kept = bucket.path + DAMAGED_SUFFIX
         if bucket.damage and not self._disk.exists(kept):
             self._disk.rename(bucket.path, kept)
         else:
             self._disk.unlink(bucket.path)
-        del self._entries[bucket.span]

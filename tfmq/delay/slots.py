@@ -17,6 +17,10 @@ class Slots:
     def __getitem__(self, slot: int) -> Bucket:
         return self._buckets[slot]
 
+    def get(self, slot: int) -> Bucket | None:
+        """Who has it."""
+        return self._buckets.get(slot)
+
     def __len__(self) -> int:
         return len(self._buckets)
 

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tfmq.delay.arrivals import ArrivedBatch
 from tfmq.delay.columns import Messages, Numbers, Target, same_target, sealed
@@ -10,6 +10,13 @@ from tfmq.delay.columns import Messages, Numbers, Target, same_target, sealed
 Pending: TypeAlias = Callable[[int, Numbers, Numbers], "bool | Sequence[int]"]
 """pending(log id, dues, numbers): True or False for all of them, or a truth value for each (bytes do): whether they are
 still to be fired. What is settled, cancelled or gone is not."""
+
+
+class Spilled(NamedTuple):
+    """What a spill did: so many messages in so many bytes of chunks."""
+
+    count: int  # type: ignore[assignment]
+    size_bytes: int
 
 
 def messages_of(batch: ArrivedBatch, pending: Pending) -> Messages:
