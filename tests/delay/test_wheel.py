@@ -175,7 +175,7 @@ def test_many_rows_come_in_parts_and_go_on_from_there() -> None:
     assert turns(wheel, 1000, 15) == [(due, due) for due in range(15)]
     assert (wheel.due_next, wheel.count) == (15, 85)
     assert [wheel.cancel(14, 14), wheel.cancel(15, 15), wheel.cancel(15, 15)] == [False, True, False]
-    assert turns(wheel, 1000, 2) == [(16, 16)]
+    assert turns(wheel, 1000, 1) == [(16, 16)]
     wheel.add(3, 200, 0, 0)
     assert turns(wheel, 1000, 3) == [(3, 200), (17, 17), (18, 18)]
     assert list(wheel.drop_from(90)) == [0] * 10

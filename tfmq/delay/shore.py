@@ -88,7 +88,7 @@ class Shore:
         self.move(min(horizon, base_ms + DUE_SPAN))
 
     def reach(self, to: int, low: int) -> int:
-        """How far the wheel can take the horizon, at most to `to`: an empty one takes any. Nothing that will come is due
+        """How far the wheel can take the horizon, at most to `to`: an empty one takes any. Nothing to come is due
         before `low`."""
         wheel = self.wheel
         if not wheel.held:
