@@ -40,7 +40,7 @@ from tfmq.protocol.commands import (
     TransactionBatch,
 )
 from tfmq.protocol.handles import Handle, parse_handle, print_handle
-from tfmq.protocol.rows import DUE_BYTES
+from tfmq.protocol.rows import DUE_BYTES, DUE_MAX
 from tfmq.transaction.transaction import Piece
 
 NOT_HERE: Final = "The handle {text} is of another broker, or of data that this one had before."
@@ -217,7 +217,8 @@ class Delay:
             if not self._is_own(handle):
                 raise BadRequest(NOT_HERE.format(text=request.after))
             after = _turn(handle)
-        query = Query(request.first_due, request.end_due, after, request.limit, keys, request.key)
+        end_due = request.end_due + (request.end_due == DUE_MAX)
+        query = Query(request.first_due, end_due, after, request.limit, keys, request.key)
         self.queue.list(query, self._pending(reply, session, self._listed))
 
     def _listed(self, found: Listed) -> tuple[Any, ...]:

@@ -64,8 +64,8 @@ class RescheduleDelayedReply(NamedTuple):
 
 
 class ListDelayed(NamedTuple):
-    """Waiting messages in the order of their turns, with first_due <= due < end_due, from the one behind the handle
-    `after` on; topic "", nil partition, nil key: all.
+    """Waiting messages in the order of their turns, with first_due <= due < end_due (the default includes the last of
+    times), from the one behind the handle `after` on; topic "", nil partition, nil key: all.
     """
 
     topic: Member = ""
