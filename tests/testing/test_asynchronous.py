@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -196,3 +197,32 @@ def test_what_the_broker_never_answers_fails_at_its_time() -> None:
         before = broker.clock.monotonic()
         asyncio.run(program())
         assert 29 < broker.clock.monotonic() - before < 62
+
+
+def test_a_coroutine_is_asked_about_what_nobody_ended() -> None:
+    with SimulatedBroker() as broker:
+
+        async def program() -> list[str]:
+            asked: list[str] = []
+            async with tfmq.aio.Producer(broker.servers, group="shop") as producer:
+
+                @producer.transaction_check
+                async def check(transaction: Any) -> str:
+                    await asyncio.sleep(0)
+                    asked.append(transaction.xid)
+                    return "commit"
+
+                tx = await producer.begin("order-1")
+                await tx.send("orders", "x")
+                await tx.prepare()
+                admin = tfmq.aio.Admin(broker.servers)
+                broker.clock.advance(minutes=10)
+                for _ in range(1000):
+                    if (await admin.transaction("order-1")).state == "committed":
+                        break
+                    await asyncio.sleep(0.001)
+                await admin.close()
+            return asked
+
+        assert asyncio.run(program()) == ["order-1"]
+        assert [message.text for message in broker.sent("orders")] == ["x"]

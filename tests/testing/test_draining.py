@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-import tfmq
+import tfmq.aio
 from tfmq.testing import SimulatedBroker
 
 
@@ -87,3 +87,9 @@ def test_the_place_in_a_group_of_another_consumer_is_refused_as_ever(broker: Sim
     broker.drain(first)
     with pytest.raises(tfmq.NotAllowed):
         broker.drain(second)
+
+
+def test_an_asyncio_consumer_is_not_taken_for_a_blocking_one(broker: SimulatedBroker) -> None:
+    consumer: Any = tfmq.aio.Consumer(broker.servers, topics="orders")
+    with pytest.raises(TypeError, match=r"await consumer\.poll"):
+        broker.drain(consumer)

@@ -27,6 +27,11 @@ def drain(
     timeout: float,
 ) -> list[ReceivedMessage[Any]]:
     """See `SimulatedBroker.drain`. `settle` has everybody do what is to be done now."""
+    if not isinstance(consumer, Consumer):
+        raise TypeError(
+            f"drain() takes a tfmq.Consumer, not {type(consumer).__name__}: with asyncio await consumer.poll(timeout=0)"
+            " until it gives nothing."
+        )
     found: list[ReceivedMessage[Any]] = []
     until = clock.monotonic() + timeout
     looks = 0
