@@ -6,9 +6,11 @@ import sys
 from datetime import datetime
 from typing import Any
 
+import click
 import pytest
 
-from tests.cli.delayed_broker import NOW_MS, Waiting
+from tests.cli.delayed_broker import NOW_MS, DelayedBroker, Waiting
+from tests.client.fake_broker import listening
 from tfmq.cli import delayed
 from tfmq.cli.delayed import (
     BAR_WIDTH,
@@ -18,6 +20,7 @@ from tfmq.cli.delayed import (
     draw,
     due_of,
     everything,
+    handles,
     iso,
     moment,
     readable,
@@ -138,3 +141,18 @@ def test_a_handle_stays_in_one_piece(
     assert any(row["handle"] in line for line in lines)
     assert ("reminders-0" in lines[0]) is (lines_a_row == 2)
     assert max(map(len, lines)) <= width
+
+
+def test_the_shell_offers_the_handles_of_the_next_ones() -> None:
+    def offered(servers: str, start: str) -> list[str]:
+        context = click.Context(click.Command("cancel"))
+        context.params = {"servers": servers}
+        return [each.value for each in handles(context, click.Argument(["handle"]), start)]
+
+    broker = DelayedBroker(Waiting(NOW_MS + 2), Waiting(NOW_MS + 1))
+    later, sooner = (each.handle for each in broker.rows)
+    with listening(broker) as servers:
+        assert offered(servers, "") == [sooner, later]
+        assert offered(servers, sooner[:-1]) == [sooner]
+        assert offered(servers, "x") == []
+    assert offered("127.0.0.1:1", "") == []

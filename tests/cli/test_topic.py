@@ -40,6 +40,12 @@ def test_nothing_is_deleted_without_a_yes(cli: Cli, topic: str) -> None:
     assert cli("read", topic).out == b"precious\n"
 
 
+def test_what_waits_for_its_time_is_named_before_it_goes_too(cli: Cli, topic: str) -> None:
+    cli("send", topic, "a")
+    cli("send", topic, "b", "c", "--delay", "1h")
+    assert "with 1 message and 2 that wait for their time, say --yes" in cli("topic", "delete", topic).err
+
+
 def test_a_wrong_setting_is_refused_with_the_likely_one(cli: Cli, topic: str) -> None:
     ran = cli("topic", "create", topic, "--set", "flush.mesages=5")
     assert ran.code == 2

@@ -24,6 +24,7 @@ from tfmq.cli.delayed import (
     row_of,
     show_rows,
 )
+from tfmq.cli.delayed import handles as offered
 from tfmq.cli.output import Output, counted, output_options, printable
 from tfmq.cli.ranges import TOP, even_edges, sensible_edges
 from tfmq.cli.values import Duration, Moment
@@ -128,7 +129,7 @@ def in_order(first: datetime | None, end: datetime | None) -> None:
 @delay.command(
     epilog="\b\nExample:\n  tfmq delay show dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4"
 )
-@click.argument("handle")
+@click.argument("handle", shell_complete=offered)
 @output_options
 def show(handle: str, output: Output) -> int:
     """Show what became of a delayed message, or when it will be delivered, and where."""
@@ -152,7 +153,7 @@ def show(handle: str, output: Output) -> int:
     epilog="\b\nExamples:\n  tfmq delay cancel dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4\n"
     "  tfmq delay list --topic reminders --json | jq -r .[].handle | xargs tfmq delay cancel",
 )
-@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
+@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True, shell_complete=offered)
 @output_options
 def cancel(handles: tuple[str, ...], output: Output) -> int:
     """Take delayed messages back: none of those that are told as cancelled will be delivered.
@@ -173,7 +174,7 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
     "  tfmq delay reschedule dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4 --delay 1h\n"
     "  tfmq delay reschedule HANDLE --at 2027-01-01T09:00+01:00",
 )
-@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True)
+@click.argument("handles", metavar="HANDLE...", nargs=-1, required=True, shell_complete=offered)
 @click.option(
     "--delay", "seconds", type=Duration(), help="Deliver after this time from now, as in 30s, 5m, 2h, 7d."
 )

@@ -9,10 +9,11 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from tfmq.cli.output import age_text, cell, print_table, printable, size_text
 from tfmq.cli.topics import known_topic
-from tfmq.errors import UnknownTopic
+from tfmq.errors import TfmqError, UnknownTopic
 from tfmq.message import BORN_MS_MAX
 from tfmq.protocol.handles import LENGTH, parse_handle
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 COLUMNS: Final = ("due", "in", "topic", "partition", "key", "tag", "size", "handle")
 PAGE: Final = 1_000
+COMPLETION_SECONDS: Final = 2.0
+COMPLETIONS: Final = 200
+"""The next ones only: there may be ten million."""
 WIDE: Final = LENGTH + 61
 """Columns of a terminal in which a row has room with its handle in one piece, so that it can be copied."""
 HEADINGS: Final = ("due from", "", "messages")
@@ -93,6 +97,22 @@ def exact(edge: int) -> int:
 
 def as_moment(edge: int) -> datetime | int:
     return edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge)
+
+
+def handles(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
+    """What the shell offers; where no broker answers soon, nothing."""
+    from tfmq.admin import Admin
+
+    try:
+        with Admin(context.params.get("servers"), timeout=COMPLETION_SECONDS) as admin:
+            found = admin.delayed(limit=COMPLETIONS)
+    except TfmqError:
+        return []
+    return [
+        CompletionItem(each.handle, help=f"{each.topic} {moment(each.due_ms)}")
+        for each in found
+        if each.handle.startswith(start)
+    ]
 
 
 def row_of(found: "DelayedDescription") -> dict[str, Any]:

@@ -167,21 +167,23 @@ def resume(name: str, partition: int | None, output: Output) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
-    """Delete a topic with all its messages, for ever."""
+    """Delete a topic with all its messages, for ever, also those that wait for their time."""
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
         found = row_of(known_topic(admin, name))
         if not yes:
-            confirm(name, found["messages"])
+            confirm(name, found["messages"], admin.delayed_histogram([0, 1], name).pending)
         admin.delete_topic(name)
     if output.json:
         output.object({"topic": name, "deleted": True})
     output.say(f"deleted {name}")
 
 
-def confirm(name: str, messages: int) -> None:
+def confirm(name: str, messages: int, delayed: int) -> None:
     """Ask on a terminal; elsewhere demand --yes, so that a script deletes nothing by accident."""
+    what = counted(messages, "message")
+    what += f" and {delayed:,} that wait for their time" if delayed else ""
     if not sys.stdin.isatty():
-        raise click.UsageError(f"To delete {name} with {counted(messages, 'message')}, say --yes.")
-    click.confirm(f"Delete {name} with {counted(messages, 'message')}?", abort=True, err=True)
+        raise click.UsageError(f"To delete {name} with {what}, say --yes.")
+    click.confirm(f"Delete {name} with {what}?", abort=True, err=True)
