@@ -60,6 +60,38 @@ def test_a_busy_broker_is_asked_again_in_order(rig: SenderRig) -> None:
     assert not [each for each in rig.broker.requests if isinstance(each, SucceedProducer)]
 
 
+def test_a_broker_that_stays_busy_says_so_in_the_end_and_nothing_was_done() -> None:
+    rig = SenderRig(batch_bytes=1, timeout=2.0)
+    rig.settle(rig.send(b"0"))
+    rig.broker.plan(Produce, *[Busy("Too much waits.")] * 50)
+    late = [rig.send(b"1"), rig.send(b"2")]
+    rig.advance(4)
+    for each in late:
+        error = each.error()
+        assert isinstance(error, Busy) and "Too much waits" in str(error) and error.outcome == "not done"
+    rig.broker.plans[Produce].clear()
+    rig.settle(rig.send(b"3"))
+    assert rig.broker.payloads("orders") == [b"0", b"3"] and not rig.broker.closed_ids
+
+
+def test_a_busy_broker_that_may_have_an_earlier_sending_is_asked_until_it_tells() -> None:
+    rig = SenderRig(batch_bytes=1, timeout=2.0)
+    rig.settle(rig.send(b"0"))
+    rig.broker.plan(Produce, LOSE, *[Busy()] * 50)
+    stored = rig.send(b"1")
+    rig.advance(1)
+    rig.broker.plans[Produce].clear()
+    rig.settle(stored)
+    assert rig.broker.payloads("orders") == [b"0", b"1"]
+    rig.broker.plan(Produce, LOSE, *[Busy()] * 50)
+    nobody_knows = rig.send(b"2")
+    rig.advance(4)
+    assert (error := nobody_knows.error()) is not None and error.outcome == "unknown"
+    rig.broker.plans[Produce].clear()
+    rig.settle(rig.send(b"3"))
+    assert rig.broker.payloads("orders") == [b"0", b"1", b"2", b"3"]
+
+
 def test_a_refused_batch_fails_alone_and_the_rest_goes_on_under_a_successor(rig: SenderRig) -> None:
     rig.broker.plan(Produce, None, None, DiskFull())
     deliveries = [rig.send(b"%d" % n) for n in range(6)]

@@ -117,12 +117,13 @@ class Stream:
             self._sender.close_batch(self.open)
 
     def expire(self, now: float) -> None:
-        """Fail the batches whose time is over before they could be sent."""
-        while self.queue and self.queue[0].deadline <= now:
+        """Fail the batches whose time is over before they could be sent, or were taken by a busy broker."""
+        while self.queue and self.queue[0].deadline <= now and not self.queue[0].attempts:
             batch = self.queue.popleft()
             if batch.producer_id == self.producer_id:
                 self._unnumber(batch.sequence)
-            self._sender.fail(batch, self._sender.late(batch))
+            busy = batch.bounced
+            self._sender.fail(batch, told(busy, batch) if busy is not None else self._sender.late(batch))
 
     def next_time(self) -> float:
         return self.queue[0].deadline if self.queue else float("inf")
@@ -197,6 +198,8 @@ class Stream:
         self._calls -= 1
         batch.attempts += max(0, call.sends - 1)
         error = call.error
+        if isinstance(error, Busy) and call.sends == 1:
+            batch.attempts -= 1  # of this sending it is known that nothing came
         if error is None:
             self._stored(call, batch)
         elif self.has_one_topic and isinstance(error, UnknownTopic):
@@ -264,6 +267,7 @@ class Stream:
         if self.state == "pausing":
             self.state = "ready"
             self._requeue()
+            self.expire(self._sender.now())
             self.pump()
 
     # Succession

@@ -22,9 +22,8 @@ PRODUCER: Final = (
         "resent-with-a-new-sequence",
         "what is sent again goes under the sequence that it had",
         "tfmq/client/stream.py",
-        '            self.state = "ready"\n            self._requeue()\n            self.pump()\n',
-        '            self.state = "ready"\n            self._requeue()\n            self._unnumber(self.sequence)\n'
-        "            self.pump()\n",
+        "            self._requeue()\n            self.expire(self._sender.now())\n",
+        "            self._requeue()\n            self._unnumber(self.sequence)\n",
         [STREAM],
     ),
     Mutant(
