@@ -248,6 +248,15 @@ class Log(Standing):
         except WouldBlock:
             return None
 
+    def unproven(self, offset: int, size: int, *, cached: bool = False) -> bytes | bytearray | None:
+        """At most `size` bytes from `offset` on, of one segment, as they lie there: for who proved their block before.
+        `cached`: None where that would wait for the disk. Raises BelowStart, BeyondEnd, Corrupt, OSError, Closed."""
+        self._readable()
+        try:
+            return self._reader.unproven(offset, size, cached)
+        except WouldBlock:
+            return None
+
     def seek_offset(self, offset: int) -> int:
         """The nearest start of a record at or before `offset`, within the log. Raises Corrupt, OSError."""
         self._readable()

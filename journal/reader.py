@@ -146,6 +146,16 @@ class Reader:
             block = _block_behind(segment, offset, end, pread)
             return block or self._sought(segment, offset, end, cached)
 
+    def unproven(self, offset: int, size: int, cached: bool) -> bytes | bytearray:
+        """As `Log.unproven`. Raises WouldBlock where `cached` and the bytes are not in memory."""
+        extent = self._extent
+        with extent.reading() as segments:
+            self._check(offset, None)
+            self._refuse_damage(offset)
+            number = extent.number_of(offset, segments)
+            size = min(size, min(extent.end, limit_of(segments, number)) - offset)
+            return (_pread_cached if cached else _pread)(segments[number], size, offset)
+
     def _sought(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
         """The same, from a block's start on: what is wrong is named. Raises NotARecord, Corrupt."""
         if cached:

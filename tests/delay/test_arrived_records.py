@@ -56,6 +56,21 @@ def test_neighbours_cost_one_look_at_their_block(desk: Desk, monkeypatch: pytest
     assert len(looks) == 2
 
 
+def test_of_a_proven_block_single_records_are_read_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrived_records, "KEPT_BYTES", 0)
+    generator, records = seeded("single"), ArrivedRecords(desk.log)
+    wanted = list(zip(offsets_of(desk), (each.record for each in desk.sent), strict=True))
+    records.read([offset for offset, _ in wanted])
+    looks: list[int] = []
+    plain = desk.log.block_of_record
+    monkeypatch.setattr(
+        desk.log, "block_of_record", lambda offset, **given: looks.append(offset) or plain(offset, **given)
+    )
+    sample = sorted(generator.sample(wanted, 10))
+    assert [records.read([offset]) for offset, _ in sample] == [[record] for _, record in sample]
+    assert not looks
+
+
 def test_memory_is_bounded_and_old_blocks_are_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = offsets_of(desk)
     for name, limit in (("BLOCKS_KEPT", 3), ("KEPT_BYTES", 200_000)):

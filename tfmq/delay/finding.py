@@ -20,7 +20,7 @@ class Finder:
         """The message's whole record; None: it is nowhere. Its arrival is forced. Raises OSError, Closed."""
         try:
             offset, ordinal = self._log.offset_of_ordinal(turn.number)
-            if ordinal == turn.number:
+            if ordinal == turn.number and offset >= self._buckets.spilled_offset:
                 (record,) = ArrivedRecords(self._log).read([offset])
                 if record is not None:
                     return None if HEADER.unpack_from(record)[2] == NOTE_ID else record

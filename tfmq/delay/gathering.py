@@ -4,7 +4,7 @@ no bucket yet. In workers, from columns only.
 
 from array import array
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from journal.errors import Corrupt
 from journal.log import Log
@@ -18,6 +18,9 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part
 from tfmq.delay.targets import Targets
 from tfmq.delay.wheel import ABSOLUTE, tag
+
+DUES_MAX: Final = 1 << 63
+"""Above every due."""
 
 
 class Area(NamedTuple):
@@ -48,6 +51,18 @@ class Gatherer:
                 if len(near.dues):
                     found.append(near)
         return found
+
+    def arrived(self, from_offset: int, to_offset: int, pending: Pending) -> tuple[list[Near], int | None]:
+        """All arrivals between these offsets that are pending, and the lowest due of all, pending or not."""
+        area = Area(0, DUES_MAX, [], from_offset, to_offset)
+        found: list[Near] = []
+        low: int | None = None
+        for batch in self.batches(from_offset, to_offset):
+            low = batch.low if low is None else min(batch.low, low)
+            near = self._of_arrival(batch, area, pending, None)
+            if len(near.dues):
+                found.append(near)
+        return found, low
 
     def batches(self, from_offset: int, to_offset: int) -> Iterator[ArrivedBatch]:
         """Arrivals, without what is damaged: the log names that."""

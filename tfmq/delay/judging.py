@@ -1,5 +1,6 @@
 """What can be said of one delayed message now: cancelled, delivered, pending or unknown; or that one must wait."""
 
+from collections.abc import Callable
 from typing import Final
 
 from tfmq.delay.arrival_state import ArrivalState
@@ -15,7 +16,7 @@ UNSURE: Final = "unsure"
 
 
 class Judge:
-    """See the module. `number_next()`: numbers from there on do not exist."""
+    """See the module. `floor()`: nothing that is pending is due before."""
 
     def __init__(
         self,
@@ -24,13 +25,16 @@ class Judge:
         destination: Destination,
         time: BrokerTime,
         outcome_ms: int,
+        floor: Callable[[], int],
     ) -> None:
         self._state, self._lines, self._destination, self._time = state, lines, destination, time
-        self._outcome_ms = outcome_ms
+        self._outcome_ms, self._floor = outcome_ms, floor
 
     def state(self, key: int, turn: Turn, number_next: int) -> str:
-        """PENDING, CANCELLED, DELIVERED, UNKNOWN or UNSURE. Raises StorageStopped: only its target's log could tell,
-        which takes nothing at the moment."""
+        """PENDING, CANCELLED, DELIVERED, UNKNOWN or UNSURE; numbers from `number_next` on do not exist.
+
+        Raises StorageStopped: only its target's log could tell, which takes nothing at the moment.
+        """
         if turn.number >= number_next:
             return UNKNOWN
         if turn in self._state.cancelled:
@@ -49,4 +53,5 @@ class Judge:
         if through is None and line is None and turn.due <= now:
             # Where a partition could not be opened, nobody knows what it has.
             self._destination.check(key, 0)
-        return PENDING
+        # No file has it any more, and it was not delivered: it was cancelled so long ago that this is forgotten.
+        return PENDING if turn.due >= self._floor() else UNKNOWN

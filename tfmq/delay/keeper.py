@@ -13,7 +13,7 @@ from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.buckets import Buckets
-from tfmq.delay.gathering import Area, Gatherer
+from tfmq.delay.gathering import DUES_MAX, Area, Gatherer
 from tfmq.delay.horizon import LEAD_MS, URGENT_MS, Decision, Step, View, decide, goal
 from tfmq.delay.ledger import Landed, Near
 from tfmq.delay.lines import Lines
@@ -34,7 +34,6 @@ PAUSE_SECONDS_MAX: Final = 30.0
 """Work that the disk refused is tried again after pauses that double between these."""
 
 COUNT_SECONDS: Final = 0.1
-DUES_MAX: Final = 1 << 63
 
 Told = Callable[[BaseException | None], None]
 
@@ -338,7 +337,7 @@ class Keeper:
     def _commit(self) -> None:
         now = self._time.now_ms()
         self.changed = False
-        low = self._forgettable(now)
+        low = min(self.floor, now - self._outcome_ms)
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is None:
@@ -350,13 +349,12 @@ class Keeper:
 
         self._run_worker(partial(self._buckets.commit, now, self._time.dump()), done)
 
-    def _forgettable(self, now: int) -> int:
-        """What was cancelled and due before need not be known any more: it is so long ago, and no file has it."""
+    @property
+    def floor(self) -> int:
+        """Nothing that is due before is in any file that counts: it is settled, or was cancelled."""
         leaves = self._buckets.leaves
-        limits = [now - self._outcome_ms, self._low, leaves[0].span.start if leaves else None, self._limit()]
-        if self.unspilled_bytes and self._low is None:
-            return 0
-        return min(limit for limit in limits if limit is not None)
+        limits = [self._low, leaves[0].span.start if leaves else None, self._limit()]
+        return min((limit for limit in limits if limit is not None), default=DUES_MAX)
 
     # Figures
 
@@ -400,8 +398,10 @@ class Keeper:
 
     # Starting and stopping
 
-    def recover(self, found: list[Near], offset: int, number: int) -> None:
-        """A start found these in arrivals that are in no bucket. The horizon begins where the buckets do."""
+    def recover(self, found: list[Near], low: int | None, offset: int, number: int) -> None:
+        """A start found these in arrivals that are in no bucket, of which none is due before `low`, pending or not. The
+        horizon begins where the buckets do.
+        """
         self.offset, self.number = offset, number
         shore, now = self._shore, self._time.now_ms()
         lows = [min(near.dues) for near in found if len(near.dues)]
@@ -409,8 +409,8 @@ class Keeper:
         horizon = min([goal(now), *(bucket.span.start for bucket in leaves[:1])])
         shore.begin(min([now, horizon, *lows]), horizon)
         self._take_in(found)
-        if self.unspilled_bytes:
-            self._low, self._since = min(lows, default=now), now
+        if low is not None:
+            self._low, self._since = low, now
 
     def _take_in(self, found: list[Near]) -> None:
         for near in found:

@@ -20,7 +20,7 @@ from tfmq.delay.changing import Changing
 from tfmq.delay.fetching import Fetching
 from tfmq.delay.finding import Finder
 from tfmq.delay.firing import Firing
-from tfmq.delay.gathering import Area, Gatherer
+from tfmq.delay.gathering import Gatherer
 from tfmq.delay.judging import UNSURE, Judge
 from tfmq.delay.keeper import Keeper
 from tfmq.delay.ledger import Landed, Ledger, Near
@@ -49,7 +49,6 @@ from tfmq.errors import StorageStopped
 
 SLOTS: Final = 8192
 """Of the wheel: with ticks of 10 ms a turn takes 82 s, about as far as the horizon is ever ahead."""
-DUES_MAX: Final = 1 << 63
 SECOND_MS: Final = 1000
 
 
@@ -93,7 +92,7 @@ class DelayQueue:
             cancelled=lambda: state.cancelled,
             postpone=lambda line, part: self._changing.postpone(line, part),
         )
-        self._judge = Judge(state, lines, destination, time, outcome_ms)
+        self._judge = Judge(state, lines, destination, time, outcome_ms, lambda: self._keeper.floor)
         self._finder = Finder(landing.log, buckets)
         self._keeper = keeper = Keeper(
             landing=landing,
@@ -294,20 +293,20 @@ class DelayQueue:
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
         """Finds what is pending since the checkpoint. Fires nothing yet; the partitions are open."""
         log, buckets = self._landing.log, self._buckets
-        area = Area(0, DUES_MAX, [], buckets.spilled_offset, log.forced_offset)
-        number = log.end_ordinal
+        offset, number = log.forced_offset, log.end_ordinal
 
-        def found(near: list[Near] | None, error: BaseException | None) -> None:
-            if near is None:
+        def found(result: tuple[list[Near], int | None] | None, error: BaseException | None) -> None:
+            if result is None:
                 done(error or RuntimeError("a read of the arrivals ended without an answer"))
                 return
-            self._keeper.recover(near, area.to_offset, number)
+            self._keeper.recover(*result, offset, number)
             done(None)
 
         if log.forced_offset < log.end_offset:
             # What waits for space to be made durable may be lost yet: until it is known, nothing behind it fires.
             self._firing.wait_for_tail(log.forced_offset, log.end_offset)
-        self._run(partial(self._gatherer.near, area, self._keeper.pending_now()), found)
+        pending = self._keeper.pending_now()
+        self._run(partial(self._gatherer.arrived, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:
         """From now on what is due fires."""
