@@ -63,9 +63,12 @@ def test_of_a_proven_block_single_records_are_read_alone(desk: Desk, monkeypatch
     records.read([offset for offset, _ in wanted])
     looks: list[int] = []
     plain = desk.log.block_of_record
-    monkeypatch.setattr(
-        desk.log, "block_of_record", lambda offset, **given: looks.append(offset) or plain(offset, **given)
-    )
+
+    def look(offset: int, **given: Any) -> Any:
+        looks.append(offset)
+        return plain(offset, **given)
+
+    monkeypatch.setattr(desk.log, "block_of_record", look)
     sample = sorted(generator.sample(wanted, 10))
     assert [records.read([offset]) for offset, _ in sample] == [[record] for _, record in sample]
     assert not looks
