@@ -54,6 +54,7 @@ PUBLISHED = {
     "group_stale": 40,
     "group_fenced": 41,
     "group_incomplete": 42,
+    "unknown_schedule": 43,
 }
 
 every_error = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

@@ -12,7 +12,7 @@ def test_every_command_but_hello_is_served_by_the_method_of_its_name() -> None:
 
 
 def test_a_code_of_a_later_release_is_told_from_one_that_nobody_knows() -> None:
-    assert unknown(62).code == "not_supported"
-    assert "delayed delivery" in str(unknown(62))
+    assert unknown(79).code == "not_supported"
+    assert "more commands about schedules" in str(unknown(79))
     assert unknown(4711).code == "unknown_command"
     assert "4711" in str(unknown(4711))
