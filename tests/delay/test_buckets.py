@@ -228,6 +228,18 @@ def test_one_that_is_settled_while_it_is_split_goes_all_the_same(bench: Bench) -
     assert bench.files() == [] and bench.crash().contents() == {}
 
 
+def test_one_that_is_settled_while_a_checkpoint_is_written_stays_until_the_next(bench: Bench) -> None:
+    bench.put(NOW + 1, NOW + DAY)
+    bucket = bench.bucket(NOW + 1)
+    bench.disk.after = lambda kind, path: bench.buckets.retire(bucket)
+    bench.buckets.commit(NOW)
+    bench.disk.after = None
+    assert len(bench.buckets.leaves) == 1
+    assert bench.crash().contents() == bench.crash("everything").contents() == bench.expected()
+    bench.buckets.commit(NOW)
+    assert len(bench.files()) == 1 and len(bench.crash("everything").contents()) == 1
+
+
 def test_one_that_is_settled_while_it_gets_more_counts_again(bench: Bench) -> None:
     bench.put(NOW + 1)
     bucket = bench.bucket(NOW + 1)
@@ -347,8 +359,9 @@ def test_a_full_disk_leaves_all_as_it_was_and_the_spill_is_tried_again(bench: Be
     before, refused = bench.contents(), set()
     for kind in ("write", "create", "rename"):
         for nth in range(1, 9):
-            bench.arrive(NOW + 1, NOW + 2 * DAY, NOW + 3 * HOUR)
+            bench.arrive(NOW + 1, NOW + 2 * DAY, NOW + 3 * HOUR, NOW + len(bench.arrived) * MINUTE)
             rule = bench.disk.faults.fail(kind, nth=nth, error=errno.ENOSPC)
+            opened = set(bench.disk.open_files)
             try:
                 bench.spill()
             except Full:
@@ -356,6 +369,8 @@ def test_a_full_disk_leaves_all_as_it_was_and_the_spill_is_tried_again(bench: Be
                 assert bench.contents() == before
                 assert bench.crash("everything").contents() == before
                 assert len(bench.files()) == len(bench.buckets.leaves)
+                assert all(bench.disk.size(leaf.path) == leaf.size for leaf in bench.buckets.leaves)
+                assert not any(file.path.endswith("bucket") for file in bench.disk.open_files - opened)
             assert bench.buckets.stopped is None
             bench.disk.faults.clear()
             assert rule.hit <= 1

@@ -11,6 +11,7 @@ from tools.mutants.bugs_client import CLIENT
 from tools.mutants.bugs_client_pipeline import CLIENT_PIPELINE
 from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
 from tools.mutants.bugs_commit_groups import COMMIT_GROUPS
+from tools.mutants.bugs_delay_buckets import DELAY_BUCKETS
 from tools.mutants.bugs_delayed_sends import DELAYED_SENDS
 from tools.mutants.bugs_effects import EFFECTS
 from tools.mutants.bugs_forces import FORCES
@@ -44,6 +45,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + APPLIED
     + COMMIT_GROUPS
     + TRANSACTIONS
+    + DELAY_BUCKETS
     + SCHEDULES
     + SERVER
     + CLIENT
