@@ -101,7 +101,7 @@ def imports(path: Path) -> Iterator[str]:
 ONLY_FOR = {
     "twisted": ("tfmq/server/", "tfmq/twisted.py", "tools/"),
     "socket": ("tfmq/server/", "tfmq/client/", "tfmq/local.py", "tools/"),
-    "asyncio": ("tfmq/client/", "tfmq/aio", "tfmq/sql/", "tools/"),
+    "asyncio": ("tfmq/client/", "tfmq/aio", "tfmq/sql/", "tfmq/cli/delay.py", "tools/"),
     "rich": ("tfmq/cli/", "tools/"),
     "click": ("tfmq/cli/", "tfmq/server/main.py", "tools/"),
     "pickle": (),
