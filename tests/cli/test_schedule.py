@@ -92,16 +92,17 @@ def test_the_payload_may_be_a_file_and_one_of_both_is_wanted(cli: Cli, topic: st
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("0 25 * * *", "reports", "go"), "no hour: write 0 to 23"),
-        (("0 9 * *", "reports", "go"), "write five fields"),
-        (("0 0 30 2 *", "reports", "go"), "never come"),
-        (("@daily", "reports", "go", "--timezone", "Europe/Atlantis"), "write its name as in Europe/Berlin"),
-        (("@daily", "reports", "go", "--name", "no/name"), "letters, digits"),
+        (("0 25 * * *", "mistaken", "go"), "no hour: write 0 to 23"),
+        (("0 9 * *", "mistaken", "go"), "write five fields"),
+        (("0 0 30 2 *", "mistaken", "go"), "never come"),
+        (("@daily", "mistaken", "go", "--timezone", "Europe/Atlantis"), "write its name as in Europe/Berlin"),
+        (("@daily", "mistaken", "go", "--name", "no/name"), "letters, digits"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
     ran = cli("schedule", "add", *arguments)
     assert ran.code == 2 and words in ran.err and ran.err.count("\n") == 1
+    assert "mistaken" not in [each["topic"] for each in cli("topic", "list", "--json").json]
 
 
 def test_a_name_that_is_not_there_is_told_with_the_nearest(cli: Cli, topic: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfmq.errors import NotAllowed, UnknownSchedule, UnknownTopic
+from tfmq.errors import BadRequest, NotAllowed, UnknownSchedule, UnknownTopic
 from tfmq.protocol import commands
 
 NEXT_MS = 1_795_424_400_000
@@ -26,6 +26,8 @@ class FakeSchedules:
 
     def add_schedule(self, request: commands.AddSchedule) -> Any:
         known = self.schedules.get(request.name)
+        if len(request.cron.split()) != 5 and not request.cron.startswith("@"):
+            raise BadRequest("That is no cron expression.")
         if request.topic not in self.incarnations:
             raise UnknownTopic()
         if known is not None and known[1] != request:

@@ -11,7 +11,7 @@ from tests.client.fake_schedules import NEXT_MS
 from tests.client.rig import Rig
 from tfmq.client.administration import Administration
 from tfmq.client.schedules import ScheduleDescription, ScheduleWish, moment_at, schedule_description
-from tfmq.errors import BadRequest, MessageTooLarge, UnknownSchedule
+from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol import commands
 
@@ -37,6 +37,22 @@ def test_a_schedule_is_made_and_its_topic_with_it(rig: Rig, admin: Administratio
     assert sent[:5] == ("morning", "0 9 * * mon-fri", "Europe/Berlin", "reports", None)
     assert decode_attribute(sent.attribute) == Attribute(None, "k", "t", {})
     assert found.details == {"news": "of a later release"}
+
+
+def test_a_wish_that_makes_no_sense_makes_no_topic(rig: Rig, admin: Administration) -> None:
+    with pytest.raises(BadRequest, match="no cron"):
+        rig.run(admin.schedule(WISH._replace(cron="daily")))
+    assert rig.broker.incarnations == {}
+    rig.run(admin.schedule(WISH))
+    rig.broker.plan(commands.AddSchedule, UnknownPartition("There is no partition 9."))
+    with pytest.raises(UnknownPartition):
+        rig.run(admin.schedule(WISH._replace(name="other", partition=9)))
+
+
+def test_where_topics_are_not_made_by_themselves_that_is_said(rig: Rig, admin: Administration) -> None:
+    rig.broker.auto_create = False
+    with pytest.raises(UnknownTopic, match="tfmq topic create"):
+        rig.run(admin.schedule(WISH))
 
 
 @pytest.mark.parametrize("action", [LOSE, CUT])

@@ -236,7 +236,6 @@ class Administration:
     # Schedules
 
     def schedule(self, wish: ScheduleWish) -> Operation[ScheduleDescription]:
-        self._cluster.forget(wish.topic)
         return asked_schedules.adding(self._link, self._cluster, wish, self._seconds)
 
     def schedules(self) -> Operation[list[ScheduleDescription]]:

@@ -16,7 +16,7 @@ from tfmq.client.cluster import Cluster
 from tfmq.client.link import Link
 from tfmq.client.operations import find_topic, request
 from tfmq.client.waiting import Operation
-from tfmq.errors import UnknownSchedule
+from tfmq.errors import UnknownPartition, UnknownSchedule, UnknownTopic
 from tfmq.limits import SCHEDULES_PER_PAGE
 from tfmq.message import BORN_MS_MAX, encode_attribute, payload_bytes
 from tfmq.protocol.commands import (
@@ -107,10 +107,16 @@ def given_name(topic: str, words: tuple[Any, ...], body: bytes) -> str:
 def adding(
     link: Link, cluster: Cluster, wish: ScheduleWish, seconds: float
 ) -> Operation[ScheduleDescription]:
-    """The topic is made on first use, as for sends."""
+    """The topic is made on first use, as for sends, but not for a wish that makes no sense."""
     message, body = wish.request()
-    yield from find_topic(link, cluster, wish.topic, create=True, seconds=seconds)
-    reply = yield from request(link, message, body, seconds=seconds)
+    try:
+        reply = yield from request(link, message, body, seconds=seconds)
+    except UnknownPartition:
+        raise
+    except UnknownTopic:
+        cluster.forget(wish.topic)
+        yield from find_topic(link, cluster, wish.topic, create=True, seconds=seconds)
+        reply = yield from request(link, message, body, seconds=seconds)
     return schedule_description(reply.schedule)
 
 
