@@ -17,7 +17,9 @@ from tfmq.delay.bucket_survey import ARRIVALS_NAME, is_delay
 from tfmq.delay.bucket_survey import FOLDER_NAME as DELAY_FOLDER
 
 LOCK = "lock"
-CATALOG_FOLDER, CATALOG_SUFFIX, CATALOG_VERSION = "meta", ".catalog", "version"
+CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
+HOUSE_NAMES = frozenset({"version", "reserve", "new-journal", "new-delay"})
+"""Beside the catalog: its format, bytes kept for a full disk, and words of the operator."""
 
 
 def is_segment(path: Path) -> bool:
@@ -33,7 +35,7 @@ def suffix_of(path: Path) -> str:
 
 def is_house_name(path: Path) -> bool:
     """Whether the broker, and not the journal, puts a file of this name there."""
-    return path.parent.name == CATALOG_FOLDER and path.name == CATALOG_VERSION
+    return path.parent.name == CATALOG_FOLDER and path.name in HOUSE_NAMES
 
 
 def segments_of(path: Path) -> list[Path]:
