@@ -77,6 +77,9 @@ def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
         assert "broker time is 1 h behind the clock" in alarmed
         assert offline("status", "--json").json["delay"]["held"] == 1_200
         assert offline("status", "--quiet").err == ""
+        broker.delay["waits_for"] = [[f"t-{number}", "no"] for number in range(1_000)]
+        told = offline("status").err
+        assert "  t-9: no\n  and 990 more" in told and "t-10:" not in told
 
 
 def test_a_broker_that_says_nothing_of_delays_has_no_such_line() -> None:

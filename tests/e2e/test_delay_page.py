@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import click
 import pytest
@@ -351,6 +352,26 @@ def test_in_a_transaction_no_handle_is_told_and_the_list_finds_it_by_its_key(bro
 
 
 # The page itself
+
+
+def test_its_programs_run_as_they_are_written(
+    broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFMQ_SERVERS", broker.servers)
+    programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(programs) == 2
+    names = {
+        "tfmq": tfmq,
+        "datetime": datetime,
+        "ZoneInfo": ZoneInfo,
+        "order": "one kettle",
+    }
+    for program in programs:
+        exec(program, {**names, "producer": broker.producer()})
+    broker.clock.advance(hours=1)
+    assert texts(broker, "orders") == ["one kettle"] and texts(broker, "checks") == ["42"]
+    assert texts(broker, "reminders") == [], "it was cancelled"
+    assert [each.topic for each in broker.admin().delayed()] == ["greetings"]
 
 
 def test_the_commands_of_the_page_are_there() -> None:

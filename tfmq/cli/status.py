@@ -9,6 +9,8 @@ from tfmq.cli.output import Output, age_text, counted, output_options, size_text
 
 CLOCK_MS = 1_000
 """A difference between broker time and the clock that is worth a sentence."""
+TARGETS_SHOWN = 10
+"""Partitions that hold messages up; a broken disk stops all of its own."""
 LATENESS = {"p50_ms": "half of them", "p99_ms": "99 %", "max_ms": "all"}
 STATES = ("open", "prepared", "applying", "heuristic")
 
@@ -98,8 +100,11 @@ def tell_delay(output: Output, found: Mapping[str, Any]) -> None:
         output.say(f"delayed messages are refused, their log has stopped: {found['arrivals']}")
     if found.get("held"):
         output.say(f"{counted(found['held'], 'delayed message')} held up, for partitions that take none:")
-        for target, reason in found.get("waits_for", ()):
+        targets = list(found.get("waits_for", ()))
+        for target, reason in targets[:TARGETS_SHOWN]:
             output.say(f"  {target}: {reason}")
+        if len(targets) > TARGETS_SHOWN:
+            output.say(f"  and {len(targets) - TARGETS_SHOWN:,} more: tfmq status --json")
     if found.get("damaged"):
         output.say(f"{counted(found['damaged'], 'delayed message')} lost by damage: see the broker's log")
     ahead = found.get("ahead_ms", 0)
