@@ -158,8 +158,9 @@ class Producer:
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Rescheduled:
         """Give a delayed message another time, counted from now or named. In one step: it is never gone, and never
-        there twice. The result's `state` is "rescheduled", and its `handle` the one to use from now on; or "delivered",
-        "cancelled", "unknown", and nothing was done. Raises as `cancel`, and `TypeError` as `send` for the time.
+        there twice. The result is the new handle, the one to use from now on, or "" where nothing was done: its `state`
+        is "rescheduled", or "delivered", "cancelled", "unknown". Raises as `cancel`, and `TypeError` as `send` for the
+        time.
         """
         return self._driver.run(self._core.rescheduling(handle, delay, deliver_at))
 

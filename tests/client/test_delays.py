@@ -1,5 +1,7 @@
 """What waits at the broker: cancelled, rescheduled, described, listed, counted; typos never travel."""
 
+import json
+import pickle
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -65,7 +67,8 @@ def test_what_was_delivered_is_not_taken_back(rig: Pending) -> None:
     handle = rig.handle(0)
     rig.broker.fire(0)
     assert rig.run(cancelling(rig.link, handle, 5.0)) == "delivered"
-    assert rig.run(rescheduling(rig.link, handle, 5, None, 5.0)) == Rescheduled("delivered", None)
+    late = rig.run(rescheduling(rig.link, handle, 5, None, 5.0))
+    assert (late.state, late.handle, late) == ("delivered", None, "") and not late
 
 
 def test_another_broker_s_handle_is_unknown(rig: Pending) -> None:
@@ -103,11 +106,19 @@ def test_a_typo_is_refused_before_it_travels(rig: Pending, work: Any) -> None:
 
 
 def test_a_message_gets_another_time_and_another_handle(rig: Pending) -> None:
-    state, handle = rig.run(rescheduling(rig.link, rig.handle(1), timedelta(hours=1), None, 5.0))
-    assert state == "rescheduled" and parse_handle(handle).due == NOW_MS + 3_600_000
-    state, again = rig.run(rescheduling(rig.link, handle, None, NOW + timedelta(days=1), 5.0))
-    assert state == "rescheduled" and parse_handle(again).due == NOW_MS + 86_400_000
+    moved = rig.run(rescheduling(rig.link, rig.handle(1), timedelta(hours=1), None, 5.0))
+    assert moved.state == "rescheduled" and parse_handle(moved).due == NOW_MS + 3_600_000
+    again = rig.run(rescheduling(rig.link, moved, None, NOW + timedelta(days=1), 5.0))
+    assert again.state == "rescheduled" and parse_handle(again).due == NOW_MS + 86_400_000
     assert [each.number for each in rig.broker.waiting] == [0, 2, 3, 4, 6]
+
+
+def test_the_answer_to_a_reschedule_is_the_new_handle_wherever_a_text_is_wanted() -> None:
+    moved = Rescheduled("rescheduled", "dabc")
+    assert moved == moved.handle == "dabc" and type(moved.handle) is str
+    assert json.dumps({"handle": moved}) == '{"handle": "dabc"}' and "rescheduled" in repr(moved)
+    again = pickle.loads(pickle.dumps(moved))
+    assert (again, again.state) == (moved, "rescheduled")
 
 
 def test_a_reschedule_needs_a_time(rig: Pending) -> None:

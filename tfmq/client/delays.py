@@ -31,13 +31,31 @@ from tfmq.protocol.handles import parse_handle
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Rescheduled(NamedTuple):
-    """What became of a message that was to have another time. `state`: "rescheduled", and then it goes by the new
-    `handle`; "delivered", "cancelled" or "unknown", and then nothing was done and `handle` is None.
+class Rescheduled(str):
+    """The new handle of a message that got another time: a text, as every handle. "" where it got none.
+
+    `state` says what became of it: "rescheduled"; or "delivered", "cancelled", "unknown", and then nothing was done.
     """
 
+    __slots__ = ("state",)
+
     state: str
-    handle: str | None = None
+
+    def __new__(cls, state: str, handle: str = "") -> Rescheduled:
+        made = super().__new__(cls, handle)
+        made.state = state
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.state, str(self)
+
+    @property
+    def handle(self) -> str | None:
+        """The new handle as plain text; None where there is none."""
+        return str(self) or None
+
+    def __repr__(self) -> str:
+        return f"<Rescheduled {self.state} {str(self)!r}>"
 
 
 class DelayedDescription(NamedTuple):
@@ -123,7 +141,7 @@ def rescheduling(
     call = link.call(RescheduleDelayed(checked(handle), due), seconds=seconds, renew=renew)
     yield from settled(link, call)
     reply = call.result()
-    return Rescheduled(str(reply.state), reply.handle or None)
+    return Rescheduled(str(reply.state), reply.handle)
 
 
 def describing(link: Link, handle: Any, seconds: float) -> Operation[DelayedDescription]:
