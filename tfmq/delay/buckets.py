@@ -156,7 +156,7 @@ class Buckets:
     def load(self, bucket: Bucket) -> Iterator[Columns]:
         """A chunk at a time, without what is damaged: that is named in `bucket.damage`, and logged. In a worker.
 
-        Raises NewerFormat, OSError.
+        Raises NewerFormat, OSError, Full (no descriptor left).
         """
         return bucket.load(self.files)
 
@@ -166,7 +166,7 @@ class Buckets:
         """The records at these positions, proven to be those of these numbers; None: damaged, and named.
 
         Ends behind the record with which `bytes_max` is reached: the answer is shorter then. Fastest where positions
-        rise and lie close together. Raises KeyError, OSError. In a worker.
+        rise and lie close together. Raises KeyError, OSError, Full (no descriptor left). In a worker.
         """
         return self._slots[slot].read(self.files, positions, numbers, bytes_max)
 
