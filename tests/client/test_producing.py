@@ -1,12 +1,13 @@
 """What both faces do, where waiting is the test's own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 
 import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker
 from tests.client.rig import Rig
+from tfmq.client.dues import When
 from tfmq.client.owners import BlockingOwner
 from tfmq.client.partition_selector import RoundRobin
 from tfmq.client.producing import ProducerCore, Settings
@@ -14,7 +15,8 @@ from tfmq.client.waiting import Operation, Wait, Waitable
 from tfmq.codecs import json
 from tfmq.errors import Busy, Closed, DeliveryFailed, NotSupported, TimedOut
 from tfmq.message import Message
-from tfmq.protocol.commands import Produce
+from tfmq.protocol.commands import DUE_RELATIVE, Metadata, Produce
+from tfmq.protocol.handles import read_dues
 
 DEFAULTS = Settings("broker:1", None, None, 5.0, 10_000, 40_000, None, None, 2.0, ())
 
@@ -125,3 +127,55 @@ def test_after_a_fork_everything_is_fresh() -> None:
         forget()  # type: ignore[operator]
     assert delivery.error() is not None
     assert rig.core.sender is not sender and rig.core.sender in rig.tickers and sender not in rig.tickers
+
+
+def delays_ms(rig: CoreRig) -> list[int]:
+    """What was left of each delay when it went out."""
+    requests = [each for each in rig.broker.requests if isinstance(each, Produce) and each.due]
+    return [due - DUE_RELATIVE for each in requests for due in read_dues(each.due or b"")]
+
+
+def test_a_delay_counts_from_the_call_however_long_the_topic_is_not_known() -> None:
+    rig = CoreRig(DEFAULTS._replace(timeout=30.0), FakeBroker(4))
+    rig.broker.plan(Metadata, *[HOLD] * 2)
+    message = rig.core.message("orders", b"x", key="k", delay=60)
+    sending = rig.core.sending("orders", message, b"x")
+    next(sending)
+    rig.advance(10)
+    rig.broker.release()
+    delivery = rig.run(sending)
+    rig.run(rig.core.flushing(30.0))
+    assert delivery.error() is None
+    assert delays_ms(rig) == [pytest.approx(50_000, abs=50)]
+
+
+def test_a_delay_of_many_counts_from_the_moment_at_which_each_is_taken() -> None:
+    rig = CoreRig()
+
+    def slow() -> Iterator[bytes]:
+        for _ in range(3):
+            yield from [b"x" * 20] * 500
+            rig.time += 5
+
+    deliveries = rig.run(rig.core.sending_many("orders", slow(), When(60)))
+    rig.run(rig.core.flushing(30.0))
+    assert all(delivery.error is None for delivery, _, _ in deliveries.runs)
+    assert len(delays_ms(rig)) == 1500 and set(delays_ms(rig)) <= set(range(54_000, 60_001))
+
+
+def test_an_unknown_time_among_many_is_refused_where_it_stands() -> None:
+    rig = CoreRig()
+    with pytest.raises(TypeError, match="not both"):
+        rig.run(rig.core.sending_many("orders", [b"x", Message(b"y", delay=1, deliver_at=2)]))
+    with pytest.raises(TypeError, match="not both"):
+        rig.run(rig.core.sending_many("orders", [b"x"], When(1, 2)))
+    rig.run(rig.core.flushing(30.0))
+    assert rig.broker.payloads("orders") == [b"x"], "what was before it went"
+
+
+def test_a_closed_producer_takes_nothing_back() -> None:
+    rig = CoreRig()
+    rig.core.closed = True
+    for ask in (lambda: rig.core.cancelling("d"), lambda: rig.core.rescheduling("d", 5, None)):
+        with pytest.raises(Closed):
+            ask()
