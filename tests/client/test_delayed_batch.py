@@ -9,7 +9,9 @@ from tfmq.client.batch import Deliveries, Delivery
 from tfmq.client.cluster import Topic
 from tfmq.client.delayed_batch import DelayedBatch
 from tfmq.client.dues import Given
+from tfmq.client.producing import BATCH_BYTES_MAX
 from tfmq.errors import DiskFull
+from tfmq.limits import BATCH_RECORDS_DELAYED
 from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, DUE_RELATIVE
 from tfmq.protocol.commands import DelayedBatch as Told
 from tfmq.protocol.handles import parse_handle
@@ -83,3 +85,8 @@ def test_a_failed_one_raises() -> None:
 def test_it_knows_the_topic_that_it_goes_to() -> None:
     batch = batch_of(1)
     assert (batch.home, batch.partition) == (HOME, 3)
+
+
+def test_the_largest_batch_has_no_more_messages_than_a_delayed_one_may() -> None:
+    smallest_record_bytes = batch_of(1).overhead_bytes
+    assert BATCH_BYTES_MAX // smallest_record_bytes <= BATCH_RECORDS_DELAYED
