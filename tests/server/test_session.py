@@ -183,7 +183,7 @@ def test_a_wrong_field_is_answered_and_the_connection_goes_on() -> None:
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(65, "not_supported"), (75, "not_supported"), (999, "unknown_command")],
+    [(65, "unknown_command"), (75, "not_supported"), (999, "unknown_command")],
 )
 def test_a_command_that_is_not_there_is_answered_and_the_connection_goes_on(code: int, error: str) -> None:
     client = Client()

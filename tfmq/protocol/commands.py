@@ -369,7 +369,6 @@ BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for comma
 
 # Codes kept for what later releases do.
 RESERVED: dict[range, str] = {
-    range(65, 70): "more commands about delayed messages",
     range(75, 80): "more commands about schedules",
 }
 
