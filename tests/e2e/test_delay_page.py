@@ -247,6 +247,23 @@ def test_a_program_with_the_first_handle_takes_it_back_wherever_it_waits(broker:
     assert admin.delayed() == []
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_first_handle_is_good_as_long_as_its_message_waits(
+    broker: SimulatedBroker, restart: bool
+) -> None:
+    producer = broker.producer()
+    first = pending(broker, producer)
+    producer.reschedule(first, delay=timedelta(days=30))
+    for _ in range(10):
+        broker.clock.advance(days=1)
+        producer.send("others", "x", delay=5).result()
+    if restart:
+        broker.restart()
+    assert producer.cancel(first) == "cancelled"
+    broker.clock.advance(days=40)
+    assert texts(broker) == []
+
+
 def test_what_is_moved_keeps_content_id_partition_and_birth(broker: SimulatedBroker) -> None:
     producer = broker.producer()
     sent = producer.send("t", "x", key="k", tag="a", properties={"n": "1"}, delay=60).result()
