@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -216,3 +217,16 @@ def test_delayed_messages_of_the_asyncio_face_come_when_they_are_due(servers: st
 
     _, second, third = asyncio.run(asyncio.wait_for(story(), SECONDS))
     assert second > 0.099 and third > 0.299, "never early"
+
+
+def test_the_handle_of_one_broker_is_unknown_to_another(servers: str, tmp_path: Path) -> None:
+    with (
+        tfmq.local_server(tmp_path / "other") as other,
+        tfmq.Producer(other) as there,
+        tfmq.Producer(servers) as here,
+    ):
+        strange, own = (
+            each.send("alike", "x", delay=0.001).result(SECONDS).delayed for each in (there, here)
+        )
+        assert here.cancel(own) == there.cancel(strange) == "delivered"
+        assert here.cancel(strange) == here.reschedule(strange, 5).state == there.cancel(own) == "unknown"

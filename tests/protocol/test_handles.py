@@ -13,6 +13,7 @@ from tfmq.protocol.handles import (
     LETTER,
     Handle,
     Handles,
+    issuer,
     parse_handle,
     print_handle,
     read_dues,
@@ -121,3 +122,9 @@ def test_due_times_travel_big_endian(numbers: list[int]) -> None:
     assert list(read_dues(packed)) == numbers
     dues = array("Q", numbers)
     assert write_dues(dues) == packed and list(dues) == numbers
+
+
+def test_handles_of_two_brokers_are_told_apart_although_their_stores_count_alike() -> None:
+    issuers = {issuer(node, store_id) for node in ("ab" * 16, "cd" * 16) for store_id in range(1, 1000)}
+    assert len(issuers) == 2 * 999 and all(0 < each < 1 << 64 for each in issuers)
+    assert issuer("ab" * 16, 16) == 0x193B_727D_3182_3496, "for ever"

@@ -39,7 +39,7 @@ from tfmq.protocol.commands import (
     SucceedProducer,
     TransactionBatch,
 )
-from tfmq.protocol.handles import Handle, parse_handle, print_handle
+from tfmq.protocol.handles import Handle, issuer, parse_handle, print_handle
 from tfmq.protocol.rows import DUE_BYTES, DUE_MAX
 from tfmq.transaction.transaction import Piece
 
@@ -57,6 +57,7 @@ class Delay:
         partition: Arrivals,
         queue: DelayQueue,
         buckets: Buckets,
+        node: str,
         topics: Topics,
         register: Register,
         writes: Writes,
@@ -66,6 +67,7 @@ class Delay:
     ) -> None:
         self.partition, self.queue, self.store_id = partition, queue, buckets.store_id
         self._buckets, self._levels = buckets, levels
+        self._issuer = issuer(node, buckets.store_id)
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
         self._limits = limits
         self.stopped = False
@@ -103,7 +105,7 @@ class Delay:
             session,
             self._writes,
             queue=self.queue,
-            store_id=self.store_id,
+            store_id=self._issuer,
             log_id=target.log.log_id,
         )
         self._quotas.take(session, work.size_bytes + REQUEST_BYTES)
@@ -204,7 +206,7 @@ class Delay:
         return (known,)
 
     def _is_own(self, handle: Handle) -> bool:
-        return handle.store_id == self.store_id
+        return handle.store_id == self._issuer
 
     # Many
 
@@ -261,7 +263,7 @@ class Delay:
         return done
 
     def _handle(self, log_id: int, turn: Turn) -> str:
-        return print_handle(Handle(self.store_id, log_id, turn.due, turn.number))
+        return print_handle(Handle(self._issuer, log_id, turn.due, turn.number))
 
     def _row(self, pending: Pending) -> dict[str, Any]:
         """A message that waits, as lists have it."""

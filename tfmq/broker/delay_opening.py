@@ -222,6 +222,7 @@ def join_delay(house: House, store: DelayStore) -> None:
         partition=partition,
         queue=queue,
         buckets=buckets,
+        node=house.node,
         topics=house.topics,
         register=house.catalog.register,
         writes=house.writes,

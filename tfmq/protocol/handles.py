@@ -15,6 +15,7 @@ import zlib
 from array import array
 from base64 import b32decode, b32encode
 from collections.abc import Sequence
+from hashlib import blake2b
 from struct import Struct
 from sys import byteorder
 from typing import Any, Final, NamedTuple, NoReturn, overload
@@ -27,6 +28,7 @@ LENGTH: Final = 59
 """Characters of a handle."""
 
 _FIELDS: Final = Struct(">QQQQ")
+_NUMBER: Final = Struct(">Q")
 _CHECKSUM: Final = Struct(">I")
 _PADDING: Final = 6
 """Signs "=" that base32 puts behind 36 bytes."""
@@ -34,7 +36,9 @@ _NUMBER_MAX: Final = (1 << 63) - 1
 
 
 class Handle(NamedTuple):
-    """What a handle says. `due` in ms since 1970 of broker time; store and log id u64, not 0; the others u63."""
+    """What a handle says. `store_id`: its `issuer`. `due` in ms since 1970 of broker time; store and log id u64, not 0;
+    the others u63.
+    """
 
     store_id: int
     log_id: int
@@ -77,6 +81,14 @@ def _refuse(text: str) -> NoReturn:
         f"This is no handle of a delayed message: {shown!r}. Handles have {LENGTH} characters and a checksum:"
         " copy it whole from SendResult.delayed or `tfmq delay list`."
     )
+
+
+def issuer(node: str, store_id: int) -> int:
+    """Whose handles they are: one number for a broker's own id (`node`, random) and its store, which counts from the
+    same small numbers everywhere. u64, not 0.
+    """
+    digest = blake2b(f"{node}/{store_id}".encode(), digest_size=_NUMBER.size).digest()
+    return int(_NUMBER.unpack(digest)[0]) or 1
 
 
 class Handles(Sequence[str]):
