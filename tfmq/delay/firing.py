@@ -89,6 +89,8 @@ class Firing:
         for landed in self._ledger.forced(self._landing.log.forced_offset):
             self._shore.add(landed.near, landed.count, landed.low, landed.high)
             self._keeper.landed(landed)
+        if self._shore.stray is not None:
+            self._keeper.look()
 
     def wait_for_tail(self, from_offset: int, to_offset: int) -> None:
         """What lies between is in the log, but not on the disk for sure."""

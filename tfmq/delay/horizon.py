@@ -74,6 +74,8 @@ class View(NamedTuple):
     horizon: int
     rows: int = 0
     moving: int = 0
+    unsure: int | None = None
+    """The lowest due of arrivals that are not known to be on the disk."""
     stray: int | None = None
     """The due of something below the horizon that is on the disk only."""
     span: Span | None = None
@@ -126,8 +128,10 @@ def decide(view: View) -> Decision:
         return Decision(Step.RETREAT, retreat_to(view.now))
     if view.reloads and view.horizon > view.now + URGENT_MS:
         return Decision(Step.RELOAD)
-    if view.horizon <= view.now + LEAD_MS and _has_room(view):
-        return _onward(view)
+    if view.horizon <= view.now + LEAD_MS:
+        onward = _bounded(view, _onward(view))
+        if onward is not None:
+            return onward
     if view.reloads:
         return Decision(Step.RELOAD)
     if view.writable and view.unspilled_bytes and (view.wanted or _is_old(view)):
@@ -141,10 +145,28 @@ def decide(view: View) -> Decision:
     return REST
 
 
-def _has_room(view: View) -> bool:
+def _bounded(view: View, onward: Decision) -> Decision | None:
+    """The same as far as memory allows it, and what is not sure to be on the disk; None: not yet."""
+    step, to = onward
+    if step not in (Step.LOAD, Step.MOVE):
+        return onward
+    if view.unsure is not None and view.unsure >= view.horizon:
+        to = min(to, view.unsure)
+    if view.rows > ROOM_ROWS:
+        to = min(to, retreat_to(view.now))
+    if to <= view.horizon or (step is Step.LOAD and not _has_room(view, to)):
+        return None
+    return Decision(step, to)
+
+
+def _has_room(view: View, to: int) -> bool:
+    """Whether so much more may come to memory. What is too much would have to go again at once."""
     if view.horizon <= view.now:
         return view.moving <= CATCH_UP_ROWS
-    return view.rows <= ROOM_ROWS or view.horizon <= view.now + URGENT_MS
+    if view.horizon <= view.now + URGENT_MS:
+        return True
+    coming = view.span_rows if view.span is not None and view.span.start < to else 0
+    return view.rows <= ROOM_ROWS and view.rows + coming <= NEAR_MAX
 
 
 def _is_old(view: View) -> bool:
@@ -156,19 +178,18 @@ def _onward(view: View) -> Decision:
     """The horizon has to move on."""
     span = view.span
     to = goal(view.now)
-    if span is not None and span.start < to:
+    if span is not None and span.start <= view.horizon:
         coarse = span.exponent > USUAL or (span.exponent > FINEST and view.span_rows > SPLIT_ROWS)
         if coarse and view.writable and view.divisible:
             return Decision(Step.SPLIT)
         to = min(span.end, _piece(view)) if coarse else span.end
-    elif view.far_low is None or view.far_low >= to:
-        return Decision(Step.MOVE, to)
-    if (
-        view.far_low is not None
-        and view.far_low < to
-        and view.unspilled_bytes > RESCAN_BYTES
-        and view.writable
-    ):
+    else:
+        # What lies between here and the next bucket can only be in the arrivals.
+        to = to if span is None else min(to, span.start)
+        if view.far_low is None or view.far_low >= to:
+            return Decision(Step.MOVE, to)
+    far = view.far_low is not None and view.far_low < to
+    if far and view.unspilled_bytes > RESCAN_BYTES and view.writable:
         return Decision(Step.SPILL)
     return Decision(Step.LOAD, to)
 
@@ -176,5 +197,4 @@ def _onward(view: View) -> Decision:
 def _piece(view: View) -> int:
     """The end of the next piece of a bucket that cannot be split."""
     size = USUAL if view.span_rows <= SPLIT_ROWS else FINEST
-    start = max(view.horizon, view.span.start if view.span is not None else 0)
-    return (start >> size) + 1 << size
+    return (view.horizon >> size) + 1 << size

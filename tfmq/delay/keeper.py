@@ -67,6 +67,7 @@ class Keeper:
         """Arrivals before are on the disk, and known here."""
         self.busy: Step | None = None
         self.stopping = False
+        self._looking = False
         self.changed = False
         """Whether the checkpoint would say something else now."""
         self._since: int | None = None
@@ -124,12 +125,16 @@ class Keeper:
     # Deciding
 
     def look(self) -> None:
-        """Does what is to be done next, unless something is under way."""
+        """Does what is to be done next, unless something is under way. Work that ends at once is followed by more."""
+        if self._looking:
+            return
+        self._looking = True
         while self.busy is None and not self.stopping:
             self._retire()
             decision = decide(self.view())
             if decision.step is Step.REST or not self._take(decision):
                 break
+        self._looking = False
         self._try_stop()
 
     def view(self) -> View:
@@ -140,6 +145,7 @@ class Keeper:
         return View(
             now=now,
             horizon=shore.horizon,
+            unsure=self._limit(),
             stray=shore.stray,
             rows=shore.wheel.held + lines.queued,
             moving=lines.moving + (shore.wheel.held if shore.horizon <= now else 0),

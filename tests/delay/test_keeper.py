@@ -1,0 +1,227 @@
+"""Memory and disk in step: loads, retreats, spills, splits, what is given up and when."""
+
+import pytest
+
+from journal.testing import SimulatedDisk
+from tests.delay.desk import BILLS, ORDERS, START_MS, Desk
+from tfmq.delay import horizon, keeper, pacing
+from tfmq.errors import TfmqError
+
+
+def payloads(count: int, name: str = "m") -> list[bytes]:
+    return [b"%s-%d" % (name.encode(), number) for number in range(count)]
+
+
+def in_order(desk: Desk, key: int = ORDERS) -> bool:
+    return desk.applied(key) == sorted(desk.applied(key))
+
+
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rules for thousands instead of millions."""
+    monkeypatch.setattr(horizon, "NEAR_MAX", 2000)
+    monkeypatch.setattr(horizon, "ROOM_ROWS", 1000)
+    monkeypatch.setattr(horizon, "CATCH_UP_ROWS", 200)
+    monkeypatch.setattr(horizon, "SPLIT_ROWS", 500)
+    monkeypatch.setattr("tfmq.delay.buckets.SPLIT_ENTRIES", 500)
+    monkeypatch.setattr(horizon, "RESCAN_BYTES", 10_000)
+
+
+def test_what_is_too_much_for_memory_waits_on_the_disk(small_bounds: None) -> None:
+    desk = Desk()
+    sent = []
+    for burst in range(60):
+        sent += desk.send(
+            payloads(100, str(burst)), [20_000 + (n * 331 + burst * 7) % 9000 for n in range(100)]
+        )
+    desk.advance(1.5)
+    most = 0
+    for _ in range(30):
+        desk.advance(1)
+        most = max(most, desk.queue.status()["near"])
+    assert most <= 3000
+    expected = [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+    assert desk.visible() == expected
+    for at, payload in desk.fired:
+        assert at >= next(each.due for each in sent if each.payload == payload)
+
+
+def test_a_burst_that_lands_in_one_second_is_fired_in_order(small_bounds: None) -> None:
+    desk = Desk()
+    sent = []
+    for burst in range(50):
+        sent += desk.send(payloads(100, str(burst)), [30_000 + (n * 37) % 900 for n in range(100)])
+    desk.advance(60)
+    assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+
+
+def test_ten_thousand_far_ones_in_one_minute_are_split_and_fired_in_order(small_bounds: None) -> None:
+    desk = Desk()
+    sent = []
+    for burst in range(100):
+        sent += desk.send(
+            payloads(100, str(burst)), [7_200_000 + (n * 601 + burst * 13) % 60_000 for n in range(100)]
+        )
+    desk.advance(7200 + 100)
+    assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+    late = {payload: at for at, payload in desk.fired}
+    assert all(0 <= late[each.payload] - each.due <= 20 for each in sent)
+    desk.advance(20)
+    assert not desk.buckets.leaves
+
+
+@pytest.mark.parametrize("down", [100, 100_000, 40_000_000])
+def test_after_a_downtime_all_comes_in_order(down: int, small_bounds: None) -> None:
+    desk = Desk()
+    sent = []
+    for burst in range(40):
+        sent += desk.send(
+            payloads(50, str(burst)), [(n * n * 977 + burst * 7919) % 30_000_000 for n in range(50)]
+        )
+        desk.advance(3)
+    fired = set(desk.visible())
+    desk.clock.advance(down)
+    desk = desk.kill()
+    desk.advance(30)
+    now = desk.now_ms
+    overdue = [each.payload for each in sorted(sent, key=lambda each: each.turn) if each.due < now - 15_000]
+    assert [p for p in desk.visible() if p not in fired][: len(overdue) - len(fired)] == [
+        p for p in overdue if p not in fired
+    ]
+    desk.advance(31_000)
+    assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+
+
+def test_a_catch_up_leaves_every_turn_a_part(monkeypatch: pytest.MonkeyPatch, small_bounds: None) -> None:
+    """What came in meanwhile is served between two turns of it."""
+    monkeypatch.setattr(pacing, "TURN_ROWS", 100)
+    desk = Desk()
+    for burst in range(20):
+        desk.send(payloads(200, str(burst)), 50)
+    desk.clock.advance(10)
+    served, before = [], 0
+    desk.timers.after(0, lambda: None)
+    while len(desk.visible()) < 4000:
+        desk.timers.tick(desk.clock.monotonic())
+        while desk.queue.write() or desk.landing.write() or desk.targets.write():
+            pass
+        served.append(len(desk.visible()) - before)
+        before = len(desk.visible())
+        desk.work()
+    assert max(served) <= 200
+
+
+def test_arrivals_are_given_up_once_they_are_in_buckets_and_fired() -> None:
+    desk = Desk(segment_bytes=1 << 20)
+    for _ in range(30):
+        desk.send([b"x" * 100_000], 3_600_000)
+        desk.send([b"y" * 1000], 20, key=BILLS)
+        desk.advance(61)
+    log = desk.landing.log
+    assert log.first_offset > 0
+    assert log.end_offset - log.first_offset <= 3 << 20
+    assert len(desk.visible(BILLS)) == 30
+    desk.advance(5000)
+    assert len(desk.visible()) == 30
+
+
+def test_a_target_that_stays_away_does_not_keep_the_arrivals() -> None:
+    desk = Desk(segment_bytes=1 << 20)
+    desk.targets.stop(ORDERS)
+    for number in range(40):
+        desk.send([b"%d" % number + b"x" * 100_000], 20)
+        desk.advance(61)
+    log = desk.landing.log
+    assert log.end_offset - log.first_offset <= 3 << 20
+    desk.targets.resume(ORDERS)
+    desk.queue.resumed(ORDERS)
+    desk.advance(10)
+    assert [int(payload.split(b"x")[0]) for payload in desk.visible()] == list(range(40))
+
+
+def test_a_full_disk_keeps_nothing_from_firing() -> None:
+    """What cannot be spilled is loaded from the arrivals."""
+    desk = Desk(SimulatedDisk_with_folders(space_bytes=6 << 20))
+    sent = desk.send(payloads(100), [n * 2000 for n in range(100)])
+    desk.disk.space_bytes = desk.disk.used_bytes()
+    for handle in sent:
+        desk.until(handle.due + 12)
+        assert desk.visible()[-1] == handle.payload
+    desk.disk.space_bytes = 60 << 20
+    desk.advance(120)
+    desk.send([b"more"], 10)
+    desk.advance(1)
+    assert desk.visible()[-1] == b"more"
+
+
+def SimulatedDisk_with_folders(space_bytes: int) -> SimulatedDisk:
+    disk = SimulatedDisk(space_bytes=space_bytes)
+    for folder in ("/data", "/data/delay", "/data/delay/arrivals"):
+        disk.make_folder(folder)
+    for folder in ("/", "/data", "/data/delay"):
+        disk.force_folder(folder)
+    return disk
+
+
+def test_the_time_is_written_down_so_that_a_wrong_clock_does_not_turn_it_back() -> None:
+    desk = Desk()
+    handle = desk.send([b"m"], 3_600_000)[0]
+    desk.send([b"n"], 100)
+    desk.advance(70)
+    desk.clock.jump_wall(-86_400)
+    again = desk.kill()
+    assert START_MS + 60_000 <= again.now_ms <= START_MS + 70_000
+    again.until(handle.due - 1)
+    assert b"m" not in again.visible()
+    again.advance(0.02)
+    assert again.visible() == [b"n", b"m"]
+
+
+def test_cancelled_ones_are_forgotten_when_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(outcome_seconds=600)
+    handle = desk.send([b"m"], 100_000)[0]
+    assert desk.cancel(handle).known == "cancelled"
+    desk.advance(300)
+    assert desk.cancel(handle).known == "cancelled"
+    desk.send([b"other"], 10_000)
+    desk.advance(2000)
+    desk.send([b"other"], 10_000)
+    desk.advance(100)
+    assert desk.state.cancelled.count == 0
+    assert desk.cancel(handle).known == "unknown"
+    assert desk.describe(handle).state == "unknown"
+    assert desk.kill().cancel(handle).known in ("unknown", "cancelled"), "the log may know it still"
+
+
+def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    handle = desk.send([b"m"], 200_000)[0]
+    desk.advance(100)
+    near, calls = desk.queue._gatherer.near, []
+
+    def fails(*args: object) -> object:
+        calls.append(1)
+        if len(calls) < 3:
+            raise OSError(5, "the disk is away")
+        return near(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(desk.queue._gatherer, "near", fails)
+    desk.until(handle.due + 12)
+    assert desk.visible() == [b"m"]
+    assert len(calls) >= 3
+
+
+def test_a_list_waits_for_a_spill_and_hears_when_there_can_be_none() -> None:
+    desk = Desk()
+    desk.send([b"m"], 3_600_000)
+    desk.buckets.stopped = "its disk failed"
+    with pytest.raises(TfmqError):
+        desk.listed()
+
+
+def test_nothing_is_done_while_nothing_waits() -> None:
+    desk = Desk()
+    desk.send([b"m"], 10)
+    desk.advance(200)
+    assert desk.timers.next_due() is None
+    assert keeper.COUNT_SECONDS < 1

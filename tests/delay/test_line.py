@@ -1,0 +1,204 @@
+"""One target: everything in the order of the turns, one effect at a time, once, whatever its disk does."""
+
+import logging
+
+import pytest
+
+from journal.control import Control, encode_control
+from tests.delay.desk import BILLS, ORDERS, Desk
+from tfmq.delay import line as lines
+from tfmq.delay.line import PAUSE_SECONDS, PAUSE_SECONDS_MAX
+
+
+def applies(desk: Desk, key: int = ORDERS) -> int:
+    return len([asked for asked in desk.targets.asked if asked[:2] == ("apply", key)])
+
+
+def test_an_effect_names_the_last_turn_that_it_brings() -> None:
+    desk = Desk()
+    sent = desk.send([b"a", b"b", b"c"], [5, 5, 5])
+    desk.advance(0.02)
+    assert desk.applied() == [sent[-1].turn]
+
+
+def test_a_stopped_partition_holds_only_its_own_timers() -> None:
+    desk = Desk()
+    desk.send([b"a"], 10)
+    desk.send([b"b"], 10, key=BILLS)
+    desk.targets.stop(ORDERS)
+    desk.advance(1)
+    assert (desk.visible(ORDERS), desk.visible(BILLS)) == ([], [b"b"])
+    desk.targets.resume(ORDERS)
+    desk.queue.resumed(ORDERS)
+    desk.turn()
+    assert desk.visible(ORDERS) == [b"a"]
+
+
+def test_a_full_disk_is_tried_again_after_growing_pauses() -> None:
+    desk = Desk()
+    desk.send([b"a", b"b"], [10, 20])
+    desk.targets.target(ORDERS).full = True
+    desk.advance(300)
+    assert 10 <= applies(desk) <= 20
+    desk.targets.target(ORDERS).full = False
+    desk.advance(PAUSE_SECONDS_MAX)
+    assert desk.visible() == [b"a", b"b"]
+    assert desk.queue.status()["waits_for"] == []
+
+
+def test_the_first_pause_is_short() -> None:
+    desk = Desk()
+    desk.send([b"a"], 10)
+    desk.targets.target(ORDERS).full = True
+    desk.advance(0.02)
+    desk.targets.target(ORDERS).full = False
+    desk.advance(PAUSE_SECONDS)
+    assert desk.visible() == [b"a"]
+
+
+def test_a_stop_is_told_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.send([b"a"], 10)
+    desk.targets.stop(ORDERS, "its disk failed")
+    with caplog.at_level(logging.INFO, "tfmq.delay"):
+        desk.advance(100)
+        desk.targets.resume(ORDERS)
+        desk.queue.resumed(ORDERS)
+        desk.turn()
+    told = [each.getMessage() for each in caplog.records if "topic16-0" in each.getMessage()]
+    assert len(told) == 2
+    assert "its disk failed" in told[0] or "takes no writes" in told[0]
+    assert told[1] == "topic16-0 takes delayed messages again"
+
+
+def test_what_a_resumed_target_lost_comes_again_before_what_is_later() -> None:
+    desk = Desk()
+    desk.targets.automatic = False
+    for number in range(6):
+        desk.send([b"%d" % number], 10 + 20 * number)
+    desk.advance(0.06)
+    assert desk.visible() == [b"0", b"1", b"2"]
+    desk.targets.target(ORDERS).forced = 1
+    desk.targets.fail_force(ORDERS)
+    desk.advance(0.1)
+    desk.targets.automatic = True
+    desk.targets.resume(ORDERS, keep=1)
+    desk.queue.resumed(ORDERS)
+    desk.advance(3)
+    assert desk.visible() == [b"%d" % number for number in range(6)]
+
+
+def test_what_is_lost_is_found_in_buckets_as_in_arrivals() -> None:
+    desk = Desk()
+    sent = [desk.send([b"%d" % number], 100_000 + number * 20)[0] for number in range(6)]
+    desk.targets.automatic = False
+    desk.until(sent[3].due + 5)
+    assert len(desk.visible()) == 4
+    desk.targets.stop(ORDERS)
+    desk.targets.resume(ORDERS, keep=0)
+    desk.targets.automatic = True
+    desk.queue.resumed(ORDERS)
+    desk.advance(5)
+    assert desk.visible() == [b"%d" % number for number in range(6)]
+    assert desk.buckets.count == 6 or not desk.buckets.leaves
+
+
+def test_a_line_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "ROWS_MAX", 50)
+    desk = Desk()
+    desk.send([b"first"], 5)
+    desk.targets.stop(ORDERS)
+    desk.advance(0.1)
+    for burst in range(10):
+        desk.send([b"%d-%d" % (burst, number) for number in range(20)], 50)
+        desk.advance(0.1)
+    status = desk.queue.status()
+    assert (status["behind"], status["held"] <= 50) == (1, True)
+    desk.targets.resume(ORDERS)
+    desk.queue.resumed(ORDERS)
+    desk.advance(5)
+    assert desk.visible() == [
+        b"first",
+        *(b"%d-%d" % (burst, number) for burst in range(10) for number in range(20)),
+    ]
+    assert desk.queue.status()["behind"] == 0
+
+
+def test_a_line_that_is_behind_goes_on_from_the_disk_after_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "ROWS_MAX", 50)
+    desk = Desk()
+    desk.targets.stop(ORDERS)
+    expected = []
+    for hour in range(50):
+        payloads = [b"%d-%d" % (hour, number) for number in range(7)]
+        desk.send(payloads, 3_600_000)
+        desk.send([b"other"], 10, key=BILLS)
+        expected += payloads
+        desk.advance(1800)
+    desk.advance(3600)
+    assert desk.queue.status()["held"] <= 50
+    desk.targets.resume(ORDERS)
+    desk.queue.resumed(ORDERS)
+    desk.advance(10)
+    assert desk.visible() == expected
+    assert len(desk.visible(BILLS)) == 50
+    desk.advance(60)
+    assert not desk.buckets.leaves
+
+
+def test_a_topic_that_is_gone_drops_what_was_for_it_and_counts() -> None:
+    desk = Desk()
+    desk.send([b"a", b"b"], 10)
+    desk.send([b"far"], 100_000)
+    desk.targets.delete(16)
+    desk.queue.topic_gone(16)
+    desk.advance(200)
+    assert desk.queue.status()["dropped"] == 2
+    assert desk.queue.pending == 0
+
+
+def test_a_topic_that_goes_while_its_line_waits_lets_go() -> None:
+    desk = Desk()
+    desk.send([b"a", b"b"], 10)
+    desk.targets.stop(ORDERS)
+    desk.advance(1)
+    desk.targets.delete(16)
+    desk.queue.topic_gone(16)
+    desk.advance(1)
+    assert desk.queue.status()["waits_for"] == []
+    assert desk.queue.status()["dropped"] == 2
+
+
+def test_large_messages_go_one_at_a_time_and_a_maximum_size_one_too() -> None:
+    desk = Desk(segment_bytes=64 << 20)
+    payloads = [b"%d" % number + b"x" * 300_000 for number in range(5)] + [b"y" * (16 << 20)]
+    desk.send(payloads, 50)
+    desk.advance(1)
+    assert desk.visible() == payloads
+    assert max(each.size_bytes for each in desk.targets.target(ORDERS).appends[:5]) < 400_000
+
+
+def test_records_that_would_make_a_control_record_where_they_meet_go_apart() -> None:
+    """Nobody could tell that from a true one behind a torn end."""
+    header = encode_control(ORDERS, Control(1, 100, 0, 0, 0, 0, 0, 0))[:20]
+    desk = Desk()
+    desk.send([b"payload" + header[:16]], 10, turn=False)
+    desk.send([b"x" * 0x40, b"last"], 10)
+    desk.advance(1)
+    assert desk.visible() == [b"payload" + header[:16], b"x" * 0x40, b"last"]
+    assert [len(append.records) for append in desk.targets.target(ORDERS).appends] == [1, 2]
+
+
+def test_damage_is_told_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.send([b"a" * 50], 200_000)
+    desk.send([b"b" * 50], 200_001)
+    desk.advance(70)
+    (bucket,) = desk.buckets.leaves
+    data = desk.disk.read_file(bucket.path)
+    desk.disk.damage(bucket.path, data.index(b"a" * 50), b"X")
+    with caplog.at_level(logging.ERROR, "tfmq.delay"):
+        desk.advance(150)
+    assert desk.visible() == [b"b" * 50]
+    assert desk.queue.status()["damaged"] == 1
+    assert "cannot be read" in caplog.text
