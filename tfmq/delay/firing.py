@@ -82,6 +82,7 @@ class Firing:
             self._asked = 0
             return
         self.settle()
+        self._keeper.catch_up()
         self.look()
 
     def settle(self) -> None:
