@@ -7,6 +7,7 @@ what its sender meant, also after the wall clock stepped back once more.
 """
 
 from bisect import bisect_right
+from math import ceil
 from struct import Struct
 from struct import error as StructError
 from typing import Final
@@ -51,6 +52,11 @@ class BrokerTime:
             self._last = now
         return self._last
 
+    def taken_ms(self) -> int:
+        """Broker time rounded up: a delay counts from here, so that it is not a fraction of a millisecond short."""
+        elapsed = (self._clock.monotonic() - self._begin) * 1000
+        return max(self.now_ms(), self._begin_ms + ceil(elapsed - ROUNDING_MS))
+
     def seconds_until(self, ms: int) -> float:
         """How long until broker time is `ms`, by the monotonic clock; 0 if it is."""
         return max(0.0, self._begin + (ms - self._begin_ms) / 1000 - self._clock.monotonic())
@@ -63,6 +69,10 @@ class BrokerTime:
         if ahead > self._ahead or ahead < self._ahead - SLACK_MS:
             self._ahead = ahead
         return self._ahead
+
+    def off_ms(self) -> int:
+        """Broker time less the wall clock, for people: below 0 where the wall clock was set forward."""
+        return self.now_ms() - self._clock.wall_ms()
 
     def wall_ms(self) -> int:
         """The wall clock, or what `ahead_ms` makes of it."""

@@ -140,6 +140,10 @@ class DelayQueue:
         """Broker time, ms since 1970: never goes back, and is never below anything that fired."""
         return self._time.now_ms()
 
+    def taken_ms(self) -> int:
+        """Broker time rounded up, from which delays count: at most a millisecond above `now_ms`."""
+        return self._time.taken_ms()
+
     def wall_ms(self) -> int:
         """The wall clock as `dues.effective` is to be told it: what broker time is ahead of it is noted, so that
         messages for a time of the wall clock are known again when that steps."""
@@ -275,7 +279,7 @@ class DelayQueue:
             "near": self._shore.wheel.count,
             "next_due_ms": self._keeper.next_due,
             "now_ms": now,
-            "ahead_ms": self._time.ahead_ms(),
+            "ahead_ms": self._time.off_ms(),
             "horizon_ms": self._shore.horizon,
             "held": sum([len(line.rows) for line in lines.all() if line.parked]),
             "behind": lines.behind_count,
