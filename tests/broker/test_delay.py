@@ -61,6 +61,18 @@ def test_a_fetch_that_waits_is_answered_by_what_becomes_due(broker: Broker) -> N
     assert waiting.code == "ok" and waiting.body
 
 
+def test_a_delay_is_not_a_fraction_of_a_millisecond_short(broker: Broker) -> None:
+    """Broker time counts whole ones; what is taken at a part of one counts from the next."""
+    for part in (0.0001, 0.0005, 0.0009):
+        seen = len(broker.payloads())
+        broker.advance(part)
+        broker.delay(broker.lease(), 0, due=after(5))
+        broker.advance(0.0049)
+        assert len(broker.payloads()) == seen, f"taken {part} s behind a whole one"
+        broker.advance(0.1)
+        assert len(broker.payloads()) == seen + 1
+
+
 # Streams
 
 

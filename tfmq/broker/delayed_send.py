@@ -56,6 +56,7 @@ class Queue(Protocol):
     """What of `tfmq.delay.queue.DelayQueue` arrivals need; see there."""
 
     def now_ms(self) -> int: ...
+    def taken_ms(self) -> int: ...
     def wall_ms(self) -> int: ...
     def expect(self, due_min: int) -> int: ...
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None: ...
@@ -100,7 +101,8 @@ class DelayedSend(Send):
         if found is None:
             return None
         request, queue, ((data, blocks, *stream),) = self._request, self._queue, found
-        dues = effective(request.due or b"", request.count, queue.now_ms(), queue.wall_ms())
+        now, taken = queue.now_ms(), queue.taken_ms()
+        dues = effective(request.due or b"", request.count, taken, queue.wall_ms() + taken - now)
         note = notes.arrival(self._log_id, request.topic, dues, len(data))
         batches = batches_of(note, data, blocks, *stream)
         self._landed = Landed(note, queue.expect(dues.low))

@@ -43,7 +43,7 @@ def open_store(house: House) -> JournalTransactionStore:
         run=house.run,
         limits=house.limits,
         settings=house.transaction_settings,
-        decided_ms=house.delay.queue.now_ms,
+        decided_ms=house.delay.queue.taken_ms,
     )
     try:
         _take_over(house, folder, store)

@@ -167,7 +167,7 @@ class Changing:
     def _repeats(self, moved: Turn, wire: bytes) -> bool:
         word, now = int.from_bytes(wire, "big"), self._time.now_ms()
         if word >= RELATIVE:
-            return now - REPEAT_MS <= moved.due - (word - RELATIVE) <= now
+            return now - REPEAT_MS <= moved.due - (word - RELATIVE) <= now + 1
         return word + self._time.told(moved.number) == moved.due or word <= moved.due <= now
 
     def _when_sure(self, turn: Turn, then: Ended) -> None:
@@ -209,7 +209,8 @@ class Changing:
                 self._free(key, turn)
             ended([], StorageStopped(reason="its topic is gone", outcome=OUTCOME_UNKNOWN))
             return
-        dues = effective(wire, len(turns), self._time.now_ms(), self._time.wall_ms())
+        now, taken = self._time.now_ms(), self._time.taken_ms()
+        dues = effective(wire, len(turns), taken, self._time.wall_ms() + taken - now)
         old = Turns(array("Q", [turn.due for turn in turns]), array("Q", [turn.number for turn in turns]))
         data = b"".join(records)
         note = notes.reschedule(key, name.rpartition("-")[0], dues, len(data), old)
