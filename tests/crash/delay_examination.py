@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker, after
@@ -49,17 +49,24 @@ class View(NamedTuple):
 
 
 def view_of(broker: Broker) -> View:
-    broker.work()
-    delivered = {place: broker.payloads(*place) for place in PLACES}
+    """What is due comes while one looks: so it is looked again until both were of one moment."""
+    while True:
+        broker.work()
+        delivered = {place: broker.payloads(*place) for place in PLACES}
+        waiting = waiting_of(broker)
+        if delivered == {place: broker.payloads(*place) for place in PLACES}:
+            return View(now_of(broker), delivered, waiting)
+
+
+def waiting_of(broker: Broker) -> dict[int, tuple[Place, int, str]]:
     waiting: dict[int, tuple[Place, int, str]] = {}
     for row in rows_of(broker):
         require(row["size"] not in waiting, f"a message of {row['size']} bytes waits twice: {row}")
-        place = (row["topic"], row["partition"])
-        waiting[row["size"]] = place, row["due_ms"], row["handle"]
-    return View(now_of(broker), delivered, waiting)
+        waiting[row["size"]] = (row["topic"], row["partition"]), row["due_ms"], row["handle"]
+    return waiting
 
 
-def rows_of(broker: Broker) -> Iterator[dict[str, object]]:
+def rows_of(broker: Broker) -> Iterator[dict[str, Any]]:
     behind = ""
     while True:
         answer = broker.ask(ListDelayed("", after=behind))
