@@ -12,7 +12,7 @@ import pytest
 from journal.testing import Moment, crash_states
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import SEED, scaled
-from tfmq.broker.schedule_firing import LOOK_SECONDS, SENT_AT_ONCE, STALE_MAX
+from tfmq.broker.schedule_watch import LOOK_SECONDS, PORTION_STEPS, STALE_MAX
 from tfmq.delay.misfire import ALL_MAX
 from tfmq.protocol import commands
 
@@ -67,17 +67,17 @@ def test_ids_of_messages_never_come_twice() -> None:
 
 
 def test_many_that_are_due_together_are_sent_in_several_turns() -> None:
-    broker = Scheduling.with_topic(limits__schedules=2 * SENT_AT_ONCE + 10)
-    for number in range(2 * SENT_AT_ONCE + 5):
+    broker = Scheduling.with_topic(limits__schedules=2 * PORTION_STEPS + 10)
+    for number in range(2 * PORTION_STEPS + 5):
         broker.add("0 9 * * *", f"n{number}")
     broker.clock.advance((ms("2026-11-23T09:00") - broker.clock.wall_ms()) / 1000)
-    counts = []
-    while not counts or counts[-1] < 2 * SENT_AT_ONCE + 5:
+    counts: list[int] = []
+    while not counts or counts[-1] < 2 * PORTION_STEPS + 5:
         broker.engine.tick(broker.clock.monotonic())
         broker.engine.turn_ended()
         counts.append(len(broker.times()))
         broker.clock.advance(0.006)
-    assert counts == [SENT_AT_ONCE, 2 * SENT_AT_ONCE, 2 * SENT_AT_ONCE + 5]
+    assert counts == [PORTION_STEPS, 2 * PORTION_STEPS, 2 * PORTION_STEPS + 5]
 
 
 def test_both_sides_of_a_change_to_summer_time_and_back_as_the_page_says() -> None:
@@ -156,12 +156,13 @@ def test_large_messages_that_were_missed_come_in_several_appends_each_forced_bef
     broker.stop()
     broker.clock.advance(3600)
     again = Scheduling(broker.disk, broker.clock, queued=True)
-    again.advance(0.1)
-    seen = [len(again.times())]
-    while again.jobs:
-        again.step()
-        seen.append(len(again.times()))
-    assert seen[-1] == 60 and max(right - left for left, right in pairwise(seen)) <= 4
+    seen = [0]
+    while seen[-1] < 60:
+        again.advance(0.01)
+        while again.jobs:
+            again.step()
+            seen.append(len(again.times()))
+    assert seen[-1] == 60 and 0 < max(right - left for left, right in pairwise(seen)) <= 4
 
 
 def test_a_topic_that_is_made_anew_in_the_middle_of_a_catch_up_gets_nothing_of_the_rest() -> None:
@@ -170,9 +171,10 @@ def test_a_topic_that_is_made_anew_in_the_middle_of_a_catch_up_gets_nothing_of_t
     broker.stop()
     broker.clock.advance(3600)
     again = Scheduling(broker.disk, broker.clock, queued=True)
-    again.advance(0.1)
     while not again.times():
-        again.step()
+        again.advance(0.01)
+        while again.jobs and not again.times():
+            again.step()
     assert len(again.times()) < 10
     again.delete()
     again.create()
@@ -466,24 +468,24 @@ def test_changes_leave_no_rest_in_memory() -> None:
     for _ in range(3 * STALE_MAX):
         broker.pause()
         broker.resume()
-    firing = broker.engine.house.schedules.firing
-    assert len(firing._heap) <= STALE_MAX + 3
+    watch = broker.engine.house.schedules.firing._watch
+    assert len(watch._heap) <= STALE_MAX + 3
     broker.remove()
-    assert not firing._runs and not firing._parked
+    assert not watch.runs and not watch._parked
 
 
 def test_a_broker_without_schedules_sets_no_alarm_for_them() -> None:
     broker = Scheduling.with_topic()
-    firing = broker.engine.house.schedules.firing
+    watch = broker.engine.house.schedules.firing._watch
     broker.advance(60)
-    assert firing._alarm is None and firing._round is None
+    assert watch._alarm is None and watch._round is None
     broker.add()
-    assert firing._alarm is not None and firing._round is not None
+    assert watch._alarm is not None and watch._round is not None
     broker.remove()
     broker.advance(LOOK_SECONDS)
-    assert firing._round.call is None
+    assert watch._round.call is None
     broker.advance(86_400)
-    assert firing._alarm.call is None
+    assert watch._alarm.call is None
 
 
 def test_a_simulation_need_not_stop_at_each_look_at_the_clock() -> None:

@@ -159,6 +159,7 @@ class House:
             leases=self.leases,
             timers=self.timers,
             clock=self.clock,
+            run=self.chores.run,
             limits=self.limits,
         )
 

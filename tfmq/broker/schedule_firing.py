@@ -1,46 +1,39 @@
-"""Schedules and the clock: what is due is sent, each time once.
+"""Schedules that send: what of a schedule is due goes to its partition, each time once.
 
-Times are the wall clock's. It is looked at when the next one is due, and every LOOK_SECONDS, since it may be set and
-a machine may sleep. What was sent is told by the partition: the time stands in its control records as the place of
-the schedule's source, the highest counts, and nothing at or below it is sent again; so a crash doubles nothing, and
-no entry says that something was sent. One append of a schedule is under way at a time, and the next comes when it is
-forced. What cannot be sent now (a stopped partition, a full disk) is tried again at each look; what it missed then
-is a matter of its misfire rule.
+What was sent is told by the partition: the time stands in its control records as the place of the schedule's source,
+the highest counts, and nothing at or below it is sent again; so a crash doubles nothing, and no entry says that
+something was sent. One append of a schedule is under way at a time, and the next comes when it is forced. What cannot
+be sent now (a stopped partition, a full disk) is tried again at each look; what it missed then is a matter of its
+misfire rule.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from journal.clock import Clock
 from journal.shapes import Batch
 from tfmq.broker import faults
+from tfmq.broker.caller import Run
 from tfmq.broker.destination import BrokerDestination
 from tfmq.broker.schedule_run import ScheduleRun
-from tfmq.broker.timers import Timer, Timers
+from tfmq.broker.schedule_watch import ScheduleWatch
+from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
 from tfmq.broker.work import tail_of
-from tfmq.delay.misfire import GRACE_MS, to_send
+from tfmq.delay.cron import Cron
+from tfmq.delay.misfire import ALL, GRACE_MS, to_send
 from tfmq.effects import Append, Mark
 from tfmq.errors import UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")
 
-LOOK_SECONDS: Final = 10.0
-"""How long a step of the wall clock, or the end of a machine's sleep, may go unnoticed: far less than a minute, which
-is as fine as cron is."""
-
-SENT_AT_ONCE: Final = 100
-"""Schedules that are sent in one turn: at nine o'clock there may be thousands, and others write too."""
-BETWEEN_SECONDS: Final = 0.005
-"""Between such turns."""
-
-STALE_MAX: Final = 64
-"""Entries of the heap that nobody waits for any more, before it is made anew."""
+MESSAGES_AT_ONCE: Final = 100
+"""Of one schedule in one append, after a downtime: making them takes some ten milliseconds."""
 
 TOPIC_GONE: Final = (
     "There is no topic {topic}: create it (tfmq topic create {topic}), or remove the schedule."
@@ -61,52 +54,42 @@ class ScheduleFiring:
         topics: Topics,
         timers: Timers,
         clock: Clock,
+        run: Run,
         bind: Callable[[ScheduleRun], None],
     ) -> None:
         """`bind(run)` is asked for where the topic of a schedule is there under another incarnation."""
-        self._destination, self._topics = destination, topics
-        self._timers, self._clock, self._bind = timers, clock, bind
-        self._runs: dict[int, ScheduleRun] = {}
-        self._heap: list[tuple[int, int]] = []
-        self._parked: dict[int, ScheduleRun] = {}
-        self._alarm: Timer | None = None
-        """For what is due next."""
-        self._round: Timer | None = None
-        """For clocks that are set and machines that sleep; a simulation has neither unawares."""
-        self._looked_ms = 0
-        self._looking = self._on = False
+        self._destination, self._topics, self._clock = destination, topics, clock
+        self._run, self._bind = run, bind
+        self._watch = ScheduleWatch(
+            timers=timers, clock=clock, meet=self._meet, set_back=self._clock_set_back
+        )
 
     def start(self) -> None:
         """From now on what is due is sent."""
-        self._on = True
-        self._looked_ms = self._clock.wall_ms()
-        self._set_alarm()
+        self._watch.start()
 
     def stop(self) -> None:
         """Sends nothing more; what is under way ends."""
-        self._on = False
-        for timer in (self._alarm, self._round):
-            if timer is not None:
-                self._timers.cancel(timer)
+        self._watch.stop()
 
     def put(self, run: ScheduleRun) -> None:
         """It runs from now on."""
-        self._runs[run.row.id] = run
+        self._watch.runs[run.row.id] = run
         self.plan(run)
 
     def drop(self, run: ScheduleRun) -> None:
         """It runs no more; what is on its way is written all the same."""
-        self._runs.pop(run.row.id, None)
-        self._parked.pop(run.row.id, None)
+        self._watch.drop(run)
 
     def plan(self, run: ScheduleRun) -> None:
         """Looks up its next time, after a change of it or of the clock."""
-        self._parked.pop(run.row.id, None)
-        run.next_ms = self.next_of(run)
-        if run.next_ms is not None:
-            heapq.heappush(self._heap, (run.next_ms, run.row.id))
-            self._sweep()
-            self._set_alarm()
+        self._watch.at(run, self.next_of(run))
+
+    def resumed(self, log_id: int) -> None:
+        """The partition takes writes again: what waits for it is looked at now."""
+        self._watch.retry(log_id)
+
+    # How it stands
 
     def next_of(self, run: ScheduleRun) -> int | None:
         """The first time that is not settled, though it be over; None while it is paused."""
@@ -135,96 +118,21 @@ class ScheduleFiring:
         """Whether the wall clock was set back so far that times which count as sent come again."""
         return self.settled(run) - self._clock.wall_ms() >= GRACE_MS
 
-    def resumed(self, log_id: int) -> None:
-        """The partition takes writes again: what waits for it is looked at now."""
-        if any(run.key == log_id for run in self._parked.values()):
-            self._wake_in(0.0)
-
-    # The clock
-
-    def _set_alarm(self) -> None:
-        """For the next that is due, and for the next round."""
-        if not self._on or self._looking or not self._runs:
-            return
-        if self._heap:
-            self._wake_in(max((self._heap[0][0] - self._clock.wall_ms()) / 1000, 0.0))
-        if _over(self._round):
-            self._round = self._timers.after(LOOK_SECONDS, self._go_round, deferrable=True)
-
-    def _go_round(self) -> None:
-        """Looks at the clock, unless that is going to happen anyway."""
-        alarm = self._alarm
-        if alarm is not None and not _over(alarm) and alarm.due <= self._timers.now() + BETWEEN_SECONDS:
-            self._set_alarm()
-        else:
-            self._look()
-
-    def _wake_in(self, seconds: float) -> None:
-        """At the latest."""
-        alarm = self._alarm
-        if alarm is not None and not _over(alarm):
-            if alarm.due <= self._timers.now() + seconds:
-                return
-            self._timers.cancel(alarm)
-        self._alarm = self._timers.after(seconds, self._look)
-
-    def _look(self) -> None:
-        self._looking = True
-        try:
-            more = self._look_around(self._clock.wall_ms())
-        finally:
-            self._looking = False
-        if more:
-            self._wake_in(BETWEEN_SECONDS)
-        else:
-            self._set_alarm()
-        if self._parked:
-            self._wake_in(LOOK_SECONDS)
-
-    def _look_around(self, now: int) -> bool:
-        """Sends what is due; whether there is more of it."""
-        if now < self._looked_ms:
-            self._clock_set_back(now)
-        self._looked_ms = now
-        parked, self._parked = self._parked, {}
-        for waiting in parked.values():
-            self._meet(waiting, now)
-        for _ in range(SENT_AT_ONCE):
-            run = self._take(now)
-            if run is None:
-                return False
-            self._meet(run, now)
-        return True
-
     def _clock_set_back(self, now: int) -> None:
         """Times that were left out because the clock stood behind them come again."""
-        for run in list(self._runs.values()):
+        for run in list(self._watch.runs.values()):
             run.passed_ms = min(run.passed_ms, now)
-            if not run.sending and run.row.id not in self._parked:
+            if not run.sending and not self._watch.is_parked(run):
                 self.plan(run)
-
-    def _take(self, now: int) -> ScheduleRun | None:
-        """The next one that is due."""
-        while self._heap and self._heap[0][0] <= now:
-            moment, id = heapq.heappop(self._heap)
-            run = self._runs.get(id)
-            if run is not None and run.next_ms == moment and not run.sending:
-                return run
-        return None
-
-    def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._runs) + STALE_MAX:
-            self._heap = [(run.next_ms, run.row.id) for run in self._runs.values() if run.next_ms is not None]
-            heapq.heapify(self._heap)
-
-    # Sending
 
     def _may_send(self, run: ScheduleRun) -> bool:
         """Whether it runs. After a change of it, or a resumption, `plan` is called again."""
-        here = self._runs.get(run.row.id) is run
-        return self._on and here and not run.changing and not run.row.paused
+        here = self._watch.runs.get(run.row.id) is run
+        return self._watch.on and here and not run.changing and not run.row.paused
 
-    def _meet(self, run: ScheduleRun, now: int) -> None:
+    # What is due
+
+    def _meet(self, run: ScheduleRun) -> None:
         """Something of it is due, or was and could not be sent."""
         cron = run.cron
         if run.sending or cron is None or not self._may_send(run):
@@ -241,10 +149,26 @@ class ScheduleFiring:
         except Exception as error:
             self.park(run, error)
             return
-        moments = to_send(cron, run.row.misfire, self.settled(run), now)
-        if moments:
-            self._send(run, moments)
-        else:
+        self._look_up(run, cron)
+
+    def _look_up(self, run: ScheduleRun, cron: Cron) -> None:
+        """Which times are to be sent; in a worker where that takes its time."""
+        after, now = self.settled(run), self._clock.wall_ms()
+        many = run.row.misfire == ALL and len(list(islice(cron.between(after, now), 2))) > 1
+        found = partial(to_send, cron, run.row.misfire, after, now)
+        if not many:
+            self._found(run, found(), None)
+            return
+        run.sending = True
+        self._run(found, lambda *result: self._watch.soon(partial(self._found, run, *result)))
+
+    def _found(self, run: ScheduleRun, moments: list[int] | None, error: BaseException | None) -> None:
+        run.sending = False
+        if error is not None:
+            self.park(run, error)
+        elif moments:
+            self._go_on(run, moments)
+        elif self._may_send(run):
             self.leave_out(run)
 
     def leave_out(self, run: ScheduleRun, trouble: str = "") -> None:
@@ -262,10 +186,21 @@ class ScheduleFiring:
             logger.warning("the schedule %s cannot send, and tries again: %s", run.row.name, trouble)
         run.trouble = trouble
         run.sending = False
-        if self._runs.get(run.row.id) is run:
-            self._parked[run.row.id] = run
-            if self._on:
-                self._wake_in(LOOK_SECONDS)
+        self._watch.park(run)
+
+    # Sending
+
+    def _go_on(self, run: ScheduleRun, moments: list[int]) -> None:
+        """With these times, as far as they still count: it may have been resumed, or bound anew, meanwhile."""
+        run.sending = False
+        if not self._may_send(run):
+            return
+        settled = self.settled(run)
+        moments = [moment for moment in moments if moment > settled]
+        if moments:
+            self._send(run, moments)
+        else:
+            self.plan(run)
 
     def _send(self, run: ScheduleRun, moments: list[int]) -> None:
         """As many of these times as fit one append; the rest when it is forced."""
@@ -279,8 +214,8 @@ class ScheduleFiring:
 
     def _append(self, run: ScheduleRun, moments: list[int]) -> tuple[Append, int]:
         """Raises BadBatch, MessageTooLarge for a message that its partition cannot take."""
-        first = run.batch(moments[0])
-        count = max(1, self._destination.slice_bytes(run.key) // len(first.data))
+        size = len(run.batch(moments[0]).data)
+        count = min(max(1, self._destination.slice_bytes(run.key) // size), MESSAGES_AT_ONCE)
         append = run.append(moments[:count])
         self.check(run, append.batches)
         return append, len(append.batches)
@@ -309,19 +244,12 @@ class ScheduleFiring:
         if error is not None:
             self.park(run, error)
             return
-        run.sending = False
         if run.trouble:
             logger.info("the schedule %s sends again", run.row.name)
             run.trouble = ""
-        if self._may_send(run):
-            settled = self.settled(run)  # it may have been resumed, or bound to another topic, meanwhile
-            rest = [moment for moment in rest if moment > settled]
-            if rest:
-                self._send(run, rest)
-            else:
+        if rest:
+            self._watch.soon(partial(self._go_on, run, rest))
+        else:
+            run.sending = False
+            if self._may_send(run):
                 self.plan(run)
-
-
-def _over(timer: Timer | None) -> bool:
-    """Whether it was called, or is cancelled."""
-    return timer is None or timer.call is None

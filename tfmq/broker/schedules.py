@@ -16,7 +16,7 @@ from typing import Any
 
 from journal.clock import Clock
 from tfmq.broker import faults
-from tfmq.broker.caller import Body, Reply
+from tfmq.broker.caller import Body, Reply, Run
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.destination import BrokerDestination
 from tfmq.broker.leases import Leases
@@ -54,6 +54,7 @@ class Schedules:
         leases: Leases,
         timers: Timers,
         clock: Clock,
+        run: Run,
         limits: Mapping[str, int],
     ) -> None:
         self._catalog, self._topics, self._leases = catalog, topics, leases
@@ -64,7 +65,7 @@ class Schedules:
         self._adding: dict[str, int] = {}
         """What is being made, with its size."""
         self.firing = ScheduleFiring(
-            destination=destination, topics=topics, timers=timers, clock=clock, bind=self._bind
+            destination=destination, topics=topics, timers=timers, clock=clock, run=run, bind=self._bind
         )
 
     def start(self) -> None:

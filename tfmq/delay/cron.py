@@ -137,12 +137,13 @@ class Cron:
         span = count * MINUTE_MS
         while True:
             start = max(after_ms, latest - span)
-            found = deque(self._between(start, until_ms), count)
+            found = deque(self.between(start, until_ms), count)
             if len(found) == count or start == after_ms:
                 return list(found)
             span *= 2
 
-    def _between(self, after_ms: int, until_ms: int) -> Iterator[int]:
+    def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
+        """The moments in (after_ms, until_ms], one after the other."""
         moment = self.next_after(after_ms)
         while moment is not None and moment <= until_ms:
             yield moment

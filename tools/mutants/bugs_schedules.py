@@ -8,6 +8,7 @@ from tools.mutants.mutant import Mutant
 
 CRON: Final = "tests/delay/test_cron.py"
 MISFIRE: Final = "tests/delay/test_misfire.py"
+WATCH: Final = "tests/broker/test_schedule_watch.py"
 FIRING: Final = "tests/broker/test_schedule_firing.py"
 SCHEDULES_TEST: Final = "tests/broker/test_schedules.py"
 RUN: Final = "tests/broker/test_schedule_run.py"
@@ -100,15 +101,15 @@ SENDING: Final = (
     Mutant(
         "a-clock-that-is-set-back-is-not-seen",
         "what was left out while the clock was wrong comes when it is right",
-        "tfmq/broker/schedule_firing.py",
-        "            self._clock_set_back(now)\n",
+        "tfmq/broker/schedule_watch.py",
+        "            self._set_back(now)\n",
         "            pass\n",
         [FIRING],
     ),
     Mutant(
         "no-rounds",
         "a machine that slept, or a clock that was set, is seen soon",
-        "tfmq/broker/schedule_firing.py",
+        "tfmq/broker/schedule_watch.py",
         "        if _over(self._round):\n",
         "        if _over(self._round) and self._round is not None:\n",
         [FIRING],
@@ -117,8 +118,8 @@ SENDING: Final = (
         "what-cannot-be-sent-is-passed",
         "a stopped partition's schedules wait for it",
         "tfmq/broker/schedule_firing.py",
-        "            self.park(run, error)\n            return\n        moments",
-        "            self.leave_out(run, str(error))\n            return\n        moments",
+        "            self.park(run, error)\n            return\n        self._look_up(run, cron)",
+        "            self.leave_out(run, str(error))\n            return\n        self._look_up(run, cron)",
         [FIRING],
     ),
     Mutant(
@@ -132,10 +133,26 @@ SENDING: Final = (
     Mutant(
         "all-are-sent-in-one-turn",
         "many that are due together leave others their turn",
-        "tfmq/broker/schedule_firing.py",
-        "        for _ in range(SENT_AT_ONCE):\n",
-        "        for _ in range(SENT_AT_ONCE * 10):\n",
+        "tfmq/broker/schedule_watch.py",
+        "        for _ in range(PORTION_STEPS):\n",
+        "        for _ in range(PORTION_STEPS * 10):\n",
         [FIRING],
+    ),
+    Mutant(
+        "a-portion-takes-its-time",
+        "what is done in one turn is bounded in time, too",
+        "tfmq/broker/schedule_watch.py",
+        "            if self._timers.now() > end:\n",
+        "            if end > self._timers.now() + PORTION_SECONDS:\n",
+        [WATCH],
+    ),
+    Mutant(
+        "what-is-parked-stays-parked",
+        "what could not be sent is tried again every few seconds",
+        "tfmq/broker/schedule_watch.py",
+        "        if self._parked and self._timers.now() >= self._retry_at:\n",
+        "        if self._parked and self._timers.now() >= self._retry_at + 1e9:\n",
+        [WATCH],
     ),
 )
 
@@ -160,8 +177,8 @@ KEEPING: Final = (
         "sends-while-a-pause-is-on-its-way",
         "nothing is sent between the wish to pause and its answer",
         "tfmq/broker/schedule_firing.py",
-        "return self._on and here and not run.changing and not run.row.paused",
-        "return self._on and here and not run.row.paused",
+        "return self._watch.on and here and not run.changing and not run.row.paused",
+        "return self._watch.on and here and not run.row.paused",
         [SCHEDULES_TEST],
     ),
     Mutant(
