@@ -7,6 +7,7 @@ nothing is due soon, nothing happens.
 from typing import Any, Final
 
 from tfmq.delay.broker_time import BrokerTime
+from tfmq.delay.figures import Figures
 from tfmq.delay.horizon import LEAD_MS
 from tfmq.delay.keeper import Keeper
 from tfmq.delay.ledger import Ledger
@@ -28,6 +29,7 @@ class Firing:
     def __init__(
         self,
         *,
+        figures: Figures,
         landing: Landing,
         ledger: Ledger,
         shore: Shore,
@@ -39,6 +41,7 @@ class Firing:
     ) -> None:
         self._landing, self._ledger, self._shore, self._lines = landing, ledger, shore, lines
         self._keeper, self._time, self._timers, self._tick_ms = keeper, time, timers, tick_ms
+        self._figures = figures
         self.started = False
         self._timer: Any = None
         self._timer_due = 0.0
@@ -147,7 +150,7 @@ class Firing:
         due = self._shore.wheel.due_next
         if due is not None and due > now:
             times.append(-(-due // self._tick_ms) * self._tick_ms)
-        on_disk = self._keeper.next_on_disk
+        on_disk = self._figures.next_on_disk
         if on_disk is not None and on_disk - LEAD_MS > now:
             times.append(on_disk - LEAD_MS)
         unsure = self._ledger.limit

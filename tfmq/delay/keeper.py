@@ -17,6 +17,7 @@ from tfmq.delay.gathering import DUES_MAX, Area, Gatherer
 from tfmq.delay.horizon import LEAD_MS, URGENT_MS, Decision, Step, View, decide, goal
 from tfmq.delay.ledger import Landed, Near
 from tfmq.delay.lines import Lines
+from tfmq.delay.loading import Loading
 from tfmq.delay.pending import PendingNow
 from tfmq.delay.pins import Pins
 from tfmq.delay.reloading import Reloading
@@ -27,13 +28,10 @@ from tfmq.errors import NOT_DONE, StorageStopped
 
 logger = logging.getLogger("tfmq.delay")
 
-PUT_ROWS: Final = 8192
-"""Rows of a load that come to the wheel in one turn, some three milliseconds' work."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
 """Work that the disk refused is tried again after pauses that double between these."""
 
-COUNT_SECONDS: Final = 0.1
 
 Told = Callable[[BaseException | None], None]
 
@@ -77,11 +75,10 @@ class Keeper:
         self._pins = Pins(buckets.spilled_offset)
         self._unsplittable: set[Span] = set()
         self._wanted: list[Told] = []
+        self._loading = Loading(shore, buckets, gatherer, timers=timers, run=run)
         self._reloading = Reloading(lines, buckets, gatherer)
         self._pause = PAUSE_SECONDS
         self._write_after = 0.0
-        self._count = 0
-        self._count_again = 0.0
         self._stopped: Callable[[], None] | None = None
 
     # What arrives
@@ -93,7 +90,6 @@ class Keeper:
         if self._since is None:
             self._since = self._time.now_ms()
         self.changed = True
-        self._count += landed.count
 
     @property
     def unspilled_bytes(self) -> int:
@@ -210,41 +206,7 @@ class Keeper:
     # Loading
 
     def _load(self, to: int) -> None:
-        low = self._shore.begin_load(to)
-        buckets = [each for each in self._buckets.leaves if each.span.end > low and each.span.start < to]
-        self._gather(Area(low, to, buckets, self._buckets.spilled_offset, self.offset))
-
-    def _gather(self, area: Area) -> None:
-        self._run_worker(partial(self._gatherer.near, area, self.pending_now()), partial(self._loaded, area))
-
-    def _loaded(self, area: Area, found: list[Near] | None, error: BaseException | None) -> None:
-        """An error leaves all as it is, since what arrived meanwhile was judged by the new horizon: once more."""
-        if found is not None:
-            self._pause = PAUSE_SECONDS
-            self._put([near for near in found if len(near.dues)])
-            return
-        if self.stopping:
-            self._ended()
-            return
-        logger.error("delayed messages that are soon due cannot be loaded, tried again: %s", error)
-        self._timers.after(self._pause, partial(self._gather, area))
-        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
-
-    def _put(self, found: list[Near]) -> None:
-        """Some rows a turn, so that nobody waits for all of them."""
-        room = PUT_ROWS
-        while found and room > 0:
-            near = found.pop()
-            if len(near.dues) > room:
-                found.append(Near(*(column[room:] for column in near)))
-                near = Near(*(column[:room] for column in near))
-            self._shore.put(near)
-            room -= len(near.dues)
-        if found and not self.stopping:
-            self._timers.after(0.0, partial(self._put, found))
-            return
-        self._shore.end_load()
-        self._ended()
+        self._loading.begin(to, self._buckets.spilled_offset, self.offset, self.pending_now(), self._ended)
 
     def _reload(self) -> None:
         area = (self._buckets.spilled_offset, self.offset, self._shore.wheel.popped_ms + 1)
@@ -362,36 +324,7 @@ class Keeper:
         limits = [self._low, leaves[0].span.start if leaves else None, self._limit()]
         return min((limit for limit in limits if limit is not None), default=DUES_MAX)
 
-    # Figures
-
-    @property
-    def pending(self) -> int:
-        """As `DelayQueue.pending`; what was counted less than COUNT_SECONDS ago is not counted again."""
-        now = self._timers.now()
-        if now >= self._count_again:
-            shore, leaves = self._shore, self._buckets.leaves
-            ahead = [bucket.count for bucket in leaves if bucket.span.start >= shore.horizon]
-            self._count = shore.wheel.count + self._lines.queued + max(0, shore.far.count) + sum(ahead)
-            self._count_again = now + COUNT_SECONDS
-        return self._count
-
-    @property
-    def pending_bytes(self) -> int:
-        """As `DelayQueue.pending_bytes`."""
-        return self._buckets.size_bytes + self.unspilled_bytes
-
-    @property
-    def next_on_disk(self) -> int | None:
-        """Nothing that is only on the disk is due before; None: there is nothing."""
-        bucket = self._buckets.next_after(self._shore.horizon)
-        dues = [self._shore.far.low, None if bucket is None else max(bucket.span.start, self._shore.horizon)]
-        return min((due for due in dues if due is not None), default=None)
-
-    @property
-    def next_due(self) -> int | None:
-        """Nothing is due before; None: nothing waits."""
-        dues = [self._lines.rows_first, self._shore.wheel.due_next, self.next_on_disk]
-        return min((due for due in dues if due is not None), default=None)
+    # For others
 
     @property
     def is_hungry(self) -> bool:
@@ -446,6 +379,7 @@ class Keeper:
     def stop(self, done: Callable[[], None]) -> None:
         """Begins nothing more; `done()` when nothing is under way."""
         self.stopping = True
+        self._loading.stop()
         self._stopped = done
         for told in self._wanted:
             told(StorageStopped(reason="the broker stops", outcome=NOT_DONE))

@@ -18,6 +18,7 @@ from journal.header import SEQUENCE_BITS, SEQUENCE_MASK
 from journal.shapes import Source
 from tfmq.delay.fetching import Fetched
 from tfmq.delay.pacing import SLICE_BYTES
+from tfmq.delay.readiness import ready
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part, Rows
 from tfmq.delay.settling import Settling, Written
@@ -158,12 +159,16 @@ class Line:
             if not count:
                 self._lines.next_turn(self)
                 return
-            part = self._ready(self.rows.head(count))
-            if part is None:
-                continue
-            if not part.numbers:
+            found = ready(self.rows.head(count), self._lines)
+            if found.cancelled:
+                self.rows.drop(found.cancelled)
+            elif len(found.early.numbers):
+                self._lines.early(self, *found[2:])
                 return
-            self._fetch(part)
+            elif not len(found.part.numbers):
+                return
+            else:
+                self._fetch(found.part)
         if not len(self.rows) and not self.busy:
             self._lines.rested(self)
 
@@ -177,41 +182,6 @@ class Line:
         if applied is not None:
             self.rows.drop_through(applied)
         return bool(len(self.rows))
-
-    def _ready(self, part: Part) -> Part | None:
-        """As many of these as may fire now; None: some were taken out, look again. None of them: it waits."""
-        lines = self._lines
-        if lines.blocked:
-            for index in range(len(part.numbers)):
-                if part.turn(index) in lines.blocked:
-                    part = part.cut(index)
-                    break
-            if not part.numbers:
-                return part
-        if lines.cancelled.any_between(part.dues[0], part.dues[-1]):
-            gone = [turn in lines.cancelled for turn in zip(part.dues, part.numbers, strict=True)]
-            if gone[0]:
-                self.rows.drop(gone.index(False) if False in gone else len(gone))
-                return None
-            if True in gone:
-                part = part.cut(gone.index(True))
-        if any(part.flags) and not lines.time.steady:
-            part = self._until_early(part)
-        return part
-
-    def _until_early(self, part: Part) -> Part:
-        """Up to the first that is meant for a time which the wall clock does not show yet."""
-        time = self._lines.time
-        early = [
-            time.early_ms(due, number) if flag else 0
-            for due, number, flag in zip(part.dues, part.numbers, part.flags, strict=True)
-        ]
-        first = next((index for index, each in enumerate(early) if each), None)
-        if first is None:
-            return part
-        if not first:
-            self._lines.early(self, part, early)
-        return part.cut(first)
 
     def _fetch(self, part: Part) -> None:
         lines = self._lines

@@ -15,7 +15,7 @@ from tfmq.delay.lateness import Lateness
 from tfmq.delay.line import Line
 from tfmq.delay.pacing import Pacing
 from tfmq.delay.requests import Run, Timers, Turn
-from tfmq.delay.rows import Part, no_part
+from tfmq.delay.rows import Part
 from tfmq.delay.targets import Targets
 from tfmq.delay.wheel import ABSOLUTE, TARGET_SHIFT, Entries
 from tfmq.effects import Destination
@@ -199,19 +199,12 @@ class Lines:
         self.fired_count += len(part.numbers)
         self.lateness.note_sorted(now, part.dues)
 
-    def early(self, line: Line, part: Part, early: Sequence[int]) -> None:
-        """By the wall clock it is so many ms too early, for the first and others: it stepped back."""
-        if early[0] <= EARLY_MS_MAX:
-            line.hold(early[0] / 1000)
-            return
-        found = no_part()
-        for index, each in enumerate(early):
-            if each > EARLY_MS_MAX:
-                found.dues.append(part.dues[index])
-                found.numbers.append(part.numbers[index])
-                found.locators.append(part.locators[index])
-                found.flags.append(part.flags[index])
-        self._postpone(line, found)
+    def early(self, line: Line, part: Part, early_ms: Sequence[int]) -> None:
+        """By the wall clock, which stepped back, these are so many ms too early; the first of them leads its line."""
+        if early_ms[0] <= EARLY_MS_MAX:
+            line.hold(early_ms[0] / 1000)
+        else:
+            self._postpone(line, part)
 
     def unblock(self, key: int, turn: Turn) -> None:
         """The message may fire again, or was cancelled: its line goes on."""

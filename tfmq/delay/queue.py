@@ -18,6 +18,7 @@ from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.changing import Changing
 from tfmq.delay.fetching import Fetching
+from tfmq.delay.figures import Figures
 from tfmq.delay.finding import Finder
 from tfmq.delay.firing import Firing
 from tfmq.delay.gathering import Gatherer
@@ -108,7 +109,9 @@ class DelayQueue:
             outcome_ms=outcome_ms,
             moved=lambda: self._firing.look(),
         )
+        self._figures = Figures(shore, lines, buckets, timers)
         self._firing = Firing(
+            figures=self._figures,
             landing=landing,
             ledger=ledger,
             shore=shore,
@@ -168,6 +171,7 @@ class DelayQueue:
         near = self._shore.near_of(note, records, answer, self._time.now_ms())
         count = note.records
         self._ledger.land(Landed(ticket, answer.end_offset, first + count, count, dues.low, dues.high, near))
+        self._figures.landed(count)
         self._firing.arrived(dues.low)
 
     def failed(self, ticket: int) -> None:
@@ -262,12 +266,12 @@ class DelayQueue:
     @property
     def pending(self) -> int:
         """How many messages wait, near enough: cancelled ones that lie far ahead count until their time is near."""
-        return self._keeper.pending
+        return self._figures.pending
 
     @property
     def pending_bytes(self) -> int:
         """What they take on the disk, near enough."""
-        return self._keeper.pending_bytes
+        return self._buckets.size_bytes + self._keeper.unspilled_bytes
 
     def status(self) -> dict[str, Any]:
         """How it is, for people."""
@@ -277,7 +281,7 @@ class DelayQueue:
             "pending": self.pending,
             "size_bytes": self.pending_bytes,
             "near": self._shore.wheel.count,
-            "next_due_ms": self._keeper.next_due,
+            "next_due_ms": self._figures.next_due,
             "now_ms": now,
             "ahead_ms": self._time.off_ms(),
             "horizon_ms": self._shore.horizon,

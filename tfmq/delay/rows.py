@@ -34,6 +34,9 @@ def no_part() -> Part:
     return Part(array("Q"), array("Q"), array("Q"), bytearray())
 
 
+NO_PART: Final = no_part()
+
+
 class Rows:
     """See the module: 25 bytes each."""
 
