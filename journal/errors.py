@@ -30,11 +30,13 @@ class Corrupt(JournalError):
     """Bytes on the disk fail a check.
 
     `path` names the file; `first` and `next` are the range that cannot be trusted, `first <= x < next`:
-    offsets where the file is a segment, positions elsewhere. `reason` says which check failed.
+    offsets where the file is a segment, positions elsewhere; both are the same where it is about the file or folder
+    as a whole. `reason` says which check failed.
     """
 
     def __init__(self, path: str, first: int, next: int, reason: str) -> None:
-        super().__init__(f"{path} is damaged from {first} to {next}: {reason}")
+        where = path if first == next else f"{path} is damaged from {first} to {next}"
+        super().__init__(f"{where}: {reason}")
         self.path = path
         self.first = first
         self.next = next

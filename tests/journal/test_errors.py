@@ -33,6 +33,10 @@ def test_an_error_says_what_happened(
     assert {name: getattr(error, name) for name in fields} == fields
 
 
+def test_what_is_about_a_whole_folder_names_no_range() -> None:
+    assert str(errors.Corrupt("data/x", 0, 0, "it is missing")) == "data/x: it is missing"
+
+
 def test_both_ends_of_the_range_are_one_family() -> None:
     assert issubclass(errors.BelowStart, errors.OutOfRange)
     assert issubclass(errors.BeyondEnd, errors.OutOfRange)
