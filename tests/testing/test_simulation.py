@@ -1,0 +1,271 @@
+"""Random programs on the simulated broker, over broken connections, power cuts, downtimes and lost answers.
+
+Invariants, for every message that a producer sent, plain, delayed or inside a transaction:
+- nothing is seen before it is due, at whatever moment one looks;
+- what was acknowledged is there once, in the end; what failed as "not done" is not; of the rest nobody knows, but it is
+  there once at most;
+- what was taken back is never seen, what is answered as delivered is seen;
+- of one partition, delayed messages come in the order of their times.
+A failure prints its seed.
+"""
+
+import random
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+
+import tfmq
+from tests.scale import SEED, scaled
+from tfmq.testing import SimulatedBroker
+
+STEPS: Final = 60
+RUNS: Final = 300
+GRAIN_SECONDS: Final = 0.001
+"""The broker counts in whole milliseconds."""
+OUTCOME_SECONDS: Final = 86_400
+"""What became of a handle is known for so long behind its time."""
+TOPICS: Final = ("orders", "invoices")
+
+
+class Sent:
+    """What is known of one message: when it was due at the earliest, and what was answered."""
+
+    def __init__(self, due: float, delivery: Any) -> None:
+        self.due = due
+        self.delivery = delivery
+        self.handle = ""
+        self.prompt = False
+        """It was acknowledged in the moment in which it was sent, so `due` is exactly its time."""
+        self.taken_back = False
+        self.in_transaction = False
+        self.of_many = False
+        self.unsure = False
+        """Whether it was taken back is not known."""
+
+    def fate(self) -> str:
+        """ "acknowledged", "not done" or "unknown": also of what is not settled, as in a transaction whose commit was
+        not answered.
+        """
+        if self.delivery is None or (self.in_transaction and not self.delivery.done()):
+            return "unknown"
+        try:
+            result = self.delivery.result(timeout=0)
+        except tfmq.TfmqError as error:
+            return "not done" if error.outcome == "not done" else "unknown"
+        if not self.of_many:
+            self.handle = self.handle or result.delayed or ""
+        return "acknowledged"
+
+
+class Program:
+    """One run: a producer, a broker that has a hard time, and the ledger of what was sent."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.broker = SimulatedBroker({"topics.partitions": 2}, seed=seed)
+        for topic in TOPICS:  # so that no send needs to make one, which a full disk would refuse
+            self.broker.admin().create_topic(topic)
+        self.producer = self.broker.producer(linger_ms=self.random.choice([0, 5]))
+        self.sent: dict[str, Sent] = {}
+        self.clock_off = 0
+
+    @property
+    def now(self) -> float:
+        return self.broker.clock.monotonic()
+
+    def delay(self) -> float:
+        return self.random.choice([0.0, 0.001, 0.5, 3.0, 70.0, 4000.0, 90_000.0]) * self.random.choice(
+            [1, 1.5]
+        )
+
+    def name(self) -> str:
+        return str(len(self.sent))
+
+    # Steps
+
+    def send(self) -> None:
+        name, delay = self.name(), self.delay() if self.random.random() < 0.7 else None
+        began = self.now
+        delivery = self.producer.send(self.random.choice(TOPICS), name, key=name, delay=delay)
+        self.sent[name] = entry = Sent(began + (delay or 0), delivery)
+        if self.random.random() < 0.6:
+            entry.fate()
+            entry.prompt = delay is not None and delivery.done() and self.now == began
+
+    def send_many(self) -> None:
+        """A batch whose messages are due at times of their own."""
+        names = [str(len(self.sent) + number) for number in range(self.random.randrange(2, 30))]
+        delays = {name: self.delay() for name in names}
+        messages = [tfmq.Message(name, key="together", delay=delays[name]) for name in names]
+        try:
+            deliveries = self.producer.send_many(self.random.choice(TOPICS), messages)
+        except tfmq.TfmqError:
+            deliveries = None
+        for name in names:
+            self.sent[name] = Sent(self.now + delays[name], deliveries)
+            self.sent[name].of_many = True
+
+    def transact(self) -> None:
+        tx = self.producer.transaction()
+        started = {}
+        for _ in range(self.random.randrange(1, 4)):
+            name = str(len(self.sent) + len(started))
+            delay = self.delay() if self.random.random() < 0.5 else None
+            started[name] = Sent(
+                self.now + (delay or 0), tx.send(self.random.choice(TOPICS), name, key=name, delay=delay)
+            )
+        for entry in started.values():
+            entry.in_transaction = True
+        self.sent |= started
+        try:
+            tx.commit() if self.random.random() < 0.7 else tx.rollback()
+        except tfmq.TfmqError:
+            return  # each delivery says what is known
+
+    def take_back(self) -> None:
+        entry = self.one_with_a_handle()
+        if entry is None:
+            return
+        try:
+            answer = self.producer.cancel(entry.handle)
+        except tfmq.TfmqError as error:
+            entry.unsure = entry.unsure or error.outcome != "not done"
+            return
+        if answer == "unknown":
+            behind = self.now - entry.due
+            assert behind >= OUTCOME_SECONDS, f"forgotten {behind} s behind its time"
+            return
+        assert answer == "cancelled" or not entry.taken_back, f"{answer}, after it was cancelled"
+        entry.taken_back = answer == "cancelled"
+
+    def move(self) -> None:
+        entry = self.one_with_a_handle()
+        if entry is None or entry.taken_back:
+            return
+        delay = self.delay()
+        due = self.now + delay
+        try:
+            moved = self.producer.reschedule(entry.handle, delay=delay)
+        except tfmq.TfmqError as error:
+            if error.outcome != "not done":
+                entry.due, entry.prompt = min(entry.due, due), False
+            return
+        if moved.state == "rescheduled":
+            entry.handle, entry.due, entry.prompt = moved.handle or "", due, False
+
+    def one_with_a_handle(self) -> Sent | None:
+        found = [each for each in self.sent.values() if each.handle]
+        return self.random.choice(found) if found else None
+
+    def time_passes(self) -> None:
+        seconds = self.random.choice([0.0005, 0.01, 0.3, 2, 30, 3600, 40_000])
+        full = self.broker.disk.space_bytes is not None  # what waits for room tries again every few seconds
+        self.broker.clock.advance(min(seconds, 30) if full else seconds)
+
+    def set_right(self) -> None:
+        """What a start needs: room, and a wall clock that is right."""
+        self.broker.disk.space_bytes = None
+        self.broker.clock.step(-self.clock_off)
+        self.clock_off = 0
+
+    def restart(self) -> None:
+        self.set_right()
+        self.broker.restart()
+
+    def power_cut(self) -> None:
+        self.set_right()
+        self.broker.crash(
+            self.random.choice(["nothing", "some", "everything"]),
+            down=self.random.choice([0, 0.5, 60, 86_400]),
+        )
+
+    def step(self) -> None:
+        steps = {
+            self.send: 30,
+            self.send_many: 6,
+            self.full_disk: 3,
+            self.room_again: 6,
+            self.clock_is_set: 3,
+            self.transact: 8,
+            self.take_back: 6,
+            self.move: 6,
+            self.time_passes: 20,
+            self.broker.disconnect: 4,
+            self.power_cut: 4,
+            self.restart: 2,
+            self.lose_an_answer: 3,
+        }
+        self.random.choices(list(steps), list(steps.values()))[0]()
+
+    def lose_an_answer(self) -> None:
+        self.broker.fail_next("send", tfmq.TimedOut, done=self.random.random() < 0.5)
+
+    def full_disk(self) -> None:
+        disk = self.broker.disk
+        disk.space_bytes = disk.used_bytes() + self.random.choice([0, 300, 5000])
+
+    def room_again(self) -> None:
+        self.broker.disk.space_bytes = None
+
+    def clock_is_set(self) -> None:
+        seconds = self.random.choice([-86_400, -3600, -1, 1, 3600, 86_400])
+        self.clock_off += seconds
+        self.broker.clock.step(seconds)
+
+    # Looks
+
+    def seen(self) -> list[Any]:
+        return [message for topic in TOPICS for message in self.broker.sent(topic)]
+
+    def look(self) -> None:
+        """Nothing early, nothing twice, nothing that was taken back."""
+        messages = self.seen()
+        names = [str(message.text) for message in messages]
+        assert len(set(names)) == len(names), "twice"
+        for name in names:
+            entry = self.sent[name]
+            assert entry.due <= self.now + GRAIN_SECONDS, f"{name} is {entry.due - self.now} s early"
+            assert not entry.taken_back, f"{name} was taken back"
+        self.in_order(messages)
+
+    def in_order(self, messages: list[Any]) -> None:
+        dues: dict[tuple[str, int], float] = {}
+        for message in messages:
+            entry = self.sent[message.text]
+            place = (message.topic, message.partition)
+            if entry.prompt:
+                before = dues.get(place, 0.0)
+                assert entry.due >= before - GRAIN_SECONDS, f"{message.text} comes behind a later one"
+                dues[place] = max(before, entry.due)
+
+    def end(self) -> None:
+        """All time passes; what was acknowledged is there."""
+        self.room_again()
+        self.broker.settle()
+        self.broker.clock.advance(timedelta(days=4))
+        fates = {name: entry.fate() for name, entry in self.sent.items()}
+        self.look()
+        there = {message.text for message in self.seen()}
+        for name, fate in fates.items():
+            entry = self.sent[name]
+            if entry.taken_back or fate == "not done":
+                assert name not in there, f"{name}: {fate}, taken back: {entry.taken_back}"
+            elif fate == "acknowledged" and not entry.unsure:
+                assert name in there, f"{name} is lost"
+
+
+@pytest.mark.parametrize("number", range(scaled(RUNS)))
+def test_nothing_early_nothing_lost_nothing_twice(number: int) -> None:
+    seed = SEED + number
+    program = Program(seed)
+    try:
+        for _ in range(STEPS):
+            program.step()
+            program.look()
+        program.end()
+    except BaseException:
+        print(f"seed {seed}")
+        raise
+    finally:
+        program.broker.close()
