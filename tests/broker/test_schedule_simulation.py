@@ -164,7 +164,7 @@ class Life:
 
 @pytest.mark.timeout(900)
 def test_whatever_happens_each_time_comes_once_never_early_and_goes_on_when_all_is_well() -> None:
-    for number in range(scaled(150)):
+    for number in range(scaled(100)):
         chance = seeded("schedules", number)
         life, story = Life(chance), []
         try:
