@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from journal.control import SOURCE_TRANSACTION
 from journal.testing import Moment, crash_states
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import SEED, scaled
@@ -446,6 +447,21 @@ def test_a_partition_that_could_not_be_opened_is_waited_for_and_gets_nothing_twi
     assert hours(again.times()) == ["09:00"]
     again.until("2026-11-23T10:00:01")
     assert hours(again.times()) == ["09:00", "10:00"]
+
+
+def test_a_partition_that_a_large_transaction_holds_gets_it_behind_that() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("* * * * *")
+    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    partition.hold((SOURCE_TRANSACTION, 5))
+    broker.until("2026-11-23T08:03:01")
+    assert broker.times() == []
+    broker.engine.house.writes.unhold(partition)
+    broker.advance(1)
+    broker.advance(1)
+    assert hours(broker.times()) == ["08:01", "08:03"]
+    broker.until("2026-11-23T08:04:01")
+    assert hours(broker.times()) == ["08:01", "08:03", "08:04"]
 
 
 # Housekeeping
