@@ -93,7 +93,7 @@ def test_what_is_whole_has_no_damage(offline: Cli, data: Path) -> None:
 @pytest.mark.parametrize("position", [40, 80, -3], ids=["chunk", "columns", "record"])
 def test_damage_is_found_named_and_mended(offline: Cli, data: Path, position: int) -> None:
     file = damage(data, position)
-    told = offline("log", "verify", str(data), "--records", "--json")
+    told = offline("log", "verify", str(data), "--json")
     assert told.code == 4 and told.json["findings"][0]["file"] == str(file)
     dumped = offline("log", "dump", str(data / "delay"))
     assert dumped.code == 4 and "DAMAGED" in dumped.out.decode() and dumped.err == ""

@@ -9,6 +9,7 @@ from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, flip
 from tests.scale import scaled, seeded
 from tfmq.delay.bucket_audit import verify_buckets
 from tfmq.delay.bucket_file import CHUNK_SIZE, HEAD_SIZE
+from tfmq.delay.bucket_repair import repair_buckets
 from tfmq.delay.bucket_survey import is_delay
 
 
@@ -54,8 +55,28 @@ def test_a_bad_head_columns_or_records_are_named(bench: Bench) -> None:
         assert (name, field, DAMAGE) in found(bench)
         bench.damage_file(name, flip(position))
     bench.damage_file(name, flip(-3))
+    assert found(bench) == found(bench, records=True) == [(name, "record", DAMAGE)]
+    (finding,) = verify(bench).findings
+    size = bench.disk.size(f"{FOLDER}/{name}")
+    assert finding.next == size and size - 100 < finding.first and "message 4" in finding.what
+
+
+def test_what_a_producer_summed_wrongly_is_found_where_records_are_asked_for() -> None:
+    bench = Bench()
+    (sent,) = bench.arrive(NOW + 1)
+    wrong = bytearray(sent.record)
+    wrong[5] ^= 1
+    short = bytearray(sent.record)
+    short[3] -= 1
+    bench.arrived[0] = sent._replace(record=bytes(wrong))
+    bench.spill()
     assert found(bench) == []
-    assert found(bench, records=True) == [(name, "record", DAMAGE)]
+    (finding,) = verify(bench, records=True).findings
+    assert "producer" in finding.what
+    bench.arrive(NOW + DAY)
+    bench.arrived[2] = bench.arrived[2]._replace(record=bytes(short))
+    bench.spill()
+    assert "columns say" in verify(bench, records=True).findings[1].what
 
 
 def test_one_that_is_missing_short_or_long_is_named(bench: Bench) -> None:
@@ -95,6 +116,7 @@ def test_any_flipped_bit_of_a_bucket_is_found(bench: Bench) -> None:
         size = bench.disk.size(f"{FOLDER}/{name}")
         position = generator.randrange(size)
         bench.damage_file(name, flip(position))
-        assert verify(bench, records=True).damaged, f"{name} at {position}"
+        assert verify(bench).damaged, f"{name} at {position}"
+        assert repair_buckets(bench.disk, FOLDER, dry_run=True), f"{name} at {position}"
         bench.damage_file(name, flip(position))
     assert verify(bench, records=True).findings == []

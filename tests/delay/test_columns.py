@@ -11,7 +11,7 @@ import pytest
 from tests.delay.bucketing import BILLS, NOW, ORDERS, record_of
 from tests.scale import scaled, seeded
 from tfmq.delay import columns as module
-from tfmq.delay.columns import CRC, CRC_SIZE, Messages, Target, same_target, sealed, slices, spread
+from tfmq.delay.columns import CRC, CRC_SIZE, Messages, Target, failing, same_target, sealed, slices, spread
 from tfmq.delay.spans import Span, span_of
 
 TABLE = [Target(ORDERS, "orders"), Target(BILLS, "bills")]
@@ -44,6 +44,21 @@ def test_each_record_stands_behind_a_checksum_that_begins_at_its_number() -> Non
         assert data[CRC_SIZE:].startswith(record) and crc == crc32(record, number & 0xFFFF_FFFF)
         data = data[CRC_SIZE + len(record) :]
     assert data == b""
+
+
+def test_each_record_that_fails_is_named_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 7)
+    generator = seeded("failing")
+    for _ in range(scaled(200)):
+        messages = some(generator, generator.randrange(1, 40))
+        each = [
+            bytearray(data)
+            for data in slices(b"".join(messages.data), [n + CRC_SIZE for n in messages.sizes])
+        ]
+        bad = sorted(generator.sample(range(len(each)), generator.randrange(len(each) + 1)))
+        for index in bad:
+            each[index][generator.randrange(len(each[index]))] ^= 1 << generator.randrange(8)
+        assert failing(b"".join(each), messages.sizes, messages.numbers) == bad
 
 
 def test_sealing_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""An offline check of the buckets of delayed messages: the checkpoint, every file, every chunk; every record if asked.
+"""An offline check of the buckets of delayed messages: the checkpoint, every file, every chunk, every byte of a record.
 
 It reads only, and answers in the words of journal.verify: files count as segments, chunks as blocks, messages as
 records. Nobody else may write there meanwhile: who calls this holds the data folder's lock.
@@ -9,12 +9,14 @@ from typing import Final
 from journal import names
 from journal.disk import Disk
 from journal.errors import Corrupt
+from journal.header import BadRecord, body_holds, records_of
 from journal.verify import DAMAGE, NOTE, Finding, Progress, Report
-from tfmq.delay.bucket import ALL_BYTES, Bucket
+from tfmq.delay.bucket import Bucket
 from tfmq.delay.bucket_file import CHUNK_SIZE, Chunk, decode_columns
 from tfmq.delay.bucket_recovery import Found, is_house_name
 from tfmq.delay.bucket_survey import BucketSurvey
 from tfmq.delay.checkpoint import Listed
+from tfmq.delay.columns import CRC_SIZE, Columns, failing
 from tfmq.delay.leaves import Leaves
 
 WEIGHTS: Final = {
@@ -29,7 +31,10 @@ WEIGHTS: Final = {
 def verify_buckets(
     disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
 ) -> Report:
-    """Checks the buckets in `folder`; with `records` every message's checksum too. Raises NewerFormat, OSError."""
+    """Checks the buckets in `folder`; with `records` also the checksum that each message's producer made.
+
+    Raises NewerFormat, OSError.
+    """
     survey = BucketSurvey(disk, folder)
     try:
         return _Audit(survey, records, progress).run()
@@ -100,18 +105,39 @@ class _Audit:
     def _chunk(self, bucket: Bucket, chunk: Chunk) -> int:
         """Checks one; the count of messages that it names."""
         with self.survey.files.use(bucket.path) as file:
-            data = file.pread(chunk.columns_size, chunk.position + CHUNK_SIZE)
+            data = file.pread(chunk.size, chunk.position)
+        begins = CHUNK_SIZE + chunk.columns_size
         try:
-            columns = decode_columns(data, chunk, bucket.span, bucket.seed, bucket.path)
+            columns = decode_columns(data[CHUNK_SIZE:begins], chunk, bucket.span, bucket.seed, bucket.path)
         except Corrupt as error:
             self._damage(error, "columns")
             return chunk.count
         self.report.blocks += 1
         self.report.bytes += chunk.size
         self.report.records += chunk.count
+        faults = dict.fromkeys(
+            failing(data[begins:], columns.sizes, columns.numbers), "its bytes fail their checksum"
+        )
         if self.records:
-            before = len(bucket.damage)
-            bucket.read(self.survey.files, columns.positions, columns.numbers, ALL_BYTES)
-            for bad in bucket.damage[before:]:
-                self._damage(bad, "record")
+            faults = own_faults(data, columns, chunk.position) | faults
+        for index, what in sorted(faults.items()):
+            first = columns.positions[index]
+            what = f"message {columns.numbers[index]} cannot be relied on: {what}"
+            self._find(bucket.path, first, first + CRC_SIZE + columns.sizes[index], what, "record")
         return chunk.count
+
+
+def own_faults(data: bytes, columns: Columns, position: int) -> dict[int, str]:
+    """By index, what is wrong with a record of the chunk at `position` by what it says of itself."""
+    faults = {}
+    for index, (place, size) in enumerate(zip(columns.positions, columns.sizes, strict=True)):
+        begin = place - position + CRC_SIZE
+        view = memoryview(data)[begin : begin + size]
+        try:
+            (record,) = records_of(view)
+        except (BadRecord, ValueError):
+            faults[index] = "it is no record of the size that the columns say"
+        else:
+            if not body_holds(view, record):
+                faults[index] = "it fails the checksum that its producer made"
+    return faults

@@ -10,13 +10,10 @@ that the same repair goes on with. Nobody else may write in the folder meanwhile
 """
 
 import math
-from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby
-from operator import and_, not_
+from itertools import groupby
 from typing import Final
-from zlib import crc32
 
 from journal import names
 from journal.disk import Disk, File, write_all
@@ -37,7 +34,7 @@ from tfmq.delay.bucket_file import (
 from tfmq.delay.bucket_recovery import Decision
 from tfmq.delay.bucket_survey import ARRIVALS_NAME, BucketSurvey
 from tfmq.delay.checkpoint import Checkpoint, Listed
-from tfmq.delay.columns import CRC, CRC_SIZE, SEED_MASK, Messages, slices, spread
+from tfmq.delay.columns import Messages, failing, spread
 from tfmq.delay.draft import Draft
 from tfmq.delay.spans import Span, span_of
 from tfmq.delay.splitting import pieces_of
@@ -172,13 +169,14 @@ class _Repair:
     def _sound(self, bucket: Bucket, below: int | None) -> Iterator[Messages]:
         """Messages that are whole; with `below`, only those of lower numbers. Damage is noted in the bucket."""
         for messages in pieces_of(bucket, self.survey.files):
-            each = slices(messages.data[0], array("I", map(CRC_SIZE.__add__, messages.sizes)))
-            whole = bytes(map(_is_whole, each, messages.numbers))
-            for number in compress(messages.numbers, map(not_, whole)):
-                what = f"a message is lost: number {number} fails its checksum"
+            bad = failing(bytes(messages.data[0]), messages.sizes, messages.numbers)
+            for index in bad:
+                what = f"a message is lost: number {messages.numbers[index]} fails its checksum"
                 bucket.note(Corrupt(bucket.path, 0, bucket.size, what))
             limit = math.inf if below is None else below
-            keep = bytes(map(and_, whole, map(limit.__gt__, messages.numbers)))
+            keep = bytearray(map(limit.__gt__, messages.numbers))
+            for index in bad:
+                keep[index] = False
             if any(keep):
                 yield messages if all(keep) else messages.kept(keep)
 
@@ -260,12 +258,6 @@ class _Writer:
         buffers, chunk = encode_chunk(draft.messages(), self.size, 0, self.seed)
         self.size += write_all(self.file, buffers, self.size)
         self.count += chunk.count
-
-
-def _is_whole(data: Collection[int], number: int) -> bool:
-    """Whether a record behind its checksum is what was written, under this number."""
-    view = bytes(data)
-    return bool(crc32(view[CRC_SIZE:], number & SEED_MASK) == CRC.unpack_from(view)[0])
 
 
 def _unseen(messages: Messages, seen: set[int] | None) -> Messages:

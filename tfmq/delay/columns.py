@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, compress
-from operator import itemgetter
+from operator import itemgetter, ne
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
@@ -156,6 +156,25 @@ def _sealed(data: bytes, sizes: Numbers, first_number: int) -> bytes:
     numbers = range(first_number, first_number + len(records))
     checksums = map(CRC.pack, map(crc32, records, map(SEED_MASK.__and__, numbers)))
     return b"".join(chain.from_iterable(zip(checksums, records, strict=True)))
+
+
+def failing(records: bytes, sizes: Numbers, numbers: Numbers) -> list[int]:
+    """Which of the records, each behind its CRC, are not what was written under these numbers: their indices."""
+    found: list[int] = []
+    position = 0
+    for start in range(0, len(sizes), PIECE):
+        part = array("I", map(CRC_SIZE.__add__, sizes[start : start + PIECE]))
+        end = position + sum(part)
+        each = slices(records[position:end], part)
+        said = map(int.from_bytes, map(_CHECKSUM, each))
+        true = map(crc32, map(_RECORD, each), map(SEED_MASK.__and__, numbers[start : start + PIECE]))
+        found += compress(range(start, start + len(part)), map(ne, said, true))
+        position = end
+    return found
+
+
+_CHECKSUM: Final = itemgetter(slice(0, CRC_SIZE))
+_RECORD: Final = itemgetter(slice(CRC_SIZE, None))
 
 
 def same_target(count: int) -> Numbers:
