@@ -290,6 +290,7 @@ class Desk:
         *,
         at: Sequence[int] | None = None,
         key: int = ORDERS,
+        attribute: bytes | None = None,
         turn: bool = True,
     ) -> list[Handle]:
         """A batch with delays (ms), or with times `at`; its handles, known behind `turn`."""
@@ -300,9 +301,11 @@ class Desk:
         producer = 1000 + key % 1000
         sequence = self.sequences.get(producer, 0)
         self.sequences[producer] = sequence + len(payloads)
-        body = b"".join(
-            make_record(payload, make_id(producer, sequence + n)) for n, payload in enumerate(payloads)
-        )
+        records = [
+            make_record(payload, make_id(producer, sequence + n), 0, attribute)
+            for n, payload in enumerate(payloads)
+        ]
+        body = b"".join(records)
         made: list[Any] = []
 
         def make() -> Sequence[Batch]:
