@@ -3,7 +3,8 @@ real ones, in memory (see `tfmq.testing`).
 
 - No send is ever refused for its sequence.
 - What was acknowledged is there, once; what was called "not done" is not; nothing is there twice.
-- A delayed message is not there before its time. One that was cancelled never is; one that was delivered is there.
+- A delayed message is not there before its time, however often that was changed. One that was cancelled never is; one
+  that was delivered is there.
 - Plain messages of one partition are in the order in which they were sent.
 """
 
@@ -52,6 +53,7 @@ STEPS = st.one_of(
         st.booleans(),
     ),
     st.tuples(st.just("cancel"), st.integers(0, 20)),
+    st.tuples(st.just("reschedule"), st.integers(0, 20), st.sampled_from(DELAYS)),
     st.tuples(st.just("advance"), st.sampled_from([0.0, 0.001, 0.02, 1.0, 5.0])),
     st.tuples(st.just("crash"), st.sampled_from(["nothing", "some", "everything"])),
     st.tuples(st.just("restart")),
@@ -79,6 +81,10 @@ class Story:
         self.ended: dict[bytes, str] = {}
         """What became of messages of transactions: "there", "not there" or "unknown"."""
         self.cancelled: dict[bytes, str] = {}
+        self.handles: dict[bytes, list[str]] = {}
+        """All that lead to a message that was rescheduled."""
+        self.moved: dict[bytes, float] = {}
+        """Not to come before this time; of two where nobody knows, the earlier."""
 
     def message(self, place: Place) -> tuple[str, Message]:
         topic, partition, delay = place
@@ -129,27 +135,49 @@ class Story:
             became = "unknown"
         self.ended.update(dict.fromkeys(begun, became))
 
+    def delayed(self, number: int) -> tuple[bytes, list[str]] | None:
+        """One of the delayed messages that have handles."""
+        for payload, delivery in self.deliveries.items():
+            if delivery.done() and delivery.peek() is None and delivery.result().delayed:
+                self.handles.setdefault(payload, [delivery.result().delayed])
+        found = list(self.handles.items())
+        return found[number % len(found)] if found else None
+
     def cancel(self, number: int) -> None:
-        delayed = [
-            (payload, delivery)
-            for payload, delivery in self.deliveries.items()
-            if delivery.done() and delivery.peek() is None and delivery.result().delayed
-        ]
-        if delayed:
-            payload, delivery = delayed[number % len(delayed)]
-            try:
-                state = self.producer.cancel(delivery.result().delayed)
-            except TfmqError as error:
-                assert error.outcome == "unknown" or isinstance(
-                    error, ConnectionFailed | Busy | DiskFull | TimedOut
-                )
-                state = "unknown"
-            assert self.cancelled.get(payload, state) in (state, "unknown"), "the first answer stays"
-            self.cancelled[payload] = state
+        if (chosen := self.delayed(number)) is None:
+            return
+        payload, handles = chosen
+        try:
+            state = self.producer.cancel(handles[number % len(handles)])
+        except TfmqError as error:
+            assert isinstance(error, ConnectionFailed | Busy | DiskFull | TimedOut), error
+            state = "unknown"
+        assert self.cancelled.get(payload, state) in (state, "unknown"), "the first answer stays"
+        self.cancelled[payload] = state
+
+    def reschedule(self, number: int, delay: float) -> None:
+        if (chosen := self.delayed(number)) is None:
+            return
+        payload, handles = chosen
+        before = self.moved.get(payload, self.called_at[payload] + (self.places[payload][2] or 0.0))
+        later = self.broker.clock.time() + delay
+        try:
+            moved = self.producer.reschedule(handles[number % len(handles)], delay)
+        except TfmqError as error:
+            assert isinstance(error, ConnectionFailed | Busy | DiskFull | TimedOut), error
+            self.moved[payload] = min(before, later)
+            return
+        if moved.handle is None:
+            known = self.cancelled.get(payload, "unknown")
+            assert known in (moved.state, "unknown"), "it says what a cancel was told"
+        else:
+            assert self.cancelled.get(payload, "unknown") == "unknown"
+            self.moved[payload] = later
+            handles.append(moved.handle)
 
     def play(self, step: tuple[Any, ...]) -> None:
         what, *arguments = step
-        if what in ("send", "many", "transaction", "cancel"):
+        if what in ("send", "many", "transaction", "cancel", "reschedule"):
             getattr(self, what)(*arguments)
         elif what == "advance":
             self.broker.clock.advance(arguments[0])
@@ -198,8 +226,8 @@ class Story:
             if became != "unknown":
                 assert there[payload] == (became == "there")
         for payload, at in appended.items():
-            delay = self.places[payload][2] or 0.0
-            assert at >= self.called_at[payload] + delay - 0.001, "early"
+            due = self.moved.get(payload, self.called_at[payload] + (self.places[payload][2] or 0.0))
+            assert at >= due - 0.001, "early"
 
 
 def told(error: TfmqError) -> str:
