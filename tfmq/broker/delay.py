@@ -97,10 +97,11 @@ class Delay:
         """A PRODUCE with due times. Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch, BadRequest,
         MessageTooLarge, Busy.
         """
-        target = self._checked(request, body)
+        data = bytes(body)  # once, since it is searched, checked and measured
+        target = self._checked(request, data)
         work = DelayedSend(
             request,
-            body,
+            data,
             reply,
             session,
             self._writes,
@@ -143,7 +144,7 @@ class Delay:
         most = target.log.options.segment_bytes
         if size > most:
             raise MessageTooLarge(size_bytes=size, max_bytes=most)
-        if holds_control_header(data if isinstance(data, bytes) else bytes(data), target.log.log_id):
+        if holds_control_header(bytes(data), target.log.log_id):
             raise BadBatch("it holds a control record of the partition that it is for")
         self._require_room(request.count, len(data))
         return target
