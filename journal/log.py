@@ -181,10 +181,8 @@ class Log(Standing):
         return Appended([], append.end_ordinal, append.end, append.controls[0].append_time)
 
     def append_payloads(self, payloads: Sequence[bytes]) -> Appended:
-        """For use without a broker: the log's own incarnation is the producer, the ordinal the sequence.
-
-        Raises as `append`; ValueError without payloads.
-        """
+        """For use without a broker: the log's own incarnation is the producer, the ordinal the sequence. Raises as
+        `append`; ValueError without payloads."""
         if not payloads:
             raise ValueError("append_payloads needs at least one payload")
         first = (self.log_id & ~SEQUENCE_MASK) + self.end_ordinal
@@ -243,19 +241,12 @@ class Log(Standing):
         """The verified block of the record that begins at `offset`, found by what lies behind it; `cached`: None where
         that would wait for the disk. Raises as `read`; BeyondEnd for what may not be read yet."""
         self._readable()
-        try:
-            return self._reader.block_of_record(offset, upto == "forced", cached)
-        except WouldBlock:
-            return None
+        return self._reader.block_of_record(offset, upto == "forced", cached)
 
     def unproven(self, offset: int, size: int, *, cached: bool = False) -> bytes | bytearray | None:
-        """At most `size` bytes from `offset` on, of one segment, as they lie there: for who proved their block before.
-        `cached`: None where that would wait for the disk. Raises BelowStart, BeyondEnd, Corrupt, OSError, Closed."""
+        """At most `size` bytes of one segment, as they lie there: for who proved their block. As `read_cached`."""
         self._readable()
-        try:
-            return self._reader.unproven(offset, size, cached)
-        except WouldBlock:
-            return None
+        return self._reader.unproven(offset, size, cached)
 
     def seek_offset(self, offset: int) -> int:
         """The nearest start of a record at or before `offset`, within the log. Raises Corrupt, OSError."""

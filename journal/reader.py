@@ -131,8 +131,14 @@ class Reader:
             end = self._clip(offset, limit_of(segments, number))
             return self._block_at(segments[number], offset, end, _pread)
 
-    def block_of_record(self, offset: int, forced: bool, cached: bool) -> Block:
-        """As `Log.block_of_record`. Raises WouldBlock where `cached` and the bytes are not in memory."""
+    def block_of_record(self, offset: int, forced: bool, cached: bool) -> Block | None:
+        """As `Log.block_of_record`."""
+        try:
+            return self._block_of_record(offset, forced, cached)
+        except WouldBlock:
+            return None
+
+    def _block_of_record(self, offset: int, forced: bool, cached: bool) -> Block:
         extent = self._extent
         with extent.reading() as segments:
             limit = extent.forced if forced or extent.stopped is not None else extent.end
@@ -146,15 +152,16 @@ class Reader:
             block = _block_behind(segment, offset, end, pread)
             return block or self._sought(segment, offset, end, cached)
 
-    def unproven(self, offset: int, size: int, cached: bool) -> bytes | bytearray:
-        """As `Log.unproven`. Raises WouldBlock where `cached` and the bytes are not in memory."""
+    def unproven(self, offset: int, size: int, cached: bool) -> bytes | bytearray | None:
+        """As `Log.unproven`."""
         extent = self._extent
         with extent.reading() as segments:
             self._check(offset, None)
             self._refuse_damage(offset)
             number = extent.number_of(offset, segments)
             size = min(size, min(extent.end, limit_of(segments, number)) - offset)
-            return (_pread_cached if cached else _pread)(segments[number], size, offset)
+            segment = segments[number]
+            return (segment.pread_cached if cached else segment.pread)(size, offset - segment.base)
 
     def _sought(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
         """The same, from a block's start on: what is wrong is named. Raises NotARecord, Corrupt."""

@@ -172,12 +172,16 @@ class Desk:
                 disk.force_folder(folder)
         self.disk = disk
         self.timers = Timers(self.clock)
+        self._open(started)
+
+    def _open(self, started: bool) -> None:
+        disk, options = self.disk, self.options
         self.state = ArrivalState(
             Producers(remembered=5, streams_max=1000, idle_ms=7 * 86_400_000, leased_ms=lambda _: 0)
         )
-        options = arrivals.arrival_options(1000, 10.0, segment_bytes)
+        kept = arrivals.arrival_options(1000, 10.0, options["segment_bytes"])
         log = Log.open(
-            disk, ARRIVALS, log_id=arrivals.LOG_ID, clock=self.clock, options=options, state=self.state
+            disk, ARRIVALS, log_id=arrivals.LOG_ID, clock=self.clock, options=kept, state=self.state
         )
         self.landing = Landing(self, log)
         self.buckets = Buckets.open(
@@ -191,7 +195,7 @@ class Desk:
             timers=self.timers,
             clock=self.clock,
             run=self.run,
-            settings=DelaySettings(tick_ms, outcome_seconds),
+            settings=DelaySettings(options["tick_ms"], options["outcome_seconds"]),
             floor_ms=max((t.applied[0] for t in self.targets.targets.values() if t.applied), default=0),
         )
         recovered: list[BaseException | None] = []

@@ -7,7 +7,8 @@ import pytest
 
 from tests.scale import scaled
 from tfmq.delay import wheel as wheels
-from tfmq.delay.wheel import DUE_SPAN, TARGETS_MAX, HashedWheelTimer, tag
+from tfmq.delay.wheel import HashedWheelTimer
+from tfmq.delay.wheel_slots import DUE_SPAN, TARGETS_MAX, tag
 
 TICK = 10
 SLOTS = 8

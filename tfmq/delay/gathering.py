@@ -17,7 +17,7 @@ from tfmq.delay.ledger import Near
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part
 from tfmq.delay.targets import Targets
-from tfmq.delay.wheel import ABSOLUTE, tag
+from tfmq.delay.wheel_slots import ABSOLUTE, tag
 
 DUES_MAX: Final = 1 << 63
 """Above every due."""

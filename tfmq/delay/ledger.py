@@ -78,11 +78,3 @@ class Ledger:
             landed = self._written.popleft()
             self._lows.pop(landed.ticket, None)
             yield landed
-
-    def cut(self) -> int:
-        """The log came back and its end is sure: whatever is not known to be forced by now is gone. How many."""
-        count = len(self._written)
-        for landed in self._written:
-            self._lows.pop(landed.ticket, None)
-        self._written.clear()
-        return count

@@ -17,7 +17,7 @@ from tfmq.delay.pacing import Pacing
 from tfmq.delay.requests import Run, Timers, Turn
 from tfmq.delay.rows import Part
 from tfmq.delay.targets import Targets
-from tfmq.delay.wheel import ABSOLUTE, TARGET_SHIFT, Entries
+from tfmq.delay.wheel_slots import ABSOLUTE, TARGET_SHIFT, Entries
 from tfmq.effects import Destination
 
 STUCK_ROWS_MAX: Final = 524_288

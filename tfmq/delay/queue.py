@@ -73,69 +73,85 @@ class DelayQueue:
         settings: DelaySettings,
         floor_ms: int = 0,
     ) -> None:
-        self._landing, self._state, self._buckets, self._run = landing, state, buckets, run
+        self._landing, self._state, self._buckets = landing, state, buckets
+        self._timers, self._run = timers, run
         outcome_ms = settings.outcome_seconds * SECOND_MS
         self._time = time = BrokerTime(clock)
         time.start(max(floor_ms, buckets.broker_ms))
         time.load(buckets.note)
-        self._ledger = ledger = Ledger()
+        self._ledger = Ledger()
         targets = Targets()
         self._shore = shore = Shore(HashedWheelTimer(settings.tick_ms, SLOTS), targets)
         self._gatherer = Gatherer(landing.log, buckets, targets)
-        self._lines = lines = Lines(
-            buckets.store_id,
+        self._lines = lines = self._new_lines(destination, targets)
+        self._judge = Judge(state, lines, destination, time, outcome_ms, lambda: self._keeper.floor)
+        self._finder = Finder(landing.log, buckets)
+        self._keeper = self._new_keeper(outcome_ms)
+        self._figures = Figures(shore, lines, buckets, timers)
+        self._firing = self._new_firing(settings.tick_ms)
+        self._changing = self._new_changing()
+        self._listing = Listing(buckets)
+        self._ahead: dict[int, int] = {}
+        self._stopped: Callable[[], None] | None = None
+
+    def _new_lines(self, destination: Destination, targets: Targets) -> Lines:
+        state = self._state
+        return Lines(
+            self._buckets.store_id,
             destination=destination,
-            timers=timers,
-            run=run,
-            time=time,
+            timers=self._timers,
+            run=self._run,
+            time=self._time,
             targets=targets,
-            fetching=Fetching(landing.log, buckets),
+            fetching=Fetching(self._landing.log, self._buckets),
             cancelled=lambda: state.cancelled,
             postpone=lambda line, part: self._changing.postpone(line, part),
         )
-        self._judge = Judge(state, lines, destination, time, outcome_ms, lambda: self._keeper.floor)
-        self._finder = Finder(landing.log, buckets)
-        self._keeper = keeper = Keeper(
-            landing=landing,
-            state=state,
-            buckets=buckets,
+
+    def _new_keeper(self, outcome_ms: int) -> Keeper:
+        ledger = self._ledger
+        return Keeper(
+            landing=self._landing,
+            state=self._state,
+            buckets=self._buckets,
             gatherer=self._gatherer,
-            shore=shore,
-            lines=lines,
-            time=time,
-            timers=timers,
-            run=run,
+            shore=self._shore,
+            lines=self._lines,
+            time=self._time,
+            timers=self._timers,
+            run=self._run,
             limit=lambda: ledger.limit,
             outcome_ms=outcome_ms,
             moved=lambda: self._firing.look(),
         )
-        self._figures = Figures(shore, lines, buckets, timers)
-        self._firing = Firing(
+
+    def _new_firing(self, tick_ms: int) -> Firing:
+        return Firing(
             figures=self._figures,
-            landing=landing,
-            ledger=ledger,
-            shore=shore,
-            lines=lines,
-            keeper=keeper,
-            time=time,
-            timers=timers,
-            tick_ms=settings.tick_ms,
+            landing=self._landing,
+            ledger=self._ledger,
+            shore=self._shore,
+            lines=self._lines,
+            keeper=self._keeper,
+            time=self._time,
+            timers=self._timers,
+            tick_ms=tick_ms,
         )
-        self._changing = Changing(
-            landing=landing,
-            state=state,
+
+    def _new_changing(self) -> Changing:
+        keeper = self._keeper
+        return Changing(
+            landing=self._landing,
+            state=self._state,
             judge=self._judge,
-            lines=lines,
-            time=time,
+            lines=self._lines,
+            time=self._time,
             finder=self._finder,
-            run=run,
+            run=self._run,
             arriving=self,
             sure=lambda: keeper.number,
             forget=self._forget,
         )
-        self._listing = Listing(buckets)
-        self._ahead: dict[int, int] = {}
-        self._stopped: Callable[[], None] | None = None
 
     # Time
 

@@ -16,7 +16,8 @@ from tfmq.delay.horizon import goal
 from tfmq.delay.ledger import Near
 from tfmq.delay.note import Note
 from tfmq.delay.targets import Targets
-from tfmq.delay.wheel import DUE_SPAN, HashedWheelTimer, tag
+from tfmq.delay.wheel import HashedWheelTimer
+from tfmq.delay.wheel_slots import DUE_SPAN, tag
 
 FORCE_MS: Final = 600_000
 """What is due so long behind the horizon is not looked at when it is written. Should the force take longer than the

@@ -3,7 +3,7 @@
 from threading import Lock
 from typing import NamedTuple
 
-from tfmq.delay.wheel import TARGETS_MAX
+from tfmq.delay.wheel_slots import TARGETS_MAX
 
 
 class TargetRow(NamedTuple):

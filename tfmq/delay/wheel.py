@@ -24,69 +24,14 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import compress
-from typing import Final, NamedTuple
+from typing import Final
 
-DUE_BITS: Final = 40
-"""A due is kept relative to the base: 34 years of milliseconds."""
-TARGET_BITS: Final = 23
-"""Targets that have something in the wheel at the same time: eight million, above the limit of partitions."""
-TARGET_SHIFT: Final = 1
-DUE_SHIFT: Final = TARGET_SHIFT + TARGET_BITS
-TARGET_MASK: Final = (1 << TARGET_BITS) - 1
-ABSOLUTE: Final = 1
-"""The lowest bit: its sender named a time of the wall clock."""
-TAG_MASK: Final = (1 << DUE_SHIFT) - 1
-DUE_SPAN: Final = 1 << DUE_BITS
-TARGETS_MAX: Final = 1 << TARGET_BITS
+from tfmq.delay.wheel_slots import DUE_SHIFT, DUE_SPAN, TAG_MASK, Entries, Slot, tag
+
 CANCELLED_MIN: Final = 4096
 """Below so many rows of cancelled messages a sweep is not worth its pass."""
 ROWS_MAX: Final = 1 << 62
 UNKNOWN: Final = -1
-
-
-class Entries(NamedTuple):
-    """Messages as columns of one length, in the order of their turns. Each column is the receiver's own."""
-
-    dues: "array[int]"
-    numbers: "array[int]"
-    locators: "array[int]"
-    tags: "array[int]"
-    """Target, absolute bit: see `tag`."""
-
-    def __len__(self) -> int:
-        return len(self.dues)
-
-
-def tag(target: int, absolute: bool) -> int:
-    """Where a message goes and whether its sender named a time of the wall clock, as one number."""
-    return target << TARGET_SHIFT | absolute
-
-
-class _Slot:
-    """One list of the ring: columns in the order in which they came."""
-
-    __slots__ = ("due_min", "locators", "numbers", "packed")
-
-    def __init__(self) -> None:
-        self.numbers: array[int] = array("Q")
-        self.locators: array[int] = array("Q")
-        self.packed: array[int] = array("Q")
-        self.due_min = DUE_SPAN
-        """Relative to the base; nothing in it is due before."""
-
-    def part(self, rows: Sequence[int]) -> "_Slot":
-        """These rows, in this order."""
-        part = _Slot()
-        part.numbers = array("Q", map(self.numbers.__getitem__, rows))
-        part.locators = array("Q", map(self.locators.__getitem__, rows))
-        part.packed = array("Q", map(self.packed.__getitem__, rows))
-        return part
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Only these rows stay."""
-        part = self.part(rows)
-        self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
-        self.due_min = min(self.packed) >> DUE_SHIFT
 
 
 class HashedWheelTimer:
@@ -102,7 +47,7 @@ class HashedWheelTimer:
                 "a wheel has at least one slot, a tick of at least a millisecond, and begins after 1969"
             )
         self.tick_ms, self.slots, self.base_ms = tick_ms, slots, base_ms
-        self._ring: list[_Slot | None] = [None] * slots
+        self._ring: list[Slot | None] = [None] * slots
         self._hand = 0
         """The tick, counted from the base, up to which everything was looked at."""
         self._popped = -1
@@ -230,11 +175,11 @@ class HashedWheelTimer:
             raise ValueError(f"a due of {due} in a wheel that begins at {self.base_ms}")
         return relative
 
-    def _slot(self, tick: int) -> _Slot:
+    def _slot(self, tick: int) -> Slot:
         index = tick % self.slots
         slot = self._ring[index]
         if slot is None:
-            slot = self._ring[index] = _Slot()
+            slot = self._ring[index] = Slot()
         return slot
 
     def cancel(self, due: int, number: int) -> bool:

@@ -1,0 +1,91 @@
+"""Broker time runs with the monotonic clock, begins no lower than it was, and knows what the wall clock was behind."""
+
+import pytest
+
+from journal.testing import SimulatedClock
+from tfmq.delay import broker_time
+from tfmq.delay.broker_time import BrokerTime
+
+WALL = 1_700_000_000_000
+
+
+def started(floor_ms: int = 0) -> tuple[BrokerTime, SimulatedClock]:
+    clock = SimulatedClock(wall_ms=WALL)
+    time = BrokerTime(clock)
+    time.start(floor_ms)
+    return time, clock
+
+
+def test_it_begins_at_the_wall_clock_and_runs_with_the_monotonic_one() -> None:
+    time, clock = started()
+    assert time.now_ms() == WALL
+    clock.advance(1.5)
+    clock.jump_wall(-3600)
+    assert time.now_ms() == WALL + 1500
+    clock.jump_wall(10 * 365 * 86_400)
+    assert time.now_ms() == WALL + 1500
+
+
+def test_it_begins_no_lower_than_what_fired() -> None:
+    time, clock = started(WALL + 5000)
+    assert time.now_ms() == WALL + 5000
+    assert (time.ahead_ms(), time.wall_ms(), time.off_ms()) == (5000, WALL, 5000)
+    clock.jump_wall(10)
+    assert (time.ahead_ms(), time.wall_ms(), time.off_ms()) == (0, WALL + 10_000, -5000)
+
+
+def test_an_alarm_rings_at_its_millisecond_and_not_before() -> None:
+    time, clock = started()
+    for ms in (1, 10, 33, 100, 12_345):
+        clock.advance(time.seconds_until(WALL + ms) - 0.0005)
+        assert time.now_ms() == WALL + ms - 1
+        clock.advance(time.seconds_until(WALL + ms))
+        assert time.now_ms() == WALL + ms
+    assert time.seconds_until(WALL) == 0.0
+
+
+def test_small_changes_back_are_not_told() -> None:
+    time, clock = started(WALL + 100)
+    assert time.ahead_ms() == 100
+    clock.jump_wall(0.005)
+    assert time.ahead_ms() == 100
+    clock.jump_wall(0.02)
+    assert time.ahead_ms() == 75
+
+
+def test_what_each_message_was_told_is_known_again() -> None:
+    time, _ = started()
+    time.note(10, 0)
+    time.note(20, 500)
+    time.note(30, 500)
+    time.note(40, 90)
+    assert [time.told(number) for number in (0, 19, 20, 39, 40, 1000)] == [0, 0, 500, 500, 90, 90]
+    assert not time.steady
+    other, _ = started()
+    other.load(time.dump())
+    assert [other.told(number) for number in (19, 20, 40)] == [0, 500, 90]
+
+
+def test_steps_are_bounded_and_the_oldest_share_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_time, "STEPS_MAX", 3)
+    time, _ = started()
+    for number in range(1, 7):
+        time.note(number * 10, number * 100)
+    assert [time.told(number) for number in (5, 45, 50, 65)] == [0, 0, 500, 600]
+
+
+def test_early_is_what_the_wall_clock_lacks() -> None:
+    time, clock = started()
+    assert time.early_ms(WALL + 100, 1) == 100
+    time.note(5, 60)
+    assert time.early_ms(WALL + 100, 5) == 40
+    clock.advance(0.05)
+    assert time.early_ms(WALL + 100, 5) == 0
+
+
+def test_damaged_steps_are_refused() -> None:
+    time, _ = started()
+    with pytest.raises(ValueError):
+        time.load(b"x" * 17)
+    time.load(b"")
+    assert time.told(7) == 0
