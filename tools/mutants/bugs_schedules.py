@@ -150,8 +150,8 @@ SENDING: Final = (
         "what-is-parked-stays-parked",
         "what could not be sent is tried again every few seconds",
         "tfmq/broker/schedule_watch.py",
-        "        if self._parked and self._timers.now() >= self._retry_at:\n",
-        "        if self._parked and self._timers.now() >= self._retry_at + 1e9:\n",
+        "                self._retry_at = self._timers.now() + LOOK_SECONDS\n",
+        "                self._retry_at = self._timers.now() + LOOK_SECONDS * 1000\n",
         [WATCH],
     ),
 )
