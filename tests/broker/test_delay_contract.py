@@ -31,8 +31,8 @@ YEAR = 365 * DAY
 TEN_YEARS = 10 * YEAR
 SPANS = (1 << 10, 1 << 16, 1 << 22, 1 << 28)
 """Lengths of buckets."""
-TURN_ROWS_MOST = 6000
-"""Deliveries in one turn: some fifteen milliseconds' work."""
+TURN_ROWS_MOST = 3000
+"""Deliveries in one turn: some seven milliseconds' work."""
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ ROWS = {
     "footprint": "tools.bench.footprint",
     "restart": "tools.bench.restart",
     "transactions": "tools.bench.transactions",
+    "delay": "tools.bench.delay",
 }
 
 

@@ -12,6 +12,8 @@ from tools.mutants.bugs_client_pipeline import CLIENT_PIPELINE
 from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
 from tools.mutants.bugs_commit_groups import COMMIT_GROUPS
 from tools.mutants.bugs_delay_buckets import DELAY_BUCKETS
+from tools.mutants.bugs_delay_firing import DELAY_FIRING
+from tools.mutants.bugs_delay_store import DELAY_STORE
 from tools.mutants.bugs_delayed_sends import DELAYED_SENDS
 from tools.mutants.bugs_effects import EFFECTS
 from tools.mutants.bugs_forces import FORCES
@@ -46,6 +48,8 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + COMMIT_GROUPS
     + TRANSACTIONS
     + DELAY_BUCKETS
+    + DELAY_FIRING
+    + DELAY_STORE
     + SCHEDULES
     + SERVER
     + CLIENT

@@ -1,0 +1,154 @@
+"""Planted bugs: when a delayed message fires, in which order, once, and what is told of it meanwhile."""
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+CONTRACT: Final = "tests/broker/test_delay_contract.py"
+CRASHES: Final = "tests/crash/test_delay_enumeration.py"
+RANDOM: Final = "tests/delay/test_simulation_queue.py"
+DELAY: Final = "tests/broker/test_delay.py"
+
+DELAY_FIRING: Final = (
+    Mutant(
+        "fires-a-tick-early",
+        "a delayed message is never early",
+        "tfmq/delay/firing.py",
+        "        limit = min(now, shore.fires_below - 1)\n",
+        "        limit = min(now + self._tick_ms, shore.fires_below - 1)\n",
+        [CONTRACT],
+    ),
+    Mutant(
+        "fires-half-a-second-late",
+        "a delayed message is late by a tick at most, without load",
+        "tfmq/delay/firing.py",
+        "            times.append(-(-due // self._tick_ms) * self._tick_ms)\n",
+        "            times.append(-(-due // 500) * 500)\n",
+        [CONTRACT],
+    ),
+    Mutant(
+        "fires-what-may-still-be-lost",
+        "nothing fires that is due behind an arrival which is not on the disk",
+        "tfmq/delay/firing.py",
+        "            limit = min(limit, unsure - 1)\n",
+        "            limit = min(limit, unsure + 3_600_000)\n",
+        [RANDOM, "tests/broker/test_delayed_send.py"],
+    ),
+    Mutant(
+        "fires-beside-a-load",
+        "what is due behind the old horizon waits until a load has ended",
+        "tfmq/delay/firing.py",
+        "        limit = min(now, shore.fires_below - 1)\n",
+        "        limit = min(now, shore.horizon - 1)\n",
+        [CONTRACT],
+        scale=0.1,
+    ),
+    Mutant(
+        "source-of-more-than-was-written",
+        "the partition notes how far it is with the messages that it got, not with those that come next",
+        "tfmq/delay/line.py",
+        "        self._send(part.cut(piece.rows), piece)\n",
+        "        self._send(part, piece)\n",
+        [DELAY],
+    ),
+    Mutant(
+        "delivered-told-before-it-is-forced",
+        "delivered is told once a power cut cannot take it back, cancelled once nothing can bring it",
+        "tfmq/delay/line.py",
+        "        return last is not None and turn <= last.last and not self.settling.settled(turn)\n",
+        "        return False\n",
+        [RANDOM, CONTRACT],
+        scale=0.1,
+    ),
+    Mutant(
+        "fires-while-its-cancel-is-written",
+        "of a cancel and a delivery that meet exactly one happens",
+        "tfmq/delay/changing.py",
+        "            self._lines.blocked.add(turn)\n",
+        "            self._lines.blocked.discard(turn)\n",
+        [RANDOM, CONTRACT],
+        scale=0.1,
+    ),
+    Mutant(
+        "cancelled-told-before-it-is-forced",
+        "cancelled is told once no power cut can take the cancel back",
+        "tfmq/delay/changing.py",
+        "        self._landing.when_forced(answers[-1].end_offset, partial(self._cancel_forced, cancels))\n",
+        "        self._cancel_forced(cancels, None)\n",
+        [CRASHES],
+        scale=0.01,
+    ),
+    Mutant(
+        "cancelled-messages-fire-all-the-same",
+        "a cancelled message never comes",
+        "tfmq/delay/readiness.py",
+        "    if lines.cancelled.any_between(part.dues[0], part.dues[-1]):\n",
+        "    if lines.cancelled.any_between(part.dues[-1] + 1, part.dues[-1] + 1):\n",
+        [RANDOM, CRASHES],
+        scale=0.1,
+    ),
+    Mutant(
+        "broker-time-follows-the-wall-clock",
+        "no step of the wall clock moves a delay",
+        "tfmq/delay/broker_time.py",
+        "        now = self._begin_ms + int((self._clock.monotonic() - self._begin) * 1000 + ROUNDING_MS)\n",
+        "        now = max(self._begin_ms, self._clock.wall_ms())\n",
+        [CONTRACT],
+    ),
+    Mutant(
+        "broker-time-goes-back-at-a-start",
+        "a clock that is behind at the start brings nothing that fired before back to the future",
+        "tfmq/delay/broker_time.py",
+        "        self._begin_ms = max(self._clock.wall_ms(), floor_ms, self._last)\n",
+        "        self._begin_ms = max(self._clock.wall_ms(), self._last)\n",
+        [CONTRACT],
+    ),
+    Mutant(
+        "times-do-not-wait-for-the-wall-clock",
+        "a message for a time never comes before the wall clock shows it",
+        "tfmq/delay/readiness.py",
+        "    if any(part.flags) and not lines.time.steady:\n",
+        "    if any(part.flags) and lines.stopping:\n",
+        [CONTRACT],
+    ),
+    Mutant(
+        "a-stopped-partition-keeps-the-window",
+        "a stopped partition holds up its own delayed messages, and nobody else's",
+        "tfmq/delay/line.py",
+        "        if mark is None:\n            self._lines.pacing.give(size_bytes)\n",
+        "        if mark is None:\n            self._lines.pacing.give(0)\n",
+        [CONTRACT, "tests/broker/test_delay.py"],
+    ),
+    Mutant(
+        "a-catch-up-takes-the-whole-turn",
+        "what fell due in a downtime comes paced, and live traffic goes between",
+        "tfmq/delay/pacing.py",
+        "TURN_ROWS: Final = 2048\n",
+        "TURN_ROWS: Final = 1 << 40\n",
+        [CONTRACT],
+    ),
+    Mutant(
+        "a-gone-topic-is-asked-for-ever",
+        "what waits for a deleted topic is dropped and counted",
+        "tfmq/delay/line.py",
+        "        self._lines.dropped += count\n",
+        "        self._lines.dropped += 0\n",
+        [DELAY],
+    ),
+    Mutant(
+        "due-now-is-due-before-what-fired",
+        "a new message is always due behind everything that fired",
+        "tfmq/delay/dues.py",
+        "    due = min(max(due, now_ms + 1), DUE_MAX)\n",
+        "    due = min(max(due, now_ms), DUE_MAX)\n",
+        [CONTRACT],
+    ),
+    Mutant(
+        "the-end-of-time-is-not-listed",
+        "a list without an end has all that waits",
+        "tfmq/broker/delay.py",
+        "        end_due = request.end_due + (request.end_due == DUE_MAX)\n",
+        "        end_due = min(request.end_due, DUE_MAX)\n",
+        [CONTRACT],
+    ),
+)

@@ -1,0 +1,99 @@
+"""Planted bugs: delayed messages on the disk: arrivals, buckets, what is given up and when."""
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+CRASHES: Final = "tests/crash/test_delay_enumeration.py"
+RANDOM: Final = "tests/delay/test_simulation_queue.py"
+
+DELAY_STORE: Final = (
+    Mutant(
+        "a-bucket-goes-before-its-deliveries-are-forced",
+        "a bucket goes once everything in it is delivered and on the disk",
+        "tfmq/delay/keeper.py",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._limit())\n",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.rows_first, self._limit())\n",
+        [CRASHES, RANDOM],
+        scale=0.1,
+    ),
+    Mutant(
+        "a-bucket-goes-before-it-is-loaded",
+        "a bucket goes once everything in it is delivered",
+        "tfmq/delay/keeper.py",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._limit())\n",
+        "        limits = (shore.horizon, shore.wheel.due_next, lines.due_first, self._limit())\n",
+        [CRASHES, RANDOM],
+        scale=0.1,
+    ),
+    Mutant(
+        "arrivals-go-before-they-are-in-buckets",
+        "arrivals are given up once they are in buckets",
+        "tfmq/delay/keeper.py",
+        "        return min(self._pins.offset, self._buckets.spilled_offset)\n",
+        "        return self._landing.log.forced_offset\n",
+        [CRASHES],
+        scale=0.01,
+    ),
+    Mutant(
+        "broker-time-is-not-written-down",
+        "broker time is not behind what the last checkpoint says, whatever the clock shows at the start",
+        "tfmq/delay/keeper.py",
+        "        self._run_worker(partial(self._buckets.commit, now, self._time.dump()), done)\n",
+        "        self._run_worker(partial(self._buckets.commit, 0, self._time.dump()), done)\n",
+        ["tests/broker/test_delay_contract.py"],
+    ),
+    Mutant(
+        "cancels-are-forgotten-while-they-count",
+        "a cancelled message stays cancelled as long as a file has it",
+        "tfmq/delay/keeper.py",
+        "        low = min(self.floor, now - self._outcome_ms)\n",
+        "        low = now + (1 << 40)\n",
+        [CRASHES, RANDOM, "tests/delay"],
+        scale=0.1,
+    ),
+    Mutant(
+        "a-new-time-leaves-the-old-one",
+        "a rescheduled message comes once",
+        "tfmq/delay/arrival_state.py",
+        "                if self.cancelled.add(due, number):\n",
+        "                if number not in self.rescheduled.over((), due):\n",
+        [CRASHES, RANDOM],
+        scale=0.01,
+    ),
+    Mutant(
+        "copies-count-as-somebody-s-sequence",
+        "what a new time copies is no next message of its producer",
+        "tfmq/delay/arrival_state.py",
+        "        self._copies = note.records if note.kind == RESCHEDULE else 0\n",
+        "        self._copies = 0\n",
+        ["tests/delay/test_arrival_state.py", CRASHES],
+        scale=0.01,
+    ),
+    Mutant(
+        "a-cancel-may-be-lost-in-a-spill",
+        "a message whose cancel may be lost is kept",
+        "tfmq/delay/pending.py",
+        "        return turn in self._cancelled and turn not in self._unsure\n",
+        "        return turn in self._cancelled\n",
+        [CRASHES, RANDOM, "tests/delay"],
+        scale=0.2,
+    ),
+    Mutant(
+        "settled-of-another-due",
+        "what is behind the highest turn that its partition has is pending",
+        "tfmq/delay/pending.py",
+        "        if through is not None and (high, max(numbers)) < through and high < through.due:\n",
+        "        if through is not None and low <= through.due:\n",
+        [CRASHES, RANDOM],
+        scale=0.01,
+    ),
+    Mutant(
+        "store-of-another-age-is-taken",
+        "a store of delayed messages that is older than the partitions is refused",
+        "tfmq/broker/delay_opening.py",
+        "        if turn is not None and turn[1] >= arrivals.end_ordinal:\n",
+        "        if turn is not None and turn[1] >= 1 << 62:\n",
+        ["tests/broker/test_delay_opening.py"],
+    ),
+)
