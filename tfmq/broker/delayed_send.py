@@ -226,8 +226,7 @@ def unwrap(wrapped: Batch) -> tuple[Note, Batch]:
 def effective_at(asked: Dues, decided_ms: int, now_ms: int, wall_ms: int) -> Dues:
     """Due times of a transaction that was decided at `decided_ms` and is written at `now_ms`, both broker time: a delay
     counts from the decision, and nothing is due before the next ms."""
-    ahead = max(0, now_ms - wall_ms)
-    dues = effective(_wire(asked), len(asked.times), decided_ms, decided_ms - ahead)
+    dues = effective(_wire(asked), len(asked.times), decided_ms, decided_ms - now_ms + wall_ms)
     if dues.low > now_ms:
         return dues
     return dues_of(array("Q", map(max, dues.times, repeat(now_ms + 1))), dues.absolute)
