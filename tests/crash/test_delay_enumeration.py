@@ -7,13 +7,13 @@ brings them back.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from journal.testing import crash_states
-from tests.crash.delay_examination import Examiner
-from tests.crash.delay_life import Broken, Life, small
+from journal.testing import Moment, SimulatedFile, crash_states
+from tests.crash.delay_examination import Examiner, view_of
+from tests.crash.delay_life import Broken, Life, LifeClock, require, small, started
 from tests.scale import SEED, scaled, seeded
 
 STATES = 52_000
@@ -21,6 +21,9 @@ STATES = 52_000
 STATES_PER_BOUNDARY = 8
 ACTIONS = 50
 THOROUGH_EVERY = 8
+INTERRUPTED = 300
+"""Recoveries that are cut short at each of their own calls."""
+LIES_LIVES = 6
 POINTS = {
     "insert", "arrivals roll", "bucket roll", "spill", "split", "load", "fire", "commit", "truncate", "cancel",
     "reschedule",
@@ -77,3 +80,46 @@ def test_no_crash_at_any_call_loses_doubles_or_hurries_a_delayed_message() -> No
         f"{len(enumeration.digests)} distinct states at {enumeration.boundaries} boundaries of {number} lives"
     )
     print(dict(enumeration.points))
+
+
+@pytest.mark.timeout(3600)
+def test_a_start_that_is_cut_short_leaves_what_an_undisturbed_one_finds() -> None:
+    """The power goes at each call of a start; the next one finds the same, and so does the one behind that."""
+    wanted, number, disturbed = scaled(INTERRUPTED), 0, 0
+    while disturbed < wanted:
+        generator = seeded("delayed, interrupted", number)
+        life = Life(generator)
+        for boundary in generator.sample(boundaries := life.run(ACTIONS // 2), min(6, len(boundaries))):
+            state = boundary.moment.crash(generator)
+            moments: list[Moment] = []
+            # The first undisturbed start, and what a look at it writes, on a copy.
+            copy = state.crash(keep="everything")
+            copy.after = lambda kind, path, copy=copy, moments=moments: moments.append(Moment(copy))
+            clock = LifeClock(boundary.wall_ms)
+            first = view_of(started(copy, clock, life.broker, queued=False))
+            copy.after = None
+            for moment in generator.sample(moments, min(4, len(moments))):
+                again = started(
+                    moment.crash(generator), LifeClock(boundary.wall_ms), life.broker, queued=False
+                )
+                found = view_of(again)
+                where = f"life {number} of seed {SEED}, boundary {boundary.number} ({boundary.after})"
+                require(found == first, f"{where}: first {first}, then {found}")
+                disturbed += 1
+        number += 1
+
+
+HONEST_FORCE: Callable[[SimulatedFile], None] = SimulatedFile.force
+
+
+@pytest.mark.parametrize("path", ["/arrivals/", ".bucket", "orders-"])
+def test_the_rig_sees_a_force_that_was_left_out(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lie(file: SimulatedFile) -> None:
+        if path not in file.path:
+            HONEST_FORCE(file)
+
+    monkeypatch.setattr(SimulatedFile, "force", lie)
+    enumeration = Enumeration()
+    with pytest.raises(Broken):
+        for number in range(LIES_LIVES):
+            enumeration.life(number, 150 * (number + 1))
