@@ -202,3 +202,35 @@ def test_damage_is_told_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     assert desk.visible() == [b"b" * 50]
     assert desk.queue.status()["damaged"] == 1
     assert "cannot be read" in caplog.text
+
+
+def test_what_is_loaded_again_and_what_is_still_in_the_wheel_come_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line that is behind is loaded while the rest of the same millisecond has not left the wheel."""
+    monkeypatch.setattr(lines, "ROWS_MAX", 20)
+    monkeypatch.setattr("tfmq.delay.reloading.ROWS_MAX", 20)
+    monkeypatch.setattr("tfmq.delay.firing.POP_ROWS", 7)
+    desk = Desk()
+    desk.targets.stop(ORDERS)
+    desk.send([b"first"], 5)
+    desk.advance(0.1)
+    payloads = [b"%03d" % number for number in range(200)]
+    desk.send(payloads, 100)
+    desk.clock.advance(0.12)
+    for _ in range(12):
+        desk.timers.tick(desk.clock.monotonic())
+        desk.queue.write()
+    desk.targets.resume(ORDERS)
+    desk.queue.resumed(ORDERS)
+    desk.advance(30)
+    assert desk.visible() == [b"first", *payloads]
+
+
+def test_sends_that_a_stopped_log_refuses_hold_nothing_back() -> None:
+    desk = Desk()
+    desk.send([b"a"], 1000)
+    desk.landing.log.stop("its disk failed")
+    assert desk.send([b"refused"], 10) == []
+    desk.advance(2)
+    assert desk.visible() == [b"a"]

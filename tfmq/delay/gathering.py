@@ -154,13 +154,14 @@ def _none() -> Near:
     return Near(array("Q"), array("Q"), array("Q"), array("Q"))
 
 
-def in_order(found: Sequence[Near], after: Turn, rows_max: int) -> tuple[Part, Turn | None]:
-    """The first `rows_max` of them from the turn `after` on, in order, and the turn from which there are more."""
+def in_order(found: Sequence[Near], after: Turn, before: Turn, rows_max: int) -> tuple[Part, Turn | None]:
+    """The first `rows_max` of them from the turn `after` on up to below `before`, in order; the turn from which there
+    are more."""
     turns = [
         (due, number, which, row)
         for which, near in enumerate(found)
         for row, (due, number) in enumerate(zip(near.dues, near.numbers, strict=True))
-        if (due, number) >= after
+        if after <= (due, number) < before
     ]
     turns.sort()
     more = Turn(*turns[rows_max][:2]) if len(turns) > rows_max else None

@@ -209,8 +209,8 @@ class Keeper:
         self._loading.begin(to, self._buckets.spilled_offset, self.offset, self.pending_now(), self._ended)
 
     def _reload(self) -> None:
-        area = (self._buckets.spilled_offset, self.offset, self._shore.wheel.popped_ms + 1)
-        work = self._reloading.begin(*area, self.pending_now())
+        offsets = (self._buckets.spilled_offset, self.offset)
+        work = self._reloading.begin(*offsets, self._shore.front, self.pending_now())
         self._run_worker(work, self._reloaded)
 
     def _reloaded(self, result: Any, error: BaseException | None) -> None:

@@ -8,7 +8,7 @@ All calls come from the owner's thread, all callbacks in it, at once or later.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.header import Buffer
@@ -53,6 +53,13 @@ SLOTS: Final = 8192
 SECOND_MS: Final = 1000
 
 
+class _Expected(NamedTuple):
+    """What was so when dues were given: `ahead_ms` of broker time, whether the arrivals took nothing any more."""
+
+    ahead_ms: int
+    stopped: bool
+
+
 class DelayQueue:
     """See the module.
 
@@ -91,7 +98,7 @@ class DelayQueue:
         self._firing = self._new_firing(settings.tick_ms)
         self._changing = self._new_changing()
         self._listing = Listing(buckets)
-        self._ahead: dict[int, int] = {}
+        self._expected: dict[int, _Expected] = {}
         self._stopped: Callable[[], None] | None = None
 
     def _new_lines(self, destination: Destination, targets: Targets) -> Lines:
@@ -175,14 +182,14 @@ class DelayQueue:
         with the ticket that is answered, nothing from there on fires. In the same call as `now_ms()` was asked.
         """
         ticket = self._ledger.expect(due_min)
-        self._ahead[ticket] = self._time.ahead_ms()
+        self._expected[ticket] = _Expected(self._time.ahead_ms(), self._landing.log.stopped is not None)
         return ticket
 
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None:
         """They are written to the arrivals, not forced yet. `answer` is that of the records behind the note;
         `records` need stay only during the call."""
         first, dues = answer.first_ordinal, note.dues
-        self._time.note(first, self._ahead.pop(ticket))
+        self._time.note(first, self._expected.pop(ticket).ahead_ms)
         self._keeper.catch_up()
         near = self._shore.near_of(note, records, answer, self._time.now_ms())
         count = note.records
@@ -192,8 +199,8 @@ class DelayQueue:
 
     def failed(self, ticket: int) -> None:
         """They were not written, or nobody knows: then the log is stopped, and a start finds out."""
-        self._ahead.pop(ticket, None)
-        if self._landing.log.stopped is None:
+        expected = self._expected.pop(ticket, None)
+        if self._landing.log.stopped is None or (expected is not None and expected.stopped):
             self._ledger.failed(ticket)
             self._firing.look()
 

@@ -34,21 +34,22 @@ class Reloading:
         return self._lines.behind_count > 0 and any(line.wants_rows for line in self._lines.all())
 
     def begin(
-        self, from_offset: int, to_offset: int, high: int, pending: Pending
+        self, from_offset: int, to_offset: int, front: Turn, pending: Pending
     ) -> Callable[[], Found | None]:
-        """Work for a worker: what of the first such line is due below `high`, all that ever came to it."""
+        """Work for a worker: what of the first such line has a turn below `front`, all that ever came to it."""
         line = next((line for line in self._lines.all() if line.wants_rows), None)
         self._line = line
         if line is None or line.behind is None:
             return lambda: None
         self._ticket = line.reload()
-        return partial(self._find, line.key, line.behind, from_offset, to_offset, high, pending)
+        return partial(self._find, line.key, line.behind, from_offset, to_offset, front, pending)
 
     def _find(
-        self, key: int, after: Turn, from_offset: int, to_offset: int, high: int, pending: Pending
+        self, key: int, after: Turn, from_offset: int, to_offset: int, front: Turn, pending: Pending
     ) -> Found:
         """A bucket at a time until there are enough; the arrivals are looked through as far as that reached."""
         found: list[Near] = []
+        high = front.due + 1
         count, covered = 0, high
         for bucket in self._buckets.leaves:
             if bucket.span.end <= after.due or bucket.span.start >= high:
@@ -60,7 +61,7 @@ class Reloading:
                 covered = min(high, bucket.span.end)
                 break
         found += self._gatherer.near(Area(after.due, covered, [], from_offset, to_offset), pending, (key,))
-        part, more = in_order(found, after, ROWS_MAX)
+        part, more = in_order(found, after, front, ROWS_MAX)
         if more is None and covered < high:
             more = Turn(covered, 0)
         return Found(part, more)

@@ -15,6 +15,7 @@ from tfmq.delay.columns import SLOT_SHIFT
 from tfmq.delay.horizon import goal
 from tfmq.delay.ledger import Near
 from tfmq.delay.note import Note
+from tfmq.delay.requests import Turn
 from tfmq.delay.targets import Targets
 from tfmq.delay.wheel import HashedWheelTimer
 from tfmq.delay.wheel_slots import DUE_SPAN, tag
@@ -51,6 +52,12 @@ class Shore:
         self.stray: int | None = None
         """Due of something below the horizon that is not in the wheel: the horizon must be taken back to there."""
         self._spilling: Far | None = None
+        self._front = Turn(0, 0)
+
+    @property
+    def front(self) -> Turn:
+        """Every turn below was given to its line, none from there on."""
+        return max(self._front, Turn(*self.wheel.front))
 
     # What arrives
 
@@ -93,6 +100,7 @@ class Shore:
         before `low`."""
         wheel = self.wheel
         if not wheel.held:
+            self._front = self.front
             wheel.rebase(min(self.fires_below, low))
         return min(to, wheel.base_ms + DUE_SPAN)
 

@@ -80,6 +80,13 @@ class HashedWheelTimer:
         return self.base_ms + self._popped
 
     @property
+    def front(self) -> tuple[int, int]:
+        """Every turn below came, if it was there in time; none from there on."""
+        if self._given < len(self._ready.dues):
+            return self._ready.dues[self._given], self._ready.numbers[self._given]
+        return self.popped_ms + 1, 0
+
+    @property
     def due_next(self) -> int | None:
         """No message is due before; None if there is none. One that was cancelled counts until its time."""
         if self._given < len(self._ready.dues):
