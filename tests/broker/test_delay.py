@@ -345,6 +345,40 @@ def test_a_stop_writes_what_was_taken_and_fires_nothing_more() -> None:
     assert again.payloads() == [b"later"]
 
 
+def test_a_stop_ends_on_a_full_disk_and_beside_a_stopped_partition(broker: Broker) -> None:
+    producer = broker.lease()
+    broker.produce(broker.lease(), 0, [b"before"])
+    broker.delay(producer, 0, [b"held", b"far"], due=after(1000) + after(HOUR))
+    broker.log().stop("a test stops it")
+    broker.advance(3)
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    broker.stop()
+    broker.disk.space_bytes = None
+    again = Broker(broker.disk, broker.clock)
+    assert again.ask(ResumePartition("orders", 0)).state == "open"
+    again.advance(2)
+    assert again.payloads() == [b"before", b"held"]
+    again.advance(4000)
+    assert again.payloads() == [b"before", b"held", b"far"]
+
+
+@pytest.mark.parametrize("what", ["arrivals", "bucket", "checkpoint"])
+def test_a_disk_that_fails_under_the_store_delivers_what_it_has_and_a_start_goes_on(what: str) -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"soon", b"far"], due=after(5000) + after(HOUR))
+    broker.disk.faults.fail("force", path=what, times=None)
+    broker.delay(producer, 2, [b"unsure"], due=after(6000))
+    broker.advance(200)
+    assert b"soon" in broker.payloads()
+    broker.disk.faults.clear()
+    again = Broker(broker.disk.crash(keep="everything"), broker.clock)
+    again.advance(4000)
+    found = again.payloads()
+    assert sorted(set(found)) == sorted(found) and {b"soon", b"far"} <= set(found)
+
+
 def test_many_repeats_and_cancels_leave_no_quota_behind(broker: Broker) -> None:
     producer = broker.lease()
     for sequence in range(5):
