@@ -1,0 +1,52 @@
+"""All lines together: their turns, their memory."""
+
+import pytest
+
+from tests.delay.desk import BILLS, ORDERS, Desk
+from tfmq.delay import lines, pacing
+
+
+def test_all_lines_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "STUCK_ROWS_MAX", 100)
+    desk = Desk()
+    keys = [ORDERS + n for n in range(5)]
+    for key in keys:
+        desk.targets.stop(key)
+        desk.send([b"first"], 5, key=key)
+    desk.advance(0.1)
+    for _ in range(3):
+        for key in keys:
+            desk.send([b"%d" % n for n in range(20)], 10, key=key)
+        desk.advance(0.1)
+    assert desk.queue.status()["held"] <= 100
+    for key in keys:
+        desk.targets.resume(key)
+        desk.queue.resumed(key)
+    desk.advance(60)
+    assert [len(desk.visible(key)) for key in keys] == [61] * 5
+
+
+def test_no_more_than_the_window_is_written_and_not_forced() -> None:
+    desk = Desk(segment_bytes=64 << 20)
+    desk.targets.automatic = False
+    desk.send([b"%03d" % n + b"x" * 10_000 for n in range(200)], 10)
+    desk.send([b"%03d" % n + b"x" * 10_000 for n in range(200)], 10, key=BILLS)
+    desk.advance(0.5)
+    most = 0
+    while len(desk.visible()) + len(desk.visible(BILLS)) < 400:
+        unforced = 0
+        for key in (ORDERS, BILLS):
+            target = desk.targets.target(key)
+            unforced += sum(each.size_bytes for each in target.appends[target.forced :])
+        most = max(most, unforced)
+        desk.targets.force()
+        desk.advance(0.02)
+    assert pacing.SLICE_BYTES < most <= pacing.WINDOW_BYTES
+
+
+def test_a_line_without_anything_is_forgotten() -> None:
+    desk = Desk()
+    desk.send([b"a"], 10)
+    desk.advance(1)
+    assert desk.queue._lines.all() == []
+    assert desk.queue._lines.pacing.unforced_bytes == 0
