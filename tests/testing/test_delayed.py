@@ -196,6 +196,29 @@ def test_they_wait_for_room_on_a_full_disk(broker: SimulatedBroker) -> None:
     assert len(broker.sent("orders")) == 1
 
 
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_what_a_failed_force_took_comes_once_its_partition_is_mended(
+    broker: SimulatedBroker, restarts: int
+) -> None:
+    """It was written, and that is all: behind a power cut it is not there, and whoever forgot it has lost it."""
+    broker.admin().create_topic("orders")
+    handle = broker.producer().send("orders", "x", delay=1).result().delayed or ""
+    for kind in ("force", "sync_file"):
+        broker.disk.faults.fail(kind, path="/orders-0/")
+    broker.clock.advance(5)
+    for _ in range(restarts):
+        broker.restart()
+        broker.producer().send("others", "y", delay=100).result()
+        broker.clock.advance(300)
+    broker.crash()
+    broker.disk.faults.clear()
+    assert broker.admin().topic("orders").partitions[0].state == "stopped"
+    assert broker.admin().resume("orders", 0) == "open"
+    broker.clock.advance(minutes=1)
+    assert texts(broker) == ["x"]
+    assert broker.producer().cancel(handle) == "delivered"
+
+
 def test_the_operators_list_and_counts(broker: SimulatedBroker) -> None:
     producer, admin = broker.producer(), broker.admin()
     now = broker.clock.now

@@ -1,7 +1,7 @@
 """Random programs on the simulated broker, over broken connections, power cuts, downtimes and lost answers.
 
 Invariants, for every message that a producer sent, plain, delayed or inside a transaction:
-- nothing is seen before it is due, at whatever moment one looks;
+- nothing is seen before it is due, at whatever moment one looks, nor before the wall clock shows its time of day;
 - what was acknowledged is there once, in the end; what failed as "not done" is not; of the rest nobody knows, but it is
   there once at most;
 - what was taken back is never seen, what is answered as delivered is seen;
@@ -10,6 +10,7 @@ A failure prints its seed.
 """
 
 import random
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ class Sent:
         self.taken_back = False
         self.in_transaction = False
         self.of_many = False
+        self.at_ms = 0.0
         self.unsure = False
         """Whether it was taken back is not known."""
 
@@ -94,6 +96,13 @@ class Program:
         if self.random.random() < 0.6:
             entry.fate()
             entry.prompt = delay is not None and delivery.done() and self.now == began
+
+    def send_at(self) -> None:
+        """One with a time of day, which the wall clock has to show when it comes."""
+        name, moment = self.name(), self.broker.clock.time() + self.delay() - 10
+        delivery = self.producer.send(self.random.choice(TOPICS), name, key=name, deliver_at=moment)
+        self.sent[name] = entry = Sent(self.now, delivery)
+        entry.at_ms = moment * 1000
 
     def send_many(self) -> None:
         """A batch whose messages are due at times of their own."""
@@ -151,9 +160,10 @@ class Program:
             moved = self.producer.reschedule(entry.handle, delay=delay)
         except tfmq.TfmqError as error:
             if error.outcome != "not done":
-                entry.due, entry.prompt = min(entry.due, due), False
+                entry.due, entry.prompt, entry.at_ms = min(entry.due, due), False, 0.0
             return
         if moved.state == "rescheduled":
+            entry.at_ms = 0.0
             entry.handle, entry.due, entry.prompt = moved.handle or "", due, False
 
     def one_with_a_handle(self) -> Sent | None:
@@ -193,6 +203,9 @@ class Program:
         steps = {
             self.send: 30,
             self.send_many: 6,
+            self.send_at: 6,
+            self.failed_force: 2,
+            self.mend: 4,
             self.full_disk: 3,
             self.room_again: 6,
             self.clock_is_set: 3,
@@ -210,6 +223,24 @@ class Program:
 
     def lose_an_answer(self) -> None:
         self.broker.fail_next("send", tfmq.TimedOut, done=self.random.random() < 0.5)
+
+    def failed_force(self) -> None:
+        """The next force of a partition fails and loses what it should have forced: the partition stops."""
+        path = f"/{self.random.choice(TOPICS)}-{self.random.randrange(2)}/"
+        for kind in ("force", "sync_file"):
+            self.broker.disk.faults.fail(kind, path=path)
+
+    def mend(self) -> None:
+        """The operator has mended the disk."""
+        self.broker.disk.faults.clear()
+        if self.broker.disk.space_bytes is not None:
+            return
+        with self.broker.admin() as admin:
+            for topic in TOPICS:
+                for partition in admin.topic(topic).partitions:
+                    if partition.state == "stopped":
+                        with suppress(tfmq.StorageStopped):  # an error that nobody was told of yet
+                            admin.resume(topic, partition.partition)
 
     def full_disk(self) -> None:
         disk = self.broker.disk
@@ -237,6 +268,9 @@ class Program:
             entry = self.sent[name]
             assert entry.due <= self.now + FLOAT_SECONDS, f"{name} is {entry.due - self.now} s early"
             assert not entry.taken_back, f"{name} was taken back"
+        for message in messages:
+            early_ms = self.sent[message.text].at_ms - message.origin.append_ms
+            assert early_ms < 1, f"{message.text} is {early_ms} ms before its time of day"
         self.in_order(messages)
 
     def in_order(self, messages: list[Any]) -> None:
@@ -251,8 +285,11 @@ class Program:
 
     def end(self) -> None:
         """All time passes; what was acknowledged is there."""
-        self.room_again()
-        self.broker.settle()
+        self.set_right()
+        for _ in range(3):  # an error that nobody was told of yet stops a partition again
+            self.mend()
+            self.broker.settle()
+            self.broker.clock.advance(minutes=1)
         self.broker.clock.advance(timedelta(days=4))
         fates = {name: entry.fate() for name, entry in self.sent.items()}
         self.look()
