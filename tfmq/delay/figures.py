@@ -3,6 +3,7 @@
 from typing import Final
 
 from tfmq.delay.buckets import Buckets
+from tfmq.delay.ledger import Ledger
 from tfmq.delay.lines import Lines
 from tfmq.delay.requests import Timers
 from tfmq.delay.shore import Shore
@@ -14,8 +15,9 @@ COUNT_SECONDS: Final = 0.1
 class Figures:
     """See the module. `pending` is near enough: cancelled ones that lie far ahead count until their time is near."""
 
-    def __init__(self, shore: Shore, lines: Lines, buckets: Buckets, timers: Timers) -> None:
-        self._shore, self._lines, self._buckets, self._timers = shore, lines, buckets, timers
+    def __init__(self, ledger: Ledger, shore: Shore, lines: Lines, buckets: Buckets, timers: Timers) -> None:
+        self._ledger, self._shore, self._lines = ledger, shore, lines
+        self._buckets, self._timers = buckets, timers
         self._count = 0
         self._count_again = 0.0
 
@@ -30,7 +32,8 @@ class Figures:
         if now >= self._count_again:
             shore, leaves = self._shore, self._buckets.leaves
             ahead = [bucket.count for bucket in leaves if bucket.span.start >= shore.horizon]
-            self._count = shore.wheel.count + self._lines.queued + max(0, shore.far.count) + sum(ahead)
+            near = shore.wheel.count + self._lines.queued
+            self._count = self._ledger.messages + near + max(0, shore.far.count) + sum(ahead)
             self._count_again = now + COUNT_SECONDS
         return self._count
 

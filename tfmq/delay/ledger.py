@@ -40,6 +40,8 @@ class Ledger:
         self._lows: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._written: deque[Landed] = deque()
+        self.messages = 0
+        """In what is written and not known to be on the disk."""
 
     def __len__(self) -> int:
         return len(self._lows)
@@ -71,10 +73,12 @@ class Ledger:
     def land(self, landed: Landed) -> None:
         """They are written, behind all that landed before."""
         self._written.append(landed)
+        self.messages += landed.count
 
     def forced(self, offset: int) -> Iterator[Landed]:
         """What is sure now that the log is forced up to `offset`, in order."""
         while self._written and self._written[0].end_offset <= offset:
             landed = self._written.popleft()
             self._lows.pop(landed.ticket, None)
+            self.messages -= landed.count
             yield landed

@@ -94,7 +94,7 @@ class DelayQueue:
         self._judge = Judge(state, lines, destination, time, outcome_ms, lambda: self._keeper.floor)
         self._finder = Finder(landing.log, buckets)
         self._keeper = self._new_keeper(outcome_ms)
-        self._figures = Figures(shore, lines, buckets, timers)
+        self._figures = Figures(self._ledger, shore, lines, buckets, timers)
         self._firing = self._new_firing(settings.tick_ms)
         self._changing = self._new_changing()
         self._listing = Listing(buckets)

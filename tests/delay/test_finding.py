@@ -1,0 +1,29 @@
+"""Single messages on the disk by their turns."""
+
+from tests.delay.desk import BILLS, Desk
+from tfmq.delay.requests import Turn
+
+
+def test_it_is_found_in_the_arrivals_and_later_in_its_bucket() -> None:
+    desk = Desk()
+    a, b = desk.send([b"a", b"b"], [3_600_000, 3_600_000])
+    desk.landing.log.force()
+    finder = desk.queue._finder
+    for _ in range(2):
+        for handle in (a, b):
+            record = finder.record(handle.key, handle.turn)
+            assert record is not None and record.endswith(handle.payload)
+        desk.advance(120)
+    assert desk.buckets.count == 2
+
+
+def test_what_is_nowhere_is_not_found() -> None:
+    desk = Desk()
+    (a,) = desk.send([b"a"], 3_600_000)
+    desk.landing.log.force()
+    finder = desk.queue._finder
+    assert finder.record(a.key, Turn(a.due, a.number - 1)) is None, "that is the note"
+    assert finder.record(a.key, Turn(a.due, 999)) is None
+    desk.advance(120)
+    assert finder.record(BILLS, a.turn) is None
+    assert finder.record(a.key, Turn(a.due + 1, a.number)) is None

@@ -1,0 +1,92 @@
+"""Pending messages from buckets and arrivals, as columns."""
+
+from array import array
+
+import pytest
+
+from tests.delay.desk import BILLS, ORDERS, Desk, Handle
+from tfmq.delay.gathering import Area, in_order
+from tfmq.delay.ledger import Near
+from tfmq.delay.requests import Turn
+from tfmq.delay.wheel_slots import ABSOLUTE, TARGET_SHIFT
+
+
+@pytest.fixture
+def desk() -> Desk:
+    desk = Desk()
+    desk.send([b"a%d" % n for n in range(10)], [100_000 * n + 500_000 for n in range(10)])
+    desk.send([b"b%d" % n for n in range(10)], [100_000 * n + 500_000 for n in range(10)], key=BILLS)
+    desk.advance(70)
+    desk.send([b"c"], 900_000)
+    desk.send([b"d"], at=[desk.clock.wall_ms() + 900_000])
+    desk.turn()
+    desk.landing.log.force()
+    return desk
+
+
+def whole(desk: Desk, low: int = 0, high: int = 1 << 62) -> Area:
+    return Area(low, high, desk.buckets.leaves, desk.buckets.spilled_offset, desk.landing.log.end_offset)
+
+
+def numbers(found: list[Near]) -> list[int]:
+    return sorted(number for near in found for number in near.numbers)
+
+
+def test_everything_that_is_pending_in_the_area(desk: Desk) -> None:
+    gatherer, pending = desk.queue._gatherer, desk.queue._keeper.pending_now()
+    everything = gatherer.near(whole(desk), pending)
+    assert len(numbers(everything)) == 22
+    dues = sorted(due for near in everything for due in near.dues)
+    middle = dues[8]
+    below = gatherer.near(whole(desk, 0, middle), pending)
+    above = gatherer.near(whole(desk, middle), pending)
+    assert numbers(below + above) == numbers(everything)
+    assert all(due < middle for near in below for due in near.dues)
+
+
+def test_only_some_logs(desk: Desk) -> None:
+    gatherer, pending = desk.queue._gatherer, desk.queue._keeper.pending_now()
+    found = gatherer.near(whole(desk), pending, (BILLS,))
+    assert len(numbers(found)) == 10
+    targets = {tag >> TARGET_SHIFT for near in found for tag in near.tags}
+    assert [desk.queue._lines._targets.row(number).key for number in targets] == [BILLS]
+
+
+def test_not_what_is_cancelled_and_it_is_known_who_named_a_time(desk: Desk) -> None:
+    row = desk.listed(first=desk.now_ms + 500_000).rows[0]
+    desk.cancel(Handle(row.key, row.due, row.number, b""))
+    found = desk.queue._gatherer.near(whole(desk), desk.queue._keeper.pending_now())
+    assert len(numbers(found)) == 21
+    assert row.number not in numbers(found)
+    assert sum(tag & ABSOLUTE for near in found for tag in near.tags) == 1
+
+
+def test_a_start_also_learns_the_lowest_due_of_what_is_not_pending() -> None:
+    desk = Desk()
+    a, b = desk.send([b"a", b"b"], [30_000, 60_000])
+    desk.cancel(a)
+    log = desk.landing.log
+    found, low = desk.queue._gatherer.arrived(0, log.end_offset, desk.queue._keeper.pending_now())
+    assert (numbers(found), low) == ([b.number], a.due)
+
+
+def test_in_order_from_a_turn_to_a_turn_and_no_more_than_asked() -> None:
+    near = Near(
+        array("Q", [5, 3, 5, 9]),
+        array("Q", [7, 8, 6, 1]),
+        array("Q", [70, 80, 60, 10]),
+        array("Q", [0, 1, 0, 0]),
+    )
+    part, more = in_order([near], Turn(0, 0), Turn(100, 0), 10)
+    assert (list(part.numbers), list(part.locators), list(part.flags), more) == (
+        [8, 6, 7, 1],
+        [80, 60, 70, 10],
+        [1, 0, 0, 0],
+        None,
+    )
+    part, more = in_order([near, near], Turn(5, 6), Turn(9, 1), 3)
+    assert (list(part.numbers), more) == ([6, 6, 7], Turn(5, 7))
+
+
+def test_orders_and_bills_are_two_logs() -> None:
+    assert ORDERS != BILLS

@@ -1,0 +1,44 @@
+"""Which messages on the disk are still to be fired."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from tfmq.delay.cancelled import Cancelled
+from tfmq.delay.pending import PendingNow
+from tfmq.delay.requests import Turn
+
+KEY = 7
+
+
+def made(
+    cancelled: list[tuple[int, int]], through: Turn | None = None, gone: bool = False, unsure: Any = ()
+) -> PendingNow:
+    known = Cancelled()
+    for turn in cancelled:
+        known.add(*turn)
+    state: Any = SimpleNamespace(cancelled=known)
+    return PendingNow(state, lambda key: through, lambda key: gone, unsure)
+
+
+def test_everything_is_pending_where_nothing_is_known() -> None:
+    assert made([])(KEY, [1, 2], [1, 2]) is True
+    assert made([], Turn(0, 99))(KEY, [1, 2], [1, 2]) is True
+
+
+def test_nothing_of_a_topic_that_is_gone() -> None:
+    assert made([], gone=True)(KEY, [1], [1]) is False
+
+
+def test_what_its_target_has_is_settled() -> None:
+    assert made([], Turn(10, 5))(KEY, [1, 9], [1, 99]) is False
+    assert list(made([], Turn(10, 5))(KEY, [10, 10, 9, 11], [5, 6, 9, 1])) == [0, 1, 0, 1]  # type: ignore[arg-type]
+
+
+def test_what_is_cancelled_for_sure_is_not_pending() -> None:
+    assert list(made([(5, 1)])(KEY, [5, 5], [1, 2])) == [0, 1]  # type: ignore[arg-type]
+    assert list(made([(5, 1)], Turn(4, 9))(KEY, [5, 4], [1, 2])) == [0, 0]  # type: ignore[arg-type]
+    assert list(made([(5, 1)], unsure={(5, 1)})(KEY, [5, 5], [1, 2])) == [1, 1]  # type: ignore[arg-type]
+
+
+def test_spans_of_what_is_cancelled_are_told() -> None:
+    assert made([(5, 1), (70_000, 2)]).cancelled_spans() == [(0, 65_536), (65_536, 131_072)]
