@@ -119,7 +119,7 @@ class Program:
 
     def transact(self) -> None:
         tx = self.producer.transaction()
-        started = {}
+        started: dict[str, Sent] = {}
         for _ in range(self.random.randrange(1, 4)):
             name = str(len(self.sent) + len(started))
             delay = self.delay() if self.random.random() < 0.5 else None
