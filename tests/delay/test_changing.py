@@ -172,12 +172,38 @@ def test_a_repeated_reschedule_leaves_the_message_there_once_and_has_the_same_an
     (a,) = desk.send([b"a"], 1000)
     first = desk.reschedule(a, 5000).known
     desk.advance(0.5)
-    assert desk.reschedule(a, 5000).known == first
+    assert desk.reschedule(a, 4500).known == first, "what was waited is taken off when it is sent again"
     desk.advance(10)
     assert desk.visible() == [b"a"]
     assert desk.reschedule(a, 60).known.state in ("delivered", "rescheduled")
     desk.advance(1)
     assert desk.visible() == [b"a"]
+
+
+def test_by_an_old_handle_a_message_is_moved_once_more_and_nothing_is_early() -> None:
+    desk = Desk()
+    (a,) = desk.send([b"a"], 60_000)
+    first = desk.reschedule(a, 60_000).known
+    desk.advance(30)
+    second = desk.reschedule(a, 90_000).known
+    assert second.state == "rescheduled" and second.turn.due >= first.turn.due + 60_000
+    third = desk.reschedule(a, 90_100).known
+    assert third.turn.due == second.turn.due + 100, "also by a little"
+    desk.until(third.turn.due - 1)
+    assert desk.visible() == []
+    desk.advance(0.02)
+    assert desk.visible() == [b"a"]
+
+
+def test_by_an_old_handle_a_cancelled_message_is_cancelled() -> None:
+    desk = Desk()
+    (a,) = desk.send([b"a"], 1000)
+    moved = desk.reschedule(a, 1000).known
+    assert desk.cancel(a).known == "cancelled"
+    for handle in (a, a._replace(due=moved.turn.due, number=moved.turn.number)):
+        assert desk.reschedule(handle, 1000).known.state == "cancelled"
+    desk.advance(5)
+    assert desk.visible() == []
 
 
 def test_an_old_handle_leads_to_where_the_message_is() -> None:

@@ -30,8 +30,9 @@ from tfmq.delay.rows import Part
 from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
 from tfmq.errors import Busy, StorageStopped
 
-REPEAT_MS: Final = 3_600_000
-"""The same delay asked for the same old handle within an hour is a repeat, and gets the first answer."""
+REPEAT_MS: Final = 10
+"""Who asks by an old handle for a due that the message has, or for one so little earlier, repeats what was done: what
+was waited is taken off a delay that is sent again, so it means the same moment. Whatever else is asked for is done."""
 UNSURE_CHANGE: Final = "the disk failed under the arrivals of delayed messages"
 FULL: Final = (
     "As many cancelled messages are remembered as may be. Some are forgotten when their time is over."
@@ -148,10 +149,6 @@ class Changing:
 
     def reschedule(self, key: int, turn: Turn, wire: bytes, done: Moved) -> None:
         """As `DelayQueue.reschedule`."""
-        moved = self._state.rescheduled.get(*turn)
-        if moved is not None and turn not in self._active and self._repeats(Turn(*moved), wire):
-            done(Rescheduled(RESCHEDULED, Turn(*moved)), None)
-            return
         now = Turn(*self._state.rescheduled.latest(*turn))
         if turn in self._active:
             now = turn
@@ -161,14 +158,21 @@ class Changing:
         if state != PENDING:
             done(Rescheduled(state), None)
             return
+        if now != turn and self._repeats(now, wire):
+            self._when_sure(now, partial(self._repeated, now, done))
+            return
         self._block([now])
         self._when_sure(now, partial(self._look_up, key, now, wire, done))
 
     def _repeats(self, moved: Turn, wire: bytes) -> bool:
-        word, now = int.from_bytes(wire, "big"), self._time.now_ms()
+        """Whether the message waits already for the due that is asked for."""
+        word = int.from_bytes(wire, "big")
         if word >= RELATIVE:
-            return now - REPEAT_MS <= moved.due - (word - RELATIVE) <= now + 1
-        return word + self._time.told(moved.number) == moved.due or word <= moved.due <= now
+            return 0 <= moved.due - (self._time.taken_ms() + word - RELATIVE) <= REPEAT_MS
+        return word + self._time.told(moved.number) == moved.due
+
+    def _repeated(self, moved: Turn, done: Moved, error: BaseException | None) -> None:
+        done(*((None, error) if error is not None else (Rescheduled(RESCHEDULED, moved), None)))
 
     def _when_sure(self, turn: Turn, then: Ended) -> None:
         """Once the message's arrival is on the disk."""
