@@ -8,6 +8,7 @@ from journal.control import Control, encode_control
 from tests.delay.desk import BILLS, ORDERS, Desk
 from tfmq.delay import line as lines
 from tfmq.delay.line import PAUSE_SECONDS, PAUSE_SECONDS_MAX
+from tfmq.errors import StorageStopped
 
 
 def applies(desk: Desk, key: int = ORDERS) -> int:
@@ -234,3 +235,27 @@ def test_sends_that_a_stopped_log_refuses_hold_nothing_back() -> None:
     assert desk.send([b"refused"], 10) == []
     desk.advance(2)
     assert desk.visible() == [b"a"]
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_what_a_stopped_target_has_is_not_sure_behind_a_restart_either(keep: int) -> None:
+    """Its tail was never forced: a power cut may take it yet."""
+    desk = Desk()
+    (a,) = desk.send([b"a"], 100)
+    desk.targets.automatic = False
+    desk.advance(0.2)
+    assert desk.visible() == [b"a"]
+    desk.targets.fail_force(ORDERS)
+    left = desk.targets
+    desk.stop()
+    again = desk.again(desk.disk, left)
+    again.targets.automatic = True
+    again.advance(200)
+    assert again.visible() == [b"a"]
+    with pytest.raises(StorageStopped):
+        again.cancel(a).known  # noqa: B018
+    again.targets.resume(ORDERS, keep=keep)
+    again.queue.resumed(ORDERS)
+    again.advance(5)
+    assert again.visible() == [b"a"]
+    assert again.cancel(a).known == "delivered"

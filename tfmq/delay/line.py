@@ -57,7 +57,9 @@ class Line:
         self.busy = False
         self.rows = Rows()
         self._lines = lines
-        self.settling = Settling(self._applied())
+        self.settling = Settling(lines.applied(key))
+        self._doubt = self._applied() if self.settling.through is None else None
+        """A target that was stopped from the start may have everything up to here, or not."""
         self._known = False
         self._life = 0
         """Counts what makes a read or an effect that is under way worthless."""
@@ -145,6 +147,8 @@ class Line:
         """Whether that message is on its way at the moment, or written and not on the disk for sure."""
         if self._flight is not None and turn <= self._flight:
             return True
+        if self._doubt is not None and turn <= self._doubt:
+            return True
         last = self.settling.last
         return last is not None and turn <= last.last and not self.settling.settled(turn)
 
@@ -177,8 +181,13 @@ class Line:
         if self._lines.destination.name(self.key) is None:
             self.drop()
             return False
+        stopped = self._lines.stop_of(self.key)
+        if stopped is not None:
+            self._park(stopped)
+            self.settling.wake()
+            return False
         applied = self._applied()
-        self._known = True
+        self._known, self._doubt = True, None
         if applied is not None:
             self.rows.drop_through(applied)
         return bool(len(self.rows))
@@ -223,13 +232,8 @@ class Line:
     def _note_damage(self, part: Part, piece: Slice) -> None:
         if piece.damaged:
             name = self._lines.name(self.key)
-            logger.error(
-                "%d delayed messages for %s cannot be read and are left out, due %d to %d",
-                piece.damaged,
-                name,
-                part.dues[0],
-                part.dues[piece.rows - 1],
-            )
+            told = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
+            logger.error(told, piece.damaged, name, part.dues[0], part.dues[piece.rows - 1])
             self._lines.damaged += piece.damaged
 
     def _send(self, part: Part, piece: Slice) -> None:
@@ -341,7 +345,7 @@ class Line:
         """The target stopped and takes writes again; what it had, but not on the disk, may be gone."""
         self._life += 1
         self._resumptions += 1
-        self._flight, self._forcing = None, False
+        self._flight, self._forcing, self._doubt = None, False, None
         self._lines.pacing.give(self.settling.size_bytes)
         written = self.settling.last
         applied = self._applied()

@@ -19,6 +19,7 @@ from tfmq.delay.rows import Part
 from tfmq.delay.targets import Targets
 from tfmq.delay.wheel_slots import ABSOLUTE, TARGET_SHIFT, Entries
 from tfmq.effects import Destination
+from tfmq.errors import DiskFull, StorageStopped, UnknownTopic
 
 STUCK_ROWS_MAX: Final = 524_288
 """Rows that all lines together keep which cannot fire, 13 MB: with more, the fullest gives up its own."""
@@ -104,10 +105,25 @@ class Lines:
     def settled(self, key: int) -> Turn | None:
         """Up to where a target has everything, on the disk. Any thread."""
         line = self._lines.get(key)
-        if line is not None:
-            return line.settling.through
+        return self.applied(key) if line is None else line.settling.through
+
+    def applied(self, key: int) -> Turn | None:
+        """What a target has, for sure: a stopped one may lose yet what was not forced, and tells only when it is back.
+        Any thread."""
+        if self.stop_of(key) is not None:
+            return None
         applied = self.destination.applied(key, self.source)
         return None if applied is None else Turn(*applied)
+
+    def stop_of(self, key: int) -> StorageStopped | None:
+        """Why a target takes nothing before it is resumed; None: it does, or is gone, or only full. Any thread."""
+        try:
+            self.destination.check(key, 0)
+        except StorageStopped as error:
+            return error
+        except (DiskFull, UnknownTopic):
+            pass
+        return None
 
     def name(self, key: int) -> str:
         """A target for people."""
