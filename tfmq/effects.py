@@ -135,6 +135,12 @@ class Destination(Protocol):
         """The highest place (high, low) written there from that source; None if there is none."""
         ...
 
+    def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
+        """As `applied`, where no power cut can take that back any more; None also while the target is stopped, or waits
+        for space, with something that may be lost yet. For a source that did not write there since the start.
+        """
+        ...
+
     def apply(self, effect: Effect, done: Applied) -> None:
         """Writes the effect, unless it was written before, at the end of the turn; never raises.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from journal.testing import SimulatedDisk
 from tests.broker.helpers import Answer, Broker, Stream, after, at, handles
 from tests.scale import scaled, seeded
 from tfmq.protocol.commands import (
@@ -287,6 +288,43 @@ def test_a_partition_that_stops_while_it_gets_them_has_each_once_after_its_resum
     assert broker.ask(ResumePartition("orders", 0)).state == "open"
     broker.advance(5)
     assert broker.payloads() == [b"before", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["stopped", "full"])
+def test_what_a_partition_may_lose_yet_is_not_counted_on_behind_a_restart(full: bool) -> None:
+    """It has a message that is not forced, and says so; what waits must not be given up because of that."""
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.produce(broker.lease(), 0, [b"before"])
+    broker.delay(producer, 0, [b"1", b"2", b"3"], due=after(1000) + after(1500) + after(3000))
+    if full:
+        moments: list[SimulatedDisk] = []
+
+        def written(kind: str, path: str) -> None:
+            if kind == "write" and "orders-0" in path:
+                moments.append(broker.disk.crash(keep="everything"))
+
+        broker.disk.after = written
+        broker.advance(1.2)
+        disk = moments[0]
+        disk.space_bytes = disk.used_bytes()
+        broker = broker.crashed(disk)
+        assert broker.log().waits_for_space
+    else:
+        broker.disk.faults.fail("force", path="orders-0")
+        broker.advance(1.2)
+        broker.disk.faults.clear()
+        broker = broker.restart()
+        assert broker.log().stopped is not None
+    broker.advance(80)
+    broker.ask(ListDelayed(""))  # which brings to the buckets what waits
+    disk = broker.disk.crash(keep="nothing")
+    disk.space_bytes = None
+    again = broker.crashed(disk)
+    again.ask(ResumePartition("orders", 0))
+    again.advance(60)
+    assert again.payloads() == [b"before", b"1", b"2", b"3"]
 
 
 def test_a_disk_full_when_they_are_due_delays_them_and_loses_none(broker: Broker) -> None:

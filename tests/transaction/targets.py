@@ -172,6 +172,9 @@ class Targets:
     def applied(self, key: int, source: SourceName) -> tuple[int, int] | None:
         return self.target(key).applied
 
+    def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
+        return None if self.target(key).stopped is not None else self.applied(key, source)
+
     def slice_bytes(self, key: int) -> int:
         return self.limit
 

@@ -112,8 +112,8 @@ class Lines:
         Any thread."""
         if self.stop_of(key) is not None:
             return None
-        applied = self.destination.applied(key, self.source)
-        return None if applied is None else Turn(*applied)
+        settled = self.destination.settled(key, self.source)
+        return None if settled is None else Turn(*settled)
 
     def stop_of(self, key: int) -> StorageStopped | None:
         """Why a target takes nothing before it is resumed; None: it does, or is gone, or only full. Any thread."""
