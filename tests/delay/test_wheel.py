@@ -185,6 +185,20 @@ def test_many_rows_come_in_parts_and_go_on_from_there() -> None:
     assert (wheel.count, wheel.held, wheel.due_next) == (0, 0, None)
 
 
+def test_what_is_dropped_later_does_not_move_the_front() -> None:
+    wheel = small()
+    for number in range(10):
+        wheel.add(5, number, number, 0)
+    wheel.add(500, 10, 10, 0)
+    assert len(turns(wheel, 100, 4)) == 4
+    assert wheel.front == (5, 4)
+    assert wheel.cancel(5, 7)
+    assert list(wheel.drop_from(300)) == [10]
+    assert (wheel.front, wheel.count, wheel.held) == ((5, 4), 5, 6)
+    assert turns(wheel, 100) == [(5, number) for number in (4, 5, 6, 8, 9)]
+    assert (wheel.front, wheel.count, wheel.held) == ((101, 0), 0, 0)
+
+
 def test_rows_of_cancelled_messages_go_when_they_are_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels, "CANCELLED_MIN", 10)
     wheel = small()

@@ -229,7 +229,8 @@ class HashedWheelTimer:
 
     def drop_from(self, due: int) -> "array[int]":
         """Forgets every message that is due then or later; answers the locators of their rows."""
-        self._unready()
+        if len(self._ready.dues) and self._ready.dues[-1] >= due:
+            self._unready()
         dropped = array("Q")
         end = max(0, due - self.base_ms) << DUE_SHIFT
         for slot in self._ring:
@@ -242,8 +243,8 @@ class HashedWheelTimer:
 
     def _keep_rows(self, end: int) -> None:
         """Rows below `end` in their packed column stay, unless they are cancelled."""
-        self._unready()
-        cancelled, held = self._cancelled, 0
+        ready = self._ready.numbers[self._given :]
+        cancelled, held = self._cancelled, len(ready)
         for index, slot in enumerate(self._ring):
             if slot is None:
                 continue
@@ -257,7 +258,8 @@ class HashedWheelTimer:
                 slot.keep(picked)
             held += len(picked)
         self._late -= cancelled
-        self._cancelled, self._held, self._next = set(), held, UNKNOWN if held else None
+        self._cancelled = cancelled.intersection(ready)
+        self._held, self._next = held, UNKNOWN if held else None
 
     # Coming
 
@@ -278,13 +280,23 @@ class HashedWheelTimer:
                 continue
             tick = max((due - self.base_ms) // self.tick_ms, self._hand)
             limit = min(now, (tick + 1) * self.tick_ms - 1)
-            self._ready = self._pop_tick(tick, limit)
+            self._give(self._pop_tick(tick, limit), rows_max, found)
             self._hand = (limit + 1) // self.tick_ms
             self._popped = max(self._popped, limit)
             self._next = UNKNOWN
         if not self._held:
             self._next = None
         return found
+
+    def _give(self, entries: Entries, rows_max: int, into: Entries) -> None:
+        """A list that came: all of it at once where nothing has to be looked at."""
+        count = len(entries.dues)
+        if self._cancelled or self._late or len(into.dues) + count > rows_max:
+            self._ready = entries
+            return
+        for column, more in zip(into, entries, strict=True):
+            column.extend(more)
+        self._held -= count
 
     def _take_ready(self, now_ms: int, rows_max: int, into: Entries) -> None:
         """The next rows of the list that came last, so that there are no more than `rows_max`."""
