@@ -219,6 +219,37 @@ def test_what_a_failed_force_took_comes_once_its_partition_is_mended(
     assert broker.producer().cancel(handle) == "delivered"
 
 
+def test_what_waits_for_a_topic_that_is_deleted_does_not_come_to_one_of_its_name(
+    broker: SimulatedBroker,
+) -> None:
+    producer, admin = broker.producer(), broker.admin()
+    producer.send("orders", "old", delay=60).result()
+    admin.delete_topic("orders")
+    admin.create_topic("orders")
+    broker.producer().send("orders", "new", delay=90).result()
+    broker.clock.advance(120)
+    assert texts(broker) == ["new"]
+    assert admin.delayed() == []
+
+
+def test_the_longest_delay_waits_with_the_others(broker: SimulatedBroker) -> None:
+    producer = broker.producer()
+    handle = producer.send("orders", "never", delay=(2**63 - 1) / 1000 - 1e12).result().delayed or ""
+    producer.send("orders", "soon", delay=1).result()
+    broker.restart()
+    broker.clock.advance(days=365 * 50)
+    assert texts(broker) == ["soon"]
+    assert producer.cancel(handle) == "cancelled"
+
+
+def test_a_message_of_the_largest_size_waits_as_any_other(broker: SimulatedBroker) -> None:
+    payload = bytes(range(256)) * (broker.admin().status()["settings"]["limits.message_bytes"] // 256)
+    broker.producer().send("orders", payload, delay=3600).result()
+    broker.crash()
+    broker.clock.advance(3601)
+    assert [message.payload == payload for message in broker.sent("orders")] == [True]
+
+
 def test_the_operators_list_and_counts(broker: SimulatedBroker) -> None:
     producer, admin = broker.producer(), broker.admin()
     now = broker.clock.now
