@@ -223,3 +223,17 @@ def test_nothing_is_done_while_nothing_waits() -> None:
     desk.send([b"m"], 10)
     desk.advance(200)
     assert desk.timers.next_due() is None
+
+
+def test_what_is_on_its_way_to_the_buckets_is_cancelled_as_ever() -> None:
+    """While a spill runs it is in no bucket that counts, and is pending all the same."""
+    desk = Desk(queued=True)
+    handle, kept = desk.send(payloads(2), 3_600_000)
+    desk.work()
+    while not desk.jobs:
+        desk.clock.advance(1.0)
+        desk.turn()
+    answer = desk.cancel(handle)
+    assert answer.known == "cancelled"
+    desk.until(kept.due + 12)
+    assert desk.visible() == [kept.payload]

@@ -7,7 +7,7 @@ import pytest
 from journal.control import Control, encode_control
 from tests.delay.desk import BILLS, ORDERS, Desk
 from tfmq.delay import line as lines
-from tfmq.delay.line import PAUSE_SECONDS, PAUSE_SECONDS_MAX
+from tfmq.delay.patience import PAUSE_SECONDS, PAUSE_SECONDS_MAX
 from tfmq.errors import StorageStopped
 
 

@@ -21,10 +21,11 @@ from tfmq.delay.dues import RELATIVE, effective, word_bytes
 from tfmq.delay.fetching import Fetched
 from tfmq.delay.finding import Finder
 from tfmq.delay.judging import UNSURE, Judge
-from tfmq.delay.line import PAUSE_SECONDS, Line
+from tfmq.delay.line import Line
 from tfmq.delay.lines import Lines
 from tfmq.delay.note import TURNS_MAX, Note, Turns
 from tfmq.delay.pacing import SLICE_BYTES
+from tfmq.delay.patience import PAUSE_SECONDS
 from tfmq.delay.requests import CANCELLED, PENDING, RESCHEDULED, UNKNOWN, Landing, Rescheduled, Run, Turn
 from tfmq.delay.rows import Part
 from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN

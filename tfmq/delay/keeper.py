@@ -71,6 +71,8 @@ class Keeper:
         self._since: int | None = None
         self._low: int | None = None
         """Lowest due of arrivals in no bucket, pending or not."""
+        self._low_spilled: int | None = None
+        """The same of those that are on their way there."""
         self._committed = 0
         self._pins = Pins(buckets.spilled_offset)
         self._unsplittable: set[Span] = set()
@@ -224,11 +226,13 @@ class Keeper:
         self._shore.begin_spill()
         batches = self._gatherer.batches(buckets.spilled_offset, offset)
         low, self._low, since, self._since = self._low, None, self._since, None
+        self._low_spilled = low
         wanted, self._wanted = self._wanted, []
         work = partial(buckets.spill, batches, offset, number, self._time.now_ms(), self.pending_now())
 
         def done(result: Any, error: BaseException | None) -> None:
             self._shore.end_spill(error is None)
+            self._low_spilled = None
             if error is None:
                 self._pins.spilled(offset, self._shore.horizon)
                 self._committed = self._time.now_ms()
@@ -321,7 +325,8 @@ class Keeper:
     def floor(self) -> int:
         """Nothing that is due before is in any file that counts: it is settled, or was cancelled."""
         leaves = self._buckets.leaves
-        limits = [self._low, leaves[0].span.start if leaves else None, self._limit()]
+        start = leaves[0].span.start if leaves else None
+        limits = [self._low, self._low_spilled, start, self._limit()]
         return min((limit for limit in limits if limit is not None), default=DUES_MAX)
 
     # For others

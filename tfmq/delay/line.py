@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from journal.control import SOURCE_DELAY
 from journal.errors import BelowStart
@@ -18,6 +18,7 @@ from journal.header import SEQUENCE_BITS, SEQUENCE_MASK
 from journal.shapes import Source
 from tfmq.delay.fetching import Fetched
 from tfmq.delay.pacing import SLICE_BYTES
+from tfmq.delay.patience import Patience
 from tfmq.delay.readiness import ready
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part, Rows
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfmq.delay")
 
-PAUSE_SECONDS: Final = 1.0
-PAUSE_SECONDS_MAX: Final = 30.0
-"""A target that takes nothing is tried again after pauses that double between these, besides when it is resumed."""
 ROWS_MAX: Final = 65_536
 """A line keeps no more in memory, 1.6 MiB, unless they are fired as they come."""
 READ_ROWS: Final = 4096
@@ -48,8 +46,7 @@ class Line:
     def __init__(self, key: int, topic: str, lines: Lines) -> None:
         self.key, self.topic = key, topic
         self.parked = ""
-        self.behind: Turn | None = None
-        """All that is due from here on, and what the rows do not have, is only on the disk."""
+        self._behind: Turn | None = None
         self.reloading = False
         self._cut: Turn | None = None
         """While it is being loaded: what came from this turn on is not kept."""
@@ -68,14 +65,23 @@ class Line:
         self._resumptions = 0
         self._record_bytes = RECORD_BYTES_FIRST
         self._forcing = False
-        self._pause = PAUSE_SECONDS
-        self._timer: Any = None
+        self._patience = Patience(lines.timers, lambda: lines.ready(self))
 
     def _applied(self) -> Turn | None:
         applied = self._lines.destination.applied(self.key, self._lines.source)
         return None if applied is None else Turn(*applied)
 
     # What it has
+
+    @property
+    def behind(self) -> Turn | None:
+        """All that is due from here on, and what the rows do not have, is only on the disk."""
+        return self._behind
+
+    @behind.setter
+    def behind(self, turn: Turn | None) -> None:
+        self._behind = turn
+        self._lines.note_behind(self)
 
     @property
     def empty(self) -> bool:
@@ -115,7 +121,7 @@ class Line:
     @property
     def wants_rows(self) -> bool:
         """Whether it is behind, and would fire what is loaded."""
-        waits = self.busy or self.reloading or self._timer is not None
+        waits = self.busy or self.reloading or self._patience.waits
         return self.behind is not None and not waits and not len(self.rows)
 
     def reload(self) -> int:
@@ -156,7 +162,7 @@ class Line:
 
     def pump(self) -> None:
         """Sends the next effect on its way, if there is one and none is under way."""
-        while len(self.rows) and not self.busy and self._timer is None:
+        while len(self.rows) and not self.busy and not self._patience.waits:
             if not self._known and not self._look():
                 continue
             count = min(self._lines.pacing.rows_left, READ_ROWS, 1 + SLICE_BYTES // self._record_bytes)
@@ -334,7 +340,7 @@ class Line:
         self._life += 1
         self.rows.clear()
         self.behind, self.parked, self.reloading = None, "", False
-        self._stop_timer()
+        self._patience.stop()
         self.sweep()
         self.settling.wake()
         self._lines.rested(self)
@@ -360,39 +366,27 @@ class Line:
     def look_again(self) -> None:
         """The target may take something now, or be gone."""
         self._known = False
-        self._pause = PAUSE_SECONDS
+        self._patience.renew()
         if not self.busy:
-            self._go_on()
+            self._patience.end()
 
     def hold(self, seconds: float) -> None:
         """The first row waits for a moment."""
-        if self._timer is None:
-            self._timer = self._lines.timers.after(seconds, self._go_on)
+        self._patience.hold(seconds)
 
     def close(self) -> None:
         """Tries no more by itself."""
-        self._stop_timer()
+        self._patience.stop()
 
     def _park(self, error: BaseException) -> None:
         reason = str(error) or type(error).__name__
         if reason != self.parked and not self._lines.stopping:
             logger.error("Delayed messages wait for %s: %s", self._lines.name(self.key), reason)
         self.parked = reason
-        self._stop_timer()
-        self._timer = self._lines.timers.after(self._pause, self._go_on)
-        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+        self._patience.refused()
         self._lines.stuck(self)
-
-    def _go_on(self) -> None:
-        self._stop_timer()
-        self._lines.ready(self)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._lines.timers.cancel(self._timer)
-            self._timer = None
 
     def _tell_open(self) -> None:
         logger.info("%s takes delayed messages again", self._lines.name(self.key))
         self.parked = ""
-        self._pause = PAUSE_SECONDS
+        self._patience.renew()

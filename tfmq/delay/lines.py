@@ -61,6 +61,7 @@ class Lines:
         self._targets, self._cancelled, self._postpone = targets, cancelled, postpone
         self._lines: dict[int, Line] = {}
         self._due: dict[Line, None] = {}
+        self._behind: dict[Line, None] = {}
         self._next_turn: dict[Line, None] = {}
 
     @property
@@ -92,7 +93,18 @@ class Lines:
     @property
     def behind_count(self) -> int:
         """Lines that gave up rows."""
-        return sum([line.behind is not None for line in self._lines.values()])
+        return len(self._behind)
+
+    def note_behind(self, line: Line) -> None:
+        """It gave up rows, or has them again."""
+        if line.behind is None:
+            self._behind.pop(line, None)
+        else:
+            self._behind[line] = None
+
+    def wanting(self) -> Line | None:
+        """One that gave up rows and would fire them."""
+        return next((line for line in self._behind if line.wants_rows), None)
 
     def get(self, key: int) -> Line | None:
         """The line of a target that has one."""

@@ -375,7 +375,8 @@ class DelayQueue:
         self._keeper.stop(self._try_stop)
 
     def _try_stop(self) -> None:
-        if self._stopped is None or self._keeper.busy or not self._lines.idle:
+        busy = self._keeper.busy or self._changing.due or not self._changing.idle
+        if self._stopped is None or busy or not self._lines.idle:
             return
         done, self._stopped = self._stopped, None
         done()

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from tfmq.delay.buckets import Buckets, Pending
 from tfmq.delay.gathering import Area, Gatherer, in_order
 from tfmq.delay.ledger import Near
-from tfmq.delay.line import PAUSE_SECONDS, ROWS_MAX, Line
+from tfmq.delay.line import ROWS_MAX, Line
 from tfmq.delay.lines import Lines
+from tfmq.delay.patience import PAUSE_SECONDS
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part
 
@@ -31,14 +32,13 @@ class Reloading:
     @property
     def wanted(self) -> bool:
         """Whether a line is behind and would fire."""
-        return self._lines.behind_count > 0 and any(line.wants_rows for line in self._lines.all())
+        return self._lines.wanting() is not None
 
     def begin(
         self, from_offset: int, to_offset: int, front: Turn, pending: Pending
     ) -> Callable[[], Found | None]:
         """Work for a worker: what of the first such line has a turn below `front`, all that ever came to it."""
-        line = next((line for line in self._lines.all() if line.wants_rows), None)
-        self._line = line
+        self._line = line = self._lines.wanting()
         if line is None or line.behind is None:
             return lambda: None
         self._ticket = line.reload()
