@@ -75,7 +75,7 @@ def test_a_stopped_log_refuses_and_nothing_was_done(broker: Broker) -> None:
     broker.arrivals.stop("a test stops it")
     ((answers, error),) = append(broker, CANCEL)
     assert answers is None and getattr(error, "code", "") == "storage_stopped"
-    assert getattr(error, "outcome", "") == "not done"
+    assert getattr(error, "outcome", "") == "not done" and "start the broker again" in str(error)
 
 
 def test_a_full_disk_is_told(broker: Broker) -> None:

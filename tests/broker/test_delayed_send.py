@@ -245,6 +245,8 @@ def test_a_stopped_log_of_arrivals_refuses_and_a_start_lifts_it(broker: Broker) 
     assert lost.code == "storage_stopped" and lost.failure is not None and lost.failure.outcome == "unknown"
     refused = broker.delay(producer, 1)
     assert refused.code == "storage_stopped"
+    for answer in (lost, refused):
+        assert "start the broker again" in str(answer.failure) and "topic resume" not in str(answer.failure)
     assert broker.engine.house.status()["delay"]["arrivals"] != "open"
     again = broker.restart()
     assert again.delay(producer, 1).code == "ok"

@@ -260,6 +260,6 @@ def test_an_unprepared_one_is_refused_while_nothing_can_arrive(broker: Broker) -
     broker.engine.house.delay.partition.log.stop("a test stops it")
     refused = broker.decide(began, one_phase=True)
     assert refused.code == "storage_stopped" and refused.failure is not None
-    assert refused.failure.outcome == "not done"
+    assert refused.failure.outcome == "not done" and "start the broker again" in str(refused.failure)
     assert broker.engine.house.destination.name(ARRIVALS_KEY) == "the delayed messages"
     assert broker.ask(ResumePartition("orders", 0)).state == "open"

@@ -7,7 +7,7 @@ import pytest
 
 from journal import errors as journal
 from tfmq import errors
-from tfmq.broker.faults import STOPPING, client_error, not_done
+from tfmq.broker.faults import ARRIVALS_STOPPED, STOPPING, client_error, not_done, of_arrivals
 
 CASES = [
     (journal.BelowStart(5, 10), "offset_out_of_range"),
@@ -66,3 +66,12 @@ def test_a_lack_of_descriptors_is_not_called_a_full_disk() -> None:
     known = client_error(error)
     assert (known.code, "ulimit -n" in str(known)) == ("busy", True)
     assert client_error(journal.Full("a/b")).code == "disk_full"
+
+
+def test_a_stop_of_the_arrivals_names_the_way_that_lifts_it_and_keeps_what_is_known() -> None:
+    told = of_arrivals(not_done(journal.Stopped("a force failed")))
+    assert (told.code, told.outcome, str(told)) == ("storage_stopped", "not done", ARRIVALS_STOPPED)
+    assert told.details == {"reason": "a force failed"}
+    assert of_arrivals(journal.Stopped("a force failed")).outcome == "unknown"
+    full = errors.DiskFull()
+    assert of_arrivals(full) is full

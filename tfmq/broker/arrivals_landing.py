@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from journal.log import Log
 from journal.shapes import PLAIN, Appended, Batch
+from tfmq.broker import faults
 from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.work import Staged
 from tfmq.broker.writes import Writes
 from tfmq.delay.note import PRODUCER_ID
-from tfmq.errors import NOT_DONE, StorageStopped
+from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
 
 NAME: Final = "delay"
 INCARNATION: Final = 2
@@ -49,12 +50,15 @@ class ArrivalsLanding:
         """In one write, behind all that came before."""
         stopped = self._partition.log.stopped
         if stopped is not None:
-            done(None, StorageStopped(reason=stopped, outcome=NOT_DONE))
+            done(None, faults.of_arrivals(StorageStopped(reason=stopped, outcome=NOT_DONE)))
         else:
             self._writes.put(self._partition, HouseWork(batches, done))
 
     def when_forced(self, offset: int, waiter: Waiter) -> None:
-        self._partition.when_forced(offset, waiter)
+        def forced(error: BaseException | None) -> None:
+            waiter(None if error is None else faults.of_arrivals(faults.client_error(error, UNKNOWN)))
+
+        self._partition.when_forced(offset, forced)
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
         """In a worker, with no append beside it."""
@@ -86,7 +90,7 @@ class HouseWork:
         self._done(answers, None)
 
     def refused(self, error: BaseException) -> None:
-        self._done(None, error)
+        self._done(None, faults.of_arrivals(error))
 
     def keep(self, *, staged: bool = False) -> None:
         """Its bytes are its own."""

@@ -152,7 +152,7 @@ class DelayedSend(Send):
 
     def refused(self, error: BaseException) -> None:
         self._forget()
-        super().refused(error)
+        super().refused(faults.of_arrivals(error))
 
     def _forget(self) -> None:
         """What was to be written is not."""
@@ -195,7 +195,7 @@ class ScheduleWork(EffectWork):
 
     def refused(self, error: BaseException) -> None:
         self._forget()
-        super().refused(error)
+        super().refused(faults.of_arrivals(error))
 
     def _forget(self) -> None:
         landed, self._landed = self._landed, []

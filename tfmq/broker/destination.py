@@ -85,7 +85,8 @@ class BrokerDestination:
     def check(self, key: int, size_bytes: int) -> None:
         stopped = self._catalog.log.stopped if key == OFFSETS_KEY else self._partition(key).log.stopped
         if stopped is not None:
-            raise StorageStopped(reason=stopped, outcome=NOT_DONE)
+            error = StorageStopped(reason=stopped, outcome=NOT_DONE)
+            raise faults.of_arrivals(error) if key == ARRIVALS_KEY else error
         if self._reserved_bytes + size_bytes > self._disk.free_space(self._data):
             raise DiskFull()
 

@@ -15,6 +15,10 @@ from tfmq.errors import NOT_DONE, Outcome, TfmqError
 
 STOPPING = "The broker is stopping. Connect again when it is back."
 UNREADABLE = "The broker's disk could not be read. Its log names the file; try again, or look at the disk."
+ARRIVALS_STOPPED = (
+    "No delayed message can be taken, cancelled or moved, because the disk failed under the log where they arrive. Mend"
+    " the disk, then start the broker again; other sends go on meanwhile."
+)
 NO_FILES = (
     "The broker has as many open files as it may have. Raise its limit (ulimit -n), or delete topics that nobody"
     " needs; then try again."
@@ -60,6 +64,14 @@ def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqEr
         known.__cause__ = error
     if outcome is not None:
         known.outcome = outcome
+    return known
+
+
+def of_arrivals(error: BaseException) -> TfmqError:
+    """`client_error` of the log where delayed messages arrive, whose stop no topic's resumption lifts."""
+    known = client_error(error)
+    if isinstance(known, errors.StorageStopped):
+        return errors.StorageStopped(ARRIVALS_STOPPED, outcome=known.outcome, **known.details)
     return known
 
 
