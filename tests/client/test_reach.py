@@ -71,14 +71,9 @@ def test_an_address_that_makes_no_sense_is_refused_as_ever() -> None:
 
 
 def test_every_face_comes_to_the_broker_in_the_process(house: House) -> None:
-    for face in (
-        tfmq.Producer,
-        tfmq.Consumer,
-        tfmq.Admin,
-        tfmq.aio.Producer,
-        tfmq.aio.Consumer,
-        tfmq.aio.Admin,
-    ):
+    faces: list[Any] = [tfmq.Producer, tfmq.Consumer, tfmq.Admin]
+    faces += [tfmq.aio.Producer, tfmq.aio.Consumer, tfmq.aio.Admin]
+    for face in faces:
         options = {"topics": "orders"} if face.__name__ == "Consumer" else {}
         before = len(house.asked)
         made = face(str(HERE), **options)
