@@ -48,11 +48,16 @@ class Reader:
         self._known: dict[int, None] = {}
         self._oldest: tuple[int, int] | None = None
 
+    def _limit(self, forced: bool) -> int:
+        """Where reading ends; of a stopped log always at its forced mark."""
+        extent = self._extent
+        return extent.forced if forced or extent.stopped is not None else extent.end
+
     def read(self, offset: int, max_bytes: int, forced: bool, epoch: int | None, cached: bool) -> Chunk:
         """As `Log.read`. Raises WouldBlock where `cached` and the bytes are not in memory."""
         extent = self._extent
         with extent.reading() as segments:
-            limit = extent.forced if forced or extent.stopped is not None else extent.end
+            limit = self._limit(forced)
             self._check(offset, epoch)
             self._refuse_damage(offset)
             if offset >= limit:
@@ -141,7 +146,7 @@ class Reader:
     def _block_of_record(self, offset: int, forced: bool, cached: bool) -> Block:
         extent = self._extent
         with extent.reading() as segments:
-            limit = extent.forced if forced or extent.stopped is not None else extent.end
+            limit = self._limit(forced)
             self._check(offset, None)
             self._refuse_damage(offset)
             if offset >= limit:

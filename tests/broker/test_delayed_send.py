@@ -234,6 +234,8 @@ def test_a_full_disk_is_an_error_and_the_next_try_takes_the_same_sequence(broker
     assert refused.code == "disk_full" and refused.failure is not None
     broker.disk.space_bytes = None
     assert broker.delay(producer, 1, [bytes(10_000)]).code == "ok"
+    broker.advance(3)
+    assert len(broker.payloads()) == 2, "nothing waits for the one that was refused"
 
 
 def test_a_stopped_log_of_arrivals_refuses_and_a_start_lifts_it(broker: Broker) -> None:

@@ -13,6 +13,7 @@ from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
 from tools.mutants.bugs_commit_groups import COMMIT_GROUPS
 from tools.mutants.bugs_delay_buckets import DELAY_BUCKETS
 from tools.mutants.bugs_delay_firing import DELAY_FIRING
+from tools.mutants.bugs_delay_landing import DELAY_LANDING
 from tools.mutants.bugs_delay_store import DELAY_STORE
 from tools.mutants.bugs_delayed_sends import DELAYED_SENDS
 from tools.mutants.bugs_effects import EFFECTS
@@ -47,6 +48,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + APPLIED
     + COMMIT_GROUPS
     + TRANSACTIONS
+    + DELAY_LANDING
     + DELAY_BUCKETS
     + DELAY_FIRING
     + DELAY_STORE

@@ -1,0 +1,70 @@
+"""Planted in the way of a delayed batch into the broker: what it is due, who may send it, what becomes of a refusal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+SEND: Final = "tests/broker/test_delayed_send.py"
+TRANSACTIONS: Final = "tests/broker/test_delayed_transactions.py"
+LANDING: Final = "tests/broker/test_arrivals_landing.py"
+
+DELAY_LANDING: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "delay-counts-from-its-application",
+        "a delay inside of a transaction counts from the commit, however long that takes to be applied",
+        "tfmq/broker/delayed_send.py",
+        "    dues = effective(_wire(asked), len(asked.times), decided_ms, decided_ms - now_ms + wall_ms)\n",
+        "    dues = effective(_wire(asked), len(asked.times), now_ms, wall_ms)\n",
+        [SEND, TRANSACTIONS],
+    ),
+    Mutant(
+        "decision-timed-by-the-wall-clock",
+        "a delay inside of a transaction counts in broker time, whatever the wall clock does",
+        "tfmq/broker/transaction_opening.py",
+        "        decided_ms=house.delay.queue.taken_ms,\n",
+        "",
+        [TRANSACTIONS],
+    ),
+    Mutant(
+        "refused-batch-still-expected",
+        "a delayed send that is refused holds up nothing",
+        "tfmq/broker/delayed_send.py",
+        "            self._queue.failed(landed.ticket)\n",
+        "            pass\n",
+        [SEND],
+    ),
+    Mutant(
+        "copy-taken-for-a-sequence",
+        "a message that gets another time is no next sequence of whoever sent it",
+        "tfmq/broker/arrivals_landing.py",
+        "        self.alone = any(batch.producer_id != PRODUCER_ID for batch in batches)\n",
+        "        self.alone = False\n",
+        [LANDING],
+    ),
+    Mutant(
+        "delayed-batch-cut",
+        "a delayed batch of a large transaction comes whole, with its due times",
+        "tfmq/transaction/slices.py",
+        "        if self._whole or size <= self._slice_bytes:\n",
+        "        if size <= self._slice_bytes:\n",
+        ["tests/transaction/test_slices.py", TRANSACTIONS],
+    ),
+    Mutant(
+        "delayed-batch-not-held-to-its-partition",
+        "what its partition would refuse is refused when it is sent",
+        "tfmq/broker/delay.py",
+        "        if holds_control_header(bytes(data), target.log.log_id):\n",
+        "        if holds_control_header(bytes(data), 0):\n",
+        [SEND],
+    ),
+    Mutant(
+        "repeat-without-its-dues",
+        "a delayed send that is repeated has the same handle",
+        "tfmq/broker/delayed_send.py",
+        "        if note is not None and note.records == self._request.count:\n",
+        "        if note is not None and note.records < self._request.count:\n",
+        [SEND],
+    ),
+)
