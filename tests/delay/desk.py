@@ -75,10 +75,6 @@ class Landing:
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
         self._desk.run(lambda: self.log.truncate_before(offset), done)
 
-    @property
-    def due(self) -> bool:
-        return bool(self._queue) or (bool(self._waiting) and self.automatic)
-
     def write(self) -> bool:
         busy = bool(self._queue)
         while self._queue:
@@ -183,6 +179,8 @@ class Desk:
         log = Log.open(
             disk, ARRIVALS, log_id=arrivals.LOG_ID, clock=self.clock, options=kept, state=self.state
         )
+        if log.stopped is not None:
+            log.resume()  # as the broker's start does
         self.landing = Landing(self, log)
         self.buckets = Buckets.open(
             disk, FOLDER, new_id=lambda: STORE_ID, randomness=lambda size: b"\x07" * size

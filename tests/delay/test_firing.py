@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.delay.desk import ORDERS, Desk
+from tests.delay.desk import BILLS, ORDERS, Desk
 from tfmq.delay import firing
 
 
@@ -102,3 +102,19 @@ def test_the_tail_that_waits_for_space_is_taken_in_when_it_is_sure() -> None:
     assert desk.visible() == []
     desk.advance(3)
     assert desk.visible() == [b"a"]
+
+
+def test_arrivals_that_stopped_hold_back_what_nobody_knows_of_and_what_is_behind_it() -> None:
+    desk = Desk()
+    desk.send([b"a", b"b", b"c"], [100, 200, 300])
+    desk.send([b"d"], 300, key=BILLS)
+    desk.landing.automatic = False
+    (unsure,) = desk.send([b"?"], 150)
+    desk.landing.log.stop("its disk failed")
+    desk.landing.force()
+    desk.advance(5)
+    assert (desk.visible(), desk.visible(BILLS)) == ([b"a"], [b"d"])
+    again = desk.kill()
+    again.advance(1)
+    assert again.visible() in ([b"a", b"?", b"b", b"c"], [b"a", b"b", b"c"])
+    assert unsure.payload == b"?"

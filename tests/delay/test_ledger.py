@@ -5,7 +5,7 @@ from tfmq.delay.shore import NOTHING
 
 
 def landed(ticket: int, end: int, low: int) -> Landed:
-    return Landed(ticket, end, end, 1, low, low, NOTHING)
+    return Landed(ticket, 70 + ticket, end, end, 1, low, low, NOTHING)
 
 
 def test_the_lowest_due_of_what_is_not_sure_is_the_limit() -> None:
@@ -31,3 +31,13 @@ def test_a_ticket_that_failed_twice_is_no_matter() -> None:
     ledger.failed(ticket)
     ledger.failed(ticket)
     assert ledger.limit is None
+
+
+def test_what_a_stopped_log_may_have_holds_back_its_own_targets_only() -> None:
+    ledger = Ledger()
+    one, other = ledger.expect(50), ledger.expect(90)
+    ledger.land(landed(one, 100, 50))
+    ledger.give_up()
+    assert (ledger.limit, ledger.lowest, ledger.doubtful) == (90, 50, {71: 50})
+    ledger.failed(other)
+    assert (ledger.limit, ledger.lowest) == (None, 50)

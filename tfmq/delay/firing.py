@@ -80,9 +80,12 @@ class Firing:
             self._landing.when_forced(written.end_offset, self._forced)
 
     def _forced(self, error: BaseException | None) -> None:
-        """With an error the arrivals have stopped: what is due behind them waits until a start has found out."""
+        """With an error the arrivals have stopped: what is due behind them for the same targets waits for a start."""
         if error is not None:
             self._asked = 0
+            if self._landing.log.stopped is not None:
+                self._ledger.give_up()
+                self.look()
             return
         self.settle()
         self._keeper.catch_up()

@@ -37,7 +37,7 @@ Told = Callable[[BaseException | None], None]
 
 
 class Keeper:
-    """See the module. `limit()`: the lowest due of arrivals that are not sure, None without."""
+    """See the module. `limit()`, `lowest()`: as of `tfmq.delay.ledger.Ledger`."""
 
     def __init__(
         self,
@@ -52,12 +52,13 @@ class Keeper:
         timers: Timers,
         run: Run,
         limit: Callable[[], int | None],
+        lowest: Callable[[], int | None],
         outcome_ms: int,
         moved: Callable[[], None],
     ) -> None:
         self._landing, self._state, self._buckets, self._gatherer = landing, state, buckets, gatherer
         self._shore, self._lines, self._time, self._timers = shore, lines, time, timers
-        self._run_worker, self._limit, self._outcome_ms = run, limit, outcome_ms
+        self._run_worker, self._limit, self._lowest, self._outcome_ms = run, limit, lowest, outcome_ms
         self._moved = moved
         """Something may fire now that could not before."""
         self.offset = buckets.spilled_offset
@@ -274,7 +275,7 @@ class Keeper:
     def _retire(self) -> None:
         """Buckets in which everything is settled, on the disk, count no more."""
         shore, lines = self._shore, self._lines
-        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._limit())
+        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())
         through = min(limit for limit in limits if limit is not None)
         for bucket in self._buckets.leaves:
             if bucket.span.end > through:
@@ -326,7 +327,7 @@ class Keeper:
         """Nothing that is due before is in any file that counts: it is settled, or was cancelled."""
         leaves = self._buckets.leaves
         start = leaves[0].span.start if leaves else None
-        limits = [self._low, self._low_spilled, start, self._limit()]
+        limits = [self._low, self._low_spilled, start, self._lowest()]
         return min((limit for limit in limits if limit is not None), default=DUES_MAX)
 
     # For others

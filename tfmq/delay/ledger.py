@@ -21,9 +21,10 @@ class Near(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """An append of messages that is written. `ticket` is what was answered when dues were given to them."""
+    """Messages for one target that are written. `ticket` is what was answered when dues were given to them."""
 
     ticket: int
+    key: int
     end_offset: int
     number_next: int
     count: int  # type: ignore[assignment]
@@ -40,6 +41,8 @@ class Ledger:
         self._lows: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._written: deque[Landed] = deque()
+        self.doubtful: dict[int, int] = {}
+        """Targets for which something is written that only a start can find out about: key -> its lowest due."""
         self.messages = 0
         """In what is written and not known to be on the disk."""
 
@@ -74,6 +77,18 @@ class Ledger:
         """They are written, behind all that landed before."""
         self._written.append(landed)
         self.messages += landed.count
+
+    @property
+    def lowest(self) -> int | None:
+        """As `limit`, and no higher than what is doubtful."""
+        return min([low for low in (self.limit, *self.doubtful.values()) if low is not None], default=None)
+
+    def give_up(self) -> None:
+        """The log has stopped: what is written and not forced may be there behind a start, or not. Until then it holds
+        back its own targets only."""
+        for landed in self._written:
+            if self._lows.pop(landed.ticket, None) is not None:
+                self.doubtful[landed.key] = min(landed.low, self.doubtful.get(landed.key, landed.low))
 
     def forced(self, offset: int) -> Iterator[Landed]:
         """What is sure now that the log is forced up to `offset`, in order."""

@@ -169,7 +169,7 @@ class Line:
             if not count:
                 self._lines.next_turn(self)
                 return
-            found = ready(self.rows.head(count), self._lines)
+            found = ready(self.rows.head(count), self._lines, self._lines.doubtful.get(self.key))
             if found.cancelled:
                 self.rows.drop(found.cancelled)
             elif len(found.early.numbers):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from journal.control import SOURCE_DELAY
@@ -44,6 +44,7 @@ class Lines:
         targets: Targets,
         fetching: Fetching,
         cancelled: Callable[[], Cancelled],
+        doubtful: Mapping[int, int],
         postpone: Postpone,
     ) -> None:
         self.source = (SOURCE_DELAY, store_id)
@@ -51,6 +52,8 @@ class Lines:
         self.fetching = fetching
         self.pacing = Pacing()
         self.lateness = Lateness()
+        self.doubtful = doubtful
+        """Targets of which nothing fires from a due on: key -> due."""
         self.blocked: set[Turn] = set()
         self.dropped = 0
         """Messages whose topic was gone."""

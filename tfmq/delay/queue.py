@@ -112,6 +112,7 @@ class DelayQueue:
             targets=targets,
             fetching=Fetching(self._landing.log, self._buckets),
             cancelled=lambda: state.cancelled,
+            doubtful=self._ledger.doubtful,
             postpone=lambda line, part: self._changing.postpone(line, part),
         )
 
@@ -128,6 +129,7 @@ class DelayQueue:
             timers=self._timers,
             run=self._run,
             limit=lambda: ledger.limit,
+            lowest=lambda: ledger.lowest,
             outcome_ms=outcome_ms,
             moved=lambda: self._firing.look(),
         )
@@ -193,7 +195,8 @@ class DelayQueue:
         self._keeper.catch_up()
         near = self._shore.near_of(note, records, answer, self._time.now_ms())
         count = note.records
-        self._ledger.land(Landed(ticket, answer.end_offset, first + count, count, dues.low, dues.high, near))
+        landed = (answer.end_offset, first + count, count, dues.low, dues.high, near)
+        self._ledger.land(Landed(ticket, note.log_id, *landed))
         self._figures.landed(count)
         self._firing.arrived(dues.low)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,8 +24,12 @@ class Ready(NamedTuple):
     early_ms: Sequence[int] = ()
 
 
-def ready(part: Part, lines: Lines) -> Ready:
-    """See the module; `part` has at least one row."""
+def ready(part: Part, lines: Lines, doubtful: int | None = None) -> Ready:
+    """See the module; `part` has at least one row. From the due `doubtful` on none fires."""
+    if doubtful is not None and part.dues[-1] >= doubtful:
+        part = part.cut(bisect_left(part.dues, doubtful))
+        if not len(part.numbers):
+            return Ready(part)
     if lines.blocked:
         for index in range(len(part.numbers)):
             if part.turn(index) in lines.blocked:
