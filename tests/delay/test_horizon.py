@@ -80,6 +80,16 @@ ROWS: dict[str, tuple[View, Decision]] = {
         View(NOW, NOW - 100_000, moving=CATCH_UP_ROWS, far_low=NOW - 90_000),
         Decision(Step.LOAD, goal(NOW)),
     ),
+    "more far arrivals than there is room for, disk full": (
+        DUE._replace(
+            far_low=NOW + LEAD_MS, far_count=NEAR_MAX + 1, unspilled_bytes=RESCAN_BYTES + 1, writable=False
+        ),
+        REST,
+    ),
+    "the same when their time has come": (
+        View(NOW, NOW + URGENT_MS, far_low=NOW + URGENT_MS, far_count=NEAR_MAX + 1, writable=False),
+        Decision(Step.LOAD, retreat_to(NOW)),
+    ),
     "a line wants rows": (AHEAD._replace(reloads=True), Decision(Step.RELOAD)),
     "somebody asks": (AHEAD._replace(wanted=True, unspilled_bytes=1), Decision(Step.SPILL)),
     "somebody asks, nothing is there": (AHEAD._replace(wanted=True), REST),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from journal.errors import Full
 from journal.testing import SimulatedDisk
 from tests.delay.desk import BILLS, ORDERS, START_MS, Desk
 from tfmq.delay import horizon, pacing
@@ -44,6 +45,32 @@ def test_what_is_too_much_for_memory_waits_on_the_disk(small_bounds: None) -> No
     assert desk.visible() == expected
     dues = {each.payload: each.due for each in sent}
     assert all(at >= dues[payload] for at, payload in desk.fired)
+
+
+def test_too_much_for_memory_on_a_full_disk_is_loaded_when_its_time_comes(
+    small_bounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk()
+    loads: list[int] = []
+    near = desk.queue._gatherer.near
+
+    def counted(*args: object) -> object:
+        loads.append(1)
+        return near(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(desk.queue._gatherer, "near", counted)
+    monkeypatch.setattr(type(desk.buckets), "spill", refused)
+    monkeypatch.setattr(type(desk.buckets), "commit", refused)
+    sent = []
+    for burst in range(40):
+        sent += desk.send(payloads(100, str(burst)), [9_000 + (n * 97 + burst) % 900 for n in range(100)])
+    desk.advance(20)
+    assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+    assert len(loads) < 20
+
+
+def refused(*args: object) -> None:
+    raise Full("no space")
 
 
 def test_a_burst_that_lands_in_one_second_is_fired_in_order(small_bounds: None) -> None:

@@ -83,6 +83,8 @@ class View(NamedTuple):
     divisible: bool = True
     """Whether that bucket can be split."""
     far_low: int | None = None
+    far_count: int = 0
+    """How many of them there are."""
     unspilled_bytes: int = 0
     unspilled_since: int | None = None
     writable: bool = True
@@ -152,8 +154,8 @@ def _bounded(view: View, onward: Decision) -> Decision | None:
         return onward
     if view.unsure is not None and view.unsure >= view.horizon:
         to = min(to, view.unsure)
-    if view.rows > ROOM_ROWS:
-        to = min(to, retreat_to(view.now))
+    if view.rows > ROOM_ROWS or view.rows + _coming(view, to) > NEAR_MAX:
+        to = min(to, retreat_to(view.now))  # a retreat would go there, and another load follow it
     if to <= view.horizon or (step is Step.LOAD and not _has_room(view, to)):
         return None
     return Decision(step, to)
@@ -165,8 +167,13 @@ def _has_room(view: View, to: int) -> bool:
         return view.moving <= CATCH_UP_ROWS
     if view.horizon <= view.now + URGENT_MS:
         return True
-    coming = view.span_rows if view.span is not None and view.span.start < to else 0
-    return view.rows <= ROOM_ROWS and view.rows + coming <= NEAR_MAX
+    return view.rows <= ROOM_ROWS and view.rows + _coming(view, to) <= NEAR_MAX
+
+
+def _coming(view: View, to: int) -> int:
+    """How many rows a load up to there may bring."""
+    from_bucket = view.span_rows if view.span is not None and view.span.start < to else 0
+    return from_bucket + (view.far_count if view.far_low is not None and view.far_low < to else 0)
 
 
 def _is_old(view: View) -> bool:

@@ -152,6 +152,7 @@ class Keeper:
             span_rows=0 if bucket is None else bucket.count,
             divisible=bucket is None or bucket.span not in self._unsplittable,
             far_low=shore.far.low,
+            far_count=shore.far.count,
             unspilled_bytes=self.unspilled_bytes,
             unspilled_since=self._since,
             writable=buckets.stopped is None and self._timers.now() >= self._write_after,
