@@ -20,7 +20,7 @@ from tests.broker.helpers import Broker, after, at, handles
 from tests.scale import SCALE, scaled, seeded
 from tfmq.delay.horizon import Step
 from tfmq.delay.queue import SLOTS
-from tfmq.protocol.commands import DUE_RELATIVE, ResumePartition
+from tfmq.protocol.commands import ACKS_WRITTEN, DUE_RELATIVE, ResumePartition
 from tfmq.protocol.handles import parse_handle, read_dues
 from tfmq.protocol.rows import DUE_MAX
 
@@ -307,17 +307,23 @@ def test_a_step_of_the_wall_clock_never_brings_a_time_before_the_clock_shows_it(
     assert sorted(broker.payloads()) == [b"before", b"behind", b"between"]
 
 
-def test_a_clock_that_is_behind_at_the_start_brings_nothing_early_and_loses_nothing(broker: Broker) -> None:
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+def test_a_clock_that_is_behind_at_the_start_brings_nothing_early_and_loses_nothing(
+    broker: Broker, killed: bool
+) -> None:
     """It is an hour behind what the broker knew: time goes on from there."""
     producer, start = broker.lease(), now_of(broker)
     broker.delay(producer, 0, [b"delay", b"time"], due=after(10 * MINUTE) + at(start + 10 * MINUTE))
     broker.advance(300)
-    broker.stop()
-    again = Broker(broker.disk, SimulatedClock(start - HOUR))
-    assert now_of(again) >= start + 299 * SECOND
-    again.advance(299)
+    if not killed:
+        broker.stop()
+    again = Broker(broker.disk.crash(keep="everything"), SimulatedClock(start - HOUR))
+    noted = now_of(again) - start
+    # Ten seconds behind the last change of what is on the disk, or when it stopped.
+    assert (60 if killed else 299) * SECOND <= noted <= 300 * SECOND
+    wait(again, (10 * MINUTE - noted - SECOND) / 1000)
     assert again.payloads() == []
-    again.advance(3)
+    again.advance(2)
     assert again.payloads() == [b"delay"]
     wait(again, (HOUR + 4 * MINUTE) / 1000)
     assert again.payloads() == [b"delay"], "the clock does not show that time yet"
@@ -420,7 +426,7 @@ def test_what_fell_due_in_a_long_downtime_comes_paced_and_live_traffic_goes_betw
     broker = Broker(clock=PassingClock())
     broker.create()
     broker.create("live")
-    producer, count = broker.lease(), (scaled(60) + 6) * 1000
+    producer, count = broker.lease(), (scaled(60) + 16) * 1000
     for first in range(0, count, 1000):
         payloads = [b"%d" % n for n in range(first, first + 1000)]
         broker.delay(producer, first, payloads, due=after(HOUR + first) * 1000)
@@ -531,6 +537,25 @@ def test_while_one_partition_is_stopped_for_days_all_others_are_on_time(broker: 
     assert broker.ask(ResumePartition("orders", 0)).state == "open"
     broker.advance(1)
     assert broker.payloads() == [b"plain", *(b"o%d" % number for number in range(20))]
+
+
+@pytest.mark.timeout(60)
+def test_arrivals_that_fail_beside_an_unforced_one_keep_nobody_busy() -> None:
+    """What is due soon is not on the disk and never will be in this life: nobody asks for that again and again."""
+    broker = Broker(queued=True)
+    broker.create()
+    broker.work()
+    producer = broker.lease()
+    assert broker.delay(producer, 0, [b"written"], due=after(5 * SECOND), acks=ACKS_WRITTEN).code == "ok"
+    broker.disk.faults.fail("write", path="/arrivals/")
+    refused = broker.delay(producer, 1, [b"refused"], due=after(4 * SECOND))
+    assert refused.code == "storage_stopped"
+    broker.work()
+    wait(broker, 20)
+    assert broker.produce(broker.lease(), 0, turn=True) is not None
+    again = Broker(broker.disk.crash(keep="everything"), broker.clock)
+    again.advance(1)
+    assert again.payloads() == [b"hello", b"written"]
 
 
 def test_the_dues_of_an_answer_are_those_of_the_handles(broker: Broker) -> None:

@@ -82,8 +82,9 @@ class Firing:
     def _forced(self, error: BaseException | None) -> None:
         """With an error the arrivals have stopped: what is due behind them for the same targets waits for a start."""
         if error is not None:
-            self._asked = 0
-            if self._landing.log.stopped is not None:
+            if self._landing.log.stopped is None:
+                self._asked = 0
+            else:  # only a start lifts that: nothing is asked for again meanwhile
                 self._ledger.give_up()
                 self.look()
             return
