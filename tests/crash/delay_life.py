@@ -31,6 +31,8 @@ TEXT_BYTES = 12
 ROLLED_BYTES = 2600
 """The shortest payload of a life in which the arrivals roll: some twenty fill a segment."""
 SEGMENT_BYTES = 1 << 16
+OUTCOME_SECONDS = 100 * 86_400
+"""Longer than a life: whoever asks is told what became of a message."""
 HEADER_BYTES = 20
 
 
@@ -86,8 +88,10 @@ class Step:
 
     name: str
     messages: list[int]
-    ask: Callable[[Broker], Answer]
+    ask: Callable[..., Answer]
     answer: Answer
+    before: tuple[int, tuple[int, int] | None] | None = None
+    """Of a cancel or a new time: low and turn of its message as they were."""
 
 
 class Known(NamedTuple):
@@ -120,8 +124,8 @@ class LifeClock(SimulatedClock):
         return self._start_ms + self._passed // 1000
 
     def advance(self, seconds: float) -> None:
-        """At least so long."""
-        self._passed += max(0, math.ceil(seconds * 1e6 - 1e-3))
+        """At least so long, where it is no mere rounding; and not nothing."""
+        self._passed += max(seconds > 0, math.ceil(seconds * 1e6 - 1e-3))
 
 
 def now_of(broker: Broker) -> int:
@@ -220,7 +224,7 @@ class Life:
         self.random = generator
         self.text_bytes = generator.choice((TEXT_BYTES, TEXT_BYTES, ROLLED_BYTES))
         self.clock = LifeClock(1_700_000_000_000 + generator.randrange(1 << 22))
-        self.broker = Broker(SimulatedDisk(), self.clock, queued=True, delay__tick_ms=10)
+        self.broker = Broker(SimulatedDisk(), self.clock, queued=True, delay__outcome_seconds=OUTCOME_SECONDS)
         self.client = Client()
         self.boundaries: list[Boundary] = []
         self.broker.work()
@@ -324,9 +328,15 @@ class Life:
 
         self._put("send", chosen, ask)
 
-    def _put(self, name: str, chosen: list[int], ask: Callable[..., Answer]) -> Step:
+    def _put(
+        self,
+        name: str,
+        chosen: list[int],
+        ask: Callable[..., Answer],
+        before: tuple[int, tuple[int, int] | None] | None = None,
+    ) -> Step:
         """The step is known before it is asked: the broker may write at once."""
-        step = Step(name, chosen, ask, Answer(0, None))
+        step = Step(name, chosen, ask, Answer(0, None), before)
         self.client.steps.append(step)
         step.answer = ask(self.broker, turn=False)
         if self.random.random() < 0.8:
@@ -334,7 +344,9 @@ class Life:
         return step
 
     def transact(self) -> None:
-        """A message now and one later, both or none."""
+        """A message now and one later, both or none; one after the other, as in one stream they are."""
+        if any(step.name == "transact" for step in self.client.steps):
+            return
         place, other = self.random.sample(PLACES, 2)
         wait = self.random.choice(DELAYS)
         (now,) = self._messages(1, place, [None])
@@ -365,19 +377,21 @@ class Life:
         if index is None:
             return
         message = self.client.messages[index]
+        before = message.low, message.turn
         message.doubt = not (message.cancelled or message.delivered)
         handle = message.handle
 
         def ask(broker: Broker, turn: bool = True) -> Answer:
             return broker.cancel_delayed(handle, turn=turn)
 
-        self._put("cancel", [index], ask)
+        self._put("cancel", [index], ask, before)
 
     def reschedule(self) -> None:
         index = self._any()
         if index is None:
             return
         message, wait = self.client.messages[index], self.random.choice(DELAYS)
+        before = message.low, message.turn
         if not (message.cancelled or message.delivered):
             message.doubt, message.turn = True, None
             message.low = min(message.low, now_of(self.broker) + wait)
@@ -386,7 +400,7 @@ class Life:
         def ask(broker: Broker, turn: bool = True) -> Answer:
             return broker.reschedule(handle, after(wait), turn=turn)
 
-        self._put("reschedule", [index], ask)
+        self._put("reschedule", [index], ask, before)
 
     def wait(self) -> None:
         """Time goes on, with workers that do some of their work, or none."""

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from journal.testing import Moment, SimulatedFile, crash_states
-from tests.crash.delay_examination import Examiner, view_of
+from tests.crash.delay_examination import Examiner, check, view_of
+from tests.crash.delay_failing import FailingLife
 from tests.crash.delay_life import Broken, Life, LifeClock, require, small, started
 from tests.scale import SEED, scaled, seeded
+from tfmq.delay import horizon
 
 STATES = 52_000
 """Distinct ones, over all lives."""
@@ -23,6 +25,9 @@ ACTIONS = 50
 THOROUGH_EVERY = 8
 INTERRUPTED = 300
 """Recoveries that are cut short at each of their own calls."""
+FAILING = 600
+NEAR_MAX = 1000
+"""While nothing can be spilled, what is near stays in memory."""
 LIES_LIVES = 6
 POINTS = {
     "insert", "arrivals roll", "bucket roll", "spill", "split", "load", "fire", "commit", "truncate", "cancel",
@@ -107,6 +112,28 @@ def test_a_start_that_is_cut_short_leaves_what_an_undisturbed_one_finds() -> Non
                 require(found == first, f"{where}: first {first}, then {found}")
                 disturbed += 1
         number += 1
+
+
+@pytest.mark.timeout(3600)
+def test_calls_that_fail_lose_double_and_hurry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO and ENOSPC, anywhere; then the disk is mended, and a crash comes after all."""
+    monkeypatch.setattr(horizon, "NEAR_MAX", NEAR_MAX)
+    failed: Counter[str] = Counter()
+    for number in range(scaled(FAILING)):
+        generator = seeded("delayed, failing", number)
+        life = FailingLife(generator)
+        try:
+            life.live(ACTIONS)
+            failed.update(life.tolerant.failed)
+            boundary = life.boundary()
+            examiner = Examiner(life)
+            check(life.client, view_of(life.broker))
+            for state in crash_states(boundary.moment, STATES_PER_BOUNDARY, generator):
+                examiner.examine(boundary, state, generator, thorough=True)
+        except Broken as error:
+            raise Broken(f"failing life {number} of seed {SEED}: {error}") from error
+    print(dict(failed))
+    assert failed
 
 
 HONEST_FORCE: Callable[[SimulatedFile], None] = SimulatedFile.force
