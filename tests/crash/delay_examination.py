@@ -33,7 +33,7 @@ from tests.crash.delay_life import (
     started,
 )
 from tests.crash.transaction_examination import REFUSED_SAFELY
-from tfmq.protocol.commands import ListDelayed
+from tfmq.protocol.commands import ListDelayed, ResumePartition
 
 MONTH = 31 * DAY
 TICK_MS = 10
@@ -139,11 +139,18 @@ def short(payloads: list[bytes]) -> list[bytes]:
     return [payload[:6] for payload in payloads]
 
 
+def resume(broker: Broker) -> None:
+    for place in PLACES:
+        broker.ask(ResumePartition(*place))
+        broker.work()
+
+
 class Examiner:
     """Of one life; `digests` are the states that it has looked at."""
 
-    def __init__(self, life: Life) -> None:
-        self.life = life
+    def __init__(self, life: Life, *, resumes: bool = False) -> None:
+        """`resumes`: partitions may have stopped; an operator resumes them."""
+        self.life, self.resumes = life, resumes
         self.views: dict[tuple[bytes, int], View] = {}
 
     def examine(
@@ -174,6 +181,8 @@ class Examiner:
     ) -> None:
         digest = state.digest
         broker = started(state, LifeClock(boundary.wall_ms), self.life.broker, queued=False)
+        if self.resumes:
+            resume(broker)
         view = self.views[digest, boundary.wall_ms] = view_of(broker)
         check(client, view)
         if boundary.known.lost:
@@ -209,6 +218,8 @@ class Examiner:
         require(broker.delay(producer, 0, [b"new"], due=after(SECOND)).code == "ok", "a new one is refused")
         disk = broker.disk.crash(keep="nothing")
         again = started(disk, LifeClock(now_of(broker) + MONTH), broker, queued=False)
+        if self.resumes:
+            resume(again)
         pass_time(again, 5, 1, generator)
         end = view_of(again)
         topic, partition = "orders", 0

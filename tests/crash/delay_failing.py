@@ -11,9 +11,20 @@ import random
 
 from journal.testing import Moment
 from tests.broker.helpers import Answer, Stream
-from tests.crash.delay_life import PLACES, Boundary, Broken, Client, Life, Message, Step, pass_time, require
+from tests.crash.delay_examination import resume
+from tests.crash.delay_life import (
+    Boundary,
+    Broken,
+    Client,
+    Life,
+    Message,
+    Step,
+    now_of,
+    pass_time,
+    require,
+)
 from tfmq.errors import TfmqError
-from tfmq.protocol.commands import LeaseProducerIds, ResumePartition
+from tfmq.protocol.commands import LeaseProducerIds
 
 PATHS = ("/delay/", ".bucket", "/delay/checkpoint", "/arrivals/", "/orders-", "/bills-")
 KINDS = (
@@ -130,9 +141,7 @@ class FailingLife(Life):
         self.client.look()
 
     def _resume(self) -> None:
-        for topic, partition in PLACES:
-            self.broker.ask(ResumePartition(topic, partition))
-            self.broker.work()
+        resume(self.broker)
         pass_time(self.broker, MENDED_SECONDS, 1, self.random)
 
     def _start(self) -> None:
@@ -153,6 +162,10 @@ class FailingLife(Life):
 
     def _once_more(self, step: Step) -> None:
         """Asks again; a handle that a new time replaced still leads to the message."""
+        (index,) = step.messages
+        message = self.client.messages[index]
+        if step.name == "reschedule" and not (message.cancelled or message.delivered):
+            message.low, message.turn, message.doubt = min(message.low, now_of(self.broker)), None, True
         again = Step(step.name, step.messages, step.ask, Answer(0, None), step.before)
         self.client.steps.append(again)
         again.answer = step.ask(self.broker)

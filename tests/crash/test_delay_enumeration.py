@@ -16,7 +16,6 @@ from tests.crash.delay_examination import Examiner, check, view_of
 from tests.crash.delay_failing import FailingLife
 from tests.crash.delay_life import Broken, Life, LifeClock, require, small, started
 from tests.scale import SEED, scaled, seeded
-from tfmq.delay import horizon
 
 STATES = 52_000
 """Distinct ones, over all lives."""
@@ -26,8 +25,6 @@ THOROUGH_EVERY = 8
 INTERRUPTED = 300
 """Recoveries that are cut short at each of their own calls."""
 FAILING = 600
-NEAR_MAX = 1000
-"""While nothing can be spilled, what is near stays in memory."""
 LIES_LIVES = 6
 POINTS = {
     "insert", "arrivals roll", "bucket roll", "spill", "split", "load", "fire", "commit", "truncate", "cancel",
@@ -115,9 +112,8 @@ def test_a_start_that_is_cut_short_leaves_what_an_undisturbed_one_finds() -> Non
 
 
 @pytest.mark.timeout(3600)
-def test_calls_that_fail_lose_double_and_hurry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_fail_lose_double_and_hurry_nothing() -> None:
     """EIO and ENOSPC, anywhere; then the disk is mended, and a crash comes after all."""
-    monkeypatch.setattr(horizon, "NEAR_MAX", NEAR_MAX)
     failed: Counter[str] = Counter()
     for number in range(scaled(FAILING)):
         generator = seeded("delayed, failing", number)
@@ -126,7 +122,7 @@ def test_calls_that_fail_lose_double_and_hurry_nothing(monkeypatch: pytest.Monke
             life.live(ACTIONS)
             failed.update(life.tolerant.failed)
             boundary = life.boundary()
-            examiner = Examiner(life)
+            examiner = Examiner(life, resumes=True)
             check(life.client, view_of(life.broker))
             for state in crash_states(boundary.moment, STATES_PER_BOUNDARY, generator):
                 examiner.examine(boundary, state, generator, thorough=True)

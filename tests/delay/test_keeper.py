@@ -6,6 +6,7 @@ from journal.errors import Full
 from journal.testing import SimulatedDisk
 from tests.delay.desk import BILLS, ORDERS, START_MS, Desk
 from tfmq.delay import horizon, pacing
+from tfmq.delay.horizon import Step
 from tfmq.errors import TfmqError
 
 
@@ -256,10 +257,11 @@ def test_what_is_on_its_way_to_the_buckets_is_cancelled_as_ever() -> None:
     """While a spill runs it is in no bucket that counts, and is pending all the same."""
     desk = Desk(queued=True)
     handle, kept = desk.send(payloads(2), 3_600_000)
-    desk.work()
-    while not desk.jobs:
+    while desk.queue._keeper.busy is not Step.SPILL:
+        desk.work()
         desk.clock.advance(1.0)
         desk.turn()
+    assert desk.jobs and not desk.buckets.leaves
     answer = desk.cancel(handle)
     assert answer.known == "cancelled"
     desk.until(kept.due + 12)

@@ -19,6 +19,14 @@ DELAY_FIRING: Final = (
         [CONTRACT],
     ),
     Mutant(
+        "stopped-arrivals-are-asked-again-and-again",
+        "the broker goes on while the arrivals are stopped",
+        "tfmq/delay/firing.py",
+        "                self._ledger.give_up()\n",
+        "                self._asked = 0\n                self._ledger.give_up()\n",
+        [CONTRACT + "::test_arrivals_that_fail_beside_an_unforced_one_keep_nobody_busy"],
+    ),
+    Mutant(
         "fires-half-a-second-late",
         "a delayed message is late by a tick at most, without load",
         "tfmq/delay/firing.py",

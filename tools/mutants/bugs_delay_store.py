@@ -44,6 +44,15 @@ DELAY_STORE: Final = (
         ["tests/broker/test_delay_contract.py"],
     ),
     Mutant(
+        "spilled-meanwhile-is-unknown",
+        "a message is known while it is on its way to the buckets",
+        "tfmq/delay/keeper.py",
+        "        self._low_spilled = low\n",
+        "        self._low_spilled = None\n",
+        ["tests/delay/test_keeper.py", CRASHES],
+        scale=0.01,
+    ),
+    Mutant(
         "cancels-are-forgotten-while-they-count",
         "a cancelled message stays cancelled as long as a file has it",
         "tfmq/delay/keeper.py",
