@@ -266,3 +266,20 @@ def test_what_is_on_its_way_to_the_buckets_is_cancelled_as_ever() -> None:
     assert answer.known == "cancelled"
     desk.until(kept.due + 12)
     assert desk.visible() == [kept.payload]
+
+
+@pytest.mark.timeout(60)
+def test_a_line_that_gave_way_for_old_files_is_loaded_once_and_goes_on() -> None:
+    """What it had lay in arrivals that are long in buckets: these go, and the line looks into the new files."""
+    desk = Desk(segment_bytes=70_000)
+    held = desk.send([b"held"], 64_000)[0]
+    for number in range(20):
+        desk.send([b"%d" % number + bytes(10_000)], 3_600_000 + number)
+    later = desk.send([b"later"], 66_000)[0]
+    desk.targets.stop(ORDERS)
+    desk.until(later.due + 120_000)
+    assert desk.visible() == [] and desk.landing.log.first_offset > 0
+    desk.targets.resume(ORDERS)
+    desk.queue.resumed(ORDERS)
+    desk.advance(1)
+    assert desk.visible() == [held.payload, later.payload]

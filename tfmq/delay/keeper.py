@@ -283,23 +283,24 @@ class Keeper:
                 break
             self._buckets.retire(bucket)
             self.changed = True
-        needed = min(
-            limit
-            for limit in (shore.fires_below, shore.wheel.due_next, lines.rows_first)
-            if limit is not None
-        )
-        for bucket in self._pins.release(needed):
+        needed = min(limit for limit in (shore.fires_below, shore.wheel.due_next) if limit is not None)
+        if self._is_crowded and self._pins.next_horizon <= needed:
+            lines.forget_parked(self._pins.next_horizon)
+        first = lines.rows_first
+        for bucket in self._pins.release(needed if first is None else min(first, needed)):
             self._buckets.release(bucket)
             self._unsplittable.clear()
             self.changed = True
 
-    def _spare(self) -> int:
-        """Arrivals before this offset nobody needs any more. Lines that wait for a target give way."""
+    @property
+    def _is_crowded(self) -> bool:
+        """Arrivals that are in buckets stay for rows in memory: those of lines that wait for a target give way."""
         log = self._landing.log
-        if self._pins.offset - log.first_offset < log.options.segment_bytes and (
-            self._buckets.spilled_offset - log.first_offset >= 2 * log.options.segment_bytes
-        ):
-            self._lines.forget_parked(self._pins.next_horizon)
+        kept, spilled = self._pins.offset - log.first_offset, self._buckets.spilled_offset - log.first_offset
+        return kept < log.options.segment_bytes and spilled >= 2 * log.options.segment_bytes
+
+    def _spare(self) -> int:
+        """Arrivals before this offset nobody needs any more."""
         return min(self._pins.offset, self._buckets.spilled_offset)
 
     def _truncate(self) -> None:
