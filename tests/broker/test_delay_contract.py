@@ -76,7 +76,7 @@ def send_at(broker: Broker, dues: Sequence[int]) -> None:
 
 def edges(now: int, lengths: Iterable[int], reach: int) -> list[int]:
     """Milliseconds before, at and behind the first multiples of each length behind now."""
-    found = set()
+    found: set[int] = set()
     for length in lengths:
         first = (now // length + 1) * length
         for edge in (first, first + length):

@@ -134,7 +134,7 @@ class Meddler(Worker):
             return
         moved = producer.reschedule(sent.handle, delay=self.random.random() * 5)
         if moved.state == "rescheduled":
-            self.book.note(text, sent.topic, moved.handle)
+            self.book.note(text, sent.topic, str(moved))
             self.book.moved += 1
         else:
             self.book.ended[text] = moved.state
