@@ -270,11 +270,12 @@ class Life:
 
     def point(self, kind: str, path: str) -> str:
         """What the broker is at: the points that tests name."""
+        delay = getattr(getattr(self.broker.engine, "house", None), "delay", None)
+        busy = delay.queue._keeper.busy.value if delay is not None and delay.queue._keeper.busy else ""
+        if busy == "load":
+            return busy
         if "/delay/" not in path:
             return "fire" if any(f"/{topic}-" in path for topic, _ in PLACES) else "beside"
-        house = getattr(self.broker.engine, "house", None)
-        delay = getattr(house, "delay", None)
-        busy = delay.queue._keeper.busy.value if delay is not None and delay.queue._keeper.busy else ""
         if "/arrivals/" in path:
             if kind in ("create", "rename", "force_folder"):
                 return "arrivals roll"
