@@ -79,3 +79,16 @@ def test_the_front_never_goes_back() -> None:
     assert border.front == (21, 0)
     border.reach(9000, 15)
     assert border.front == (21, 0)
+
+
+def test_what_came_late_to_the_disk_beside_a_load_is_not_passed_by() -> None:
+    """The load did not see it: there is still something from its due on when the load has ended."""
+    border = shore()
+    border.far.add(1, 1500)
+    border.begin_load(3000)
+    border.add(NOTHING, 1, 1200, 1200)
+    border.put(near(1500))
+    border.end_load()
+    assert (border.stray, border.fires_below, border.far.low) == (1200, 1200, 1200)
+    border.retreat(1200, 0)
+    assert (border.horizon, border.far.low) == (1200, 1200)

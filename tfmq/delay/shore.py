@@ -122,7 +122,7 @@ class Shore:
         """All of it is there."""
         self.fires_below = self.horizon if self.stray is None else min(self.horizon, self.stray)
         if self.far.low is not None:
-            self.far.low = max(self.far.low, self.horizon) if self.far.count > 0 else None
+            self.far.low = max(self.far.low, self.fires_below) if self.far.count > 0 else None
             self.far.count = max(0, self.far.count)
 
     def retreat(self, to: int, spilled_offset: int) -> int:

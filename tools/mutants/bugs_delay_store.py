@@ -9,15 +9,6 @@ RANDOM: Final = "tests/delay/test_simulation_queue.py"
 
 DELAY_STORE: Final = (
     Mutant(
-        "a-bucket-goes-before-its-deliveries-are-forced",
-        "a bucket goes once everything in it is delivered and on the disk",
-        "tfmq/delay/keeper.py",
-        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
-        "        limits = (shore.fires_below, shore.wheel.due_next, lines.rows_first, self._lowest())\n",
-        [RANDOM, CRASHES],
-        scale=0.05,
-    ),
-    Mutant(
         "a-bucket-goes-before-it-is-loaded",
         "a bucket goes once everything in it is delivered",
         "tfmq/delay/keeper.py",
@@ -59,6 +50,14 @@ DELAY_STORE: Final = (
         "        if self._is_crowded and self._pins.next_horizon <= needed:\n",
         "        if self._pins.next_horizon:\n",
         ["tests/delay/test_keeper.py"],
+    ),
+    Mutant(
+        "late-to-the-disk-is-passed-by",
+        "what was forced only beside a load is loaded behind it",
+        "tfmq/delay/shore.py",
+        "            self.far.low = max(self.far.low, self.fires_below) if self.far.count > 0 else None\n",
+        "            self.far.low = max(self.far.low, self.horizon) if self.far.count > 0 else None\n",
+        ["tests/delay/test_shore.py"],
     ),
     Mutant(
         "cancels-are-forgotten-while-they-count",
