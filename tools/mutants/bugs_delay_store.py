@@ -9,15 +9,6 @@ RANDOM: Final = "tests/delay/test_simulation_queue.py"
 
 DELAY_STORE: Final = (
     Mutant(
-        "a-bucket-goes-before-it-is-loaded",
-        "a bucket goes once everything in it is delivered",
-        "tfmq/delay/keeper.py",
-        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
-        "        limits = (shore.horizon, shore.wheel.due_next, lines.due_first, self._lowest())\n",
-        [RANDOM, CRASHES],
-        scale=0.05,
-    ),
-    Mutant(
         "arrivals-go-before-they-are-in-buckets",
         "arrivals are given up once they are in buckets",
         "tfmq/delay/keeper.py",
