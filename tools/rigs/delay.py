@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -94,7 +95,7 @@ def send_all(producer: tfmq.Producer, book: Book, topic: str, texts: list[str], 
         book.note(text, topic, handle)
 
 
-class Worker(threading.Thread):
+class Worker(threading.Thread, ABC):
     """Does `work` until told to stop; an error is the rig's fault to tell."""
 
     def __init__(self, name: str, address: str, seed: int, halt: threading.Event, book: Book) -> None:
@@ -109,8 +110,9 @@ class Worker(threading.Thread):
         except BaseException as error:
             self.failure = error
 
+    @abstractmethod
     def work(self, producer: tfmq.Producer) -> None:
-        raise NotImplementedError
+        """Until `halt` is set."""
 
 
 class Meddler(Worker):
