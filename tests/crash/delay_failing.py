@@ -137,6 +137,7 @@ class FailingLife(Life):
         for step in unsure:
             if step.name in ("cancel", "reschedule"):
                 self._once_more(step)
+                self.client.look()
         self.work()
         self.client.look()
 
