@@ -229,7 +229,7 @@ def test_steps_out_of_turn_name_the_rule(rig: TransactionRig) -> None:
         rig.rollback(committed)
     with pytest.raises(TransactionState, match="it cannot be prepared any more"):
         rig.prepare(committed)
-    with pytest.raises(TransactionState, match="begin another one for further messages"):
+    with pytest.raises(TransactionState, match="is committed: begin another one for further messages"):
         rig.send(committed, b"c")
     assert rig.commit(committed) == "committed" and len(rig.frames()) == 1
 
@@ -467,6 +467,7 @@ def test_applying_is_committed_and_asked_for_again(rig: TransactionRig) -> None:
         rig.rollback(tx)
     rig.broker.applying.clear()
     assert rig.commit(tx) == "committed"
+    assert rig.transactions.committed == 2 and rig.core.sender.sent_messages == 2, "each is counted once"
 
 
 # `with`
