@@ -80,6 +80,7 @@ def test_a_refusal_reads_as_a_sentence(step: str, state: str, sentence: str) -> 
         (TimedOut(outcome=NOT_DONE), None),
         (TimedOut(outcome=UNKNOWN), "unknown"),
         (UnknownTransaction(), "unknown"),
+        (UnknownTransaction(outcome=NOT_DONE), None),
         (StaleEpoch(), "unknown"),
         (TransactionRolledBack(), "rolled_back"),
         (TransactionCommitted(), "committed"),

@@ -27,7 +27,6 @@ from tfmq.errors import (
     TransactionCommitted,
     TransactionRolledBack,
     TransactionState,
-    UnknownTransaction,
 )
 
 OPEN: Final = "open"
@@ -113,6 +112,6 @@ def state_behind(step: str, error: TfmqError) -> str | None:
         return COMMITTED
     if isinstance(error, HeuristicOutcome) and error.state in (HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK):
         return str(error.state)
-    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:
+    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:
         return IN_DOUBT
     return None

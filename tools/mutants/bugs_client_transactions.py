@@ -29,9 +29,9 @@ _TAKEN: Final = (
         "unknown-answer-called-rolled-back",
         "a step whose answer did not come is unknown, and nothing else",
         "tfmq/client/transaction_steps.py",
-        "    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:\n"
+        "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n"
         "        return IN_DOUBT\n",
-        "    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:\n"
+        "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n"
         "        return ROLLED_BACK\n",
         [STEPS, CORE, ENDING, PIPELINE],
     ),
