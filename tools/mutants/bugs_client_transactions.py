@@ -29,10 +29,8 @@ _TAKEN: Final = (
         "unknown-answer-called-rolled-back",
         "a step whose answer did not come is unknown, and nothing else",
         "tfmq/client/transaction_steps.py",
-        "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n"
-        "        return IN_DOUBT\n",
-        "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n"
-        "        return ROLLED_BACK\n",
+        "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n        return IN_DOUBT\n",
+        "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n        return ROLLED_BACK\n",
         [STEPS, CORE, ENDING, PIPELINE],
     ),
     Mutant(
