@@ -27,7 +27,7 @@ def test_a_file_a_partition_and_a_data_folder(tmp_path: Path) -> None:
     assert [folder.name for folder in partitions_of(data)] == ["meta", "orders-0", "orders-1"]
     assert len(segments_of(data)) == 3
     assert suffix_of(data / "meta") == ".catalog"
-    assert is_house_name(data / "meta" / "version")
+    assert all(is_house_name(data / "meta" / name) for name in ("version", "reserve", "new-journal"))
     assert not is_house_name(data / "orders-0" / "version")
 
 

@@ -13,7 +13,9 @@ from journal.errors import Locked
 from journal.journal_audit import is_journal
 
 LOCK = "lock"
-CATALOG_FOLDER, CATALOG_SUFFIX, CATALOG_VERSION = "meta", ".catalog", "version"
+CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
+CATALOG_NAMES = frozenset(("version", "reserve", "new-journal"))
+"""What lies there besides the log: docs/formats/catalog.md."""
 
 
 def is_segment(path: Path) -> bool:
@@ -28,7 +30,7 @@ def suffix_of(path: Path) -> str:
 
 def is_house_name(path: Path) -> bool:
     """Whether the broker, and not the journal, puts a file of this name there."""
-    return path.parent.name == CATALOG_FOLDER and path.name == CATALOG_VERSION
+    return path.parent.name == CATALOG_FOLDER and path.name in CATALOG_NAMES
 
 
 def segments_of(path: Path) -> list[Path]:
