@@ -20,7 +20,6 @@ TRANSACTING: Final = "tests/transaction/test_transacting.py"
 REFUSALS: Final = "tests/transaction/test_refusals.py"
 STATES: Final = "tests/transaction/test_states.py"
 STEPS: Final = "tests/transaction/test_steps.py"
-TRANSACTING: Final = "tests/transaction/test_transacting.py"
 
 HANDLING: Final = (
     Mutant(
