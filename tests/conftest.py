@@ -5,6 +5,7 @@ should have brought is never missing silently.
 """
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -30,6 +31,9 @@ settings.load_profile("tfmq")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A run in the background of a shell: every program that a test starts would be deaf to Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if SCALE > FRACTION and config.option.timeout is None:
         config.option.timeout = SECONDS_MAX
 
