@@ -117,8 +117,8 @@ _WRITING: Final = (
         "journal-forgets-an-error-of-the-kernel-s-force",
         "a force that failed is never tried again",
         "journal/gate.py",
-        "        self._error = self._error or error\n",
-        "",
+        "            self._error = self._error or error\n",
+        "            self._flight = None\n",
         [KEEPER, GATE],
     ),
     Mutant(
