@@ -1,5 +1,7 @@
 """The room that is kept on a disk for changes that make room: given piece by piece, made again when there is space."""
 
+import errno
+
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import reserve as module
 from tfmq.broker.register import DELETE, GENERATION
@@ -91,6 +93,20 @@ def test_a_small_disk_keeps_its_last_room_for_messages() -> None:
     disk.space_bytes = disk.used_bytes() + ROOM_BYTES - 1
     again = Broker(disk)
     assert not again.disk.exists(PATH)
+
+
+def test_room_that_cannot_be_made_whole_again_is_kept_as_it_is() -> None:
+    """A quota, for example: the file system says that there is room, and gives none."""
+    broker = filled()
+    assert broker.delete("topic0").code == "ok"
+    left = size(broker)
+    broker.disk.space_bytes = None
+    broker.clock.advance(module.RETRY_SECONDS)
+    broker.disk.faults.fail("write", error=errno.EDQUOT, path=PATH)
+    assert broker.create("one").code == "ok"
+    assert size(broker) == left
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    assert broker.delete("one").code == "ok"
 
 
 def test_a_broker_starts_where_the_room_cannot_be_made() -> None:

@@ -90,8 +90,8 @@ class Reserve:
             write_all(file, [bytes(SIZE_BYTES - size)], size)
             file.force()
         except Full:
-            file.truncate(0)
-            return 0
+            file.truncate(size)
+            return size
         finally:
             file.close()
         return SIZE_BYTES

@@ -277,6 +277,14 @@ ROOM: Final = (
         [RESERVE],
     ),
     Mutant(
+        "reserve-given-away-where-it-cannot-grow",
+        "room for deletions that cannot be made whole again stays as it is",
+        "tfmq/broker/reserve.py",
+        "            file.truncate(size)\n            return size\n",
+        "            file.truncate(0)\n            return 0\n",
+        [RESERVE],
+    ),
+    Mutant(
         "reserve-never-made-again",
         "the room for deletions is made again while the broker runs",
         "tfmq/broker/catalog.py",
