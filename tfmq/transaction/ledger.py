@@ -113,6 +113,7 @@ class Ledger:
             self.message(entry.place, content)
         elif isinstance(content, Filler):
             self.repaired += 1
+            self.streams.torn = True
             self.outcomes.lost()
             self.local_outcomes.lost()
         else:

@@ -208,8 +208,8 @@ class JournalTransactionStore(Recording):
 
     @property
     def repaired(self) -> bool:
-        """Whether a start has found that a repair lost some of the journal: what is not there may have been."""
-        return self._ledger.repaired > 0
+        """Whether a repair lost some of the journal, ever: what is not there may have been."""
+        return self._ledger.streams.torn
 
     # After the decision
 

@@ -271,6 +271,14 @@ HANDLING: Final = (
         [TRANSACTING],
     ),
     Mutant(
+        "repair-forgotten-by-the-next-snapshot",
+        "after a repair that lost records a gap proves nothing, behind any number of starts",
+        "tfmq/transaction/streams.py",
+        "        return (self.floor, rows, self.torn)\n",
+        "        return (self.floor, rows, False)\n",
+        [TRANSACTING],
+    ),
+    Mutant(
         "forgotten-local-one-called-rolled-back",
         "a local transaction is told as rolled back only while no outcome of its time is forgotten",
         "tfmq/transaction/store.py",
