@@ -134,6 +134,8 @@ class JournalTransactionStore(Recording):
     def _start(self) -> None:
         self.dropped = self._ledger.recovered(Holds(self._journal))
         first = self._ledger.epochs_end
+        if self._ledger.repaired:
+            first += RANGE  # of one that is lost nobody knows which were given out
         lease = self._epochs_operation(first + RANGE)
         try:
             (place,) = self._journal.append([entry.Operation(*operations.pack(lease))])

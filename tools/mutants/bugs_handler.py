@@ -271,6 +271,22 @@ HANDLING: Final = (
         [TRANSACTING],
     ),
     Mutant(
+        "epochs-of-a-lost-lease-given-out-again",
+        "no epoch is given out twice, whatever a repair gave up",
+        "tfmq/transaction/store.py",
+        "            first += RANGE  #",
+        "            first += 0  #",
+        ["tests/transaction/test_epochs.py"],
+    ),
+    Mutant(
+        "epochs-behind-a-lost-lease-not-seen",
+        "no epoch is given out twice, whatever a repair gave up",
+        "tfmq/transaction/ledger.py",
+        "        self.epochs_end = max(self.epochs_end, epoch + 1)\n",
+        "",
+        ["tests/transaction/test_ledger.py"],
+    ),
+    Mutant(
         "repair-forgotten-by-the-next-snapshot",
         "after a repair that lost records a gap proves nothing, behind any number of starts",
         "tfmq/transaction/streams.py",
