@@ -220,6 +220,14 @@ _CHECKPOINTS: Final = (
         "",
         [PINS, FILES, STORE],
     ),
+    Mutant(
+        "file-left-open-by-a-pin-taken-back-meanwhile",
+        "a file that left the set is closed, whatever else happens in that moment",
+        "journal/pins.py",
+        "        gone = list(files)",
+        "        gone = files",
+        [PINS],
+    ),
 )
 
 _STARTS: Final = (
