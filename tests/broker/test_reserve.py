@@ -1,6 +1,7 @@
 """The room that is kept on a disk for changes that make room: given piece by piece, made again when there is space."""
 
 import errno
+import zlib
 
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import reserve as module
@@ -84,6 +85,11 @@ def test_a_piece_is_what_one_give_frees() -> None:
     assert broker.engine.house.catalog.reserve.give()
     assert size(broker) == SIZE_BYTES - PIECE_BYTES
     assert broker.disk.free_space(DATA) == PIECE_BYTES
+
+
+def test_it_takes_its_room_on_a_file_system_that_compresses_too() -> None:
+    content = Broker().disk.read_file(PATH)
+    assert len(content) == SIZE_BYTES < len(zlib.compress(content))
 
 
 def test_a_small_disk_keeps_its_last_room_for_messages() -> None:

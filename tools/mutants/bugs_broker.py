@@ -285,6 +285,14 @@ ROOM: Final = (
         [RESERVE],
     ),
     Mutant(
+        "reserve-of-nothing-but-zeros",
+        "room for deletions is really taken, where a file system compresses, too",
+        "tfmq/broker/reserve.py",
+        "[shake_256(NAME.encode()).digest(SIZE_BYTES)[size:]]",
+        "[bytes(SIZE_BYTES - size)]",
+        [RESERVE],
+    ),
+    Mutant(
         "reserve-never-made-again",
         "the room for deletions is made again while the broker runs",
         "tfmq/broker/catalog.py",
