@@ -419,12 +419,16 @@ def test_closing_rolls_back_what_is_open_and_says_so(rig: TransactionRig) -> Non
         rig.commit(small)
 
 
-def test_closing_with_nothing_open_says_nothing(rig: TransactionRig) -> None:
+def test_closing_with_nothing_open_says_nothing(
+    rig: TransactionRig, caplog: pytest.LogCaptureFixture
+) -> None:
     tx = rig.begin()
     rig.send(tx, b"x")
     rig.commit(tx)
     rig.begin()
     rig.run(rig.core.closing(5.0))
+    assert rig.requests(RollbackTransaction) == []
+    assert caplog.records == []
 
 
 def test_one_that_the_broker_forgot_is_unknown_when_taken_up(rig: TransactionRig) -> None:
