@@ -87,8 +87,9 @@ class Gate:
             self._lock.release()
 
     def _landed(self, landed: Landed, error: OSError | None) -> None:
-        self._flight = None
-        self._error = self._error or error
+        if error is not None:
+            self._error = self._error or error
+        self._flight = None  # last: a worker that does not wait for it any more must find the error
         self._pins.unpin()
         landed(error)
 

@@ -252,7 +252,11 @@ class Opening:
             extent.end, extent.end_ordinal = end
         try:
             self._cut(replay.cut)
-            self._force_again(min(replay.forced, extent.end))
+            forced = min(replay.forced, extent.end)
+            if extent.active.base >= forced:
+                # Nothing in it was forced: perhaps its name was not, either, when the roll was cut short.
+                self._disk.force_folder(self._folder)
+            self._force_again(forced)
             if extent.active.end < extent.end:
                 extent.active.seal()
                 extent.replace((*extent.segments, self._new_segment(extent.end)))

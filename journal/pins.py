@@ -46,8 +46,9 @@ class Pins:
 
     def retire(self, files: Iterable[Closable]) -> None:
         """Closes them as soon as nothing is pinned, which may be at once."""
+        gone = list(files)  # first: whatever may call `unpin` meanwhile does not meet half of them
         with self._lock:
-            self._retired.extend(files)
+            self._retired.extend(gone)
         self._close_retired()
 
     def _close_retired(self) -> None:

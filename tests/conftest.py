@@ -5,14 +5,18 @@ should have brought is never missing silently.
 """
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.scale import SCALE, SEED
+from tests.scale import FRACTION, SCALE, SEED
 
 CANNOT_BE_HAD = "cannot be had here:"
+
+SECONDS_MAX = 3600.0
+"""A test of the full counts is no hanging one before: what setup.cfg allows is for the fractions of them."""
 
 settings.register_profile(
     "tfmq",
@@ -23,6 +27,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("tfmq")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A run in the background of a shell: every program that a test starts would be deaf to Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if SCALE > FRACTION and config.option.timeout is None:
+        config.option.timeout = SECONDS_MAX
 
 
 def pytest_report_header() -> str:

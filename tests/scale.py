@@ -4,6 +4,8 @@ import os
 import random
 
 SCALE = float(os.environ.get("TFMQ_TEST_SCALE", "1"))
+FRACTION = 0.1
+"""Up to here a run is one of `make test`'s kind."""
 SEED = int(os.environ.get("TFMQ_TEST_SEED", "20261121"))
 
 

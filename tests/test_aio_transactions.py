@@ -38,6 +38,15 @@ async def until(condition: Callable[[], Any]) -> None:
     raise AssertionError("it never came")
 
 
+def test_a_plain_with_says_what_to_write() -> None:
+    async def story(producer: aio.Producer, broker: FakeBroker) -> None:
+        sentence = r"write `async with producer\.transaction\(\) as tx:`, not `with`"
+        with pytest.raises(TypeError, match=sentence), producer.transaction():
+            raise AssertionError("not entered")
+
+    play(story)
+
+
 def test_leaving_with_commits_and_gives_handles() -> None:
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
         async with made.transaction() as tx:

@@ -2,7 +2,11 @@
 
 import asyncio
 import inspect
+from typing import Any
 
+import pytest
+
+import tfmq
 from tests.client.fake_broker import FakeBroker, listening
 from tfmq import aio, aio_xa, xa
 
@@ -15,6 +19,16 @@ def test_both_faces_have_the_same_names_parameters_and_docs() -> None:
         mine, other = inspect.signature(member), inspect.signature(theirs[name])
         assert list(mine.parameters.values()) == list(other.parameters.values()), name
         assert theirs[name].__doc__ == member.__doc__, name
+
+
+@pytest.mark.parametrize("wrong", [None, tfmq.Producer])
+def test_what_is_no_asynchronous_producer_is_refused_by_name(wrong: Any) -> None:
+    with listening(FakeBroker()) as servers:
+        given = wrong and wrong(servers)
+        with pytest.raises(TypeError, match=r"tfmq\.aio\.XAResource needs a tfmq\.aio\.Producer, not"):
+            aio.XAResource(given)
+        if given:
+            given.close()
 
 
 def test_a_transaction_manager_drives_it_through_both_phases() -> None:

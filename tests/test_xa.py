@@ -8,6 +8,12 @@ from tfmq.errors import TransactionState
 from tfmq.xa import XAResource
 
 
+@pytest.mark.parametrize("wrong", [None, "127.0.0.1:7000", tfmq.Admin])
+def test_what_is_no_blocking_producer_is_refused_by_name(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"tfmq\.XAResource needs a tfmq\.Producer, not"):
+        tfmq.XAResource(wrong)  # type: ignore[arg-type]
+
+
 def test_a_transaction_manager_drives_it_through_both_phases() -> None:
     broker = FakeBroker()
     with listening(broker) as servers, tfmq.Producer(servers, group="shop") as producer:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tfmq.transactions
 from tfmq.client.batch import Deliveries, Delivery
@@ -78,6 +78,16 @@ class Transaction(TransactionHandle):
 
     async def rollback(self) -> str:
         return await self._driver.run(self._core.rolling_back())
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "A transaction of tfmq.aio is awaited: write `async with producer.transaction() as tx:`, not `with`."
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Never reached; Python looks for it before it enters."""
 
     async def __aenter__(self) -> Transaction:
         self._core.enter()

@@ -9,7 +9,7 @@ from tfmq.aio_transactions import Transaction
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.producing import ProducerCore
-from tfmq.client.xa import Branches
+from tfmq.client.xa import Branches, checked_resource
 
 
 class Resource(Protocol):
@@ -24,6 +24,7 @@ class XAResource:
     """`tfmq.XAResource` for asyncio."""
 
     def __init__(self, producer: Resource) -> None:
+        checked_resource(producer, AsyncDriver, "tfmq.aio")
         self._driver = producer._driver
         self._branches = Branches(producer._core.transactions)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.producing import ProducerCore
-from tfmq.client.xa import Branches
+from tfmq.client.xa import Branches, checked_resource
 from tfmq.transactions import Transaction
 
 
@@ -30,6 +30,7 @@ class XAResource:
     """
 
     def __init__(self, producer: Resource) -> None:
+        checked_resource(producer, BlockingDriver, "tfmq")
         self._driver = producer._driver
         self._branches = Branches(producer._core.transactions)
 

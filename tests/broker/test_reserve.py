@@ -1,5 +1,8 @@
 """The room that is kept on a disk for changes that make room: given piece by piece, made again when there is space."""
 
+import errno
+import zlib
+
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import reserve as module
 from tfmq.broker.register import DELETE, GENERATION
@@ -84,6 +87,11 @@ def test_a_piece_is_what_one_give_frees() -> None:
     assert broker.disk.free_space(DATA) == PIECE_BYTES
 
 
+def test_it_takes_its_room_on_a_file_system_that_compresses_too() -> None:
+    content = Broker().disk.read_file(PATH)
+    assert len(content) == SIZE_BYTES < len(zlib.compress(content))
+
+
 def test_a_small_disk_keeps_its_last_room_for_messages() -> None:
     broker = Broker()
     broker.disk.unlink(PATH)
@@ -91,6 +99,20 @@ def test_a_small_disk_keeps_its_last_room_for_messages() -> None:
     disk.space_bytes = disk.used_bytes() + ROOM_BYTES - 1
     again = Broker(disk)
     assert not again.disk.exists(PATH)
+
+
+def test_room_that_cannot_be_made_whole_again_is_kept_as_it_is() -> None:
+    """A quota, for example: the file system says that there is room, and gives none."""
+    broker = filled()
+    assert broker.delete("topic0").code == "ok"
+    left = size(broker)
+    broker.disk.space_bytes = None
+    broker.clock.advance(module.RETRY_SECONDS)
+    broker.disk.faults.fail("write", error=errno.EDQUOT, path=PATH)
+    assert broker.create("one").code == "ok"
+    assert size(broker) == left
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    assert broker.delete("one").code == "ok"
 
 
 def test_a_broker_starts_where_the_room_cannot_be_made() -> None:

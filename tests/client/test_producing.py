@@ -91,6 +91,15 @@ def test_batches_of_many_keep_to_their_size() -> None:
     assert max(len(batch.body) for batch in rig.broker.logs["orders", 0]) <= 10_000
 
 
+def test_partitions_that_are_not_told_in_time_are_an_error_that_says_what_to_do() -> None:
+    """They are asked for anew by somebody else, as after a topic was forgotten, and that takes longer."""
+    rig = CoreRig(DEFAULTS)
+    rig.core.sender.lanes.lane("orders").asking = True
+    with pytest.raises(TimedOut, match="Try again; if that goes on, see `tfmq status`") as caught:
+        rig.run(rig.core.knowing("orders"))
+    assert caught.value.outcome == "not done"
+
+
 def test_flush_and_close_are_bounded() -> None:
     rig = CoreRig(DEFAULTS._replace(timeout=60.0))
     message = rig.core.message("orders", b"x")

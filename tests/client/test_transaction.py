@@ -7,7 +7,6 @@ import pytest
 from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW, FakeBroker
 from tests.client.fake_delays import NOW_MS
 from tests.client.transaction_rig import MEGABYTE, TransactionRig, large
-from tfmq.client.transaction_pipeline import BUFFER_BYTES
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -15,13 +14,9 @@ from tfmq.errors import (
     Busy,
     Closed,
     DiskFull,
-    HeuristicOutcome,
     NotAllowed,
-    StorageStopped,
-    TfmqError,
     TimedOut,
     TransactionCommitted,
-    TransactionExists,
     TransactionRolledBack,
     TransactionState,
     UnknownTopic,
@@ -29,8 +24,6 @@ from tfmq.errors import (
 )
 from tfmq.protocol.commands import (
     BeginTransaction,
-    CommitTransaction,
-    PrepareTransaction,
     Produce,
     RollbackTransaction,
     Transact,
@@ -230,244 +223,9 @@ def test_steps_out_of_turn_name_the_rule(rig: TransactionRig) -> None:
         rig.rollback(committed)
     with pytest.raises(TransactionState, match="it cannot be prepared any more"):
         rig.prepare(committed)
-    with pytest.raises(TransactionState, match="begin another one for further messages"):
+    with pytest.raises(TransactionState, match="is committed: begin another one for further messages"):
         rig.send(committed, b"c")
     assert rig.commit(committed) == "committed" and len(rig.frames()) == 1
-
-
-# Large ones
-
-
-def test_one_that_outgrows_a_frame_is_begun_and_sent_while_it_grows(rig: TransactionRig) -> None:
-    tx = rig.begin()
-    payloads = large()
-    deliveries = rig.send_many(tx, payloads)
-    rig.exchange()
-    assert len(rig.requests(BeginTransaction)) == 1 and visible(rig) == []
-    assert len(rig.requests(Produce)) > 5 and tx.xid == "local-1"
-    assert rig.commit(tx) == "committed"
-    assert visible(rig) == payloads and rig.frames() == []
-    assert {each.durability for each in deliveries.result()} == {"synced"}
-    assert sum(each.count for each in deliveries.result()) == len(payloads)
-
-
-def test_single_sends_outgrow_a_frame_too(rig: TransactionRig) -> None:
-    tx = rig.begin()
-    payloads = large(1500)
-    for number, payload in enumerate(payloads):
-        rig.send(tx, payload, key=str(number))
-    assert rig.commit(tx) == "committed"
-    assert visible(rig) == payloads and len(rig.requests(BeginTransaction)) == 1
-
-
-def test_what_the_broker_has_is_not_held_here(rig: TransactionRig) -> None:
-    tx = rig.begin()
-    deliveries = rig.send_many(tx, large(20_000))
-    rig.exchange()
-    pipeline = tx.ending.pipeline
-    assert pipeline is not None and pipeline.bytes < 5 * MEGABYTE and pipeline.count > 50
-    assert all(not each.encoded.data for each in deliveries.batches[:50] if each.encoded is not None)
-    del deliveries
-    held = [batch for batch in tx.ending.batches() if batch is not None]
-    assert len(held) < 30
-    assert rig.commit(tx) == "committed"
-    assert len(visible(rig)) == 20_000
-
-
-def test_senders_wait_while_too_much_is_under_way(rig: TransactionRig) -> None:
-    tx = rig.begin()
-    rig.broker.plan(Produce, *[HOLD] * 10_000)
-    sending = tx.sending_many("orders", large(40_000))
-    for _ in range(400):
-        wait = next(sending)
-        for _ in wait.targets:
-            pass
-        rig.exchange()
-    pipeline = tx.ending.pipeline
-    assert pipeline is not None and BUFFER_BYTES <= pipeline.bytes < BUFFER_BYTES + 2 * MEGABYTE
-    rig.broker.plans.clear()
-    rig.broker.release()
-    rig.run(sending)
-    assert rig.commit(tx) == "committed" and len(visible(rig)) == 40_000
-
-
-def test_a_large_one_rolls_back_at_the_broker(rig: TransactionRig) -> None:
-    tx = rig.begin()
-    deliveries = rig.send_many(tx, large())
-    assert rig.rollback(tx) == "rolled_back"
-    assert rig.broker.states() == ["rolled_back"] and visible(rig) == []
-    with pytest.raises(TransactionRolledBack):
-        deliveries.result()
-
-
-def test_a_large_local_one_ends_with_its_connection_and_says_so(rig: TransactionRig) -> None:
-    tx = rig.begin()
-    rig.send_many(tx, large())
-    rig.exchange()
-    assert rig.session is not None
-    rig.broker.session_lost(rig.session)
-    rig.cut()
-    with pytest.raises(TfmqError, match="The connection was lost, and with it the transaction") as caught:
-        rig.send_many(tx, large())
-        rig.commit(tx)
-    assert caught.value.outcome == NOT_DONE
-    assert rig.rollback(tx) == "rolled_back" and visible(rig) == []
-
-
-def test_a_large_named_one_survives_its_connection(rig: TransactionRig) -> None:
-    tx = rig.begin("order-42")
-    rig.broker.plan(Produce, None, LOSE, None, CUT, LOSE)
-    payloads = large()
-    rig.send_many(tx, payloads)
-    rig.broker.plan(CommitTransaction, LOSE)
-    assert rig.commit(tx) == "committed"
-    assert visible(rig) == payloads
-
-
-def test_one_message_may_be_larger_than_a_frame(rig: TransactionRig) -> None:
-    tx = rig.begin()
-    rig.send(tx, b"small")
-    rig.send(tx, bytes(5 * MEGABYTE))
-    assert rig.commit(tx) == "committed"
-    assert [len(each) for each in visible(rig)] == [5, 5 * MEGABYTE]
-
-
-# Two phases
-
-
-def test_two_phases(rig: TransactionRig) -> None:
-    tx = rig.begin("order-42", timeout=60)
-    assert rig.requests(BeginTransaction)[0][2:5] == ("order-42", 60_000, "")
-    rig.send(tx, b"a")
-    assert rig.prepare(tx) == rig.prepare(tx) == tx.state == "prepared"
-    with pytest.raises(TransactionState):
-        rig.send(tx, b"b")
-    assert visible(rig) == []
-    assert rig.commit(tx) == rig.commit(tx) == "committed"
-    assert rig.requests(CommitTransaction)[0].one_phase is False
-    assert visible(rig) == [b"a"]
-
-
-def test_an_unprepared_one_with_a_name_commits_in_one_phase(rig: TransactionRig) -> None:
-    tx = rig.begin("order-42")
-    rig.send(tx, b"a")
-    assert rig.commit(tx) == "committed"
-    assert rig.requests(CommitTransaction)[0].one_phase is True and visible(rig) == [b"a"]
-
-
-def test_one_without_a_name_gets_it_when_it_is_prepared(rig: TransactionRig) -> None:
-    tx = rig.begin()
-    rig.send(tx, b"a")
-    assert tx.xid is None
-    assert rig.prepare(tx) == "prepared" and tx.xid == "local-1"
-    other = TransactionRig(rig.broker)
-    assert other.commit(other.resume("local-1")) == "committed"
-
-
-@pytest.mark.parametrize("plan", [[LOSE], [CUT], [Busy(), LOSE, CUT]])
-@pytest.mark.parametrize("request_", [BeginTransaction, PrepareTransaction, CommitTransaction])
-def test_every_step_may_lose_its_answer(
-    rig: TransactionRig, plan: list[str | TfmqError], request_: type
-) -> None:
-    rig.broker.plan(request_, *plan)
-    tx = rig.begin("order-42")
-    rig.send(tx, b"a")
-    assert rig.prepare(tx) == "prepared"
-    assert rig.commit(tx) == "committed"
-    assert visible(rig) == [b"a"] and rig.broker.states() == ["committed"]
-
-
-def test_a_prepare_whose_answer_never_comes_is_prepared_again_by_commit(rig: TransactionRig) -> None:
-    tx = rig.begin("order-42")
-    rig.send(tx, b"a")
-    rig.broker.plan(PrepareTransaction, SWALLOW)
-    with pytest.raises(TimedOut, match=r"producer\.resume\('order-42'\) in any process"):
-        rig.prepare(tx)
-    assert tx.state == "unknown"
-    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
-    assert rig.requests(CommitTransaction)[0].one_phase is False
-
-
-def test_a_commit_whose_answer_never_comes_can_be_found_out_elsewhere(rig: TransactionRig) -> None:
-    tx = rig.begin("order-42")
-    rig.send(tx, b"a")
-    rig.broker.plan(CommitTransaction, SWALLOW)
-    with pytest.raises(TimedOut) as caught:
-        rig.commit(tx)
-    assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
-    other = TransactionRig(rig.broker)
-    found = other.resume("order-42")
-    assert found.state == other.commit(found) == "committed"
-    with pytest.raises(TransactionCommitted):
-        rig.rollback(tx)
-    assert tx.state == "committed" and visible(rig) == [b"a"]
-
-
-def test_a_refused_prepare_leaves_it_open(rig: TransactionRig) -> None:
-    tx = rig.begin("order-42")
-    rig.send(tx, b"a")
-    rig.broker.plan(PrepareTransaction, StorageStopped("stopped", outcome=NOT_DONE))
-    with pytest.raises(StorageStopped):
-        rig.prepare(tx)
-    assert tx.state == "open"
-    rig.send(tx, b"b")
-    assert rig.prepare(tx) == "prepared" and rig.commit(tx) == "committed"
-    assert visible(rig) == [b"a", b"b"]
-
-
-def test_a_refused_commit_leaves_a_prepared_one_prepared(rig: TransactionRig) -> None:
-    tx = rig.begin("order-42")
-    rig.send(tx, b"a")
-    rig.prepare(tx)
-    rig.broker.plan(CommitTransaction, DiskFull())
-    with pytest.raises(DiskFull):
-        rig.commit(tx)
-    assert tx.state == "prepared" and rig.rollback(tx) == "rolled_back"
-
-
-def test_an_unprepared_one_whose_time_was_over_is_rolled_back(rig: TransactionRig) -> None:
-    tx = rig.begin("order-42")
-    delivery = rig.send(tx, b"a")
-    rig.run(tx.ending._sent())
-    rig.broker.transactions.clear()
-    with pytest.raises(TransactionRolledBack, match="its time was over"):
-        rig.commit(tx)
-    assert tx.state == "rolled_back" and isinstance(delivery.error(), TransactionRolledBack)
-
-
-def test_a_name_in_use_is_refused(rig: TransactionRig) -> None:
-    rig.begin("order-42")
-    with pytest.raises(TransactionExists):
-        rig.begin("order-42")
-    assert len(rig.transactions) == 1
-
-
-@pytest.mark.parametrize("by_hand", [True, False])
-def test_what_an_operator_decided_is_told(rig: TransactionRig, by_hand: bool) -> None:
-    tx = rig.begin("order-42")
-    delivery = rig.send(tx, b"a")
-    rig.prepare(tx)
-    rig.broker.by_hand(1, by_hand)
-    with pytest.raises(HeuristicOutcome) as caught:
-        rig.commit(tx)
-    assert caught.value.state == tx.state == ("heuristic_committed" if by_hand else "heuristic_rolled_back")
-    assert (delivery.error() is None) == by_hand
-    with pytest.raises(HeuristicOutcome):
-        rig.rollback(tx)
-
-
-def test_applying_is_committed_and_asked_for_again(rig: TransactionRig) -> None:
-    tx, small = rig.begin("order-42"), rig.begin()
-    delivery = rig.send(tx, b"a")
-    rig.send(small, b"b")
-    rig.broker.applying |= {"order-42", "local-2"}
-    assert rig.commit(tx) == tx.state == "applying"
-    assert delivery.result().durability == "synced"
-    assert rig.commit(small) == rig.commit(small) == "applying"
-    with pytest.raises(TransactionCommitted):
-        rig.rollback(tx)
-    rig.broker.applying.clear()
-    assert rig.commit(tx) == "committed"
 
 
 # `with`
@@ -662,12 +420,16 @@ def test_closing_rolls_back_what_is_open_and_says_so(rig: TransactionRig) -> Non
         rig.commit(small)
 
 
-def test_closing_with_nothing_open_says_nothing(rig: TransactionRig) -> None:
+def test_closing_with_nothing_open_says_nothing(
+    rig: TransactionRig, caplog: pytest.LogCaptureFixture
+) -> None:
     tx = rig.begin()
     rig.send(tx, b"x")
     rig.commit(tx)
     rig.begin()
     rig.run(rig.core.closing(5.0))
+    assert rig.requests(RollbackTransaction) == []
+    assert caplog.records == []
 
 
 def test_one_that_the_broker_forgot_is_unknown_when_taken_up(rig: TransactionRig) -> None:

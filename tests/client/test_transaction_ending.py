@@ -8,13 +8,22 @@ from tfmq.client.transaction_ending import STREAMS_TRIED
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
+    Busy,
     DiskFull,
+    HeuristicOutcome,
     SequenceGap,
+    StorageStopped,
+    TfmqError,
     TimedOut,
+    TransactionCommitted,
+    TransactionExists,
+    TransactionRolledBack,
+    TransactionState,
     UnknownProducer,
     UnknownTransaction,
 )
 from tfmq.protocol.commands import (
+    BeginTransaction,
     CommitTransaction,
     PrepareTransaction,
     Produce,
@@ -249,3 +258,139 @@ def test_an_error_that_was_not_sent_is_not_done(rig: TransactionRig) -> None:
     assert caught.value.outcome == NOT_DONE and tx.state == "open"  # type: ignore[attr-defined]
     rig.reachable = True
     assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+
+
+def test_two_phases(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42", timeout=60)
+    assert rig.requests(BeginTransaction)[0][2:5] == ("order-42", 60_000, "")
+    rig.send(tx, b"a")
+    assert rig.prepare(tx) == rig.prepare(tx) == tx.state == "prepared"
+    with pytest.raises(TransactionState):
+        rig.send(tx, b"b")
+    assert visible(rig) == []
+    assert rig.commit(tx) == rig.commit(tx) == "committed"
+    assert rig.requests(CommitTransaction)[0].one_phase is False
+    assert visible(rig) == [b"a"]
+
+
+def test_an_unprepared_one_with_a_name_commits_in_one_phase(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    assert rig.commit(tx) == "committed"
+    assert rig.requests(CommitTransaction)[0].one_phase is True and visible(rig) == [b"a"]
+
+
+def test_one_without_a_name_gets_it_when_it_is_prepared(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"a")
+    assert tx.xid is None
+    assert rig.prepare(tx) == "prepared" and tx.xid == "local-1"
+    other = TransactionRig(rig.broker)
+    assert other.commit(other.resume("local-1")) == "committed"
+
+
+@pytest.mark.parametrize("plan", [[LOSE], [CUT], [Busy(), LOSE, CUT]])
+@pytest.mark.parametrize("request_", [BeginTransaction, PrepareTransaction, CommitTransaction])
+def test_every_step_may_lose_its_answer(
+    rig: TransactionRig, plan: list[str | TfmqError], request_: type
+) -> None:
+    rig.broker.plan(request_, *plan)
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    assert rig.prepare(tx) == "prepared"
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == [b"a"] and rig.broker.states() == ["committed"]
+
+
+def test_a_prepare_whose_answer_never_comes_is_prepared_again_by_commit(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.plan(PrepareTransaction, SWALLOW)
+    with pytest.raises(TimedOut, match=r"producer\.resume\('order-42'\) in any process"):
+        rig.prepare(tx)
+    assert tx.state == "unknown"
+    assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
+    assert rig.requests(CommitTransaction)[0].one_phase is False
+
+
+def test_a_commit_whose_answer_never_comes_can_be_found_out_elsewhere(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.plan(CommitTransaction, SWALLOW)
+    with pytest.raises(TimedOut) as caught:
+        rig.commit(tx)
+    assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
+    other = TransactionRig(rig.broker)
+    found = other.resume("order-42")
+    assert found.state == other.commit(found) == "committed"
+    with pytest.raises(TransactionCommitted):
+        rig.rollback(tx)
+    assert tx.state == "committed" and visible(rig) == [b"a"]
+
+
+def test_a_refused_prepare_leaves_it_open(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.broker.plan(PrepareTransaction, StorageStopped("stopped", outcome=NOT_DONE))
+    with pytest.raises(StorageStopped):
+        rig.prepare(tx)
+    assert tx.state == "open"
+    rig.send(tx, b"b")
+    assert rig.prepare(tx) == "prepared" and rig.commit(tx) == "committed"
+    assert visible(rig) == [b"a", b"b"]
+
+
+def test_a_refused_commit_leaves_a_prepared_one_prepared(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.send(tx, b"a")
+    rig.prepare(tx)
+    rig.broker.plan(CommitTransaction, DiskFull())
+    with pytest.raises(DiskFull):
+        rig.commit(tx)
+    assert tx.state == "prepared" and rig.rollback(tx) == "rolled_back"
+
+
+def test_an_unprepared_one_whose_time_was_over_is_rolled_back(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    delivery = rig.send(tx, b"a")
+    rig.run(tx.ending._sent())
+    rig.broker.transactions.clear()
+    with pytest.raises(TransactionRolledBack, match="its time was over"):
+        rig.commit(tx)
+    assert tx.state == "rolled_back" and isinstance(delivery.error(), TransactionRolledBack)
+
+
+def test_a_name_in_use_is_refused(rig: TransactionRig) -> None:
+    rig.begin("order-42")
+    with pytest.raises(TransactionExists):
+        rig.begin("order-42")
+    assert len(rig.transactions) == 1
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_what_an_operator_decided_is_told(rig: TransactionRig, by_hand: bool) -> None:
+    tx = rig.begin("order-42")
+    delivery = rig.send(tx, b"a")
+    rig.prepare(tx)
+    rig.broker.by_hand(1, by_hand)
+    with pytest.raises(HeuristicOutcome) as caught:
+        rig.commit(tx)
+    assert caught.value.state == tx.state == ("heuristic_committed" if by_hand else "heuristic_rolled_back")
+    assert (delivery.error() is None) == by_hand
+    with pytest.raises(HeuristicOutcome):
+        rig.rollback(tx)
+
+
+def test_applying_is_committed_and_asked_for_again(rig: TransactionRig) -> None:
+    tx, small = rig.begin("order-42"), rig.begin()
+    delivery = rig.send(tx, b"a")
+    rig.send(small, b"b")
+    rig.broker.applying |= {"order-42", "local-2"}
+    assert rig.commit(tx) == tx.state == "applying"
+    assert delivery.result().durability == "synced"
+    assert rig.commit(small) == rig.commit(small) == "applying"
+    with pytest.raises(TransactionCommitted):
+        rig.rollback(tx)
+    rig.broker.applying.clear()
+    assert rig.commit(tx) == "committed"
+    assert rig.transactions.committed == 2 and rig.core.sender.sent_messages == 2, "each is counted once"

@@ -2,27 +2,32 @@
 
 import pytest
 
-from tests.client.fake_broker import CUT, LOSE, SWALLOW
-from tests.client.transaction_rig import TransactionRig, large
+from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW
+from tests.client.transaction_rig import MEGABYTE, TransactionRig, large
 from tfmq.client.stream import FLIGHT_BATCHES
 from tfmq.client.transaction import TransactionCore
-from tfmq.client.transaction_pipeline import Pipeline
+from tfmq.client.transaction_pipeline import BUFFER_BYTES, Pipeline
 from tfmq.errors import (
     NOT_DONE,
     Busy,
     SequenceGap,
     TfmqError,
     TimedOut,
+    TransactionRolledBack,
     TransactionState,
     TransactionTooLarge,
     UnknownProducer,
 )
-from tfmq.protocol.commands import BeginTransaction, LeaseProducerIds, Produce
+from tfmq.protocol.commands import BeginTransaction, CommitTransaction, LeaseProducerIds, Produce
 
 
 @pytest.fixture
 def rig() -> TransactionRig:
     return TransactionRig()
+
+
+def visible(rig: TransactionRig) -> list[bytes]:
+    return rig.broker.payloads("orders")
 
 
 def grown(rig: TransactionRig, xid: str | None = "order-42") -> tuple[TransactionCore, Pipeline]:
@@ -194,3 +199,97 @@ def test_one_that_another_process_committed_is_not_said_to_be_invisible() -> Non
     with pytest.raises(TransactionState, match="these messages are not in it") as caught:
         rig.commit(tx)
     assert "visible" not in str(caught.value) and rig.broker.payloads("orders") == [b"in time"]
+
+
+def test_one_that_outgrows_a_frame_is_begun_and_sent_while_it_grows(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    payloads = large()
+    deliveries = rig.send_many(tx, payloads)
+    rig.exchange()
+    assert len(rig.requests(BeginTransaction)) == 1 and visible(rig) == []
+    assert len(rig.requests(Produce)) > 5 and tx.xid == "local-1"
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == payloads and rig.frames() == []
+    assert {each.durability for each in deliveries.result()} == {"synced"}
+    assert sum(each.count for each in deliveries.result()) == len(payloads)
+
+
+def test_single_sends_outgrow_a_frame_too(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    payloads = large(1500)
+    for number, payload in enumerate(payloads):
+        rig.send(tx, payload, key=str(number))
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == payloads and len(rig.requests(BeginTransaction)) == 1
+
+
+def test_what_the_broker_has_is_not_held_here(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    deliveries = rig.send_many(tx, large(20_000))
+    rig.exchange()
+    pipeline = tx.ending.pipeline
+    assert pipeline is not None and pipeline.bytes < 5 * MEGABYTE and pipeline.count > 50
+    assert all(not each.encoded.data for each in deliveries.batches[:50] if each.encoded is not None)
+    del deliveries
+    held = [batch for batch in tx.ending.batches() if batch is not None]
+    assert len(held) < 30
+    assert rig.commit(tx) == "committed"
+    assert len(visible(rig)) == 20_000
+
+
+def test_senders_wait_while_too_much_is_under_way(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.broker.plan(Produce, *[HOLD] * 10_000)
+    sending = tx.sending_many("orders", large(40_000))
+    for _ in range(400):
+        wait = next(sending)
+        for _ in wait.targets:
+            pass
+        rig.exchange()
+    pipeline = tx.ending.pipeline
+    assert pipeline is not None and BUFFER_BYTES <= pipeline.bytes < BUFFER_BYTES + 2 * MEGABYTE
+    rig.broker.plans.clear()
+    rig.broker.release()
+    rig.run(sending)
+    assert rig.commit(tx) == "committed" and len(visible(rig)) == 40_000
+
+
+def test_a_large_one_rolls_back_at_the_broker(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    deliveries = rig.send_many(tx, large())
+    assert rig.rollback(tx) == "rolled_back"
+    assert rig.broker.states() == ["rolled_back"] and visible(rig) == []
+    with pytest.raises(TransactionRolledBack):
+        deliveries.result()
+
+
+def test_a_large_local_one_ends_with_its_connection_and_says_so(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send_many(tx, large())
+    rig.exchange()
+    assert rig.session is not None
+    rig.broker.session_lost(rig.session)
+    rig.cut()
+    with pytest.raises(TfmqError, match="The connection was lost, and with it the transaction") as caught:
+        rig.send_many(tx, large())
+        rig.commit(tx)
+    assert caught.value.outcome == NOT_DONE and tx.state == "open", "nothing of it may have happened"
+    assert rig.rollback(tx) == "rolled_back" and visible(rig) == []
+
+
+def test_a_large_named_one_survives_its_connection(rig: TransactionRig) -> None:
+    tx = rig.begin("order-42")
+    rig.broker.plan(Produce, None, LOSE, None, CUT, LOSE)
+    payloads = large()
+    rig.send_many(tx, payloads)
+    rig.broker.plan(CommitTransaction, LOSE)
+    assert rig.commit(tx) == "committed"
+    assert visible(rig) == payloads
+
+
+def test_one_message_may_be_larger_than_a_frame(rig: TransactionRig) -> None:
+    tx = rig.begin()
+    rig.send(tx, b"small")
+    rig.send(tx, bytes(5 * MEGABYTE))
+    assert rig.commit(tx) == "committed"
+    assert [len(each) for each in visible(rig)] == [5, 5 * MEGABYTE]

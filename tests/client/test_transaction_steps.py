@@ -52,12 +52,35 @@ def test_nothing_may_be_done_to_what_ended_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
+    ("step", "state", "sentence"),
+    [
+        (
+            "send",
+            "read_only",
+            "The transaction is over, with nothing in it: begin another one for further messages.",
+        ),
+        (
+            "send",
+            "unknown",
+            "The transaction is in doubt (a step had no answer; calling it again tells): begin",
+        ),
+        ("prepare", "rolled_back", "The transaction is rolled back: it cannot be prepared any more."),
+    ],
+)
+def test_a_refusal_reads_as_a_sentence(step: str, state: str, sentence: str) -> None:
+    with pytest.raises(TransactionError) as caught:
+        verdict(step, state)
+    assert caught.value.sentence.startswith(sentence)
+
+
+@pytest.mark.parametrize(
     ("error", "state"),
     [
         (Busy(), None),
         (TimedOut(outcome=NOT_DONE), None),
         (TimedOut(outcome=UNKNOWN), "unknown"),
         (UnknownTransaction(), "unknown"),
+        (UnknownTransaction(outcome=NOT_DONE), None),
         (StaleEpoch(), "unknown"),
         (TransactionRolledBack(), "rolled_back"),
         (TransactionCommitted(), "committed"),

@@ -140,6 +140,38 @@ def test_its_error_too_is_for_all_who_come_later(told_first: bool) -> None:
     assert isinstance(bench.told[0], OSError) and bench.refused() and bench.forces == 1
 
 
+class Interrupted(Gate):
+    """Another thread forces when the owner has half written down how a force ended."""
+
+    between: Callable[[], object] | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if self.between is not None:
+            between, self.__dict__["between"] = self.between, None
+            thread = threading.Thread(target=between)
+            thread.start()
+            thread.join(10)
+
+
+def test_its_error_is_known_before_it_stops_being_waited_for() -> None:
+    bench = Bench()
+    gate = bench.gate = Interrupted(bench.pins)
+    bench.begin()
+    bench.disk.faults.fail("force")
+    failures: list[OSError] = []
+
+    def force() -> None:
+        try:
+            gate.force(bench.file)
+        except OSError as error:
+            failures.append(error)
+
+    gate.__dict__["between"] = force
+    bench.kernel.go()
+    assert failures and bench.forces == 1 and bench.refused()
+
+
 def test_what_the_system_does_not_take_leaves_the_gate_as_it_was() -> None:
     bench = Bench()
     bench.kernel.refuses = True

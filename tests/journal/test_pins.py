@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -75,6 +76,20 @@ def test_a_close_may_use_the_pins_itself() -> None:
     file = Nested()
     pins.retire([file])
     assert file.closed == 1
+
+
+def test_a_pin_that_is_taken_back_while_files_are_told_leaves_none_open() -> None:
+    """A generator that is collected there does that."""
+    pins, files = Pins(), [Counted(), Counted()]
+
+    def told() -> Iterator[Counted]:
+        yield files[0]
+        pins.unpin()
+        yield files[1]
+
+    pins.pin()
+    pins.retire(told())
+    assert [file.closed for file in files] == [1, 1]
 
 
 def test_whoever_pins_before_he_takes_the_list_never_has_a_closed_file() -> None:

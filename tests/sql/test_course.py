@@ -237,7 +237,10 @@ def test_a_broker_that_contradicts_is_told(shop: Shop, monkeypatch: pytest.Monke
     monkeypatch.setattr(course, "perform", contradicts)
     with pytest.raises((TransactionRolledBack, HeuristicOutcome, UnknownTransaction)) as caught:
         shop.sell()
-    assert "has committed its part" in caught.value.__notes__[-1]
+    note = caught.value.__notes__[-1]
+    assert "has committed its part" in note
+    assert ("were not sent" in note) == (state != "unknown")
+    assert ("is not known" in note) == (state == "unknown")
 
 
 def test_an_operator_who_committed_it_is_no_contradiction(

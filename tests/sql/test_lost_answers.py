@@ -3,14 +3,18 @@
 What was asked for may have happened, and somebody whom the broker asks may have gone on from there.
 """
 
+from random import Random
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from tests.scale import scaled, seeded
 from tests.sql.conftest import prepared_names
-from tests.sql.test_course import Shop, Way, kill_sessions
+from tests.sql.shop import Order
+from tests.sql.test_course import STEPS, Shop, Way, kill_sessions
 from tfmq.errors import (
     NOT_DONE,
     StorageStopped,
@@ -19,7 +23,7 @@ from tfmq.errors import (
     TransactionError,
     TransactionRolledBack,
 )
-from tfmq.sql import course
+from tfmq.sql import course, decision
 from tfmq.sql.decision import decide
 from tfmq.sql.table import TABLE
 
@@ -145,3 +149,95 @@ def test_while_the_database_says_nothing_nothing_is_decided(
     monkeypatch.setattr(course, "perform", really)
     shop.settle()
     assert shop.sold
+
+
+Fault = tuple[str, bool]
+"""A step that fails, and whether behind what it does."""
+FAULTS = [
+    (name, behind) for name in (*STEPS[3:], "row decides", "broker rolls back") for behind in (False, True)
+]
+FAULTS.append(("database rolls back", True))
+"""From the first step on that leaves something behind. A rollback that is not even tried is no lost answer."""
+
+
+class Trouble:
+    """Stands for `course.perform`: some steps fail, and before the `question`-th one the broker asks somebody, whose
+    answer reaches it at once, or with `late`, when all is over. The first fault may be the user's Ctrl-C.
+    """
+
+    def __init__(self, shop: Shop, random: Random) -> None:
+        self._shop = shop
+        self._faults = random.sample(FAULTS, random.randint(0, 3))
+        self._question = random.randint(3, 9)
+        self._late = random.random() < 0.5
+        self._kind = random.choice([KeyboardInterrupt, None])
+        self.answers: list[str] = []
+        self.seen: list[str] = []
+
+    def __call__(self, step: course.Step) -> Any:
+        if len(self.seen) == self._question and self._shop.broker.state == "prepared":
+            self._ask()
+        self.seen.append(step.name)
+        self._fail((step.name, False))
+        result = step.do()
+        self._fail((step.name, True))
+        return result
+
+    def _ask(self) -> None:
+        with self._shop.way.engine.connect() as connection:
+            answer = decide(connection, TABLE, self._shop.xid, "commit")
+        if answer is not None:
+            self.answers.append(answer)
+        if not self._late:
+            self.tell()
+
+    def tell(self) -> None:
+        """The broker, what was answered. Raises, if it is too late for that."""
+        while self.answers:
+            getattr(self._shop.broker, self.answers.pop())()
+
+    def _fail(self, fault: Fault) -> None:
+        if fault not in self._faults:
+            return
+        self._faults.remove(fault)
+        kind, self._kind = self._kind, None
+        if kind is not None:
+            raise kind
+        if fault[0].startswith("broker"):
+            raise TimedOut("by the test")
+        raise OperationalError("by the test", None, Exception())
+
+    def __repr__(self) -> str:
+        return (
+            f"question before {self._question}, late {self._late}, {self.seen}, still to fail {self._faults}"
+        )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("two_phase", [False, True], ids=["one phase", "two phases"])
+def test_whatever_fails_while_somebody_else_is_asked_leaves_both_or_neither(
+    postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, two_phase: bool
+) -> None:
+    monkeypatch.setattr(decision, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(decision, "BUSY_SECONDS", 0.01)
+    really, random = course.perform, seeded("trouble", two_phase)
+    for number in range(scaled(2000)):
+        shop = Shop(Way(postgres_engine, two_phase, False))
+        trouble = Trouble(shop, random)
+        told = f"case {number}: {trouble}"
+        monkeypatch.setattr(course, "perform", trouble)
+        raised: BaseException | None = None
+        try:
+            shop.sell()
+        except (TfmqError, SQLAlchemyError, KeyboardInterrupt) as error:
+            raised = error
+        monkeypatch.setattr(course, "perform", really)
+        trouble.tell()
+        shop.settle()
+        sold = shop.sold
+        assert sold or raised is not None, f"{told}, {trouble}"
+        notes = "".join(getattr(raised, "__notes__", []))
+        known = isinstance(raised, TfmqError | SQLAlchemyError) and "not known yet" not in str(raised)
+        assert not sold or not known or "committed nevertheless" in notes, f"{told}, {trouble}, {raised!r}"
+        with postgres_engine.begin() as connection:
+            connection.execute(delete(Order))

@@ -336,8 +336,8 @@ def decided(ledger: Ledger) -> dict[int, tuple[Any, ...]]:
 
 def streams_of(ledger: Ledger) -> Any:
     """Without the times at which they were seen: what sent last bears that of the next operation, also a start's."""
-    floor, rows = ledger.streams.dump()
-    return floor, [row[:-1] for row in rows]
+    floor, rows, torn = ledger.streams.dump()
+    return floor, [row[:-1] for row in rows], torn
 
 
 def picture(ledger: Ledger) -> dict[str, Any]:

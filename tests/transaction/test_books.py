@@ -1,5 +1,8 @@
 """The books: what is done beside a record, and in which order."""
 
+import errno
+from collections.abc import Callable
+
 import pytest
 
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
@@ -113,6 +116,26 @@ def test_a_prepare_that_is_rolled_back_before_its_force_is_never_asked_about() -
     answer = Answer()
     desk.handler.await_checks("shop", 0, desk.session, answer)
     assert answer.result == []
+
+
+@pytest.mark.parametrize("step", [Desk.commit, Desk.rollback])
+def test_a_prepare_is_asked_about_although_its_refused_end_was_under_way_when_it_was_forced(
+    step: Callable[..., Answer],
+) -> None:
+    desk = Desk(queued=True, settings={"check_seconds": 1})
+    began = desk.begin("x", group="shop")
+    desk.work()
+    desk.send(began, [b"m"])
+    desk.prepare(began)
+    ended = step(desk, began, turn=False)
+    desk.disk.faults.fail("write", times=None, error=errno.ENOSPC, path=".journal")
+    desk.work()
+    assert (ended.code, desk.state(began)) == ("disk_full", "prepared")
+    desk.disk.faults.clear()
+    desk.advance(5)
+    answer = Answer()
+    desk.handler.await_checks("shop", 0, desk.session, answer)
+    assert [check.xid for check in answer.result] == ["x"]
 
 
 def test_a_start_has_everything_back_before_it_says_so() -> None:

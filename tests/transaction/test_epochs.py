@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
+from journal.entry import HEADER_SIZE
 from journal.errors import Full, Stopped
+from journal.journal_repair import repair_journal
 from journal.testing.crash import Moment
 from tests.scale import scaled
+from tests.transaction.desk import FOLDER, Desk
 from tests.transaction.stores import Store
 from tfmq.errors import Busy, DiskFull, StorageStopped
 from tfmq.transaction.epochs import AHEAD, RANGE, Epochs
@@ -124,3 +127,23 @@ def test_a_start_on_a_full_disk_gives_epochs_when_there_is_space() -> None:
     epoch = life.begin().epoch
     assert epoch >= store.ledger.epochs_end
     assert life.power_cut().begin().epoch > epoch
+
+
+def test_epochs_whose_lease_a_repair_gave_up_are_not_given_out_again() -> None:
+    """Their transactions stand behind it, or were lost with it: their owners may come with them."""
+    desk = Desk()
+    lease = desk.store.end_place
+    desk = desk.kill()
+    assert desk.store.end_place > lease, "a start leases epochs"
+    prepared, lost = desk.prepared("x"), desk.begin("lost")
+    damaged = desk.disk.crash(keep="everything")
+    path = max(f"{FOLDER}/{name}" for name in damaged.list(FOLDER) if name.endswith(".journal"))
+    content = bytearray(damaged.read_file(path))
+    at = len(content) - (desk.store.end_place - lease)
+    content[at + HEADER_SIZE] ^= 1
+    damaged.write_file(path, bytes(content))
+    assert repair_journal(damaged, FOLDER)
+    again = desk.again(damaged, desk.targets.killed())
+    assert again.state(prepared) == "prepared"
+    assert again.begin("lost").epoch > lost.epoch > prepared.epoch
+    assert again.commit(prepared).state == "committed" and again.visible() == [b"m"]

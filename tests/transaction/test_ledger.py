@@ -436,6 +436,23 @@ def test_behind_a_repair_a_record_without_its_transaction_is_left_out() -> None:
     assert ledger.groups.by_name["g"].last is not None
 
 
+def test_behind_a_repair_epochs_count_as_given_out_where_a_record_has_them() -> None:
+    life = Life(7)
+    for _ in range(3):
+        transaction = life.begin()
+        life.send(transaction)
+        life.prepare(transaction)
+    filler = Entry(KIND_FILLER, 50, 60, Filler(60), 0)
+    rest = [each for each in life.entries if isinstance(each.content, AppendMsg) or not is_lease(each)]
+    found = replayed(b"", [filler, *rest])
+    assert found.epochs_end == max(found.transactions) + 1 > 3
+
+
+def is_lease(entry: Entry) -> bool:
+    assert isinstance(entry.content, Operation)
+    return isinstance(operations.unpack(*entry.content), operations.Epochs)
+
+
 def test_times_only_go_forward_whatever_the_wall_clock_does() -> None:
     ledger = make_ledger()
     ledger.load(b"")

@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from journal.entry import KIND_FILLER, Entry, Filler
 from tests.transaction.desk import BILLS, FOLDER, ORDERS, Answer, Desk, Stream, piece
 from tests.transaction.targets import Row
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull
@@ -206,7 +207,11 @@ def test_one_whose_stream_a_power_cut_took_is_told_as_a_gap() -> None:
 def test_after_a_repair_a_gap_proves_nothing() -> None:
     """What is missing may have been lost behind the answer: then "not done" is not certain."""
     first, again = lost_behind_a_rollback(Desk(queued=True))
-    again.store._ledger.repaired = 1
+    ledger = again.store._ledger
+    ledger.apply(Entry(KIND_FILLER, again.store.end_place, 60, Filler(60), 0))
+    answer = repeat(again, first)
+    assert (answer.code, answer.failure.outcome) == ("unknown_producer", UNKNOWN)  # type: ignore[union-attr]
+    ledger.load(ledger.dump()())
     answer = repeat(again, first)
     assert (answer.code, answer.failure.outcome) == ("unknown_producer", UNKNOWN)  # type: ignore[union-attr]
 

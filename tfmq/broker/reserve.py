@@ -8,6 +8,7 @@ refused as anything else is.
 
 import logging
 from collections.abc import Callable
+from hashlib import shake_256
 from typing import Any, Final
 
 from journal.clock import Clock
@@ -78,8 +79,8 @@ class Reserve:
     def fill(self) -> int:
         """Writes what is missing of the file where the disk has room for it, and says its size, bytes.
 
-        It is forced, so that the room is really taken. After a power cut the file is as long as it is, and this
-        completes it. Raises OSError, Full.
+        It is noise, which no file system compresses, and forced, so that the room is really taken. After a power cut
+        the file is as long as it is, and this completes it. Raises OSError, Full.
         """
         exists = self._disk.exists(self._path)
         size = self._disk.size(self._path) if exists else 0
@@ -87,11 +88,11 @@ class Reserve:
             return size
         file = self._disk.open_write(self._path) if exists else self._disk.create(self._path)
         try:
-            write_all(file, [bytes(SIZE_BYTES - size)], size)
+            write_all(file, [shake_256(NAME.encode()).digest(SIZE_BYTES)[size:]], size)
             file.force()
         except Full:
-            file.truncate(0)
-            return 0
+            file.truncate(size)
+            return size
         finally:
             file.close()
         return SIZE_BYTES

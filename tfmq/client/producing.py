@@ -289,7 +289,9 @@ class ProducerCore:
             remaining = until - self.link.now()
             if remaining <= 0:
                 raise TimedOut(
-                    f"The partitions of {topic} could not be learned in {self.options.timeout:g} s."
+                    f"The partitions of {topic} could not be learned in {self.options.timeout:g} s. Try again; if"
+                    " that goes on, see `tfmq status`, or wait longer: Producer(timeout=...).",
+                    outcome="not done",
                 )
             yield Wait((lane.known,), remaining)
             if lane.error is not None:

@@ -77,6 +77,7 @@ class TransactionCore:
         self.held = False
         """Whether somebody goes on with it by its name, although nobody holds a handle on it."""
         self._why = ""
+        self._counted = False
         self._stepped = Flag()
         self._kept: set[TransactionBatch] = set()
         self._handed_out: dict[str, HandedOut] = {}
@@ -360,7 +361,9 @@ class TransactionCore:
                 batch.failed(error)
         self.ending.over()
         self._kept.clear()
-        self.home.ended(self, committed)
+        if not self._counted:
+            self._counted = True
+            self.home.ended(self, committed)
 
     def _batches(self) -> Iterator[TransactionBatch | None]:
         yield from self.ending.batches()

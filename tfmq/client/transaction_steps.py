@@ -27,7 +27,6 @@ from tfmq.errors import (
     TransactionCommitted,
     TransactionRolledBack,
     TransactionState,
-    UnknownTransaction,
 )
 
 OPEN: Final = "open"
@@ -81,6 +80,10 @@ _ENDED_OTHERWISE: Final[dict[tuple[str, str], type[TfmqError]]] = {
     (ROLLBACK, COMMITTED): TransactionCommitted,
     (ROLLBACK, APPLYING): TransactionCommitted,
 }
+_WORDS: Final = {
+    READ_ONLY: "over, with nothing in it",
+    IN_DOUBT: "in doubt (a step had no answer; calling it again tells)",
+}
 _ADVICE: Final = {
     SEND: "begin another one for further messages",
     PREPARE: "it cannot be prepared any more",
@@ -97,7 +100,7 @@ def verdict(step: str, state: str, why: str = "") -> str:
     if state == ABANDONED:
         raise Abandoned(why, outcome="not done")
     error = _ENDED_OTHERWISE.get((step, state), TransactionState)
-    words = state.replace("_", " ")
+    words = _WORDS.get(state) or state.replace("_", " ")
     raise error(why or f"The transaction is {words}: {_ADVICE[step]}.")
 
 
@@ -109,6 +112,6 @@ def state_behind(step: str, error: TfmqError) -> str | None:
         return COMMITTED
     if isinstance(error, HeuristicOutcome) and error.state in (HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK):
         return str(error.state)
-    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:
+    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:
         return IN_DOUBT
     return None

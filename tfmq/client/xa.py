@@ -7,6 +7,9 @@ without that.
 
 from __future__ import annotations
 
+from typing import Any
+
+from tfmq.client.producing import ProducerCore
 from tfmq.client.transaction import TransactionCore
 from tfmq.client.transaction_steps import OPEN, PREPARED, READ_ONLY
 from tfmq.client.transactions import Transactions, checked_xid
@@ -15,6 +18,15 @@ from tfmq.errors import TransactionState, UnknownTransaction
 from tfmq.protocol.commands import ForgetTransaction, ListTransactions
 
 RECOVERED = ["prepared", "heuristic_committed", "heuristic_rolled_back"]
+
+
+def checked_resource(producer: Any, driver: type, face: str) -> Any:
+    """`producer` itself. Raises TypeError for what is no producer of the face that has this driver."""
+    known = isinstance(getattr(producer, "_core", None), ProducerCore)
+    if known and isinstance(producer._driver, driver):
+        return producer
+    kind = producer if isinstance(producer, type) else type(producer)
+    raise TypeError(f"{face}.XAResource needs a {face}.Producer, not {kind.__module__}.{kind.__qualname__}.")
 
 
 class Branches:

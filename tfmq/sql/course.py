@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tfmq.errors import (
     NOT_DONE,
+    UNKNOWN,
     HeuristicOutcome,
     StaleEpoch,
     TfmqError,
@@ -189,7 +190,12 @@ class Sharing:
         except CONTRADICTIONS as error:
             if isinstance(error, HeuristicOutcome) and error.state == "heuristic_committed":
                 return
-            error.add_note(f"The database has committed its part of {self.xid}, the messages were not sent.")
+            messages = (
+                f"whether its messages were sent is not known (tfmq tx show {self.xid})"
+                if error.outcome == UNKNOWN
+                else "the messages were not sent"
+            )
+            error.add_note(f"The database has committed its part of {self.xid}, {messages}.")
             raise
         except TfmqError as error:
             log.warning(

@@ -53,7 +53,7 @@ def decide(
         for each in left:
             finish(connection, each.gid, prepared)
         if left:
-            if attempt:  # what was finished before is still there
+            if 0 < attempt < ATTEMPTS - 1:  # what was finished before is still there
                 _pause(connection)
             continue
         try:

@@ -29,6 +29,7 @@ READ_ONLY_REMEMBERED: Final = 10_000
 DROPS_REMEMBERED: Final = 10_000
 """Likewise how many messages a decision had for topics that were gone."""
 UNDER_WAY: Final = frozenset((states.PREPARING, states.COMMITTING, states.ROLLING_BACK))
+MAY_STAY_PREPARED: Final = frozenset((states.PREPARED, states.COMMITTING, states.ROLLING_BACK))
 TOPICS_ASKED: Final = 8
 """A producer that is asked about a transaction is told the first topics of it."""
 
@@ -168,8 +169,8 @@ class Books:
 
     def _surely_prepared(self, transaction: Transaction, error: BaseException | None) -> None:
         """Nobody is asked before the record is on the disk: who then commits his own part for it would be alone with
-        that after a power cut."""
-        if error is None and transaction.state == states.PREPARED:
+        that after a power cut. An end that is under way may still be refused; one that is not ends the asking, too."""
+        if error is None and transaction.state in MAY_STAY_PREPARED:
             self._watch(transaction)
 
     def _watch(self, transaction: Transaction) -> None:

@@ -113,6 +113,7 @@ class Ledger:
             self.message(entry.place, content)
         elif isinstance(content, Filler):
             self.repaired += 1
+            self.streams.torn = True
             self.outcomes.lost()
             self.local_outcomes.lost()
         else:
@@ -124,11 +125,9 @@ class Ledger:
         if moved_from:
             return self._moved(place, epoch, moved_from)
         missing = self.streams.sent(producer_id, epoch, sequence, count)
-        transaction = self.transactions.get(epoch)
-        if transaction is None:
-            if self.holds is not None:
-                return None
-            transaction = self._add(Transaction(epoch, NOBODY))
+        if self.holds is not None and epoch not in self.transactions:
+            return None
+        transaction = self._found(epoch)
         if missing and self.repaired:
             self._lose(transaction, missing)
         size = len(data)
@@ -240,7 +239,8 @@ class Ledger:
         return transaction
 
     def _found(self, epoch: int) -> Transaction:
-        """The transaction; made here if a start finds nothing of it before."""
+        """The transaction; made here if a start finds nothing of it before, maybe not even the lease of its epoch."""
+        self.epochs_end = max(self.epochs_end, epoch + 1)
         return self.transactions.get(epoch) or self._add(Transaction(epoch, NOBODY))
 
     def _known(self, epochs: Iterable[int]) -> list[Transaction]:

@@ -138,6 +138,8 @@ class JournalTransactionStore(Recording):
     def _start(self) -> None:
         self.dropped = self._ledger.recovered(Holds(self._journal))
         first = self._ledger.epochs_end
+        if self._ledger.repaired:
+            first += RANGE  # of one that is lost nobody knows which were given out
         lease = self._epochs_operation(first + RANGE)
         try:
             (place,) = self._journal.append([entry.Operation(*operations.pack(lease))])
@@ -212,8 +214,8 @@ class JournalTransactionStore(Recording):
 
     @property
     def repaired(self) -> bool:
-        """Whether a start has found that a repair lost some of the journal: what is not there may have been."""
-        return self._ledger.repaired > 0
+        """Whether a repair lost some of the journal, ever: what is not there may have been."""
+        return self._ledger.streams.torn
 
     # After the decision
 

@@ -71,6 +71,8 @@ class Streams:
     def clear(self) -> None:
         """Nothing, as before the first entry."""
         self.floor = 0
+        self.torn = False
+        """Whether a repair of the journal gave up records, ever: what is not here may have been."""
         self._streams: OrderedDict[int, Stream] = OrderedDict()
         self._staged: dict[int, tuple[int, int, int]] = {}
         """Producer id -> (epoch, first sequence of it, next sequence), where records are queued."""
@@ -231,12 +233,13 @@ class Streams:
             (id, s.next, s.begin, s.begin_epoch, s.number, s.epoch, s.state, s.seen_ms)
             for id, s in self._streams.items()
         ]
-        return (self.floor, rows)
+        return (self.floor, rows, self.torn)
 
     def load(self, fields: Sequence[Any]) -> None:
         """Starts from what `dump` gave. Raises ValueError or TypeError if it is none."""
         self.clear()
         self.floor, rows = fields[:2]
+        self.torn = bool(fields[2]) if len(fields) > 2 else True
         for id, *row in rows:
             stream = self._streams[id] = Stream()
             stream.next, stream.begin, stream.begin_epoch, stream.number = row[:4]

@@ -149,6 +149,14 @@ TRANSACTION_BOOKS: Final = (
         [BOOKS],
     ),
     Mutant(
+        "never-asked-behind-an-end-that-was-refused",
+        "a transaction whose end was refused is asked about, whenever its prepare was forced",
+        "tfmq/transaction/books.py",
+        "        if error is None and transaction.state in MAY_STAY_PREPARED:\n",
+        "        if error is None and transaction.state == states.PREPARED:\n",
+        [BOOKS],
+    ),
+    Mutant(
         "asked-about-once",
         "a transaction is asked about again until it ends",
         "tfmq/transaction/checks.py",

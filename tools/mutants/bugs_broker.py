@@ -277,6 +277,22 @@ ROOM: Final = (
         [RESERVE],
     ),
     Mutant(
+        "reserve-given-away-where-it-cannot-grow",
+        "room for deletions that cannot be made whole again stays as it is",
+        "tfmq/broker/reserve.py",
+        "            file.truncate(size)\n            return size\n",
+        "            file.truncate(0)\n            return 0\n",
+        [RESERVE],
+    ),
+    Mutant(
+        "reserve-of-nothing-but-zeros",
+        "room for deletions is really taken, where a file system compresses, too",
+        "tfmq/broker/reserve.py",
+        "[shake_256(NAME.encode()).digest(SIZE_BYTES)[size:]]",
+        "[bytes(SIZE_BYTES - size)]",
+        [RESERVE],
+    ),
+    Mutant(
         "reserve-never-made-again",
         "the room for deletions is made again while the broker runs",
         "tfmq/broker/catalog.py",

@@ -13,6 +13,7 @@ DECODER: Final = "tests/client/test_decoder.py"
 FETCHER: Final = "tests/client/test_fetcher.py"
 POSITIONS: Final = "tests/client/test_positions.py"
 CONSUMING: Final = "tests/client/test_consuming.py"
+START: Final = "tests/client/test_start.py"
 STORAGE: Final = "tests/client/test_offset_storage.py"
 MEMBERSHIP: Final = "tests/client/test_membership.py"
 PROMISES: Final = "tests/client/test_promises.py"
@@ -244,7 +245,7 @@ READING: Final = (
         "tfmq/client/fetcher.py",
         "        if not messages and following.offset <= feed.place.offset:\n",
         "        if not messages:\n",
-        [FETCHER, CONSUMING],
+        [FETCHER, CONSUMING, START],
     ),
     Mutant(
         "seek-does-not-void-what-is-under-way",
@@ -284,7 +285,7 @@ READING: Final = (
         "tfmq/client/consuming.py",
         '        if self.options.commits == "before":\n            return (yield from self._saved_first(1))\n',
         "",
-        [CONSUMING],
+        [CONSUMING, START],
     ),
     Mutant(
         "uncommitted-saved-with-manual-commits",
@@ -325,7 +326,7 @@ READING: Final = (
         "tfmq/client/assignment.py",
         "            if kept is not None and kept.incarnation == incarnation:\n",
         "            if kept is not None:\n",
-        ["tests/client/test_assignment.py", CONSUMING],
+        ["tests/client/test_assignment.py", CONSUMING, START],
     ),
     Mutant(
         "offset-file-not-forced",

@@ -7,6 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 CORE: Final = "tests/client/test_transaction.py"
+ENDING: Final = "tests/client/test_transaction_ending.py"
 BATCH: Final = "tests/client/test_transaction_batch.py"
 CHECKS: Final = "tests/client/test_transaction_checks.py"
 GATHERING: Final = "tests/client/test_transaction_gathering.py"
@@ -22,7 +23,7 @@ _WAY: Final = (
         "tfmq/client/transaction_pipeline.py",
         "        self._queue.extendleft(batch for batch, _ in reversed(self._flight))\n",
         "        self._queue.extend(batch for batch, _ in self._flight)\n",
-        [PIPELINE, CORE],
+        [PIPELINE, CORE, ENDING],
     ),
     Mutant(
         "batch-of-no-transaction",
@@ -30,7 +31,7 @@ _WAY: Final = (
         "tfmq/client/transaction_pipeline.py",
         "            batch.due,\n            self.epoch,\n",
         "            batch.due,\n            None,\n",
-        [PIPELINE, CORE],
+        [PIPELINE, CORE, ENDING],
     ),
     Mutant(
         "local-begin-repeated-over-a-new-connection",
@@ -38,7 +39,7 @@ _WAY: Final = (
         "tfmq/client/transaction_pipeline.py",
         "unattended=True, repeat=named)",
         "unattended=True, repeat=True)",
-        [PIPELINE, CORE],
+        [PIPELINE, CORE, ENDING],
     ),
     Mutant(
         "transactions-of-any-size-in-memory",
@@ -46,7 +47,7 @@ _WAY: Final = (
         "tfmq/client/transaction_pipeline.py",
         "        return self.bytes < BUFFER_BYTES\n",
         "        return True\n",
-        [PIPELINE, CORE],
+        [PIPELINE, CORE, ENDING],
     ),
     Mutant(
         "pipeline-s-stream-given-back-with-a-flight",
@@ -54,7 +55,7 @@ _WAY: Final = (
         "tfmq/client/transaction_pipeline.py",
         "        if stream is not None and not self._flight and self.failure is None:\n",
         "        if stream is not None:\n",
-        [PIPELINE, CORE],
+        [PIPELINE, CORE, ENDING],
     ),
     Mutant(
         "landed-batch-counted-as-under-way",
@@ -62,7 +63,7 @@ _WAY: Final = (
         "tfmq/client/transaction_pipeline.py",
         "            self._flight_bytes -= batch.size_bytes\n            self.bytes -= batch.size_bytes\n",
         "            self._flight_bytes -= batch.size_bytes\n",
-        [PIPELINE, CORE],
+        [PIPELINE, CORE, ENDING],
     ),
     Mutant(
         "stream-used-after-the-broker-forgot-it",
@@ -78,7 +79,7 @@ _WAY: Final = (
         "tfmq/client/transaction_streams.py",
         "        batch.number(self.producer_id, self.sequence)\n        self.sequence += batch.count\n",
         "        batch.number(self.producer_id, self.sequence)\n        self.sequence += 1\n",
-        [STREAMS, PIPELINE, CORE],
+        [STREAMS, PIPELINE, CORE, ENDING],
     ),
     Mutant(
         "bytes-kept-after-the-broker-has-them",
@@ -86,7 +87,7 @@ _WAY: Final = (
         "tfmq/client/transaction_batch.py",
         "            self.encoded = Encoded(bytearray(), [], encoded.record_size, ends)\n",
         "            self.encoded = Encoded(encoded.data, [], encoded.record_size, ends)\n",
-        [BATCH, CORE],
+        [BATCH, CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "place-told-that-is-not-known",
@@ -94,7 +95,7 @@ _WAY: Final = (
         "tfmq/client/transaction_batch.py",
         "        return super().offset_of(index) if index < self.first_count else None\n",
         "        return super().offset_of(index)\n",
-        [BATCH, CORE],
+        [BATCH, CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "topic-made-anew-gets-the-rest",
@@ -102,7 +103,7 @@ _WAY: Final = (
         "tfmq/client/transaction_gathering.py",
         "        self._topics[name] = lane.topic\n",
         "",
-        [GATHERING, CORE],
+        [GATHERING, CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "put-back-behind-what-came-later",
@@ -118,7 +119,7 @@ _WAY: Final = (
         "tfmq/client/transaction_gathering.py",
         "        if shared.get(batch.topic) is batch:\n            del shared[batch.topic]\n",
         "",
-        [GATHERING, CORE],
+        [GATHERING, CORE, ENDING, PIPELINE],
     ),
 )
 
@@ -195,7 +196,7 @@ _BESIDE: Final = (
         "tfmq/client/transaction.py",
         "        if self.state not in SUCCEEDED:\n            return []\n",
         "        if self.state not in SETTLED:\n            return []\n",
-        [OFFSETS, CORE],
+        [OFFSETS, CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "branch-prepared-while-work-goes-on",

@@ -23,17 +23,15 @@ _TAKEN: Final = (
         "tfmq/client/transaction_steps.py",
         "    (COMMIT, IN_DOUBT): GO,\n",
         "    (COMMIT, IN_DOUBT): GO,\n    (COMMIT, ROLLED_BACK): DONE,\n",
-        [STEPS, CORE],
+        [STEPS, CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "unknown-answer-called-rolled-back",
         "a step whose answer did not come is unknown, and nothing else",
         "tfmq/client/transaction_steps.py",
-        "    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:\n"
-        "        return IN_DOUBT\n",
-        "    if isinstance(error, UnknownTransaction | StaleEpoch) or error.outcome == UNKNOWN:\n"
-        "        return ROLLED_BACK\n",
-        [STEPS, CORE],
+        "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n        return IN_DOUBT\n",
+        "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n        return ROLLED_BACK\n",
+        [STEPS, CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "operator-s-word-forgotten",
@@ -41,7 +39,7 @@ _TAKEN: Final = (
         "tfmq/client/transaction_steps.py",
         "        return str(error.state)\n",
         "        return None\n",
-        [STEPS, CORE],
+        [STEPS, CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "commit-interrupted-called-open",
@@ -49,7 +47,7 @@ _TAKEN: Final = (
         "tfmq/client/transaction.py",
         "            self._move(IN_DOUBT if self.ending.asked else self._still(before), None)\n",
         "            self._move(before, None)\n",
-        [CORE],
+        [CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "sends-go-on-beside-a-commit",
@@ -57,7 +55,7 @@ _TAKEN: Final = (
         "tfmq/client/transaction.py",
         "        self.shared.clear()  # nothing is sent the short way meanwhile\n",
         "",
-        [CORE, ALL],
+        [CORE, ENDING, PIPELINE, ALL],
     ),
     Mutant(
         "two-steps-at-a-time",
@@ -65,7 +63,7 @@ _TAKEN: Final = (
         "tfmq/client/transaction.py",
         "        while self.state in STEPPING:\n            yield Wait((self._stepped,))\n        if verdict",
         "        if verdict",
-        [CORE],
+        [CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "unknown-without-advice",
@@ -73,7 +71,7 @@ _TAKEN: Final = (
         "tfmq/client/transaction.py",
         "        if error.outcome != UNKNOWN:\n            return error\n",
         "        if error.outcome:\n            return error\n",
-        [CORE],
+        [CORE, ENDING, PIPELINE],
     ),
 )
 
@@ -86,7 +84,7 @@ _ENDS: Final = (
         "                    yield from self.rolling_back(LEAVE_SECONDS)\n",
         "        elif self.state == OPEN:\n            try:\n                with suppress(TfmqError):\n"
         "                    yield from self.committing()\n",
-        [CORE, "tests/test_transactions.py"],
+        [CORE, ENDING, PIPELINE, "tests/test_transactions.py"],
     ),
     Mutant(
         "prepared-rolled-back-by-an-exception",
@@ -94,7 +92,7 @@ _ENDS: Final = (
         "tfmq/client/transaction.py",
         "        elif self.state == OPEN:\n            try:\n",
         "        elif self.state in (OPEN, PREPARED):\n            try:\n",
-        [CORE, "tests/test_transactions.py"],
+        [CORE, ENDING, PIPELINE, "tests/test_transactions.py"],
     ),
     Mutant(
         "prepared-rolled-back-by-closing",
@@ -102,7 +100,7 @@ _ENDS: Final = (
         "tfmq/client/transaction.py",
         "        if self.state != OPEN:\n            return False\n        lost = ",
         "        if self.state not in (OPEN, PREPARED):\n            return False\n        lost = ",
-        [CORE, ALL],
+        [CORE, ENDING, PIPELINE, ALL],
     ),
     Mutant(
         "failed-commit-delivers",
@@ -110,7 +108,7 @@ _ENDS: Final = (
         "tfmq/client/transaction.py",
         "        committed = self.state in SUCCEEDED\n        if not committed and error is None:\n",
         "        committed = self.state in SETTLED\n        if not committed and error is None:\n",
-        [CORE],
+        [CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "placed-by-the-next-batch",
@@ -118,7 +116,7 @@ _ENDS: Final = (
         "tfmq/client/transaction.py",
         "        offsets = iter(self.ending.placed)\n",
         "        offsets = iter(self.ending.placed[1:])\n",
-        [CORE],
+        [CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "forked-child-ends-its-parent-s",
@@ -126,7 +124,7 @@ _ENDS: Final = (
         "tfmq/client/transactions.py",
         "            transaction.abandon()\n",
         "            transaction.drop(None)\n",
-        [CORE, ALL],
+        [CORE, ENDING, PIPELINE, ALL],
     ),
     Mutant(
         "forgotten-transaction-stays",
@@ -134,7 +132,7 @@ _ENDS: Final = (
         "tfmq/client/transactions.py",
         '                transaction.drop(None, "The transaction was given up, so it was rolled back.")\n',
         "                transaction.ending.halt()\n",
-        [CORE, HANDLE, ALL],
+        [CORE, ENDING, PIPELINE, HANDLE, ALL],
     ),
     Mutant(
         "held-branch-swept-away",
@@ -150,7 +148,7 @@ _ENDS: Final = (
         "tfmq/client/transactions.py",
         "        if lost:\n            raise TransactionRolledBack(LOST.format(lost))\n",
         "",
-        [CORE, ALL],
+        [CORE, ENDING, PIPELINE, ALL],
     ),
     Mutant(
         "rollback-without-a-request",
@@ -158,7 +156,7 @@ _ENDS: Final = (
         "tfmq/client/transaction_ending.py",
         "            self._link.call(request, seconds=LET_GO_SECONDS, unattended=True)\n",
         "            del request\n",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
 )
 
@@ -169,7 +167,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "        if self.framed:\n            raise TransactionState(",
         "        if self.framed and self.begun:\n            raise TransactionState(",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "frame-repeated-under-another-number",
@@ -177,7 +175,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         '            if error.outcome == "not done":\n                self._stream = None\n',
         "            self._stream = None\n",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "frame-not-put-back",
@@ -185,7 +183,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "            if not done:\n                self._gathering.put_back(batches)\n",
         "            pass\n",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "frame-s-stream-keeps-its-sequence",
@@ -193,7 +191,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "        stream.sequence += sum(batch.count for batch in batches)\n",
         "",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "frame-numbered-as-the-last-one",
@@ -201,7 +199,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "                stream = yield from streams.leasing(until)\n            stream.number += 1\n",
         "                stream = yield from streams.leasing(until)\n            stream.number = 1\n",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "strange-stream-believed-after-a-repeat",
@@ -209,7 +207,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "(isinstance(call.error, STRANGE) and call.sends == 1)",
         "isinstance(call.error, STRANGE)",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "unknown-commit-called-rolled-back",
@@ -217,7 +215,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "isinstance(call.error, UnknownTransaction) and",
         "isinstance(call.error, UnknownTransaction) or False and",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "commit-of-a-prepared-one-in-one-phase",
@@ -225,7 +223,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "            self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._rows()\n",
         "            self.xid, self.epoch, True, False, [] if self.prepared else self._rows()\n",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "prepare-does-not-wait-for-its-messages",
@@ -249,7 +247,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, self._rows())\n",
         "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, [])\n",
-        [ENDING, CORE, OFFSETS],
+        [ENDING, CORE, PIPELINE, OFFSETS],
     ),
     Mutant(
         "named-rollback-without-an-answer-called-done",
@@ -257,7 +255,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_ending.py",
         "        return lost and not self._beginning.xid and not self._prepare_sent\n",
         "        return lost\n",
-        [ENDING, CORE],
+        [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "frame-of-any-size",
@@ -289,7 +287,7 @@ _REQUESTS: Final = (
         "tfmq/client/transaction_asking.py",
         "        finally:\n            link.abandon(call)\n",
         "        finally:\n            pass\n",
-        [ASKING, CORE],
+        [ASKING, CORE, ENDING, PIPELINE],
     ),
 )
 

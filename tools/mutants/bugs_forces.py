@@ -235,6 +235,14 @@ FORCES: Final = (
         [GATE, FORCE],
     ),
     Mutant(
+        "error-of-the-kernel-s-force-known-too-late",
+        "a worker that does not wait for the kernel's force any more finds its error",
+        "journal/gate.py",
+        "        if error is not None:\n            self._error = self._error or error\n",
+        "        self._flight = None\n        if error is not None:\n            self._error = self._error or error\n",
+        [GATE],
+    ),
+    Mutant(
         "file-closed-under-the-kernel-s-force",
         "a file that is being forced is not closed",
         "journal/gate.py",

@@ -14,11 +14,12 @@ GROUP_COMMITS: Final = "tests/transaction/test_group_commits.py"
 HANDLER: Final = "tests/transaction/test_handler.py"
 HAZARDS: Final = "tests/transaction/test_hazards.py"
 LISTING: Final = "tests/transaction/test_listing.py"
+OUTCOMES: Final = "tests/transaction/test_outcomes.py"
 PREPARING: Final = "tests/transaction/test_preparing.py"
+TRANSACTING: Final = "tests/transaction/test_transacting.py"
 REFUSALS: Final = "tests/transaction/test_refusals.py"
 STATES: Final = "tests/transaction/test_states.py"
 STEPS: Final = "tests/transaction/test_steps.py"
-TRANSACTING: Final = "tests/transaction/test_transacting.py"
 
 HANDLING: Final = (
     Mutant(
@@ -260,5 +261,61 @@ HANDLING: Final = (
         "            if len(rows) == limit:\n",
         "            if len(rows) == limit - 1:\n",
         [LISTING],
+    ),
+    Mutant(
+        "gap-told-for-sure-behind-a-repair",
+        "after a repair that lost records a gap proves nothing",
+        "tfmq/transaction/transacting.py",
+        "        if self._store.repaired:\n",
+        "        if self._store.repaired and found < 0:\n",
+        [TRANSACTING],
+    ),
+    Mutant(
+        "epochs-of-a-lost-lease-given-out-again",
+        "no epoch is given out twice, whatever a repair gave up",
+        "tfmq/transaction/store.py",
+        "            first += RANGE  #",
+        "            first += 0  #",
+        ["tests/transaction/test_epochs.py"],
+    ),
+    Mutant(
+        "epochs-behind-a-lost-lease-not-seen",
+        "no epoch is given out twice, whatever a repair gave up",
+        "tfmq/transaction/ledger.py",
+        "        self.epochs_end = max(self.epochs_end, epoch + 1)\n",
+        "",
+        ["tests/transaction/test_ledger.py"],
+    ),
+    Mutant(
+        "repair-forgotten-by-the-next-snapshot",
+        "after a repair that lost records a gap proves nothing, behind any number of starts",
+        "tfmq/transaction/streams.py",
+        "        return (self.floor, rows, self.torn)\n",
+        "        return (self.floor, rows, False)\n",
+        [TRANSACTING],
+    ),
+    Mutant(
+        "forgotten-local-one-called-rolled-back",
+        "a local transaction is told as rolled back only while no outcome of its time is forgotten",
+        "tfmq/transaction/store.py",
+        "        given = self._ledger.local_outcomes.forgotten < epoch < self._ledger.epochs_end\n",
+        "        given = 0 < epoch < self._ledger.epochs_end\n",
+        [ENDING, OUTCOMES],
+    ),
+    Mutant(
+        "epoch-never-given-called-rolled-back",
+        "an epoch that was never given out is unknown, not rolled back",
+        "tfmq/transaction/store.py",
+        "        given = self._ledger.local_outcomes.forgotten < epoch < self._ledger.epochs_end\n",
+        "        given = self._ledger.local_outcomes.forgotten < epoch\n",
+        [ENDING, HANDLER],
+    ),
+    Mutant(
+        "outcomes-lost-by-a-repair-are-sure",
+        "after a repair nobody is told that a local transaction was rolled back that may have been committed",
+        "tfmq/transaction/outcomes.py",
+        "        self.forgotten = EVERYTHING\n\n    def leased",
+        "        self.forgotten = 0\n\n    def leased",
+        [ENDING, OUTCOMES],
     ),
 )

@@ -319,4 +319,15 @@ APPENDS_AND_READS: Final = (
     ),
 )
 
-JOURNAL: Final = CHECKS + APPENDS_AND_READS
+ROLLS: Final = (
+    Mutant(
+        "segment-of-a-roll-cut-short-used-without-its-name",
+        "what is forced behind a roll that was cut short survives a power cut",
+        "journal/opening.py",
+        "                self._disk.force_folder(self._folder)\n            self._force_again(forced)",
+        "                pass\n            self._force_again(forced)",
+        ["tests/issues/test_roll_cut_short.py"],
+    ),
+)
+
+JOURNAL: Final = CHECKS + APPENDS_AND_READS + ROLLS

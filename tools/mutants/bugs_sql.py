@@ -8,8 +8,8 @@ from tools.mutants.mutant import Mutant
 
 ASKING: Final = "tests/sql/test_asking.py"
 BROKER: Final = "tests/sql/test_broker.py"
+LOST: Final = "tests/sql/test_lost_answers.py"
 COURSE: Final = "tests/sql/test_course.py"
-LOST_ANSWERS: Final = "tests/sql/test_lost_answers.py"
 DATABASE: Final = "tests/sql/test_database.py"
 DECISION: Final = "tests/sql/test_decision.py"
 JOINING: Final = "tests/sql/test_joining.py"
@@ -50,7 +50,7 @@ SQL: Final = (
         '            error.add_note(f"Besides: {failure}")\n            return None\n',
         '            error.add_note(f"Besides: {failure}")\n            return "rollback"\n',
         [
-            LOST_ANSWERS + "::test_while_the_database_says_nothing_nothing_is_decided",
+            LOST + "::test_while_the_database_says_nothing_nothing_is_decided",
             COURSE + "::test_a_step_that_fails_leaves_both_or_neither",
         ],
     ),

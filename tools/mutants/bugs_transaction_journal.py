@@ -117,8 +117,8 @@ _WRITING: Final = (
         "journal-forgets-an-error-of-the-kernel-s-force",
         "a force that failed is never tried again",
         "journal/gate.py",
-        "        self._error = self._error or error\n",
-        "",
+        "            self._error = self._error or error\n",
+        "            self._flight = None\n",
         [KEEPER, GATE],
     ),
     Mutant(
@@ -219,6 +219,14 @@ _CHECKPOINTS: Final = (
         "            if self._count:\n                return\n",
         "",
         [PINS, FILES, STORE],
+    ),
+    Mutant(
+        "file-left-open-by-a-pin-taken-back-meanwhile",
+        "a file that left the set is closed, whatever else happens in that moment",
+        "journal/pins.py",
+        "        gone = list(files)",
+        "        gone = files",
+        [PINS],
     ),
 )
 

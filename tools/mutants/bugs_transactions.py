@@ -17,6 +17,7 @@ TORN: Final = f"{MATRIX}::test_a_torn_record_at_any_point_leaves_all_or_nothing"
 INPUT_OUTPUT: Final = f"{MATRIX}::test_an_input_output_error_at_any_point_leaves_all_or_nothing"
 REPEATED: Final = f"{MATRIX}::test_recovery_once_twice_and_ten_times_finds_the_same"
 INTERRUPTED: Final = f"{MATRIX}::test_a_recovery_that_is_killed_changes_nothing"
+PREPARING: Final = "tests/transaction/test_preparing.py"
 SIMULATION: Final = "tests/transaction/test_simulation.py"
 
 MANY: Final = 0.1
@@ -38,7 +39,8 @@ DECISIONS: Final = (
         "tfmq/transaction/preparing.py",
         "self._store.when_forced(place, partial(answer, done, Prepared(states.PREPARED, expires_ms)))",
         "answer(done, Prepared(states.PREPARED, expires_ms), None)",
-        [POWER, SIMULATION],
+        # The rigs have no moment between this answer and the force, which the same turn asks for: the desk has.
+        [PREPARING, POWER, SIMULATION],
         MANY,
     ),
     Mutant(

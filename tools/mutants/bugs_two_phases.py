@@ -7,7 +7,8 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 from tools.rigs.postgresql import programs
 
-LOST_ANSWERS: Final = "tests/sql/test_lost_answers.py"
+COURSE: Final = "tests/sql/test_course.py"
+LOST: Final = "tests/sql/test_lost_answers.py"
 DECISION: Final = "tests/sql/test_decision.py"
 JOINING: Final = "tests/sql/test_joining.py"
 LEFTOVERS: Final = "tests/sql/test_leftovers.py"
@@ -21,7 +22,7 @@ _TWO_PHASES: Final = (
         "tfmq/sql/course.py",
         '                decision = yield from self._settle("rollback", error)\n                if decision',
         '                decision = "rollback"\n                if decision',
-        [LOST_ANSWERS + "::test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_committed"],
+        [LOST + "::test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_committed"],
     ),
     Mutant(
         "unprepared-part-left-in-the-database",
@@ -29,7 +30,7 @@ _TWO_PHASES: Final = (
         "tfmq/sql/course.py",
         "            if self.part.may_be_prepared:\n",
         "            if self.part.may_be_prepared and not self.part.two_phase:\n",
-        [LOST_ANSWERS + "::test_a_prepare_whose_answer_is_lost_keeps_no_locks"],
+        [LOST + "::test_a_prepare_whose_answer_is_lost_keeps_no_locks"],
     ),
     Mutant(
         "row-looked-at-before-what-is-prepared",

@@ -108,11 +108,15 @@ class Client:
 
 
 class Follower(threading.Thread):
-    """Reads along all the time, through every death of the server."""
+    """Reads along all the time, through every death of the server.
 
-    def __init__(self, address: str) -> None:
+    With `cuts` a read may fail: for a moment the server lives on a disk that is gone.
+    """
+
+    def __init__(self, address: str, *, cuts: bool = False) -> None:
         super().__init__(daemon=True)
-        self.address, self.halt = address, threading.Event()
+        self.address, self.halt, self.cuts = address, threading.Event(), cuts
+        self.refused_reads = 0
         self.seen: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.failure: BaseException | None = None
 
@@ -122,10 +126,20 @@ class Follower(threading.Thread):
                 self.address, topics=[topic for topic, _ in TARGETS], start="earliest"
             ) as consumer:
                 while not self.halt.is_set():
-                    for message in consumer.poll(timeout=0.5, max_messages=5_000):
-                        self.seen[message.topic, message.partition].append(message.payload or b"")
+                    self._read(consumer)
         except BaseException as error:  # the rig reports it as a fault
             self.failure = error
+
+    def _read(self, consumer: tfmq.Consumer) -> None:
+        try:
+            messages = consumer.poll(timeout=0.5, max_messages=5_000)
+        except tfmq.ServerError:
+            if not self.cuts:
+                raise
+            self.refused_reads += 1
+            return
+        for message in messages:
+            self.seen[message.topic, message.partition].append(message.payload or b"")
 
 
 class Rig:
@@ -177,7 +191,7 @@ class Rig:
         self.start()
         try:
             self.prepare()
-            follower = Follower(self.server.address)
+            follower = Follower(self.server.address, cuts=image is not None)
             follower.start()
             workers = [
                 Client(number, self.server.address, self.outcome.seed, self.folder)
