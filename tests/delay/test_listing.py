@@ -94,9 +94,7 @@ def test_counts_between_edges_are_exact() -> None:
     for keys in (None, lambda key: key == BILLS):
         wanted = [each for each in left if keys is None or keys(each.key)]
         found = desk.histogram(edges, keys)
-        counts = [
-            len([1 for each in wanted if low <= each.due < high]) for low, high in pairwise(edges)
-        ]
+        counts = [len([1 for each in wanted if low <= each.due < high]) for low, high in pairwise(edges)]
         assert (found.counts, found.pending) == (counts, len(wanted))
 
 

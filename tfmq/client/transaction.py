@@ -36,6 +36,7 @@ from tfmq.client.transaction_steps import (
     UNDER_WAY,
     state_behind,
     verdict,
+    with_advice,
 )
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.errors import (
@@ -243,7 +244,7 @@ class TransactionCore:
             state = yield from work()
         except TfmqError as error:
             self._note(error)
-            told = self._told(error)
+            told = with_advice(error, self.xid if self.ending.begun else None)
             self._move(state_behind(step, error) or self._still(before), told)
             raise told from error
         except BaseException:
@@ -267,17 +268,6 @@ class TransactionCore:
     def _note(self, error: TfmqError) -> None:
         if isinstance(error, UnknownTopic):
             self.gathering.forget_topics()
-
-    def _told(self, error: TfmqError) -> TfmqError:
-        """The error, with what to do where nobody knows whether it happened."""
-        if error.outcome != UNKNOWN:
-            return error
-        again = "calling it again tells, and cannot do it twice"
-        if self.ending.begun and self.xid is not None:
-            again = f"calling it again tells, or producer.resume({self.xid!r}) in any process"
-        told = type(error)(f"{error.sentence} Whether it happened is not known: {again}.", outcome=UNKNOWN)
-        told.details = error.details
-        return told
 
     # The end
 

@@ -115,3 +115,15 @@ def state_behind(step: str, error: TfmqError) -> str | None:
     if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:
         return IN_DOUBT
     return None
+
+
+def with_advice(error: TfmqError, xid: str | None) -> TfmqError:
+    """The error of a step, with what to do where nobody knows whether it happened; `xid` if anybody can resume it."""
+    if error.outcome != UNKNOWN:
+        return error
+    again = "calling it again tells, and cannot do it twice"
+    if xid is not None:
+        again = f"calling it again tells, or producer.resume({xid!r}) in any process"
+    told = type(error)(f"{error.sentence} Whether it happened is not known: {again}.", outcome=UNKNOWN)
+    told.details = error.details
+    return told
