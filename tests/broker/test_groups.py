@@ -49,7 +49,7 @@ def test_a_member_whose_connection_is_gone_is_replaced_at_once_and_fenced(broker
 def test_a_silent_member_is_replaced_after_its_session_time(broker: Broker) -> None:
     first = broker.ask(JoinGroup("billing", "", ["orders"], 5000))
     broker.advance(4)
-    assert broker.ask(Heartbeat("billing", first.member, first.generation)).rebalance is False
+    assert broker.ask(Heartbeat("billing", first.member, first.generation, [])).assigned is None
     broker.advance(4)
     assert broker.join().code == "not_allowed"
     broker.advance(1.1)
@@ -60,7 +60,7 @@ def test_a_member_comes_back_if_nobody_took_over(broker: Broker) -> None:
     session, again = Session(), Session()
     first = broker.join(session=session)
     session.close()
-    assert broker.ask(Heartbeat("billing", first.member, first.generation), session=again).code == "ok"
+    assert broker.ask(Heartbeat("billing", first.member, first.generation, []), session=again).code == "ok"
     assert broker.join(session=Session()).code == "not_allowed"
     assert broker.commit(first, 10).code == "ok"
 

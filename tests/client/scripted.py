@@ -127,7 +127,7 @@ class Broker:
         member = request.member or f"member-{generation}"
         self.groups[request.group] = (generation, member)
         self.live[request.group] = member
-        return wire.JoinGroupReply(member, generation)
+        return wire.JoinGroupReply(member, generation, [], "")
 
     def take_over(self, group: str) -> None:
         """Another member has the group now."""
@@ -140,7 +140,7 @@ class Broker:
 
     def on_heartbeat(self, request: wire.Heartbeat) -> Any:
         self._require(request)
-        return wire.HeartbeatReply(False)
+        return wire.HeartbeatReply(request.generation, None, "")
 
     def on_leavegroup(self, request: wire.LeaveGroup) -> Any:
         self._require(request)
@@ -152,7 +152,7 @@ class Broker:
         kept = self.offsets.setdefault(request.group, {})
         for each in request.offsets:
             kept[each.topic, each.partition] = wire.SavedOffset(*each, request.generation)
-        return wire.CommitOffsetsReply(len(request.offsets))
+        return wire.CommitOffsetsReply(len(request.offsets), [])
 
     def on_readoffsets(self, request: wire.ReadOffsets) -> Any:
         kept = self.offsets.get(request.group, {})

@@ -57,7 +57,7 @@ SAMPLES: tuple[Any, ...] = (
     commands.JoinGroup("orders", "", ["fine"], 10_000),
     commands.JoinGroup("group", "orders", ["fine"], 10_000),
     commands.JoinGroup("group", "", ["orders"], 10_000),
-    commands.Heartbeat("orders", "orders", 1),
+    commands.Heartbeat("orders", "orders", 1, []),
     commands.LeaveGroup("orders", "orders", 1),
     commands.CommitOffsets("orders", "orders", 1, [GroupOffset("orders", 1, 0, 0, 0, 0)]),
     commands.ReadOffsets("orders", [commands.PartitionName("orders", 0)]),

@@ -25,7 +25,7 @@ def test_a_session_time_lies_within_its_limits() -> None:
 
 
 def test_only_a_member_leaves_or_beats() -> None:
-    for request in (commands.Heartbeat("g", "", 1), commands.LeaveGroup("g", "", 1)):
+    for request in (commands.Heartbeat("g", "", 1, []), commands.LeaveGroup("g", "", 1)):
         with pytest.raises(BadRequest, match="member"):
             read(request)
 

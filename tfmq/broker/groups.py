@@ -80,7 +80,7 @@ class Groups:
         def forced(error: BaseException | None) -> None:
             self._joined(request.group, generation, error)
             if error is None:
-                reply.ok(member_id, generation)
+                reply.ok(member_id, generation, [], "")
                 return
             if self._members.get(request.group) is member:
                 self._put_back(request.group, before)
@@ -169,7 +169,7 @@ class Groups:
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
         """Keeps the member alive. Raises Fenced."""
         self.require(request.group, request.generation, request.member, session)
-        reply.ok(False)
+        reply.ok(request.generation, None, "")
 
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
         """Gives up the place; answers whether the caller had it."""
@@ -183,7 +183,9 @@ class Groups:
     def commit(self, request: CommitOffsets, reply: Reply, session: Session) -> None:
         """Saves offsets of the group's member. Raises Fenced; Busy while a transaction has them in doubt."""
         self.require(request.group, request.generation, request.member, session)
-        self._offsets.save(request.group, request.generation, request.offsets, reply, any_incarnation=False)
+        self._offsets.save(
+            request.group, request.generation, request.offsets, reply, any_incarnation=False, fenced=()
+        )
 
     def reset(self, request: ResetGroup, reply: Reply) -> None:
         """Saves offsets for a group without a live member; a generation of its own fences the last one.

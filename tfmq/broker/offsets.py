@@ -45,8 +45,11 @@ class Offsets:
         any_incarnation: bool,
         before: Sequence[Sequence[Any]] = (),
         done: Waiter | None = None,
+        fenced: Sequence[tuple[str, int]] | None = None,
     ) -> None:
-        """Answers how many were saved once they are forced, with the entries `before`, and tells `done` first."""
+        """Answers how many were saved (and what was `fenced`, where that is given) once they are forced, with the
+        entries `before`, and tells `done` first.
+        """
         places = self.places(offsets, any_incarnation=any_incarnation)
         count = len(places)
         refusal = self.refusal(group, places)
@@ -57,7 +60,7 @@ class Offsets:
             if error is not None:
                 reply.error(faults.client_error(error))
             else:
-                reply.ok(count)
+                reply.ok(count, *(() if fenced is None else (list(fenced),)))
 
         entries = [*before, (OFFSETS, group, generation, places)] if places else before
         if refusal is not None:

@@ -71,7 +71,7 @@ class Membership:
     def beat(self) -> Operation[None]:
         """One heartbeat; a failure that is final is kept in `failure`, a passing one is left to the next beat."""
         self._beat_at = self._link.now() + self.beat_seconds
-        request = Heartbeat(self.group, self.member, self.generation)
+        request = Heartbeat(self.group, self.member, self.generation, [])
         try:
             yield from ask(self._link, request, self._beat_at, unattended=True)
         except TfmqError as error:

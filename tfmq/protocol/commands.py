@@ -68,11 +68,14 @@ from tfmq.protocol.rows import (
 from tfmq.protocol.rows import Block as Block
 from tfmq.protocol.rows import CommitMember as CommitMember
 from tfmq.protocol.rows import DelayedBatch as DelayedBatch
+from tfmq.protocol.rows import GrantedPartition as GrantedPartition
 from tfmq.protocol.rows import GroupOffset as GroupOffset
+from tfmq.protocol.rows import HeldPartition as HeldPartition
 from tfmq.protocol.rows import PartitionName as PartitionName
 from tfmq.protocol.rows import PartitionRow as PartitionRow
 from tfmq.protocol.rows import Position as Position
 from tfmq.protocol.rows import SavedOffset as SavedOffset
+from tfmq.protocol.rows import Subscription as Subscription
 from tfmq.protocol.rows import TopicRow as TopicRow
 from tfmq.protocol.rows import TransactionBatch as TransactionBatch
 from tfmq.protocol.rows import TransactionName as TransactionName
@@ -180,7 +183,7 @@ class StatusReply(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Ends a parked FETCH or AWAIT_CHECKS of this connection: it is answered at once, empty."""
+    """Ends a parked FETCH, AWAIT_CHECKS or HEARTBEAT of this connection: it is answered at once, empty."""
 
     target: Size
 

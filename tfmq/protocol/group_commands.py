@@ -3,49 +3,74 @@
 from typing import Annotated, Any, NamedTuple
 
 from tfmq import limits
-from tfmq.protocol.fields import ListOf, Map, Optional, Row, Whole
+from tfmq.protocol.fields import ListOf, Map, Optional, Row
 from tfmq.protocol.rows import (
+    FencedPartitions,
+    GrantedPartition,
+    GrantedPartitions,
     Group,
     GroupOffsets,
+    HeldPartitions,
     Member,
     Number,
-    PartitionName,
+    PartitionNamesOrNil,
     Plain,
     SavedOffsets,
+    SessionMs,
     Size,
+    SubscriptionOrNil,
     Topics,
+    Words,
     Yes,
 )
 
+STICKY, RANGE, CONSISTENT_HASH = "sticky", "range", "consistent_hash"
+
 
 class JoinGroup(NamedTuple):
-    """Makes the caller the group's member; `member` "" the first time, later the one it was given."""
+    """Makes the caller a member of the group that holds no partition: what it held before is lost to it. `member` ""
+    the first time, or a name of its own, so that a repeat makes no second member. With `only` it takes no other
+    partitions. Answered once what it is given is on the disk.
+    """
 
     group: Group
     member: Member
     topics: Topics
-    session_ms: Annotated[int, Whole(limits.SESSION_MS_MIN, limits.SESSION_MS.cap)] = int(limits.SESSION_MS)
+    session_ms: SessionMs = int(limits.SESSION_MS)
+    strategy: Words = STICKY
+    only: PartitionNamesOrNil = None
 
 
 class JoinGroupReply(NamedTuple):
     member: Group
     generation: Number
+    partitions: GrantedPartitions
+    note: Words
 
 
 class Heartbeat(NamedTuple):
-    """Keeps a member alive."""
+    """Keeps a member alive, says what it still holds, and waits up to `wait_ms` for a change of its share. What it
+    leaves out of `held` it gives up. The first one on a connection has the `subscription`; later ones if it changed.
+    """
 
     group: Group
     member: Group
     generation: Number
+    held: HeldPartitions
+    wait_ms: Size = 0
+    subscription: SubscriptionOrNil = None
 
 
 class HeartbeatReply(NamedTuple):
-    rebalance: Yes
+    generation: Number
+    assigned: Annotated[
+        list[GrantedPartition] | None, Optional(ListOf(Row(GrantedPartition), limits.PARTITIONS.cap))
+    ]
+    note: Words
 
 
 class LeaveGroup(NamedTuple):
-    """Gives up the member's place."""
+    """Gives up the member's place, and all partitions that it holds."""
 
     group: Group
     member: Group
@@ -57,7 +82,9 @@ class LeaveGroupReply(NamedTuple):
 
 
 class CommitOffsets(NamedTuple):
-    """Saves where the group goes on; answered once it is on the disk."""
+    """Saves where the group goes on; answered once it is on the disk. Partitions that are not the member's (any more)
+    are left out and named in `fenced`; where all are, the answer is the error `fenced`.
+    """
 
     group: Group
     member: Member
@@ -67,15 +94,14 @@ class CommitOffsets(NamedTuple):
 
 class CommitOffsetsReply(NamedTuple):
     committed: Size
+    fenced: FencedPartitions
 
 
 class ReadOffsets(NamedTuple):
     """Where the group goes on, in the partitions named, or in all with nil."""
 
     group: Group
-    partitions: Annotated[
-        list[PartitionName] | None, Optional(ListOf(Row(PartitionName), limits.PARTITIONS.cap))
-    ] = None
+    partitions: PartitionNamesOrNil = None
 
 
 class ReadOffsetsReply(NamedTuple):
@@ -91,7 +117,7 @@ class ListGroupsReply(NamedTuple):
 
 
 class DescribeGroup(NamedTuple):
-    """One group: members, generation, offsets with lag."""
+    """One group: its members and what each has, generation, offsets with lag."""
 
     group: Group
 

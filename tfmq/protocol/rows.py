@@ -104,6 +104,24 @@ class SavedOffset(NamedTuple):
     generation: Number
 
 
+class GrantedPartition(NamedTuple):
+    """A partition that a member of a group has; `grant` is the generation under which it was given."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    grant: Number
+
+
+class HeldPartition(NamedTuple):
+    """A partition that a member still works on; `leaving` says that it knows that this is to end."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    leaving: Yes = False
+
+
 class TransactionBatch(NamedTuple):
     """One batch of a TRANSACT: the next `size` bytes of the body."""
 
@@ -150,11 +168,18 @@ class TransactionName(NamedTuple):
     epoch: TransactionEpoch
 
 
+GrantedPartitions = Annotated[list[GrantedPartition], ListOf(Row(GrantedPartition), limits.PARTITIONS.cap)]
+PartitionNamesOrNil = Annotated[
+    list[PartitionName] | None, Optional(ListOf(Row(PartitionName), limits.PARTITIONS.cap))
+]
+SessionMs = Annotated[int, Whole(limits.SESSION_MS_MIN, limits.SESSION_MS.cap)]
 Topics = Annotated[list[str], ListOf(Name(), limits.TOPICS.cap)]
 Blocks = Annotated[list[Block], ListOf(Row(Block), limits.BATCH_BLOCKS)]
 Positions = Annotated[list[Position], ListOf(Row(Position), limits.BATCH_BLOCKS)]
 GroupOffsets = Annotated[list[GroupOffset], ListOf(Row(GroupOffset), limits.OFFSETS_PER_COMMIT)]
+FencedPartitions = Annotated[list[PartitionName], ListOf(Row(PartitionName), limits.OFFSETS_PER_COMMIT)]
 SavedOffsets = Annotated[list[SavedOffset], ListOf(Row(SavedOffset), limits.PARTITIONS.cap)]
+HeldPartitions = Annotated[list[HeldPartition], ListOf(Row(HeldPartition), limits.PARTITIONS.cap)]
 TransactionBatches = Annotated[list[TransactionBatch], ListOf(Row(TransactionBatch), limits.TRANSACT_BATCHES)]
 OffsetsInside = Annotated[
     list[TransactionOffsets], ListOf(Row(TransactionOffsets), limits.TRANSACTION_OFFSET_GROUPS)
@@ -162,3 +187,15 @@ OffsetsInside = Annotated[
 SentOffsets = Annotated[
     list[int], ListOf(Whole(-1, (1 << 63) - 1, "u63, or -1"), limits.TRANSACTION_PIECES.cap)
 ]
+
+
+class Subscription(NamedTuple):
+    """What a member of a group asked for when it joined."""
+
+    topics: Topics
+    session_ms: SessionMs
+    strategy: Words
+    only: PartitionNamesOrNil = None
+
+
+SubscriptionOrNil = Annotated[Subscription | None, Optional(Row(Subscription))]
