@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tfmq.client.offset_storage import StoredOffset as StoredOffset
     from tfmq.client.partition_selector import PartitionSelector as PartitionSelector
     from tfmq.client.received import ReceivedMessage as ReceivedMessage
+    from tfmq.client.steering import Reject as Reject
+    from tfmq.client.steering import RetryLater as RetryLater
     from tfmq.consumer import Consumer as Consumer
     from tfmq.errors import Abandoned as Abandoned
     from tfmq.errors import BadFrame as BadFrame
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from tfmq.errors import StaleEpoch as StaleEpoch
     from tfmq.errors import StaleProducer as StaleProducer
     from tfmq.errors import StorageStopped as StorageStopped
+    from tfmq.errors import StoreFailed as StoreFailed
     from tfmq.errors import TfmqError as TfmqError
     from tfmq.errors import TimedOut as TimedOut
     from tfmq.errors import TopicExists as TopicExists
@@ -81,7 +84,7 @@ _ERRORS = (
     "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed"
     " DeliveryFailed DiskFull Fenced GroupFenced GroupIncomplete GroupStale HeuristicOutcome LogTruncated"
     " MessageTooLarge NotARecord NotAllowed NotSupported OffsetOutOfRange SequenceGap ServerError"
-    " StaleEpoch StaleProducer StorageStopped TfmqError TimedOut TopicExists TransactionCommitted"
+    " StaleEpoch StaleProducer StorageStopped StoreFailed TfmqError TimedOut TopicExists TransactionCommitted"
     " TransactionError TransactionExists TransactionRolledBack TransactionState TransactionTooLarge"
     " UnknownCommand UnknownPartition UnknownProducer UnknownSchedule UnknownTopic UnknownTransaction"
     " VersionMismatch"
@@ -99,6 +102,8 @@ _PLACES: dict[str, str] = {
     "PartitionSelector": "tfmq.client.partition_selector",
     "Producer": "tfmq.producer",
     "ReceivedMessage": "tfmq.client.received",
+    "Reject": "tfmq.client.steering",
+    "RetryLater": "tfmq.client.steering",
     "SendResult": "tfmq.message",
     "StoredOffset": "tfmq.client.offset_storage",
     "Transaction": "tfmq.transactions",

@@ -39,6 +39,7 @@
     │   ├── GroupFenced
     │   └── GroupIncomplete
     ├── UnknownSchedule
+    ├── StoreFailed
     ├── BadFrame
     ├── VersionMismatch
     ├── ServerError
@@ -309,6 +310,14 @@ class UnknownSchedule(TfmqError):
     number, code, outcome = 43, "unknown_schedule", NOT_DONE
     happened = "There is no schedule of that name."
     advice = "Look at the list of schedules (tfmq schedule list), or add it (tfmq schedule add)."
+
+
+class StoreFailed(TfmqError):
+    """A store that is not the broker's: of dead letters, of offsets."""
+
+    number, code, retriable = 44, "store_failed", True
+    happened = "A store beside the broker (a database, a file) could not do it."
+    advice = "Mend what the sentence names; nothing was taken for done, so it is done again."
 
 
 class BadFrame(TfmqError):

@@ -1,0 +1,110 @@
+"""What a consumer needs of the store of its dead letters, whatever that is; `tfmq.dead_letters` has the stores.
+
+A message whose handling failed for good is *kept*, and only when that is committed may the offset pass it. A kept one
+is *dead*, and waits for a person (`tfmq dlq`), or *waiting*, and is handled again at its time by a consumer that takes
+it. All verbs are operations: a driver runs them, so nothing here blocks an event loop. They raise `StoreFailed` where
+the store could not do it; then nothing may be taken for done, and the same call may be made again.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from tfmq.client.received import ReceivedMessage
+from tfmq.client.waiting import Operation
+
+ERROR_CHARACTERS: Final = 1000
+"""Of an error's sentence; what is longer is a payload in disguise."""
+TRACEBACK_CHARACTERS: Final = 8000
+"""Of a traceback, its end, which names the place: some hundred frames, more only come of a recursion."""
+
+
+class Failure(NamedTuple):
+    """One call of a handler that failed. `at_ms`: when, in ms since 1970 · `error`: class and sentence on one line ·
+    `traceback`: as Python prints it, "" where there is none."""
+
+    at_ms: int
+    error: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, at_ms: int) -> Failure:
+        """The failure that `error` is."""
+        lines = traceback.format_exception(error)
+        sentence = " ".join("".join(traceback.format_exception_only(error)).split())
+        return cls(at_ms, sentence[:ERROR_CHARACTERS], "".join(lines)[-TRACEBACK_CHARACTERS:])
+
+
+class Due(NamedTuple):
+    """A kept message that is to be handled now, by whoever took it and nobody else until its lease ends.
+
+    `calls`: how often a handler was called with it, this time included · `put_offs`: how often it was put off ·
+    `token`: who took it.
+    """
+
+    id: str
+    message: ReceivedMessage[Any]
+    calls: int
+    put_offs: int
+    token: str
+
+
+class DeadLetters(Protocol):
+    """The store of one group. `address`: what a person calls it (without a password), for the log · `lease_seconds`:
+    how long a message that was taken stays with its taker unless it is renewed.
+    """
+
+    address: str
+    lease_seconds: float
+
+    def keep(
+        self,
+        message: ReceivedMessage[Any],
+        failures: Sequence[Failure],
+        *,
+        calls: int | None = None,
+        retry_after: float | None = None,
+    ) -> Operation[str]:
+        """Keep `message`; when this ends it is committed, and the offset may pass it. Its state comes back.
+
+        `failures` in order; `calls` of the handler so far (None: one a failure). `retry_after` seconds it is handled
+        again; None: it is dead. The same message kept again is one letter, with both histories.
+        """
+        ...
+
+    def take(self) -> Operation[Due | None]:
+        """A waiting message whose time has come, the one that is due longest; None: there is none. Its call counts
+        from now on, whatever becomes of the caller."""
+        ...
+
+    def seconds_until_due(self) -> Operation[float | None]:
+        """When `take` may give something: 0 at once, None: nothing waits."""
+        ...
+
+    def renew(self, due: Due) -> Operation[bool]:
+        """Still at work on it; False: the lease was over, and somebody else has it."""
+        ...
+
+    def handled(self, due: Due) -> Operation[bool]:
+        """It is done. False: the lease was over, and it is another's to say."""
+        ...
+
+    def failed(self, due: Due, failure: Failure, *, rejected: bool = False) -> Operation[str]:
+        """Its handling failed. It waits for the next time, or is dead when its calls are used up or it is `rejected`;
+        the state comes back, "" where the lease was over."""
+        ...
+
+    def put_off(self, due: Due, seconds: float, reason: str = "") -> Operation[str]:
+        """Handle it again after `seconds`; that is no failure. Put off too often it is dead; the state comes back, ""
+        where the lease was over."""
+        ...
+
+    def give_back(self, due: Due) -> Operation[bool]:
+        """It was taken and not handled: it waits as before, and the call is not counted."""
+        ...
+
+    def close(self) -> None:
+        """The end; what was taken and is not settled is taken again when its lease is over."""
+        ...
