@@ -13,18 +13,9 @@ from typing import NamedTuple
 
 from tfmq.client.received import ReceivedMessage
 from tfmq.errors import BadRequest
+from tfmq.offsets.stored import PartitionName as PartitionName
 
 UNKNOWN = -1
-
-
-class PartitionName(NamedTuple):
-    """One partition of one topic."""
-
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 class Place(NamedTuple):

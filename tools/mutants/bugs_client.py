@@ -14,7 +14,7 @@ FETCHER: Final = "tests/client/test_fetcher.py"
 POSITIONS: Final = "tests/client/test_positions.py"
 CONSUMING: Final = "tests/client/test_consuming.py"
 START: Final = "tests/client/test_start.py"
-STORAGE: Final = "tests/client/test_offset_storage.py"
+STORAGE: Final = "tests/offsets/test_file.py"
 MEMBERSHIP: Final = "tests/client/test_membership.py"
 PROMISES: Final = "tests/client/test_promises.py"
 
@@ -331,7 +331,7 @@ READING: Final = (
     Mutant(
         "offset-file-not-forced",
         "an offset file is whole after a power cut",
-        "tfmq/client/offset_storage.py",
+        "tfmq/offsets/file.py",
         "            write_all(file, [content], 0)\n            file.force()\n",
         "            write_all(file, [content], 0)\n",
         [PROMISES],
@@ -339,7 +339,7 @@ READING: Final = (
     Mutant(
         "offset-file-renamed-without-a-force-of-the-folder",
         "what was saved in a file survives a power cut",
-        "tfmq/client/offset_storage.py",
+        "tfmq/offsets/file.py",
         "        disk.rename(new, self.path)\n        disk.force_folder(os.path.dirname(self.path))\n",
         "        disk.rename(new, self.path)\n",
         [STORAGE],
@@ -347,7 +347,7 @@ READING: Final = (
     Mutant(
         "offset-file-written-in-place",
         "a crash leaves the old offset file or the new one",
-        "tfmq/client/offset_storage.py",
+        "tfmq/offsets/file.py",
         '        disk, new = self._disk, f"{self.path}.new"\n',
         "        disk, new = self._disk, self.path\n",
         [STORAGE],
@@ -355,7 +355,7 @@ READING: Final = (
     Mutant(
         "offset-file-takes-an-older-generation",
         "a member that was replaced changes nothing in an offset file",
-        "tfmq/client/offset_storage.py",
+        "tfmq/offsets/file.py",
         '        if generation < old["generation"]:\n',
         "        if generation < 0:\n",
         [STORAGE],

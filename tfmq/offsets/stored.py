@@ -1,0 +1,101 @@
+"""What a storage of offsets keeps, and the plug-in interface of all storages.
+
+A storage keeps, by group and partition, a `StoredOffset`. Its generation is the number under which the partition was
+granted, or a later one of the same member; numbers come from a durable counter, so whoever gets a partition has a
+higher one than everybody before. A storage that refuses lower ones keeps a member that lost the partition, and does not
+know it yet, from saving. The default, the broker itself, is not a plug-in: see `tfmq.client.membership`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, runtime_checkable
+
+from tfmq.errors import Fenced
+
+NO_OFFSET: Final = -1
+"""The offset of a row that was claimed, and never saved."""
+
+
+class PartitionName(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class StoredOffset(NamedTuple):
+    """Where a group goes on in one partition: at byte `offset`, behind `index` messages of the record there (0
+    outside compressed batches), in the topic of that `incarnation`, as read at that `epoch` of its log, saved by
+    the member of that `generation`."""
+
+    offset: int
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    incarnation: int = 0
+    epoch: int = -1
+    generation: int = 0
+
+
+@runtime_checkable
+class OffsetStorage(Protocol):
+    """A place for offsets. Its methods may wait for a disk or a network; no two are called at the same time.
+
+    `claim` (see `ClaimingStorage`) is what makes it safe against members that lost a partition and do not know it;
+    a storage without it is read instead, and fences from the first save of the new owner on.
+    """
+
+    def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
+        """What is kept of these partitions; those without an offset are left out."""
+        ...
+
+    def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
+        """Keeps `offsets` under `generation`, and returns when a power cut cannot take them back.
+
+        Each partition is for itself: where a higher generation is kept, nothing of it is changed. For those it raises
+        `Fenced` (see `fenced`) when all others are kept. Any other error: it is not known what was kept.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives everything back; twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class ClaimingStorage(OffsetStorage, Protocol):
+    """A storage that knows a new owner before its first save."""
+
+    def claim(
+        self, group: str, generation: int, partitions: Sequence[PartitionName]
+    ) -> Mapping[PartitionName, StoredOffset]:
+        """Makes `generation` the kept one of each of these partitions, in one step with reading it; those without an
+        offset are left out. From then on a save of a lower generation is refused.
+
+        Raises `Fenced` (see `fenced`) for partitions where a higher generation is kept; all others are claimed.
+        """
+        ...
+
+
+def claim(
+    storage: OffsetStorage, group: str, generation: int, partitions: Sequence[PartitionName]
+) -> Mapping[PartitionName, StoredOffset]:
+    """As `ClaimingStorage.claim`; a storage that cannot do that is read."""
+    if isinstance(storage, ClaimingStorage):
+        return storage.claim(group, generation, partitions)
+    return storage.read(group, partitions)
+
+
+def fenced(where: str, group: str, generation: int, kept: Mapping[PartitionName, int]) -> Fenced:
+    """The error of a storage, named by `where`, that keeps a higher generation of the partitions in `kept`."""
+    names = ", ".join(f"{name} (generation {kept[name]})" for name in sorted(kept))
+    return Fenced(
+        f"{where}: another member of group {group} has taken over {names}; this one's generation is {generation}.",
+        partitions=[list(name) for name in sorted(kept)],
+    )
+
+
+def fenced_partitions(error: Fenced, asked: Iterable[PartitionName]) -> Collection[PartitionName]:
+    """Which of the partitions that were `asked` for `error` is about: all, where it names none."""
+    named = error.details.get("partitions")
+    return frozenset(asked) if named is None else frozenset(PartitionName(*each) for each in named)
