@@ -1,14 +1,16 @@
 """Offsets in a file: whole or the old ones after any crash, never two writers, never a replaced member."""
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from journal.disk import RealDisk
-from tfmq.errors import Closed, Damaged, Fenced, NotAllowed, NotSupported
+from tfmq.errors import Busy, Closed, Damaged, Fenced, NotSupported
 from tfmq.offsets.file import FileOffsets
-from tfmq.offsets.stored import PartitionName, StoredOffset
+from tfmq.offsets.stored import PartitionName, StoredOffset, fenced_partitions
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 11)
 PLACE = StoredOffset(offset=700, index=0, incarnation=5, epoch=2)
@@ -36,23 +38,98 @@ def test_groups_and_partitions_do_not_disturb_each_other(path: Path) -> None:
     assert storage.read("two", [A])[A].offset == 2
 
 
-def test_a_member_that_was_replaced_is_fenced_and_changes_nothing(path: Path) -> None:
+def test_a_member_that_lost_a_partition_is_fenced_there_and_only_there(path: Path) -> None:
     storage = FileOffsets(str(path))
     storage.save("billing", 4, {A: PLACE})
-    with pytest.raises(Fenced, match="generation 4"):
-        storage.save("billing", 3, {A: PLACE._replace(offset=1)})
-    assert storage.read("billing", [A])[A].offset == 700
+    with pytest.raises(Fenced, match="generation 4") as caught:
+        storage.save("billing", 3, {A: PLACE._replace(offset=1), B: PLACE._replace(offset=2)})
+    assert fenced_partitions(caught.value, [A, B]) == {A}
+    assert {name: each.offset for name, each in storage.read("billing", [A, B]).items()} == {A: 700, B: 2}
 
 
-def test_two_writers_are_one_too_many(path: Path) -> None:
-    first, second = FileOffsets(str(path)), FileOffsets(str(path))
-    first.read("billing", [A])
-    with pytest.raises(NotAllowed, match=r"offsets\.json"):
-        second.read("billing", [A])
-    first.close()
-    assert second.read("billing", [A]) == {}
-    with pytest.raises(Closed):
-        first.read("billing", [A])
+def test_a_claim_fences_before_anything_is_saved(path: Path) -> None:
+    old, new = FileOffsets(str(path)), FileOffsets(str(path))
+    old.save("billing", 3, {A: PLACE})
+    assert new.claim("billing", 4, [A, B]) == {A: PLACE._replace(generation=4)}
+    for name in (A, B):
+        with pytest.raises(Fenced):
+            old.save("billing", 3, {name: PLACE})
+    new.save("billing", 4, {B: PLACE})
+    assert new.read("billing", [B]) == {B: PLACE._replace(generation=4)}
+
+
+def test_a_claim_of_a_generation_that_is_over_claims_what_is_free(path: Path) -> None:
+    storage = FileOffsets(str(path))
+    storage.claim("billing", 9, [A])
+    with pytest.raises(Fenced) as caught:
+        storage.claim("billing", 5, [A, B])
+    assert fenced_partitions(caught.value, [A, B]) == {A}
+    with pytest.raises(Fenced):
+        storage.save("billing", 4, {B: PLACE})
+
+
+def test_several_members_on_one_machine_share_a_file(path: Path) -> None:
+    """Invariant: what any of them saved is there, whatever the others did in the same moment."""
+
+    def member(number: int) -> None:
+        storage = FileOffsets(str(path))
+        for offset in range(1, 11):
+            storage.save("billing", 1, {PartitionName("orders", number): StoredOffset(offset)})
+
+    threads = [threading.Thread(target=member, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    names = [PartitionName("orders", number) for number in range(8)]
+    assert {
+        name: row.offset for name, row in FileOffsets(str(path)).read("billing", names).items()
+    } == dict.fromkeys(names, 10)
+
+
+def test_a_lock_that_is_not_given_back_is_said_with_its_holder(path: Path) -> None:
+    held = RealDisk().lock(f"{path}.lock")
+    waited: list[float] = []
+    storage = FileOffsets(str(path), pause=waited.append)
+    with pytest.raises(Busy, match=rf"offsets\.json has been locked by process {os.getpid()}"):
+        storage.save("billing", 1, {A: PLACE})
+    assert sum(waited) == pytest.approx(10)
+    assert (
+        storage.read("billing", [A]) == {}
+    )  # a reader finds the old file or the new one, whoever has the lock
+    held.release()
+    storage.save("billing", 1, {A: PLACE})
+
+
+def test_a_closed_one_is_used_no_more(path: Path) -> None:
+    storage = FileOffsets(str(path))
+    storage.close()
+    storage.close()
+    for use in (
+        lambda: storage.read("g", [A]),
+        lambda: storage.save("g", 1, {}),
+        lambda: storage.claim("g", 1, [A]),
+    ):
+        with pytest.raises(Closed):
+            use()
+
+
+def test_a_claim_that_changes_nothing_writes_nothing(path: Path) -> None:
+    FileOffsets(str(path)).claim("billing", 4, [A])
+    assert FileOffsets(str(path), Failing(1)).claim("billing", 4, [A]) == {}
+
+
+def test_a_file_of_the_first_version_fences_with_its_group(path: Path) -> None:
+    row = {"offset": 5, "index": 0, "incarnation": 1, "epoch": 0, "generation": 3}
+    path.write_text(
+        json.dumps({"version": 1, "groups": {"g": {"generation": 7, "offsets": {"orders": {"0": row}}}}})
+    )
+    storage = FileOffsets(str(path))
+    assert storage.read("g", [A]) == {A: StoredOffset(5, 0, 1, 0, 7)}
+    with pytest.raises(Fenced):
+        storage.save("g", 6, {A: PLACE})
+    storage.save("g", 7, {A: PLACE})
+    assert json.loads(path.read_text())["version"] == 2
 
 
 @pytest.mark.parametrize(
@@ -66,6 +143,11 @@ def test_two_writers_are_one_too_many(path: Path) -> None:
         '{"version": 1, "groups": {"g": {"generation": 1, "offsets": {"t": {"0": {"offset": -1}}}}}}',
         '{"version": 1, "groups": {"g": {"generation": "1", "offsets": {}}}}',
         '{"version": 1, "groups": {"g": {"generation": 1, "offsets": {"t": {"x": {}}}}}}',
+        '{"version": 1, "groups": {"g": {"generation": 1, "offsets": {"t": {"0": 5}}}}}',
+        '{"version": 1, "groups": {"g": {"generation": 1, "offsets": {"t": 5}}}}',
+        '{"version": 1, "groups": {"g": 5}}',
+        '{"version": 2, "groups": {"g": {"t": {"0": {"offset": -2, "index": 0, "incarnation": 0, "epoch": 0}}}}}',
+        '{"version": 2, "groups": {"g": {"t": []}}}',
         "\0" * 100,
     ],
 )
@@ -79,8 +161,8 @@ def test_a_file_that_is_something_else_is_refused_and_kept(path: Path, content: 
 
 
 def test_a_newer_file_is_refused_clearly(path: Path) -> None:
-    path.write_text(json.dumps({"version": 2, "groups": {}}))
-    with pytest.raises(NotSupported, match="version 2"):
+    path.write_text(json.dumps({"version": 3, "groups": {}}))
+    with pytest.raises(NotSupported, match="version 3"):
         FileOffsets(str(path)).read("g", [A])
 
 

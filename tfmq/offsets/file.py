@@ -1,109 +1,136 @@
-"""Offsets in one JSON file, which is replaced whole: a crash leaves the old one or the new one."""
+"""Offsets in one JSON file, which is replaced whole: a crash leaves the old one or the new one.
+
+    {"version": 2, "groups": {GROUP: {TOPIC: {PARTITION: {"offset": ..., "index": ..., "incarnation": ..., "epoch": ...,
+    "generation": ...}}}}}
+
+Offset -1: the partition was claimed, nothing of it is saved. Version 1 had one generation for each group, too, and
+nothing claimed; its files are read, and written again as version 2.
+"""
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from journal.disk import Disk, Lock, RealDisk, write_all
 from journal.errors import Locked
-from tfmq.errors import Closed, Damaged, Fenced, NotAllowed, NotSupported
-from tfmq.offsets.stored import PartitionName, StoredOffset
+from tfmq.errors import Busy, Closed, Damaged, NotSupported
+from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced
 
-FILE_VERSION: Final = 1
+FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20
 """Larger than any file of offsets of every partition that a broker may have; a wrong path is not read into memory."""
+LOCK_PAUSE_SECONDS: Final = 0.005
+LOCK_TRIES: Final = 2000
+"""Others have the lock while they read, write and force the file: ten seconds are for a disk that is very slow."""
+
+Rows = dict[str, dict[str, dict[str, Any]]]
+"""By topic and partition."""
 
 
 class FileOffsets:
-    """Offsets in one JSON file, which is replaced whole: a crash leaves the old one or the new one.
+    """A file that all members of a group on one machine may share: each call has it to itself, by `PATH.lock`.
 
-    Only one consumer at a time has the file: `PATH.lock` is held from the first use to `close`. Every call raises
-    NotAllowed if another has it, Damaged if the file is not what was written, OSError where the disk fails.
+    Every call raises Busy if others do not give the lock back, Damaged if the file is not what was written, OSError
+    where the disk fails.
     """
 
-    def __init__(self, path: str, disk: Disk | None = None) -> None:
+    def __init__(
+        self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep
+    ) -> None:
         self.path = os.path.abspath(os.path.expanduser(path))
         self._disk = disk or RealDisk()
-        self._lock: Lock | None = None
-        self._groups: dict[str, Any] = {}
+        self._pause = pause
         self._closed = False
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
         """As `OffsetStorage.read`."""
-        self._open()
-        kept = self._groups.get(group, {}).get("offsets", {})
-        return {
-            name: StoredOffset(*map(row.__getitem__, StoredOffset._fields))
-            for name in partitions
-            if (row := kept.get(name.topic, {}).get(str(name.partition))) is not None
-        }
+        self._check_open()
+        return _kept(self._load().get(group, {}), partitions)
+
+    def claim(
+        self, group: str, generation: int, partitions: Sequence[PartitionName]
+    ) -> dict[PartitionName, StoredOffset]:
+        """As `ClaimingStorage.claim`."""
+        return self._change(group, generation, dict.fromkeys(partitions))
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """As `OffsetStorage.save`."""
-        self._open()
-        old = self._groups.get(group, {"generation": 0, "offsets": {}})
-        if generation < old["generation"]:
-            raise Fenced(
-                f"{self.path}: group {group} has saved as generation {old['generation']}, this member is of"
-                f" generation {generation}: another one took its place."
-            )
-        topics = {topic: dict(rows) for topic, rows in old["offsets"].items()}
-        for name, stored in offsets.items():
-            topics.setdefault(name.topic, {})[str(name.partition)] = stored._replace(
-                generation=generation
-            )._asdict()
-        groups = {**self._groups, group: {"generation": generation, "offsets": topics}}
-        self._replace(json.dumps({"version": FILE_VERSION, "groups": groups}, indent=1).encode())
-        self._groups = groups
+        self._change(group, generation, offsets)
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Nothing of the file is held between two calls; further ones raise Closed."""
         self._closed = True
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
 
-    def _open(self) -> None:
+    def _change(
+        self, group: str, generation: int, changes: Mapping[PartitionName, StoredOffset | None]
+    ) -> dict[PartitionName, StoredOffset]:
+        """Gives rows their new offsets (None: the one that they have) and the generation; what is kept then.
+
+        Raises Fenced for the rows of a higher one, when the others are changed.
+        """
+        lock = self._locked()
+        try:
+            groups = self._load()
+            rows = groups.setdefault(group, {})
+            before = _generations(rows, changes)
+            lost = {name: kept for name, kept in before.items() if kept > generation}
+            for name in changes.keys() - lost.keys():
+                row = rows.setdefault(name.topic, {}).get(str(name.partition)) or _row(NO_OFFSET)
+                new = changes[name]
+                changed = row if new is None else new._asdict()
+                rows[name.topic][str(name.partition)] = {**changed, "generation": generation}
+            if any(changes[name] is not None or before[name] < generation for name in changes.keys() - lost):
+                self._replace(json.dumps({"version": FILE_VERSION, "groups": groups}, indent=1).encode())
+        finally:
+            lock.release()
+        if lost:
+            raise fenced(self.path, group, generation, lost)
+        return _kept(rows, changes)
+
+    # The file
+
+    def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"The offset file {self.path} was closed.")
-        if self._lock is not None:
-            return
-        try:
-            lock = self._disk.lock(f"{self.path}.lock")
-        except Locked as locked:
-            by = f" (process {locked.holder})" if locked.holder else ""
-            raise NotAllowed(f"The offset file {self.path} is in use by another consumer{by}.") from None
-        try:
-            self._groups = self._load()
-        except BaseException:
-            lock.release()
-            raise
-        self._lock = lock
 
-    def _load(self) -> dict[str, Any]:
+    def _locked(self) -> Lock:
+        self._check_open()
+        holder = ""
+        for _ in range(LOCK_TRIES):
+            try:
+                return self._disk.lock(f"{self.path}.lock")
+            except Locked as locked:
+                holder = locked.holder
+                self._pause(LOCK_PAUSE_SECONDS)
+        by = f" by process {holder}" if holder else ""
+        raise Busy(f"The offset file {self.path} has been locked{by} for too long.", retriable=True)
+
+    def _load(self) -> dict[str, Rows]:
         if not self._disk.exists(self.path):
             return {}
-        size = self._disk.size(self.path)
-        if size > FILE_BYTES_MAX:
-            raise self._damaged(f"it has {size} bytes")
         file = self._disk.open_read(self.path)
         try:
-            text = file.pread(size, 0)
+            text = file.pread(FILE_BYTES_MAX + 1, 0)
         finally:
             file.close()
+        if len(text) > FILE_BYTES_MAX:
+            raise self._damaged(f"it has more than {FILE_BYTES_MAX} bytes")
         try:
             whole = json.loads(text)
         except ValueError as error:
             raise self._damaged(str(error)) from None
         return self._checked(whole)
 
-    def _checked(self, whole: Any) -> dict[str, Any]:
+    def _checked(self, whole: Any) -> dict[str, Rows]:
         """The groups in a parsed file, every field of them looked at."""
         version = whole.get("version") if isinstance(whole, dict) else None
         if isinstance(version, int) and version > FILE_VERSION:
             raise NotSupported(f"{self.path} is of version {version}; this release knows {FILE_VERSION}.")
-        groups = whole.get("groups") if version == FILE_VERSION else None
+        groups = whole.get("groups") if version in (1, FILE_VERSION) else None
+        if isinstance(groups, dict) and version == 1:
+            groups = {name: _of_version_1(group) for name, group in groups.items()}
         if not isinstance(groups, dict) or not all(map(_sound_group, groups.values())):
             raise self._damaged("its fields are not those of offsets")
         return groups
@@ -129,10 +156,43 @@ class FileOffsets:
         disk.force_folder(os.path.dirname(self.path))
 
 
-def _sound_group(group: Any) -> bool:
+def _row(offset: int) -> dict[str, Any]:
+    return StoredOffset(offset)._asdict()
+
+
+def _kept(rows: Rows, partitions: Iterable[PartitionName]) -> dict[PartitionName, StoredOffset]:
+    """The offsets that are kept of `partitions`."""
+    found = {name: rows.get(name.topic, {}).get(str(name.partition)) for name in partitions}
+    return {
+        name: StoredOffset(*map(row.__getitem__, StoredOffset._fields))
+        for name, row in found.items()
+        if row is not None and row["offset"] != NO_OFFSET
+    }
+
+
+def _generations(rows: Rows, names: Mapping[PartitionName, Any]) -> dict[PartitionName, int]:
+    """The kept generations; -1 where there is no row."""
+    found = {name: rows.get(name.topic, {}).get(str(name.partition)) for name in names}
+    return {name: -1 if row is None else row["generation"] for name, row in found.items()}
+
+
+def _of_version_1(group: Any) -> Any:
+    """The rows of a group as they are written now: its generation fenced all of them. What is unsound stays so."""
     if not isinstance(group, dict) or not _whole(group.get("generation")):
-        return False
+        return None
     topics = group.get("offsets")
+    if not isinstance(topics, dict) or not all(isinstance(rows, dict) for rows in topics.values()):
+        return None
+    return {
+        topic: {
+            partition: {**row, "generation": group["generation"]} if isinstance(row, dict) else None
+            for partition, row in rows.items()
+        }
+        for topic, rows in topics.items()
+    }
+
+
+def _sound_group(topics: Any) -> bool:
     return isinstance(topics, dict) and all(
         isinstance(rows, dict) and all(_sound_row(partition, row) for partition, row in rows.items())
         for rows in topics.values()
@@ -143,8 +203,10 @@ def _sound_row(partition: str, row: Any) -> bool:
     return (
         partition.isdecimal()
         and isinstance(row, dict)
-        and all(_whole(row.get(field)) for field in ("offset", "index", "incarnation", "generation"))
+        and all(_whole(row.get(field)) for field in ("index", "incarnation", "generation"))
         and type(row.get("epoch")) is int
+        and type(row.get("offset")) is int
+        and row["offset"] >= NO_OFFSET
     )
 
 

@@ -354,10 +354,10 @@ READING: Final = (
     ),
     Mutant(
         "offset-file-takes-an-older-generation",
-        "a member that was replaced changes nothing in an offset file",
+        "a member that lost a partition changes nothing of it in an offset file",
         "tfmq/offsets/file.py",
-        '        if generation < old["generation"]:\n',
-        "        if generation < 0:\n",
+        "for name, kept in before.items() if kept > generation}\n",
+        "for name, kept in before.items() if kept > generation and generation < 0}\n",
         [STORAGE],
     ),
 )
