@@ -19,10 +19,12 @@ TAG: Final = 3
 PROPERTIES: Final = 4
 DELAY: Final = 5  # reserved: how long a message was to be delayed, in ms
 ATTEMPTS: Final = 6
+REDRIVES: Final = 7
 
 BORN_MS_MAX: Final = 253_402_300_799_999
 """The end of the year 9999, beyond which no date can be printed."""
 
+_COUNTS: Final = frozenset({ATTEMPTS, REDRIVES})
 _NO_PROPERTIES: Final[dict[str, str]] = {}  # shared and never changed
 _new = tuple.__new__
 
@@ -48,13 +50,15 @@ class Message(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """What stands beside a payload. `born_ms`: when the sender made it, in ms since 1970; None: not said."""
+    """What stands beside a payload. `born_ms`: when the sender made it, in ms since 1970; None: not said · `attempts`,
+    `redrives`: how often its handling had failed, and how often it had been a dead letter and sent again."""
 
     born_ms: int | None = None
     key: bytes | str | None = None
     tag: str | None = None
     properties: Mapping[str, str] = {}
     attempts: int = 0
+    redrives: int = 0
 
 
 class SendResult(NamedTuple):
@@ -182,7 +186,7 @@ def decode_attribute(data: Buffer) -> Attribute:
     """The attribute that `data` holds. Raises `DecodeFailed` for anything else, whatever the bytes are."""
     get = _map(data).get
     born_ms, key, tag = get(BORN_AT), get(KEY), get(TAG)
-    properties, attempts = get(PROPERTIES, _NO_PROPERTIES), get(ATTEMPTS, 0)
+    properties, attempts, redrives = get(PROPERTIES, _NO_PROPERTIES), get(ATTEMPTS, 0), get(REDRIVES, 0)
     if born_ms is not None and not (type(born_ms) is int and 0 <= born_ms <= BORN_MS_MAX):
         raise _wrong("time of birth")
     if key is not None and type(key) is not str and type(key) is not bytes:
@@ -191,12 +195,26 @@ def decode_attribute(data: Buffer) -> Attribute:
         raise _wrong("tag")
     if type(attempts) is not int or attempts < 0:
         raise _wrong("number of attempts")
+    if type(redrives) is not int or redrives < 0:
+        raise _wrong("number of redrives")
     if type(properties) is not dict:
         raise _wrong("set of properties")
     for name, value in properties.items():
         if type(name) is not str or type(value) is not str:
             raise _wrong("set of properties")
-    return _new(Attribute, (born_ms, key, tag, properties, attempts))
+    return _new(Attribute, (born_ms, key, tag, properties, attempts, redrives))
+
+
+def recount_attribute(data: Buffer | None, attempts: int, redrives: int) -> bytes:
+    """The attribute `data` with other counts, and all else as it is, also what this release does not know.
+
+    Raises `DecodeFailed` for what is no attribute, `MessageTooLarge` where there is no room for the counts.
+    """
+    found = _map(data) if data else {}
+    found.update({ATTEMPTS: attempts, REDRIVES: redrives})
+    packed = pack({key: value for key, value in found.items() if value or key not in _COUNTS})
+    _within("attribute (key, tag and properties together)", packed, limits.ATTRIBUTE_BYTES)
+    return packed
 
 
 def _map(data: Buffer) -> dict[Any, Any]:

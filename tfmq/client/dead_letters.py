@@ -9,7 +9,7 @@ the store could not do it; then nothing may be taken for done, and the same call
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq.client.received import ReceivedMessage
@@ -32,9 +32,18 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, at_ms: int) -> Failure:
         """The failure that `error` is."""
-        lines = traceback.format_exception(error)
-        sentence = " ".join("".join(traceback.format_exception_only(error)).split())
-        return cls(at_ms, sentence[:ERROR_CHARACTERS], "".join(lines)[-TRACEBACK_CHARACTERS:])
+        lines = _printed(traceback.format_exception, error)
+        sentence = " ".join(_printed(traceback.format_exception_only, error).split())
+        return cls(at_ms, sentence[:ERROR_CHARACTERS], lines[-TRACEBACK_CHARACTERS:])
+
+
+def _printed(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
+    """As Python prints it, in letters that can be stored; of an error that cannot be printed its class."""
+    try:
+        text = "".join(form(error))
+    except Exception:
+        text = type(error).__name__
+    return text.encode(errors="backslashreplace").decode()
 
 
 class Due(NamedTuple):

@@ -62,27 +62,29 @@ class Origin:
 class LazyAttribute:
     """A record's attribute, decoded when the first field is asked for, and once.
 
-    Fields: `key`, `tag`, `properties`, `attempts`, `born_at` (aware, UTC; None where the sender did not say).
+    Fields: `key`, `tag`, `properties`, `attempts`, `redrives`, `born_at` (aware, UTC; None where the sender did not
+    say). `data`: its bytes.
     """
 
-    __slots__ = ("_data", "attempts", "born_at", "key", "properties", "tag")
+    __slots__ = ("attempts", "born_at", "data", "key", "properties", "redrives", "tag")
 
     key: bytes | str | None
     tag: str | None
     properties: Mapping[str, str]
     attempts: int
+    redrives: int
     born_at: datetime | None
 
     def __init__(self, data: bytes | None) -> None:
-        self._data = data
+        self.data = data
 
     def __getattr__(self, name: str) -> Any:
         """A slot is empty: fill all of them. Raises DecodeFailed."""
         if name not in self.__slots__:
             raise AttributeError(name)
-        attribute = decode_attribute(self._data) if self._data else NO_ATTRIBUTE
+        attribute = decode_attribute(self.data) if self.data else NO_ATTRIBUTE
         self.key, self.tag, self.properties = attribute.key, attribute.tag, attribute.properties
-        self.attempts = attribute.attempts
+        self.attempts, self.redrives = attribute.attempts, attribute.redrives
         self.born_at = None if attribute.born_ms is None else moment(attribute.born_ms)
         return object.__getattribute__(self, name)
 
@@ -156,6 +158,18 @@ class ReceivedMessage(_Fields, Generic[Value]):
         """How often its handling failed before, as far as it travels with the message."""
         attribute = self.attribute
         return attribute.attempts if attribute.__class__ is LazyAttribute else _opened(attribute).attempts
+
+    @property
+    def redrives(self) -> int:
+        """How often it had been a dead letter, and was sent again by `tfmq dlq redrive`."""
+        attribute = self.attribute
+        return attribute.redrives if attribute.__class__ is LazyAttribute else _opened(attribute).redrives
+
+    @property
+    def attribute_bytes(self) -> bytes | None:
+        """The attribute as it stands in the record, whether it can be decoded or not; None without one."""
+        attribute = self.attribute
+        return attribute.data if isinstance(attribute, LazyAttribute) else attribute
 
     @property
     def text(self) -> str:

@@ -9,6 +9,10 @@ from tfmq.client.dead_letters import DeadLetters
 from tfmq.client.link import Link
 from tfmq.client.received import Codec
 from tfmq.client.work import Run, inline
+from tfmq.dead_letters.address import parse_address
+from tfmq.dead_letters.keeping import GroupDeadLetters
+from tfmq.dead_letters.shelf import Shelf
+from tfmq.errors import BadRequest
 
 
 def open_dead_letters(
@@ -28,4 +32,22 @@ def open_dead_letters(
     `link`: the consumer's, which only a topic needs · `wall_clock`: seconds since 1970 (`reach` gives it).
     Raises `BadRequest` for what names no store.
     """
-    raise AssertionError("being written")
+    shelf = open_shelf(where, run=run, link=link)
+    return GroupDeadLetters(shelf, group, calls_max, wall_clock=wall_clock, codec=codec)
+
+
+def open_shelf(where: str | os.PathLike[str], *, run: Run = inline, link: Link | None = None) -> Shelf:
+    """The shelf at `where`. Raises `BadRequest`."""
+    address = parse_address(where)
+    if address.kind != "topic":
+        from tfmq.dead_letters.sql_store import (
+            SqlShelf,
+            SqlStore,
+        )  # a consumer without a store needs no database
+
+        return SqlShelf(SqlStore(address), run)
+    if link is None:
+        raise BadRequest(f"{address} is in the broker: name its servers.")
+    from tfmq.dead_letters.topic_shelf import TopicShelf
+
+    return TopicShelf(link, address.value)

@@ -1,0 +1,235 @@
+"""What each event does to a letter: a table of states, and the few fields that change with them. Pure.
+
+Both stores, and every test, go through `after`, so a letter cannot have two fates in two stores. An event that a state
+does not know, or that another taker sends, changes nothing: `after` gives None, and the store says so to its caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tfmq.client.dead_letters import Failure
+from tfmq.dead_letters import events
+from tfmq.dead_letters.letter import (
+    DEAD,
+    DROPPED,
+    HANDLED,
+    REDRIVEN,
+    REDRIVING,
+    RETRYING,
+    STATES,
+    WAITING,
+    Letter,
+)
+
+PUT_OFFS_MAX: Final = 1000
+"""So often a handler may put a message off: every 30 s, that is a working day. Then it is dead, and no loop."""
+
+NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
+    "": {events.Keep: (WAITING, DEAD)},
+    WAITING: {
+        events.Keep: (WAITING, DEAD),
+        events.Take: (RETRYING, DEAD),
+        events.Retry: (WAITING,),
+        events.Drop: (DROPPED,),
+        events.Claim: (REDRIVING,),
+    },
+    RETRYING: {
+        events.Keep: (WAITING, DEAD),
+        events.Take: (RETRYING, DEAD),
+        events.Renew: (RETRYING,),
+        events.Handled: (HANDLED,),
+        events.Failed: (WAITING, DEAD),
+        events.PutOff: (WAITING, DEAD),
+        events.GiveBack: (WAITING,),
+    },
+    DEAD: {
+        events.Keep: (WAITING, DEAD),
+        events.Retry: (WAITING,),
+        events.Drop: (DROPPED,),
+        events.Claim: (REDRIVING,),
+    },
+    REDRIVING: {
+        events.Keep: (REDRIVING,),
+        events.Claim: (REDRIVING,),
+        events.Depart: (REDRIVING,),
+        events.Arrive: (REDRIVEN,),
+        events.Return: (DEAD,),
+        events.Drop: (DROPPED,),
+    },
+    REDRIVEN: {events.Keep: (WAITING, DEAD)},
+    HANDLED: {events.Keep: (WAITING, DEAD)},
+    DROPPED: {events.Keep: (WAITING, DEAD), events.Retry: (WAITING,)},
+}
+"""State ("": there is no letter), event -> the states that may follow. What is not here does nothing. Besides, `Keep`
+leaves every state as it is where the very same was kept before.
+"""
+
+
+def after(letter: Letter | None, event: events.Event) -> Letter | None:
+    """The letter behind `event`; None where the event does nothing to it."""
+    state = letter.state if letter is not None else ""
+    allowed = NEXT[state].get(type(event))
+    if allowed is None:
+        return None
+    found: Letter | None = _STEPS[type(event)](letter, event)
+    if found is None:
+        return None
+    assert found is letter or found.state in allowed, (
+        f"{state} -> {found.state} behind {type(event).__name__}"
+    )
+    return found if found is letter else replace(found, changed_ms=event.at_ms)
+
+
+def _kept(letter: Letter | None, event: events.Keep) -> Letter:
+    """A new letter; or the same message once more, whose histories are joined. The very same keeping, done again
+    because its answer was lost, changes nothing."""
+    if letter is None:
+        return replace(_revived(event.letter, event), kept_ms=event.at_ms)
+    told = {(each.at_ms, each.error) for each in letter.failures}
+    if event.letter.failures and (event.letter.failures[-1].at_ms, event.letter.failures[-1].error) in told:
+        return letter
+    joined = letter.with_failures([each for each in event.letter.failures if each not in letter.failures])
+    joined = replace(joined, body=event.letter.body or letter.body)
+    if letter.state == REDRIVING:
+        return joined
+    return _revived(replace(joined, calls=letter.calls + event.letter.calls), event)
+
+
+def _revived(letter: Letter, event: events.Keep) -> Letter:
+    calls_left = event.letter.calls_left
+    waits = event.next_ms > 0 and calls_left > 0
+    return replace(
+        letter,
+        state=WAITING if waits else DEAD,
+        calls_left=calls_left,
+        next_ms=event.next_ms if waits else 0,
+        put_offs=1 if waits else 0,
+        token="",
+        lease_ms=0,
+        journey=None,
+        sent_offset=-1,
+    )
+
+
+def _taken(letter: Letter, event: events.Take) -> Letter | None:
+    """Its call counts from now on: one that ends the process has been one, too."""
+    if letter.state == RETRYING and letter.lease_ms > event.at_ms:
+        return None
+    if letter.state == WAITING and letter.next_ms > event.at_ms:
+        return None
+    if letter.calls_left <= 0:
+        return _dead(
+            letter, Failure(event.at_ms, "the process ended while it was being handled, the last time")
+        )
+    return replace(
+        letter,
+        state=RETRYING,
+        calls=letter.calls + 1,
+        calls_left=letter.calls_left - 1,
+        token=event.token,
+        lease_ms=event.lease_ms,
+    )
+
+
+def _dead(letter: Letter, *failures: Failure) -> Letter:
+    found = letter.with_failures(failures)
+    return replace(found, state=DEAD, next_ms=0, token="", lease_ms=0)
+
+
+def _renewed(letter: Letter, event: events.Renew) -> Letter | None:
+    return replace(letter, lease_ms=event.lease_ms) if letter.token == event.token else None
+
+
+def _handled(letter: Letter, event: events.Handled) -> Letter | None:
+    if letter.token != event.token:
+        return None
+    return replace(letter, state=HANDLED, next_ms=0, token="", lease_ms=0)
+
+
+def _failed(letter: Letter, event: events.Failed) -> Letter | None:
+    if letter.token != event.token:
+        return None
+    if letter.calls_left <= 0 or not event.next_ms:
+        return _dead(letter, event.failure)
+    return _waiting(letter.with_failures([event.failure]), event.next_ms)
+
+
+def _waiting(letter: Letter, next_ms: int) -> Letter:
+    return replace(letter, state=WAITING, next_ms=next_ms, token="", lease_ms=0)
+
+
+def _put_off(letter: Letter, event: events.PutOff) -> Letter | None:
+    """No failure: the call is given back, but not for ever."""
+    if letter.token != event.token:
+        return None
+    if letter.put_offs >= PUT_OFFS_MAX:
+        return _dead(
+            letter, event.failure._replace(error=f"put off {letter.put_offs} times: {event.failure.error}")
+        )
+    found = replace(letter, put_offs=letter.put_offs + 1, calls_left=letter.calls_left + 1)
+    return _waiting(found.with_failures([event.failure]), event.next_ms)
+
+
+def _given_back(letter: Letter, event: events.GiveBack) -> Letter | None:
+    if letter.token != event.token:
+        return None
+    found = replace(letter, calls=letter.calls - 1, calls_left=letter.calls_left + 1)
+    return _waiting(found, letter.next_ms)
+
+
+def _retried(letter: Letter, event: events.Retry) -> Letter:
+    found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0)
+    return _waiting(found, event.at_ms)
+
+
+def _dropped(letter: Letter, event: events.Drop) -> Letter | None:
+    if letter.state == REDRIVING and letter.journey is not None and not event.force:
+        return None
+    return replace(letter, state=DROPPED, next_ms=0, token="", lease_ms=0)
+
+
+def _claimed(letter: Letter, event: events.Claim) -> Letter | None:
+    """One that was claimed and has no place yet was never sent: whoever comes may claim it again."""
+    if letter.state == WAITING and not event.waiting:
+        return None
+    if letter.state == REDRIVING and letter.journey is not None:
+        return None
+    return replace(letter, state=REDRIVING, token=event.token, next_ms=0, lease_ms=0, sent_offset=-1)
+
+
+def _departed(letter: Letter, event: events.Depart) -> Letter | None:
+    return replace(letter, journey=event.journey) if letter.token == event.token else None
+
+
+def _arrived(letter: Letter, event: events.Arrive) -> Letter | None:
+    journey = letter.journey
+    if journey is None or (journey.producer_id, journey.sequence) != (event.producer_id, event.sequence):
+        return None
+    return replace(letter, state=REDRIVEN, token="", sent_offset=event.offset)
+
+
+def _returned(letter: Letter, event: events.Return) -> Letter | None:
+    if letter.token != event.token:
+        return None
+    return replace(letter, state=DEAD, token="", journey=None)
+
+
+_STEPS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
+    events.Keep: _kept,
+    events.Take: _taken,
+    events.Renew: _renewed,
+    events.Handled: _handled,
+    events.Failed: _failed,
+    events.PutOff: _put_off,
+    events.GiveBack: _given_back,
+    events.Retry: _retried,
+    events.Drop: _dropped,
+    events.Claim: _claimed,
+    events.Depart: _departed,
+    events.Arrive: _arrived,
+    events.Return: _returned,
+}
+assert set(NEXT) == {"", *STATES}

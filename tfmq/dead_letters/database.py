@@ -1,0 +1,166 @@
+"""The database that keeps dead letters: opened when it is first used, and told to be durable.
+
+SQLite: a file of one's own with `synchronous=FULL` and a write-ahead log, so that what is committed survives a power
+cut, and readers do not stop the writer; a transaction that changes something takes its lock when it begins, so that
+two processes wait for each other instead of failing. PostgreSQL: `synchronous_commit` on, whatever its default is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import create_engine, event, inspect
+from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from journal.disk import Disk, RealDisk
+from tfmq.dead_letters.address import ALLOWED, Address
+from tfmq.dead_letters.table import METADATA, TABLE
+from tfmq.errors import BadRequest, StoreFailed
+
+BUSY_SECONDS: Final = 30.0
+"""How long one process waits for another one's transaction, which has at most a page of letters."""
+READS: Final = "tfmq_reads"
+"""The option of connections that change nothing."""
+FOLDER_MODE: Final = 0o700
+"""Payloads are nobody else's."""
+
+
+class Database:
+    """See the module. Safe for threads; a forked child opens its own."""
+
+    def __init__(self, address: Address) -> None:
+        self.name = str(address)
+        self._address = address
+        self._url = _url(address)
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._process = os.getpid()
+
+    @property
+    def path(self) -> Path | None:
+        """The file, where it is one."""
+        found = self._url.get_backend_name() == "sqlite" and self._url.database
+        return Path(str(found)) if found else None
+
+    def is_there(self) -> bool:
+        """Whether there is a store already. Raises `StoreFailed` where that cannot be known."""
+        if self.path is not None and not self.path.exists():
+            return False
+        with self.failing():
+            return inspect(self._connected()).has_table(TABLE.name)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction; committed, and on the disk, when the block ends. Raises `StoreFailed`."""
+        with self.failing(), self._opened().begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Raises `StoreFailed`."""
+        with self.failing(), self._opened().execution_options(**{READS: True}).connect() as connection:
+            yield connection
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """What a database raises becomes `StoreFailed`, which names the store and never a value of a row."""
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise StoreFailed(
+                f"The dead letters at {self.name} could not be reached: {_reason(error)}"
+            ) from error
+        except OSError as error:
+            raise StoreFailed(f"The dead letters at {self.name} could not be reached: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            if self._engine is not None:
+                self._engine.dispose(close=self._process == os.getpid())
+            self._engine = None
+
+    def _opened(self) -> Engine:
+        """The engine, with the table made where it was missing."""
+        with self._lock:
+            if self._engine is not None and self._process == os.getpid():
+                return self._engine
+        engine = self._connected()
+        METADATA.create_all(engine, checkfirst=True)
+        return engine
+
+    def _connected(self) -> Engine:
+        with self._lock:
+            if self._engine is None or self._process != os.getpid():
+                if self._engine is not None:
+                    self._engine.dispose(close=False)  # the connections are the parent's
+                self._engine, self._process = self._made(), os.getpid()
+            return self._engine
+
+    def _made(self) -> Engine:
+        if self._url.get_backend_name() != "sqlite":
+            engine = create_engine(self._url, pool_pre_ping=True)
+            if engine.dialect.name == "postgresql":
+                event.listen(engine, "connect", _commit_synchronously)
+            return engine
+        if self.path is not None:
+            make_folder(self.path.parent)
+        engine = create_engine(self._url, connect_args={"timeout": BUSY_SECONDS})
+        event.listen(engine, "connect", _sync_fully)
+        event.listen(engine, "begin", _lock_at_once)
+        return engine
+
+
+def make_folder(folder: Path, disk: Disk | None = None) -> None:
+    """The folder of the store, and those above it, each on the disk before something is put into it."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        (disk or RealDisk()).force_folder(str(each.parent))
+
+
+def _url(address: Address) -> Any:
+    if address.kind == "path":
+        path = Path(address.value).expanduser()
+        return make_url("sqlite://").set(database=str(path.absolute()))
+    try:
+        url = make_url(address.value)
+        url.get_dialect()
+        if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+            raise BadRequest(
+                f"{address} is in memory: dead letters must outlive the process, give it a file."
+            )
+        return url
+    except (ArgumentError, NoSuchModuleError, ImportError) as error:
+        raise BadRequest(f"{address} names no database that SQLAlchemy knows ({error}): {ALLOWED}.") from None
+
+
+def _sync_fully(connection: Any, _: object) -> None:
+    connection.isolation_level = None  # SQLAlchemy begins, not the driver: see _lock_at_once
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _lock_at_once(connection: Connection) -> None:
+    reads = connection.get_execution_options().get(READS)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _commit_synchronously(connection: Any, _: object) -> None:
+    before, connection.autocommit = connection.autocommit, True
+    cursor = connection.cursor()
+    cursor.execute("SET synchronous_commit TO on")
+    cursor.close()
+    connection.autocommit = before
+
+
+def _reason(error: SQLAlchemyError) -> str:
+    """The driver's own words on one line, without the statement and its values."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -1,0 +1,125 @@
+"""What happens to dead letters. A store applies events and nothing else; `course` says what each does.
+
+Each has the time at which it happened, `at_ms`, in ms since 1970. Those of whoever has taken a letter bear its `token`,
+and do nothing once it is another's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tfmq.client.dead_letters import Failure
+from tfmq.dead_letters.letter import Journey, Letter
+
+
+class Keep(NamedTuple):
+    """The message was given up, or put off until `next_ms` (0: it is dead). `letter` has its history and `calls`."""
+
+    at_ms: int
+    letter: Letter
+    next_ms: int = 0
+
+
+class Take(NamedTuple):
+    """`token` handles it now, and has it until `lease_ms`."""
+
+    at_ms: int
+    token: str
+    lease_ms: int
+
+
+class Renew(NamedTuple):
+    at_ms: int
+    token: str
+    lease_ms: int
+
+
+class Handled(NamedTuple):
+    at_ms: int
+    token: str
+
+
+class Failed(NamedTuple):
+    """It is handled again at `next_ms`, unless its calls are used up; 0: never."""
+
+    at_ms: int
+    token: str
+    failure: Failure
+    next_ms: int
+
+
+class PutOff(NamedTuple):
+    at_ms: int
+    token: str
+    failure: Failure
+    next_ms: int
+
+
+class GiveBack(NamedTuple):
+    """It was taken and not handled."""
+
+    at_ms: int
+    token: str
+
+
+class Retry(NamedTuple):
+    """A person wants it handled again, with so many calls before it is dead again."""
+
+    at_ms: int
+    calls_left: int
+
+
+class Drop(NamedTuple):
+    """A person wants it no more. `force`: also where it may be under way to a topic."""
+
+    at_ms: int
+    force: bool = False
+
+
+class Claim(NamedTuple):
+    """`token` sends it again. `waiting`: also one that is to be handled again."""
+
+    at_ms: int
+    token: str
+    waiting: bool = False
+
+
+class Depart(NamedTuple):
+    """Its place in a stream is settled: from now on it may have been sent."""
+
+    at_ms: int
+    token: str
+    journey: Journey
+
+
+class Arrive(NamedTuple):
+    """The broker has it, at `offset` (-1: it did not say)."""
+
+    at_ms: int
+    producer_id: int
+    sequence: int
+    offset: int
+
+
+class Return(NamedTuple):
+    """It is known that it was not sent under this place, and never will be: it is dead as before."""
+
+    at_ms: int
+    token: str
+
+
+Event = (
+    Keep
+    | Take
+    | Renew
+    | Handled
+    | Failed
+    | PutOff
+    | GiveBack
+    | Retry
+    | Drop
+    | Claim
+    | Depart
+    | Arrive
+    | Return
+)

@@ -1,0 +1,138 @@
+"""The dead letters of one group, as its consumers use them: `tfmq.client.dead_letters.DeadLetters` over a shelf."""
+
+from __future__ import annotations
+
+import logging
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from tfmq.client.dead_letters import Due, Failure
+from tfmq.client.received import Codec, ReceivedMessage
+from tfmq.client.waiting import Operation
+from tfmq.dead_letters import events
+from tfmq.dead_letters.letter import DEAD, RETRYING, letter_of
+from tfmq.dead_letters.shelf import Shelf
+from tfmq.dead_letters.waits import wait_ms
+
+log = logging.getLogger("tfmq.dead_letters")
+
+LEASE_SECONDS: Final = 60.0
+"""So long nobody else handles what a killed consumer had taken; one at work renews it three times as often."""
+TAKES_MAX: Final = 100
+"""So many are looked at in one `take`: others took them first, or their calls were used up."""
+
+
+class GroupDeadLetters:
+    """See the protocol. `calls_max`: how often a handler is called with one message before it is dead; `token` names
+    this consumer; `jitter` gives numbers from 0 to 1.
+    """
+
+    lease_seconds = LEASE_SECONDS
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        group: str,
+        calls_max: int,
+        *,
+        wall_clock: Callable[[], float],
+        codec: Codec | None = None,
+        jitter: Callable[[], float] = random.random,
+        token: str = "",
+    ) -> None:
+        self.shelf = shelf
+        self.address = shelf.name
+        self._group = group
+        self._calls_max = calls_max
+        self._wall_clock = wall_clock
+        self._codec = codec
+        self._jitter = jitter
+        self._token = token or uuid.uuid4().hex
+
+    def keep(
+        self,
+        message: ReceivedMessage[Any],
+        failures: Sequence[Failure],
+        *,
+        calls: int | None = None,
+        retry_after: float | None = None,
+    ) -> Operation[str]:
+        """One that is put off has all the calls left that did not fail."""
+        count = len(failures) if calls is None else calls
+        now_ms = self._now_ms()
+        left = 0 if retry_after is None else max(1, self._calls_max - max(0, count - 1))
+        letter = replace(letter_of(message, self._group), calls=count, calls_left=left).with_failures(
+            failures
+        )
+        next_ms = 0 if retry_after is None else now_ms + max(1, round(retry_after * 1000))
+        step = (letter.id, events.Keep(now_ms, letter, next_ms))
+        (kept,) = yield from self.shelf.apply([step])
+        assert kept is not None, "every state can be kept"
+        if kept.state == DEAD:
+            log.warning(
+                "%s is a dead letter now, %s at %s: %s", letter.origin, letter.id, self.address, kept.error
+            )
+        return kept.state
+
+    def take(self) -> Operation[Due | None]:
+        for _ in range(TAKES_MAX):
+            now_ms = self._now_ms()
+            id = yield from self.shelf.due(self._group, now_ms)
+            if id is None:
+                return None
+            token = f"{self._token}{uuid.uuid4().hex[:8]}"
+            take = events.Take(now_ms, token, now_ms + round(self.lease_seconds * 1000))
+            (taken,) = yield from self.shelf.apply([(id, take)])
+            if taken is None or taken.state != RETRYING:
+                continue
+            whole = yield from self.shelf.get(id)
+            if whole is not None and whole.token == token:
+                return Due(id, whole.message(self._codec), taken.calls, taken.put_offs, token)
+        return None
+
+    def seconds_until_due(self) -> Operation[float | None]:
+        due_ms = yield from self.shelf.next_due_ms(self._group)
+        return None if due_ms is None else max(0.0, (due_ms - self._now_ms()) / 1000)
+
+    def renew(self, due: Due) -> Operation[bool]:
+        now_ms = self._now_ms()
+        renewal = events.Renew(now_ms, due.token, now_ms + round(self.lease_seconds * 1000))
+        return bool((yield from self._settle(due, renewal)))
+
+    def handled(self, due: Due) -> Operation[bool]:
+        return bool((yield from self._settle(due, events.Handled(self._now_ms(), due.token))))
+
+    def failed(self, due: Due, failure: Failure, *, rejected: bool = False) -> Operation[str]:
+        now_ms = self._now_ms()
+        next_ms = 0 if rejected else now_ms + wait_ms(due.calls, self._jitter())
+        return (yield from self._settle(due, events.Failed(now_ms, due.token, failure, next_ms)))
+
+    def put_off(self, due: Due, seconds: float, reason: str = "") -> Operation[str]:
+        now_ms = self._now_ms()
+        failure = Failure(now_ms, f"RetryLater: {reason or f'after {seconds:g} s'}")
+        event = events.PutOff(now_ms, due.token, failure, now_ms + max(1, round(seconds * 1000)))
+        return (yield from self._settle(due, event))
+
+    def give_back(self, due: Due) -> Operation[bool]:
+        return bool((yield from self._settle(due, events.GiveBack(self._now_ms(), due.token))))
+
+    def close(self) -> None:
+        self.shelf.close()
+
+    def _settle(self, due: Due, event: events.Event) -> Operation[str]:
+        """The state behind `event`; "" where the letter is another's by now."""
+        (found,) = yield from self.shelf.apply([(due.id, event)])
+        if found is None:
+            log.warning("%s is in other hands: the lease was over.", due.id)
+            return ""
+        if found.state == DEAD:
+            log.warning(
+                "%s is a dead letter now, %s at %s: %s", found.origin, found.id, self.address, found.error
+            )
+        return found.state
+
+    def _now_ms(self) -> int:
+        return round(self._wall_clock() * 1000)

@@ -1,0 +1,287 @@
+"""Dead letters go to a topic again, each once, wherever the one who sends them is killed.
+
+For each batch: claim the letters (nobody else sends them now), settle their places in a stream of one's own and write
+them down (from now on they may have been sent), send, write down that they arrived. Whoever comes next begins with
+those whose places are written down and of which nobody wrote that they arrived: it sends the same under the same
+places, which the broker stores once (`tfmq.client.numbered`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from tfmq.client.cluster import Cluster, Topic
+from tfmq.client.link import Link
+from tfmq.client.numbered import Stream, lease_id, locate_end
+from tfmq.client.operations import find_topics
+from tfmq.client.waiting import Operation, Wait
+from tfmq.dead_letters import events
+from tfmq.dead_letters.departure import Fate, content_of_letter, send_run
+from tfmq.dead_letters.letter import DEAD, REDRIVING, Journey, Letter
+from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
+from tfmq.dead_letters.shelf import Shelf
+from tfmq.errors import BadRequest, DecodeFailed, MessageTooLarge, UnknownTopic
+from tfmq.ids import sequences_left
+from tfmq.protocol.commands import BY_LATEST
+
+LOOP_LIMIT: Final = 3
+"""A message that came back so often will come back again: somebody has to look at it first."""
+BATCH_BYTES: Final = 1 << 20
+BATCHES_PER_SECOND: Final = 10
+"""With a rate, so many batches a second at most: no bursts."""
+TIMEOUT_SECONDS: Final = 60.0
+"""How long one batch is tried; then it stays under way, and the next redrive goes on with it."""
+
+
+class Wish(NamedTuple):
+    """`selection` of the letters (only dead ones are sent) · `to_topic` instead of where each came from · `rate`: at
+    most so many a second · `limit`: so many in all · `loop_limit`: those sent again so often are passed over · `dry`:
+    only count."""
+
+    selection: Selection = Selection()
+    to_topic: str | None = None
+    rate: float | None = None
+    limit: int | None = None
+    loop_limit: int = LOOP_LIMIT
+    dry: bool = False
+
+
+@dataclass
+class Report:
+    """`sent`: in a topic now · `resumed`: of these had been under way · `looping`: passed over for the loop limit ·
+    `unsendable`, `unsure`: a sentence for each · `targets`: topic -> how many."""
+
+    sent: int = 0
+    resumed: int = 0
+    looping: int = 0
+    unsendable: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+    targets: dict[str, int] = field(default_factory=dict)
+
+    def count(self, topic: str, number: int) -> None:
+        """So many more for `topic`."""
+        if number:
+            self.targets[topic] = self.targets.get(topic, 0) + number
+
+
+class Redrive:
+    """See the module. `run` is one redrive; `wall_clock` gives seconds since 1970."""
+
+    def __init__(
+        self, shelf: Shelf, link: Link, wish: Wish, *, wall_clock: Callable[[], float], token: str = ""
+    ) -> None:
+        if wish.rate is not None and not 0 < wish.rate < float("inf"):
+            raise BadRequest(f"A rate of {wish.rate:g} a second sends nothing: give one above 0.")
+        self.report = Report()
+        self._shelf = shelf
+        self._link = link
+        self._wish = wish
+        self._wall_clock = wall_clock
+        self._token = token or uuid.uuid4().hex
+        self._cluster = Cluster(link.now)
+        self._topics: dict[str, Topic] = {}
+        self._streams: dict[tuple[str, int], tuple[Stream, int]] = {}
+        self._next_at = 0.0
+
+    def run(self) -> Operation[Report]:
+        """First what is under way, then what is wished for. Raises what keeps it from going on; then what was begun
+        stays under way, and `report` says how far it came."""
+        started_ms = self._now_ms()
+        if not self._wish.dry:
+            yield from self._resume()
+        until_ms = self._wish.selection.until_ms
+        until_ms = started_ms + 1 if until_ms is None else min(until_ms, started_ms + 1)
+        chosen = self._wish.selection._replace(states=(DEAD,), until_ms=until_ms)
+        page = START
+        while self._room():
+            letters = yield from self._shelf.find(chosen, page, PAGE_LETTERS, whole=not self._wish.dry)
+            if not letters:
+                break
+            page = Page(letters[-1].kept_ms, letters[-1].id)
+            yield from self._send_page(letters)
+        return self.report
+
+    # What is under way
+
+    def _resume(self) -> Operation[None]:
+        page = START
+        under_way = Selection(states=(REDRIVING,))
+        while letters := (yield from self._shelf.find(under_way, page, PAGE_LETTERS, whole=True)):
+            page = Page(letters[-1].kept_ms, letters[-1].id)
+            unsent = [each for each in letters if each.journey is None]
+            yield from self._shelf.apply(
+                [(each.id, events.Return(self._now_ms(), each.token)) for each in unsent]
+            )
+            for run in runs_of([each for each in letters if each.journey is not None]):
+                fate = yield from self._depart(run)
+                self.report.resumed += fate.arrived
+
+    # What is wished for
+
+    def _send_page(self, letters: Sequence[Letter]) -> Operation[None]:
+        able = [each for each in letters if each.redrives < self._wish.loop_limit]
+        self.report.looping += len(letters) - len(able)
+        if self._wish.limit is not None:
+            able = able[: self._wish.limit - self._done()]
+        by_target: dict[tuple[str, int], list[Letter]] = {}
+        for each in able:
+            target = yield from self._target(each)
+            by_target.setdefault(target, []).append(each)
+        for target, meant in by_target.items():
+            if self._wish.dry:
+                self.report.count(target[0], len(meant))
+                continue
+            for batch in self._batches(meant):
+                yield from self._pace(len(batch))
+                yield from self._send_batch(target, batch)
+
+    def _target(self, letter: Letter) -> Operation[tuple[str, int]]:
+        """The partition that it came from; in another topic the one that the key, or the number, chooses."""
+        name = self._wish.to_topic or letter.topic
+        if name not in self._topics:
+            found = yield from find_topics(self._link, self._cluster, [name])
+            if not found:
+                raise UnknownTopic(
+                    f"There is no topic {name}: create it (tfmq topic create {name}), or name another (--to)."
+                )
+            self._topics[name] = found[0]
+        count = len(self._topics[name].partitions)
+        if name == letter.topic and letter.partition < count:
+            return name, letter.partition
+        if letter.key is None:
+            return name, letter.partition % count
+        data = letter.key.encode() if isinstance(letter.key, str) else letter.key
+        return name, zlib.crc32(data) % count
+
+    def _batches(self, letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+        """As many as are sent at once."""
+        most = PAGE_LETTERS if self._wish.rate is None else max(1, int(self._wish.rate / BATCHES_PER_SECOND))
+        batch: list[Letter] = []
+        size = 0
+        for each in letters:
+            if not self._sendable(each):
+                continue
+            own = max(0, each.payload_bytes)
+            if batch and (len(batch) >= most or size + own > BATCH_BYTES):
+                yield batch
+                batch, size = [], 0
+            batch.append(each)
+            size += own
+        if batch:
+            yield batch
+
+    def _sendable(self, letter: Letter) -> bool:
+        try:
+            content_of_letter(letter)
+        except (DecodeFailed, MessageTooLarge) as error:
+            self.report.unsendable.append(f"{letter.id} cannot be sent: {error}")
+            return False
+        return True
+
+    def _pace(self, count: int) -> Operation[None]:
+        """Wait until the rate allows `count` more."""
+        if self._wish.rate is None:
+            return
+        while (wait := self._next_at - self._link.now()) > 0:
+            yield Wait((), wait)
+        self._next_at = max(self._next_at, self._link.now()) + count / self._wish.rate
+
+    def _send_batch(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[None]:
+        waiting = bool(self._wish.selection.ids)
+        claim = events.Claim(self._now_ms(), self._token, waiting)
+        claimed = yield from self._shelf.apply([(each.id, claim) for each in letters])
+        won = [each for each, found in zip(letters, claimed, strict=True) if found is not None]
+        if not won:
+            return
+        fate = yield from self._depart((yield from self._placed(target, won)))
+        if fate.refused and len(won) > 1:  # the broker does not say which
+            for each in won:
+                yield from self._send_batch(target, [each])
+        elif fate.refused:
+            self.report.unsendable.append(f"{won[0].id} cannot be sent: {fate.refused}")
+
+    def _placed(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[list[Letter]]:
+        """The letters with their places, written down; [] where somebody else came between."""
+        stream, first = yield from self._stream(target, len(letters))
+        end = yield from locate_end(self._link, stream, BY_LATEST, self._until())
+        steps = []
+        for sequence, each in enumerate(letters, first):
+            journey = Journey(*stream, sequence, end)
+            steps.append((each.id, events.Depart(self._now_ms(), self._token, journey)))
+        placed = yield from self._shelf.apply(steps)
+        found = [
+            replace(each, token=self._token, journey=step[1].journey)
+            for each, step, now in zip(letters, steps, placed, strict=True)
+            if now is not None
+        ]
+        if len(found) == len(letters):
+            self._streams[target] = (stream, first + len(letters))
+            return found
+        yield from self._shelf.apply(
+            [(each.id, events.Return(self._now_ms(), self._token)) for each in found]
+        )
+        return []
+
+    def _stream(self, target: tuple[str, int], count: int) -> Operation[tuple[Stream, int]]:
+        """The stream to `target` and its next sequence."""
+        known = self._streams.get(target)
+        if known is not None and sequences_left(known[1]) >= count:
+            return known
+        producer_id = yield from lease_id(self._link, self._until())
+        topic, partition = target
+        return Stream(topic, self._topics[topic].incarnation, partition, producer_id), 0
+
+    def _depart(self, letters: Sequence[Letter]) -> Operation[Fate]:
+        """Send a run, and write down what became of it."""
+        if not letters:
+            return Fate()
+        fate = yield from send_run(self._link, letters, self._until(), self._now_ms)
+        yield from self._shelf.apply(fate.steps)
+        journey = letters[0].journey
+        assert journey is not None
+        self.report.sent += fate.arrived
+        self.report.count(journey.topic, fate.arrived)
+        self.report.unsure += fate.unsure
+        if fate.arrived < len(
+            letters
+        ):  # what its stream has is not what was meant: another id for what follows
+            self._streams.pop((journey.topic, journey.partition), None)
+        return fate
+
+    def _done(self) -> int:
+        return sum(self.report.targets.values()) - self.report.resumed
+
+    def _room(self) -> bool:
+        return self._wish.limit is None or self._done() < self._wish.limit
+
+    def _until(self) -> float:
+        return self._link.now() + TIMEOUT_SECONDS
+
+    def _now_ms(self) -> int:
+        return round(self._wall_clock() * 1000)
+
+
+def runs_of(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+    """Letters under way, by stream, cut where a sequence is missing, and where they would be too much at once."""
+
+    def place(letter: Letter) -> tuple[Stream, int]:
+        assert letter.journey is not None
+        return Stream(*letter.journey[:4]), letter.journey.sequence
+
+    for _, group in itertools.groupby(sorted(letters, key=place), key=lambda each: place(each)[0]):
+        run: list[Letter] = []
+        size = 0
+        for each in group:
+            own = max(0, each.payload_bytes)
+            if run and (place(each)[1] != place(run[-1])[1] + 1 or size + own > BATCH_BYTES):
+                yield run
+                run, size = [], 0
+            run.append(each)
+            size += own
+        if run:
+            yield run

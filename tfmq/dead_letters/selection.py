@@ -1,0 +1,61 @@
+"""Which letters are meant: what `tfmq dlq list`, `export`, `redrive` filter by. Pure; a store may ask its database."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tfmq.dead_letters.letter import Letter
+
+PAGE_LETTERS = 500
+"""Letters are read, and sent, so many at a time: their bodies are in memory together."""
+
+
+class Selection(NamedTuple):
+    """All that is given must hold. `states` (): any · `error`: part of the last error's text · `since_ms`, `until_ms`:
+    when it was first kept, in ms since 1970, the first included and the last not · `ids`: those whose ids begin with
+    one of these; (): any.
+    """
+
+    states: tuple[str, ...] = ()
+    group: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    key: str | None = None
+    tag: str | None = None
+    error: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    ids: tuple[str, ...] = ()
+
+    def holds(self, letter: Letter) -> bool:
+        """Whether `letter` is meant."""
+        same = (
+            (self.group, letter.group),
+            (self.topic, letter.topic),
+            (self.partition, letter.partition),
+            (self.key, key_text(letter.key)),
+            (self.tag, letter.tag),
+        )
+        return (
+            (not self.states or letter.state in self.states)
+            and (not self.ids or letter.id.startswith(self.ids))
+            and all(wanted is None or wanted == found for wanted, found in same)
+            and (self.error is None or self.error.casefold() in letter.error.casefold())
+            and (self.since_ms is None or letter.kept_ms >= self.since_ms)
+            and (self.until_ms is None or letter.kept_ms < self.until_ms)
+        )
+
+
+class Page(NamedTuple):
+    """Where a list goes on: behind the letter that was first kept at `kept_ms` and has this `id`."""
+
+    kept_ms: int = -1
+    id: str = ""
+
+
+def key_text(key: bytes | str | None) -> str | None:
+    """A key as people write it; bytes that are no UTF-8 with a ? for each that is not."""
+    return key.decode(errors="replace") if isinstance(key, bytes) else key
+
+
+START = Page()

@@ -1,0 +1,100 @@
+"""Events as records of a topic: docs/dead-letters.md is the page of this format.
+
+The payload is one msgpack array: version, kind, id of the letter, time in ms, and the kind's own fields; the key is the
+letter's id, the tag the kind. A reader passes over kinds and versions that it does not know, and over further fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tfmq.client.dead_letters import Failure
+from tfmq.client.numbered import Content
+from tfmq.client.received import ReceivedMessage
+from tfmq.dead_letters import events
+from tfmq.dead_letters.letter import Body, Journey, Letter
+from tfmq.message import encode_attribute
+from tfmq.packing import Malformed, pack, unpack
+
+VERSION: Final = 1
+ROOM_BYTES: Final = 256 << 10
+"""Beside the body of a kept message: its history is bounded, and far smaller than this."""
+
+KINDS: Final[Mapping[type[Any], str]] = {
+    events.Keep: "keep",
+    events.Take: "take",
+    events.Renew: "renew",
+    events.Handled: "handled",
+    events.Failed: "failed",
+    events.PutOff: "put_off",
+    events.GiveBack: "give_back",
+    events.Retry: "retry",
+    events.Drop: "drop",
+    events.Claim: "claim",
+    events.Depart: "depart",
+    events.Arrive: "arrive",
+    events.Return: "return",
+}
+_BY_KIND: Final = {kind: shape for shape, kind in KINDS.items()}
+_LETTER: Final = (
+    "group topic incarnation partition offset next_offset ordinal message_id appended_ms epoch payload_bytes"
+    " calls calls_left redrives key tag"
+).split()
+
+
+def content_of(id: str, event: events.Event, bytes_max: int) -> Content:
+    """The record of `event`. A body for which a record of `bytes_max` has no room stays where the message stands."""
+    kind = KINDS[type(event)]
+    fields = (
+        _keep_fields(event, bytes_max)
+        if isinstance(event, events.Keep)
+        else [_plain(each) for each in event[1:]]
+    )
+    payload = pack([VERSION, kind, id, event.at_ms, *fields])
+    return Content(payload, encode_attribute(event.at_ms, id, kind), kind)
+
+
+def event_of(message: ReceivedMessage[Any]) -> tuple[str, events.Event] | None:
+    """What the record says, or None for one that says nothing that this release knows."""
+    try:
+        found = unpack(message.payload or b"")
+        version, kind, id, at_ms, *fields = found
+        if version != VERSION or kind not in _BY_KIND:
+            return None
+        return str(id), _event(_BY_KIND[kind], int(at_ms), fields, str(id))
+    except (Malformed, TypeError, ValueError, IndexError):
+        return None
+
+
+def _keep_fields(event: events.Keep, bytes_max: int) -> list[Any]:
+    letter, body = event.letter, event.letter.body
+    assert body is not None, "kept with its body"
+    size = len(body.payload or b"") + len(body.attribute or b"")
+    stored = list(body) if size + ROOM_BYTES <= bytes_max else None
+    return [event.next_ms, [getattr(letter, name) for name in _LETTER], _failures(letter), stored]
+
+
+def _failures(letter: Letter) -> list[list[Any]]:
+    return [list(each) for each in letter.failures]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _event(shape: Any, at_ms: int, fields: list[Any], id: str) -> events.Event:
+    """Raises `TypeError`, `ValueError`, `IndexError` for fields that the kind has not."""
+    if shape is events.Keep:
+        next_ms, known, failures, stored = fields[:4]
+        given = dict(zip(_LETTER, known, strict=False))
+        body = None if stored is None else Body(*stored[:2])
+        letter = Letter(id=id, **given, failures=tuple(Failure(*each[:3]) for each in failures), body=body)
+        return events.Keep(at_ms, letter, next_ms)
+    fields = fields[: len(shape._fields) - 1]
+    if shape in (events.Failed, events.PutOff):
+        fields[1] = Failure(*fields[1][:3])
+    if shape is events.Depart:
+        fields[1] = Journey(*fields[1][: len(Journey._fields)])
+    event: events.Event = shape(at_ms, *fields)
+    return event
