@@ -2,6 +2,8 @@
 # Installs the Debian packages that the tests use, where they are missing and we may. Says what it does.
 #   e2fsprogs   mkfs.ext4 for the power-cut images      mount, util-linux   losetup, mount, umount
 #   strace      a real EIO or ENOSPC at the Nth call    postgresql          a database with two-phase commit
+#   libzookeeper-java, default-jre-headless             a ZooKeeper server; the jars inside pyspark do as well
+# Nothing of it runs when the tests do not: they start what they need, and end it.
 set -euo pipefail
 shopt -s nullglob
 declare -A package=(
@@ -11,6 +13,9 @@ declare -A package=(
 PATH=$PATH:/usr/sbin:/sbin:$(printf '%s:' /usr/lib/postgresql/*/bin)
 declare -A missing=()
 for program in "${!package[@]}"; do command -v "$program" >/dev/null || missing[${package[$program]}]=1; done
+jars=(/usr/share/java/zookeeper.jar .venv/lib/python*/site-packages/pyspark/jars/zookeeper-[0-9]*.jar)
+[ -e "${jars[0]}" ] || [ ${#jars[@]} -gt 1 ] || missing[libzookeeper-java]=1
+command -v java >/dev/null || missing[default-jre-headless]=1
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     echo "setup: without ${!missing[*]} some tests are skipped (no root, or no apt-get)" >&2

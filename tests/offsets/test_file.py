@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from journal.disk import RealDisk
-from tfmq.errors import Busy, Closed, Damaged, Fenced, NotSupported
+from tests.offsets.contract import Contract, Open
+from tfmq.errors import Busy, Damaged, Fenced, NotSupported
 from tfmq.offsets.file import FileOffsets
-from tfmq.offsets.stored import PartitionName, StoredOffset, fenced_partitions
+from tfmq.offsets.stored import PartitionName, StoredOffset
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 11)
 PLACE = StoredOffset(offset=700, index=0, incarnation=5, epoch=2)
@@ -21,51 +22,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "offsets.json"
 
 
-def test_what_was_saved_is_read_again_with_its_generation(path: Path) -> None:
-    first = FileOffsets(str(path))
-    assert first.read("billing", [A, B]) == {}
-    first.save("billing", 3, {A: PLACE})
-    first.close()
-    assert FileOffsets(str(path)).read("billing", [A, B]) == {A: PLACE._replace(generation=3)}
+@pytest.fixture
+def open_one(path: Path) -> Open:
+    return lambda: FileOffsets(str(path))
 
 
-def test_groups_and_partitions_do_not_disturb_each_other(path: Path) -> None:
-    storage = FileOffsets(str(path))
-    storage.save("one", 1, {A: PLACE})
-    storage.save("one", 1, {B: PLACE._replace(offset=1)})
-    storage.save("two", 9, {A: PLACE._replace(offset=2)})
-    assert {name: each.offset for name, each in storage.read("one", [A, B]).items()} == {A: 700, B: 1}
-    assert storage.read("two", [A])[A].offset == 2
-
-
-def test_a_member_that_lost_a_partition_is_fenced_there_and_only_there(path: Path) -> None:
-    storage = FileOffsets(str(path))
-    storage.save("billing", 4, {A: PLACE})
-    with pytest.raises(Fenced, match="generation 4") as caught:
-        storage.save("billing", 3, {A: PLACE._replace(offset=1), B: PLACE._replace(offset=2)})
-    assert fenced_partitions(caught.value, [A, B]) == {A}
-    assert {name: each.offset for name, each in storage.read("billing", [A, B]).items()} == {A: 700, B: 2}
-
-
-def test_a_claim_fences_before_anything_is_saved(path: Path) -> None:
-    old, new = FileOffsets(str(path)), FileOffsets(str(path))
-    old.save("billing", 3, {A: PLACE})
-    assert new.claim("billing", 4, [A, B]) == {A: PLACE._replace(generation=4)}
-    for name in (A, B):
-        with pytest.raises(Fenced):
-            old.save("billing", 3, {name: PLACE})
-    new.save("billing", 4, {B: PLACE})
-    assert new.read("billing", [B]) == {B: PLACE._replace(generation=4)}
-
-
-def test_a_claim_of_a_generation_that_is_over_claims_what_is_free(path: Path) -> None:
-    storage = FileOffsets(str(path))
-    storage.claim("billing", 9, [A])
-    with pytest.raises(Fenced) as caught:
-        storage.claim("billing", 5, [A, B])
-    assert fenced_partitions(caught.value, [A, B]) == {A}
-    with pytest.raises(Fenced):
-        storage.save("billing", 4, {B: PLACE})
+class TestFile(Contract):
+    """As every storage."""
 
 
 def test_several_members_on_one_machine_share_a_file(path: Path) -> None:
@@ -99,19 +62,6 @@ def test_a_lock_that_is_not_given_back_is_said_with_its_holder(path: Path) -> No
     )  # a reader finds the old file or the new one, whoever has the lock
     held.release()
     storage.save("billing", 1, {A: PLACE})
-
-
-def test_a_closed_one_is_used_no_more(path: Path) -> None:
-    storage = FileOffsets(str(path))
-    storage.close()
-    storage.close()
-    for use in (
-        lambda: storage.read("g", [A]),
-        lambda: storage.save("g", 1, {}),
-        lambda: storage.claim("g", 1, [A]),
-    ):
-        with pytest.raises(Closed):
-            use()
 
 
 def test_a_claim_that_changes_nothing_writes_nothing(path: Path) -> None:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from journal.disk import Disk
-from tfmq.errors import BadRequest, NotSupported
+from tfmq.errors import BadRequest
 from tfmq.offsets.file import FileOffsets as FileOffsets
 from tfmq.offsets.stored import ClaimingStorage as ClaimingStorage
 from tfmq.offsets.stored import OffsetStorage as OffsetStorage
@@ -12,13 +12,15 @@ from tfmq.offsets.stored import claim as claim
 from tfmq.offsets.stored import fenced_partitions as fenced_partitions
 
 FILE_PREFIX: Final = "file:"
-LATER_PREFIXES: Final = ("zookeeper:", "sql:")
+SQL_PREFIX: Final = "sql:"
+ZOOKEEPER_PREFIX: Final = "zookeeper://"
+WORDS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PORT/ROOT"'
 
 
 def open_storage(offsets: "str | OffsetStorage", disk: Disk | None = None) -> OffsetStorage | None:
-    """The storage that the argument `offsets` of a consumer names; None stands for the broker.
+    """The storage that the argument `offsets` of a consumer names; None stands for the broker. Touches no network.
 
-    Raises BadRequest for what names none, NotSupported for those that this release lacks.
+    Raises BadRequest for what names none, NotSupported where a library is missing, with the words to install it.
     """
     if not isinstance(offsets, str):
         if isinstance(offsets, OffsetStorage):
@@ -30,8 +32,12 @@ def open_storage(offsets: "str | OffsetStorage", disk: Disk | None = None) -> Of
         return None
     if offsets.startswith(FILE_PREFIX) and len(offsets) > len(FILE_PREFIX):
         return FileOffsets(offsets.removeprefix(FILE_PREFIX), disk)
-    if offsets.startswith(LATER_PREFIXES):
-        raise NotSupported(
-            f'offsets="{offsets}" needs a later release; this one has "broker" and "file:PATH".'
-        )
-    raise BadRequest(f'offsets={offsets!r} names no storage; write "broker" or "file:PATH".')
+    if offsets.startswith(SQL_PREFIX):
+        from tfmq.offsets.sql import SqlOffsets  # SQLAlchemy is for who uses it
+
+        return SqlOffsets(offsets.removeprefix(SQL_PREFIX))
+    if offsets.startswith(ZOOKEEPER_PREFIX):
+        from tfmq.zookeeper.offsets import ZooKeeperOffsets  # and so is kazoo
+
+        return ZooKeeperOffsets(offsets)
+    raise BadRequest(f"offsets={offsets!r} names no storage; write {WORDS}.")

@@ -122,7 +122,13 @@ class Positions:
             self._advance(name, place)
 
     def settle_to(self, message: ReceivedMessage) -> PartitionName:
-        """`commit(message)`: its partition is processed up to it and including it.
+        """`commit(message)`: its partition is processed up to it and including it. Raises as `through`."""
+        name, behind = self.through(message)
+        self._advance(name, behind)
+        return name
+
+    def through(self, message: ReceivedMessage) -> tuple[PartitionName, Place]:
+        """The partition of `message`, and the place behind it.
 
         Raises BadRequest for a message that this consumer was not given.
         """
@@ -131,8 +137,7 @@ class Positions:
             raise BadRequest(f"This consumer does not read {name}, so it cannot commit a message of it.")
         if behind.offset > self.handed_out(name).offset:
             raise BadRequest(f"The message at offset {message.offset} of {name} was not handed out yet.")
-        self._advance(name, behind)
-        return name
+        return name, behind
 
     def drop_ready(self) -> None:
         """What of the ready batch is not handed out stays back; a loop over it ends at once."""

@@ -7,9 +7,11 @@
         tx.send("orders", order.as_json())
 
 Both commit or neither does, whatever crashes: docs/database-transactions.md tells how, and what to look after.
+`commit_offsets` is for who only consumes: results and offset in one transaction of the database (docs/offsets.md).
 """
 
 from tfmq.sql.asking import check as check
+from tfmq.sql.offsets import commit_offsets as commit_offsets
 from tfmq.sql.pruning import prune as prune
 from tfmq.sql.table import TABLE as TABLE
 from tfmq.sql.table import create_table as create_table
@@ -23,6 +25,7 @@ __all__ = [
     "AsyncTransaction",
     "Transaction",
     "check",
+    "commit_offsets",
     "create_table",
     "prune",
     "transaction",

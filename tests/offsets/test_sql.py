@@ -1,0 +1,91 @@
+"""Offsets in an SQLite file; those in PostgreSQL are in tests/sql/test_offsets.py."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.offsets.contract import PLACE, A, Contract, Open
+from tfmq.errors import BadRequest, Busy, ConnectionFailed, NotSupported
+from tfmq.offsets import sql
+from tfmq.offsets.sql import SqlOffsets
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'offsets.db'}"
+
+
+@pytest.fixture
+def open_one(url: str) -> Iterator[Open]:
+    made: list[SqlOffsets] = []
+
+    def opened() -> SqlOffsets:
+        made.append(SqlOffsets(url))
+        return made[-1]
+
+    yield opened
+    for each in made:
+        each.close()
+
+
+class TestSQLite(Contract):
+    """As every storage."""
+
+
+def test_who_uses_the_table_can_read_it(open_one: Open, tmp_path: Path) -> None:
+    open_one().save("billing", 4, {A: PLACE})
+    with sqlite3.connect(tmp_path / "offsets.db") as connection:
+        rows = connection.execute("SELECT * FROM tfmq_offsets").fetchall()
+    assert rows == [("billing", "orders", 0, 1 << 40, 3, 1 << 33, 2, 4)]
+    connection.close()
+
+
+def test_nothing_is_touched_before_it_is_needed(tmp_path: Path) -> None:
+    SqlOffsets(f"sqlite:///{tmp_path / 'offsets.db'}").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_is_not_given_back_is_passing_trouble(
+    open_one: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "LOCK_SECONDS", 0.05)
+    storage = open_one()
+    storage.save("billing", 1, {A: PLACE})
+    other = sqlite3.connect(tmp_path / "offsets.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Busy, match=r"offsets\.db: another transaction") as caught:
+        storage.save("billing", 1, {A: PLACE})
+    assert caught.value.retriable
+    other.execute("ROLLBACK")
+    other.close()
+    storage.save("billing", 1, {A: PLACE})
+
+
+def test_a_database_that_cannot_be_reached_is_passing_trouble(tmp_path: Path) -> None:
+    storage = SqlOffsets(f"sqlite:///{tmp_path / 'gone' / 'offsets.db'}")
+    with pytest.raises(ConnectionFailed, match="does not answer") as caught:
+        storage.read("billing", [A])
+    assert caught.value.retriable
+    (tmp_path / "gone").mkdir()
+    assert storage.read("billing", [A]) == {}
+    storage.close()
+
+
+@pytest.mark.parametrize("wrong", ["", "somewhere", "sqlite://", "sqlite:///:memory:"])
+def test_what_is_no_address_of_a_lasting_database_is_refused(wrong: str) -> None:
+    with pytest.raises(BadRequest):
+        SqlOffsets(wrong)
+
+
+def test_a_driver_that_is_missing_is_named() -> None:
+    with pytest.raises(NotSupported, match=r"tfmq\[postgresql\]"):
+        SqlOffsets("postgresql+nothing://host/db").read("billing", [A])
+
+
+def test_a_password_is_never_shown() -> None:
+    storage = SqlOffsets("postgresql+psycopg://user:secret@127.0.0.1:1/db?connect_timeout=2")
+    with pytest.raises(ConnectionFailed) as caught:
+        storage.read("billing", [A])
+    assert "secret" not in str(caught.value)

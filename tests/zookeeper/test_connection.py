@@ -1,0 +1,75 @@
+"""Connections to ZooKeeper: made when they are needed, anew in a child, with errors of ours."""
+
+import os
+import sys
+
+import pytest
+from kazoo import exceptions
+
+from tfmq.errors import Closed, ConnectionFailed, NotAllowed, NotSupported
+from tfmq.zookeeper.address import zookeeper_address
+from tfmq.zookeeper.connection import Connection, new_client, results, translated
+
+
+def test_a_connection_is_made_when_it_is_first_used_and_kept(address: str) -> None:
+    connection = Connection(zookeeper_address(address))
+    with connection.client() as first:
+        first.ensure_path("/tfmq-connection")
+    with connection.client() as second:
+        assert second is first and second.exists("/tfmq-connection")
+    connection.close()
+    connection.close()
+    assert not first.connected
+    with pytest.raises(Closed), connection.client():
+        pass
+
+
+def test_a_forked_child_has_a_session_of_its_own(address: str) -> None:
+    connection = Connection(zookeeper_address(address))
+    with connection.client() as client:
+        parents = client.client_id[0]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with connection.client() as client:
+                os.write(writing, b"%d" % client.client_id[0])
+            connection.close()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert int(pipe.read()) != parents
+    os.waitpid(child, 0)
+    with connection.client() as client:
+        assert client.client_id[0] == parents and client.exists("/") is not None
+    connection.close()
+
+
+def test_results_come_in_order_with_errors_in_their_places(address: str) -> None:
+    connection = Connection(zookeeper_address(address))
+    with connection.client() as client:
+        found = results([client.get_async("/"), client.get_async("/is-not-there")])
+    assert found[0][0] == b"" and isinstance(found[1], exceptions.NoNodeError)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (exceptions.ConnectionLoss, ConnectionFailed),
+        (exceptions.SessionExpiredError, ConnectionFailed),
+        (exceptions.OperationTimeoutError, ConnectionFailed),
+        (exceptions.ConnectionClosedError, ConnectionFailed),
+        (exceptions.NoAuthError, NotAllowed),
+    ],
+)
+def test_kazoos_errors_become_ours(raised: type[Exception], expected: type[Exception]) -> None:
+    with pytest.raises(expected, match="zookeeper://a:1/meta"), translated(zookeeper_address("a:1/meta")):
+        raise raised()
+
+
+def test_without_kazoo_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kazoo.client", None)
+    with pytest.raises(NotSupported, match=r"tfmq\[zookeeper\]"):
+        new_client(zookeeper_address("a"), 10)

@@ -1,0 +1,135 @@
+"""Offsets in a real ZooKeeper."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.proxy import proxied
+from tests.offsets.contract import PLACE, A, B, Contract, Open
+from tfmq.errors import ConnectionFailed, Damaged, Fenced
+from tfmq.offsets.stored import StoredOffset
+from tfmq.zookeeper import connection
+from tfmq.zookeeper.offsets import ZooKeeperOffsets
+from tools.rigs.zookeeper import ZooKeeperServer
+
+
+@pytest.fixture
+def open_one(address: str) -> Iterator[Open]:
+    made: list[ZooKeeperOffsets] = []
+
+    def opened() -> ZooKeeperOffsets:
+        made.append(ZooKeeperOffsets(address))
+        return made[-1]
+
+    yield opened
+    for each in made:
+        each.close()
+
+
+class TestZooKeeper(Contract):
+    """As every storage."""
+
+
+def test_the_nodes_are_those_of_metamorphosis(open_one: Open, nodes: Any, root: str) -> None:
+    open_one().save("billing", 4, {A: PLACE})
+    path = f"{root}/consumers/billing/offsets/orders/0-0"
+    assert nodes.get(path)[0] == b"0-%d" % PLACE.offset
+    assert nodes.get_children(path) == ["tfmq"]
+    assert nodes.get(path)[1].ephemeralOwner == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "offset"), [(b"0-500", 500), (b"8812-500", 500), (b"500", 500), (b"0-0", 0)]
+)
+def test_an_offset_that_somebody_else_set_is_where_the_group_goes_on(
+    open_one: Open, nodes: Any, root: str, data: bytes, offset: int
+) -> None:
+    storage = open_one()
+    storage.save("billing", 4, {A: PLACE})
+    nodes.set(f"{root}/consumers/billing/offsets/orders/0-0", data)
+    expected = StoredOffset(offset, 0, PLACE.incarnation, -1, 4)
+    assert storage.read("billing", [A]) == {A: expected}
+    assert storage.claim("billing", 5, [A]) == {A: expected._replace(generation=5)}
+    assert open_one().read("billing", [A]) == {A: expected._replace(generation=5)}
+
+
+@pytest.mark.parametrize(
+    ("node", "data"),
+    [
+        ("", b"here"),
+        ("", b"0-" + b"9" * 5000),
+        ("/tfmq", b"{"),
+        ("/tfmq", b"[]"),
+        ("/tfmq", b'{"offset": 1}'),
+    ],
+)
+def test_a_node_that_holds_something_else_is_named_and_left_alone(
+    open_one: Open, nodes: Any, root: str, node: str, data: bytes
+) -> None:
+    storage = open_one()
+    storage.save("billing", 4, {A: PLACE})
+    path = f"{root}/consumers/billing/offsets/orders/0-0{node}"
+    nodes.set(path, data)
+    for use in (
+        lambda: storage.read("billing", [A]),
+        lambda: storage.claim("billing", 5, [A]),
+        lambda: storage.save("billing", 4, {A: PLACE}),
+    ):
+        with pytest.raises(Damaged, match=path):
+            use()
+    assert nodes.get(path)[0] == data
+
+
+def test_writers_of_one_generation_do_not_lose_each_others_rows(open_one: Open) -> None:
+    """Invariant: each partition has the last offset that was saved of it, and never a mixture."""
+
+    def save(storage: Any, name: Any) -> None:
+        for offset in range(1, 21):
+            storage.save("billing", 1, {name: StoredOffset(offset, incarnation=offset)})
+
+    threads = [threading.Thread(target=save, args=(open_one(), name)) for name in (A, B)]
+    reader = open_one()
+    for each in threads:
+        each.start()
+    while any(each.is_alive() for each in threads):
+        for row in reader.read("billing", [A, B]).values():
+            assert row.offset == row.incarnation
+    assert [row.offset for row in reader.read("billing", [A, B]).values()] == [20, 20]
+
+
+def test_a_save_that_was_held_up_changes_nothing_of_a_new_owner(
+    zookeeper: ZooKeeperServer, open_one: Open, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits on a connection that is stuck may arrive when the partition has another owner."""
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.5)
+    with proxied(zookeeper.address) as proxy:
+        old = ZooKeeperOffsets(f"zookeeper://{proxy.address}{root}")
+        old.save("billing", 3, {A: PLACE})
+        held: list[bytes] = []
+        proxy.up = lambda data: held.append(data) or b""  # type: ignore[func-returns-value]
+        proxy.cut_when_short = False
+        with pytest.raises(ConnectionFailed):
+            old.save("billing", 3, {A: PLACE._replace(offset=9)})
+        new = open_one()
+        new.claim("billing", 4, [A])
+        proxy.up = None
+        proxy.cut()
+        with pytest.raises(Fenced):
+            for _ in range(20):
+                try:
+                    old.save("billing", 3, {A: PLACE._replace(offset=10)})
+                except ConnectionFailed:
+                    continue
+        assert new.read("billing", [A]) == {A: PLACE._replace(generation=4)}
+        old.close()
+
+
+def test_a_zookeeper_that_is_gone_is_passing_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
+    storage = ZooKeeperOffsets("zookeeper://127.0.0.1:1/meta")
+    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1") as caught:
+        storage.read("billing", [A])
+    assert caught.value.retriable
+    storage.close()

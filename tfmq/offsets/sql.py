@@ -1,0 +1,129 @@
+"""Offsets in a database, through SQLAlchemy: `offsets="sql:URL"`.
+
+With the offsets in the database of the program's own results, both can be in one transaction, which makes processing
+exactly once: `tfmq.sql.commit_offsets`. Saving by itself, every few seconds, works in every database as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+
+from tfmq.errors import BadRequest, Busy, Closed, ConnectionFailed, NotSupported, TfmqError
+from tfmq.offsets import table
+from tfmq.offsets.stored import PartitionName, StoredOffset, fenced
+
+Result = TypeVar("Result")
+
+LOCK_SECONDS: Final = 5
+"""So long a call waits for a row that another transaction has changed; then it is tried again later."""
+TRIES: Final = 3
+"""Of two members that wait for each other the database ends one; everything here may be done again."""
+
+
+class SqlOffsets:
+    """Offsets in the table `tfmq_offsets`, made on first use. Every call raises ConnectionFailed where the database
+    cannot be reached, Busy while another transaction has the rows; both pass.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Touches no database. Raises BadRequest for what is no URL or a database that no other process sees."""
+        try:
+            self.url = make_url(url)
+        except ArgumentError as error:
+            raise BadRequest(
+                f"offsets={'sql:' + url!r} needs a URL of SQLAlchemy behind sql: {error}"
+            ) from None
+        if self.url.get_backend_name() == "sqlite" and self.url.database in (None, "", ":memory:"):
+            raise BadRequest('An SQLite in memory forgets the offsets: write "sql:sqlite:///PATH".')
+        self._engine: Engine | None = None
+        self._process = 0
+        self._closed = False
+
+    def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
+        """As `OffsetStorage.read`."""
+        return self._do(lambda connection: table.read(connection, group, partitions))
+
+    def claim(
+        self, group: str, generation: int, partitions: Sequence[PartitionName]
+    ) -> dict[PartitionName, StoredOffset]:
+        """As `ClaimingStorage.claim`. Whoever changes a row, and has not committed, is waited for."""
+
+        def work(
+            connection: Connection,
+        ) -> tuple[dict[PartitionName, int], dict[PartitionName, StoredOffset]]:
+            lost = table.change(connection, group, generation, dict.fromkeys(partitions))
+            return lost, table.read(connection, group, partitions)
+
+        lost, kept = self._do(work)
+        self._tell(group, generation, lost)
+        return kept
+
+    def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
+        """As `OffsetStorage.save`."""
+        changes: dict[PartitionName, StoredOffset | None] = dict(offsets)
+        self._tell(
+            group,
+            generation,
+            self._do(lambda connection: table.change(connection, group, generation, changes)),
+        )
+
+    def close(self) -> None:
+        """Closes the connections; a further call raises Closed."""
+        self._closed = True
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose(close=self._process == os.getpid())
+
+    def _tell(self, group: str, generation: int, lost: Mapping[PartitionName, int]) -> None:
+        if lost:
+            raise fenced(self.url.render_as_string(), group, generation, lost)
+
+    def _do(self, work: Callable[[Connection], Result]) -> Result:
+        """What `work` gives, in a transaction that is committed when this returns."""
+        for left in reversed(range(TRIES)):
+            try:
+                with self._opened().begin() as connection:
+                    if connection.dialect.name == "postgresql":
+                        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
+                    return work(connection)
+            except (OperationalError, InterfaceError) as error:
+                if not left or "locked" in str(error.orig) or "lock timeout" in str(error.orig):
+                    raise self._passing(error) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _opened(self) -> Engine:
+        """The engine of this process: connections of a parent are not ours to use, nor to close."""
+        if self._closed:
+            raise Closed("The storage of offsets was closed.")
+        if self._engine is None or self._process != os.getpid():
+            if self._engine is not None:
+                self._engine.dispose(close=False)
+            self._process = os.getpid()
+            self._engine = None
+            engine = self._made()
+            table.create_table(engine)
+            self._engine = engine
+        return self._engine
+
+    def _made(self) -> Engine:
+        waits = {"timeout": LOCK_SECONDS} if self.url.get_driver_name() == "pysqlite" else {}
+        try:
+            return create_engine(self.url, pool_pre_ping=True, pool_size=1, connect_args=waits)
+        except (ImportError, NoSuchModuleError) as error:
+            raise NotSupported(
+                f"{self.url.drivername}: its driver is not installed ({error}); for PostgreSQL: pip install"
+                ' "tfmq[postgresql]".'
+            ) from None
+
+    def _passing(self, error: DBAPIError) -> TfmqError:
+        """Trouble that may be over at the next try, as one of our errors."""
+        where, reason = self.url.render_as_string(), str(error.orig).strip()
+        if "lock" in reason:
+            return Busy(f"{where}: another transaction has the offsets: {reason}")
+        return ConnectionFailed(f"The offsets are in {where}, which does not answer: {reason}")

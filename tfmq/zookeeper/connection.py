@@ -1,0 +1,108 @@
+"""A connection to ZooKeeper by kazoo, made when it is first used, anew in a forked child; its errors as ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tfmq.errors import Closed, ConnectionFailed, NotAllowed, NotSupported
+from tfmq.zookeeper.address import ZooKeeperAddress
+
+if TYPE_CHECKING:
+    from kazoo.client import KazooClient
+
+ANSWER_SECONDS: Final = 10.0
+"""So long one answer is waited for, over new connections too: as long as a session lasts."""
+RETRY_SECONDS: Final = 0.1
+RETRY_SECONDS_MAX: Final = 2.0
+"""Pauses between attempts to connect, doubled up to the second."""
+
+Started = Callable[["KazooClient"], None]
+
+
+def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any) -> KazooClient:
+    """A client that connects for ever once it is started. Raises NotSupported without kazoo."""
+    try:
+        from kazoo.client import KazooClient
+    except ImportError:
+        raise NotSupported('ZooKeeper needs kazoo: pip install "tfmq[zookeeper]".') from None
+    return KazooClient(
+        hosts=address.hosts,
+        timeout=session_seconds,
+        connection_retry={
+            "max_tries": -1,
+            "delay": RETRY_SECONDS,
+            "backoff": 2,
+            "max_delay": RETRY_SECONDS_MAX,
+        },
+        **options,
+    )
+
+
+class Connection:
+    """`with connection.client() as client:` gives the client, connected; failures of kazoo leave the block as errors of
+    ours: ConnectionFailed, where it may have happened, and NotAllowed.
+    """
+
+    def __init__(self, address: ZooKeeperAddress, session_seconds: float = ANSWER_SECONDS) -> None:
+        self.address = address
+        self._session_seconds = session_seconds
+        self._client: KazooClient | None = None
+        self._process = 0
+        self._closed = False
+
+    @contextmanager
+    def client(self) -> Iterator[KazooClient]:
+        if self._closed:
+            raise Closed(f"The connection to {self.address} was closed.")
+        with translated(self.address):
+            yield self._started()
+
+    def close(self) -> None:
+        """Ends the session; twice is harmless."""
+        self._closed = True
+        client, self._client = self._client, None
+        if client is not None and self._process == os.getpid():
+            stop(client)
+
+    def _started(self) -> KazooClient:
+        if self._client is None or self._process != os.getpid():  # a parent's session is not ours
+            client = new_client(self.address, self._session_seconds)
+            client.start(timeout=ANSWER_SECONDS)
+            self._client, self._process = client, os.getpid()
+        return self._client
+
+
+def stop(client: KazooClient) -> None:
+    """End a client's session and threads."""
+    client.stop()
+    client.close()
+
+
+def results(waiting: Sequence[Any]) -> list[Any]:
+    """The results of requests that are under way, in order; an exception of one is in its place."""
+    found = []
+    for each in waiting:
+        each.wait(ANSWER_SECONDS)
+        if not each.ready():
+            from kazoo.exceptions import OperationTimeoutError
+
+            raise OperationTimeoutError(f"no answer in {ANSWER_SECONDS:g} seconds")
+        found.append(each.value if each.successful() else each.exception)
+    return found
+
+
+@contextmanager
+def translated(address: ZooKeeperAddress) -> Iterator[None]:
+    """What kazoo raises in the block leaves it as an error of ours."""
+    from kazoo import exceptions
+    from kazoo.handlers.threading import KazooTimeoutError
+
+    try:
+        yield
+    except (exceptions.NoAuthError, exceptions.AuthFailedError) as error:
+        raise NotAllowed(f"{address} does not allow this: {error!r}") from error
+    except (exceptions.KazooException, KazooTimeoutError, exceptions.ZookeeperError) as error:
+        raise ConnectionFailed(f"{address} does not answer: {error!r}") from error

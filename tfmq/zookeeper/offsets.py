@@ -1,0 +1,216 @@
+"""Offsets in ZooKeeper, in the layout of MetaMorphosis: `offsets="zookeeper://HOST:PORT/ROOT"`.
+
+Every change names the versions of the nodes that it has looked at, so a member whose change arrives late, over a cut or
+a stop of its process, changes nothing that another one has claimed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tfmq.errors import Busy
+from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced
+from tfmq.zookeeper.address import BROKER, zookeeper_address
+from tfmq.zookeeper.connection import Connection, results
+from tfmq.zookeeper.layout import Layout
+from tfmq.zookeeper.row import offset_data, row_data, stored_offset
+
+if TYPE_CHECKING:
+    from kazoo.client import KazooClient
+
+LOOKS: Final = 10
+"""So often a partition is looked at again whose nodes others change in the same moment."""
+
+
+class Found(NamedTuple):
+    """What is in the nodes of a partition now; versions None: no such node."""
+
+    stored: StoredOffset | None
+    offset_version: int | None
+    row_version: int | None
+
+
+Change = Callable[[StoredOffset | None], "StoredOffset | None"]
+"""The stored offset for the one that is there; None: nothing is to be changed."""
+
+
+class ZooKeeperOffsets:
+    """Offsets below ROOT/consumers/GROUP/offsets. Every call raises ConnectionFailed where ZooKeeper does not answer,
+    Damaged where a node holds something else.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Touches no network. Raises BadRequest for what is no address."""
+        self._connection = Connection(zookeeper_address(address))
+        self._layout = Layout(self._connection.address.root, BROKER)
+
+    def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
+        """As `OffsetStorage.read`."""
+        with self._connection.client() as client:
+            found = self._find(client, group, partitions)
+        return _kept({name: each.stored for name, each in found.items()})
+
+    def claim(
+        self, group: str, generation: int, partitions: Sequence[PartitionName]
+    ) -> dict[PartitionName, StoredOffset]:
+        """As `ClaimingStorage.claim`."""
+
+        def claimed(kept: StoredOffset | None) -> StoredOffset | None:
+            if kept is not None and kept.generation == generation:
+                return None
+            return (kept or StoredOffset(NO_OFFSET))._replace(generation=generation)
+
+        return self._change(group, generation, dict.fromkeys(partitions, claimed))
+
+    def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
+        """As `OffsetStorage.save`."""
+        self._change(
+            group,
+            generation,
+            {name: _saved(new._replace(generation=generation)) for name, new in offsets.items()},
+        )
+
+    def close(self) -> None:
+        """Ends the session; a further call raises Closed."""
+        self._connection.close()
+
+    def _change(
+        self, group: str, generation: int, changes: Mapping[PartitionName, Change]
+    ) -> dict[PartitionName, StoredOffset]:
+        """Changes the rows that have no higher generation; what is kept then. Raises Fenced for the others."""
+        lost: dict[PartitionName, int] = {}
+        kept: dict[PartitionName, StoredOffset | None] = {}
+        left: Iterable[PartitionName] = changes
+        with self._connection.client() as client:
+            for _ in range(LOOKS):
+                found = self._find(client, group, left)
+                writes = {}
+                for name, each in found.items():
+                    if each.stored is not None and each.stored.generation > generation:
+                        lost[name] = each.stored.generation
+                        continue
+                    new = changes[name](each.stored)
+                    kept[name] = each.stored if new is None else new
+                    if new is not None:
+                        writes[name] = (each, new)
+                left = self._write(client, group, writes)
+                if not left:
+                    break
+            else:
+                raise Busy(
+                    f"{self._connection.address}: others change the offsets of group {group} all the time."
+                )
+        if lost:
+            raise fenced(str(self._connection.address), group, generation, lost)
+        return _kept(kept)
+
+    def _find(
+        self, client: KazooClient, group: str, names: Iterable[PartitionName]
+    ) -> dict[PartitionName, Found]:
+        """What is there. The offset is read before the row and behind it: if it is the same, they are of one moment."""
+        found: dict[PartitionName, Found] = {}
+        left = list(names)
+        synced = client.sync_async(self._layout.root or "/")
+        for _ in range(LOOKS):
+            asked = [
+                client.get_async(path)
+                for name in left
+                for path in _around(self._layout.offset(group, name), self._layout.row(group, name))
+            ]
+            answers = results(asked)
+            for name, before, row, behind in zip(left, *(answers[each::3] for each in range(3)), strict=True):
+                if _moment(before) == _moment(behind):
+                    found[name] = _found(self._layout.offset(group, name), before, row)
+            left = [name for name in left if name not in found]
+            if not left:
+                break
+        else:
+            raise Busy(
+                f"{self._connection.address}: others change the offsets of group {group} all the time."
+            )
+        results([synced])
+        return found
+
+    def _write(
+        self,
+        client: KazooClient,
+        group: str,
+        writes: Mapping[PartitionName, tuple[Found, StoredOffset]],
+    ) -> list[PartitionName]:
+        """Writes the rows, each in a transaction of its own; those that others changed meanwhile are returned."""
+        for name, (found, _) in writes.items():
+            if found.offset_version is None:
+                client.ensure_path(self._layout.offset(group, name).rpartition("/")[0])
+        asked = []
+        for name, (found, new) in writes.items():
+            transaction = client.transaction()
+            offset, row = self._layout.offset(group, name), self._layout.row(group, name)
+            _put(transaction, offset, offset_data(new), found.offset_version)
+            _put(transaction, row, row_data(new), found.row_version)
+            asked.append(transaction.commit_async())
+        left = []
+        for name, answer in zip(writes, results(asked), strict=True):
+            if not _done(answer):
+                left.append(name)
+        return left
+
+
+def _saved(new: StoredOffset) -> Change:
+    return lambda _: new
+
+
+def _kept(found: Mapping[PartitionName, StoredOffset | None]) -> dict[PartitionName, StoredOffset]:
+    return {
+        name: stored for name, stored in found.items() if stored is not None and stored.offset != NO_OFFSET
+    }
+
+
+def _put(transaction: Any, path: str, data: bytes, version: int | None) -> None:
+    if version is None:
+        transaction.create(path, data)
+    else:
+        transaction.set_data(path, data, version)
+
+
+def _around(offset: str, row: str) -> tuple[str, str, str]:
+    return offset, row, offset
+
+
+def _moment(answer: Any) -> int | None:
+    """When the node was changed last; None without one. Raises what the answer says went wrong."""
+    node = _node(answer)
+    return None if node is None else int(node[1].mzxid)
+
+
+def _found(path: str, offset: Any, row: Any) -> Found:
+    """What two answers say. Raises what they say went wrong, Damaged."""
+    shown, kept = _node(offset), _node(row)
+    stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
+    return Found(stored, *(None if node is None else node[1].version for node in (shown, kept)))
+
+
+def _node(answer: Any) -> Any:
+    """The data and the state of a node; None: there is none."""
+    from kazoo.exceptions import NoNodeError
+
+    if isinstance(answer, NoNodeError):
+        return None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _done(answer: Any) -> bool:
+    """Whether a transaction was done; False: others were faster. Raises what else went wrong."""
+    from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+    if isinstance(answer, BaseException):
+        raise answer
+    errors = [each for each in answer if isinstance(each, BaseException)]
+    if not errors:
+        return True
+    raced = [each for each in errors if isinstance(each, BadVersionError | NodeExistsError | NoNodeError)]
+    if not raced:
+        raise errors[0]
+    return False
