@@ -21,6 +21,7 @@ COMMANDS = {
     "tx": "tfmq.cli.tx:tx",
     "delay": "tfmq.cli.delay:delay",
     "schedule": "tfmq.cli.schedule:schedule",
+    "dlq": "tfmq.cli.dlq:dlq",
     "log": "tfmq.cli.log:log",
     "status": "tfmq.cli.status:status",
     "bench": "tfmq.cli.bench:bench",

@@ -181,7 +181,7 @@ def _given_back(letter: Letter, event: events.GiveBack) -> Letter | None:
 
 
 def _retried(letter: Letter, event: events.Retry) -> Letter:
-    found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0)
+    found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0, journey=None)
     return _waiting(found, event.at_ms)
 
 
@@ -197,11 +197,16 @@ def _claimed(letter: Letter, event: events.Claim) -> Letter | None:
         return None
     if letter.state == REDRIVING and letter.journey is not None:
         return None
-    return replace(letter, state=REDRIVING, token=event.token, next_ms=0, lease_ms=0, sent_offset=-1)
+    return replace(
+        letter, state=REDRIVING, token=event.token, next_ms=0, lease_ms=0, journey=None, sent_offset=-1
+    )
 
 
 def _departed(letter: Letter, event: events.Depart) -> Letter | None:
-    return replace(letter, journey=event.journey) if letter.token == event.token else None
+    """Settled once: a letter that may have been sent under one place is never sent under another."""
+    if letter.token != event.token or letter.journey is not None:
+        return None
+    return replace(letter, journey=event.journey)
 
 
 def _arrived(letter: Letter, event: events.Arrive) -> Letter | None:

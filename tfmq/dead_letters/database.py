@@ -36,10 +36,11 @@ class Database:
 
     def __init__(self, address: Address) -> None:
         self.name = str(address)
-        self._address = address
+        self.address = address
         self._url = _url(address)
         self._lock = threading.Lock()
         self._engine: Engine | None = None
+        self._has_table = False
         self._process = os.getpid()
 
     @property
@@ -87,11 +88,14 @@ class Database:
 
     def _opened(self) -> Engine:
         """The engine, with the table made where it was missing."""
-        with self._lock:
-            if self._engine is not None and self._process == os.getpid():
-                return self._engine
         engine = self._connected()
-        METADATA.create_all(engine, checkfirst=True)
+        if not self._has_table:
+            try:
+                METADATA.create_all(engine, checkfirst=True)
+            except SQLAlchemyError:  # another process may have made it in the same moment
+                if not inspect(engine).has_table(TABLE.name):
+                    raise
+            self._has_table = True
         return engine
 
     def _connected(self) -> Engine:

@@ -22,7 +22,7 @@ from tfmq.client.operations import find_topics
 from tfmq.client.waiting import Operation, Wait
 from tfmq.dead_letters import events
 from tfmq.dead_letters.departure import Fate, content_of_letter, send_run
-from tfmq.dead_letters.letter import DEAD, REDRIVING, Journey, Letter
+from tfmq.dead_letters.letter import DEAD, REDRIVING, WAITING, Journey, Letter
 from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
 from tfmq.dead_letters.shelf import Shelf
 from tfmq.errors import BadRequest, DecodeFailed, MessageTooLarge, UnknownTopic
@@ -39,9 +39,9 @@ TIMEOUT_SECONDS: Final = 60.0
 
 
 class Wish(NamedTuple):
-    """`selection` of the letters (only dead ones are sent) · `to_topic` instead of where each came from · `rate`: at
-    most so many a second · `limit`: so many in all · `loop_limit`: those sent again so often are passed over · `dry`:
-    only count."""
+    """`selection` of the letters (dead ones; with ids also waiting ones) · `to_topic` instead of where each came from ·
+    `rate`: at most so many a second · `limit`: so many in all · `loop_limit`: those sent again so often are passed over
+    · `dry`: only count."""
 
     selection: Selection = Selection()
     to_topic: str | None = None
@@ -70,10 +70,17 @@ class Report:
 
 
 class Redrive:
-    """See the module. `run` is one redrive; `wall_clock` gives seconds since 1970."""
+    """See the module. `run` is one redrive; `wall_clock` gives seconds since 1970; `told(n)` when so many more are in
+    their topics."""
 
     def __init__(
-        self, shelf: Shelf, link: Link, wish: Wish, *, wall_clock: Callable[[], float], token: str = ""
+        self,
+        shelf: Shelf,
+        link: Link,
+        wish: Wish,
+        *,
+        wall_clock: Callable[[], float],
+        told: Callable[[int], object] = lambda sent: None,
     ) -> None:
         if wish.rate is not None and not 0 < wish.rate < float("inf"):
             raise BadRequest(f"A rate of {wish.rate:g} a second sends nothing: give one above 0.")
@@ -82,7 +89,8 @@ class Redrive:
         self._link = link
         self._wish = wish
         self._wall_clock = wall_clock
-        self._token = token or uuid.uuid4().hex
+        self._told = told
+        self._token = uuid.uuid4().hex
         self._cluster = Cluster(link.now)
         self._topics: dict[str, Topic] = {}
         self._streams: dict[tuple[str, int], tuple[Stream, int]] = {}
@@ -96,7 +104,8 @@ class Redrive:
             yield from self._resume()
         until_ms = self._wish.selection.until_ms
         until_ms = started_ms + 1 if until_ms is None else min(until_ms, started_ms + 1)
-        chosen = self._wish.selection._replace(states=(DEAD,), until_ms=until_ms)
+        states = (DEAD, WAITING) if self._wish.selection.ids else (DEAD,)
+        chosen = self._wish.selection._replace(states=states, until_ms=until_ms)
         page = START
         while self._room():
             letters = yield from self._shelf.find(chosen, page, PAGE_LETTERS, whole=not self._wish.dry)
@@ -247,6 +256,7 @@ class Redrive:
         self.report.sent += fate.arrived
         self.report.count(journey.topic, fate.arrived)
         self.report.unsure += fate.unsure
+        self._told(fate.arrived)
         if fate.arrived < len(
             letters
         ):  # what its stream has is not what was meant: another id for what follows

@@ -43,6 +43,8 @@ class SqlStore:
 
     def apply(self, steps: Sequence[Step]) -> list[Letter | None]:
         """Each event to its letter, all in one transaction; the letter behind it, or None where it did nothing."""
+        if not steps:
+            return []
         for _ in range(TRIES - 1):
             try:
                 return self._apply(steps)

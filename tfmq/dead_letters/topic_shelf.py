@@ -58,6 +58,8 @@ class TopicShelf:
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
         """What is kept is appended without a look: whatever was there, it will be kept."""
+        if not steps:
+            return []
         yield from self._turn()
         try:
             until = self._link.now() + TIMEOUT_SECONDS

@@ -1,0 +1,42 @@
+"""A failure as it is kept: one line for the error, the end of the traceback, always something that can be stored."""
+
+from tfmq.client.dead_letters import ERROR_CHARACTERS, TRACEBACK_CHARACTERS, Failure
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_a_failure_names_error_place_and_time() -> None:
+    failure = Failure.of(raised(ValueError("no such\norder")), 1234)
+    assert (failure.at_ms, failure.error) == (1234, "ValueError: no such order")
+    assert "in raised" in failure.traceback and failure.traceback.endswith("ValueError: no such\norder\n")
+
+
+def test_what_was_behind_it_is_told_too() -> None:
+    try:
+        try:
+            raise KeyError("42")
+        except KeyError as error:
+            raise ValueError("no such order") from error
+    except ValueError as error:
+        assert "KeyError: '42'" in Failure.of(error, 0).traceback
+
+
+def test_it_is_bounded() -> None:
+    failure = Failure.of(raised(ValueError("x" * 100_000)), 0)
+    assert len(failure.error) == ERROR_CHARACTERS
+    assert len(failure.traceback) == TRACEBACK_CHARACTERS
+
+
+def test_an_error_that_cannot_be_printed_is_a_failure_all_the_same() -> None:
+    class Mean(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("not today")
+
+    assert "Mean" in Failure.of(raised(Mean()), 0).error
+    failure = Failure.of(raised(ValueError("half \udc80")), 0)
+    assert failure.error.encode() and failure.traceback.encode()

@@ -1,0 +1,57 @@
+"""The three kinds of store: a file, a PostgreSQL server of the tests' own, a topic of a broker in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from tests.dead_letters.helpers import Process, finished, sql_shelf
+from tests.sql.conftest import postgres as postgres
+from tfmq.client.waiting import Operation
+from tfmq.client.work import inline
+from tfmq.dead_letters.address import Address
+from tfmq.dead_letters.shelf import Shelf
+from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
+from tfmq.dead_letters.table import METADATA
+from tfmq.testing import SimulatedBroker
+from tools.rigs.postgresql import PostgresServer
+
+
+class Stand:
+    """A shelf and how its operations are run. `open` gives another one on the same letters."""
+
+    def __init__(self, open: Callable[[], tuple[Shelf, Callable[[Operation[Any]], Any]]]) -> None:
+        self.open = open
+        self.shelf, self.run = open()
+
+
+@pytest.fixture
+def postgres_store(postgres: PostgresServer) -> SqlStore:
+    """An empty store in PostgreSQL."""
+    engine = create_engine(postgres.url())
+    METADATA.drop_all(engine)
+    engine.dispose()
+    return SqlStore(Address("url", postgres.url()))
+
+
+@pytest.fixture(params=["file", "postgresql", "topic"])
+def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
+    """Each kind in turn."""
+    if request.param == "file":
+        yield Stand(lambda: (sql_shelf(tmp_path / "dead.db"), finished))
+    elif request.param == "postgresql":
+        store = request.getfixturevalue("postgres_store")
+        yield Stand(lambda: (SqlShelf(SqlStore(store.database.address), inline), finished))
+        store.close()
+    else:
+        with SimulatedBroker() as broker:
+
+            def open() -> tuple[Shelf, Callable[[Operation[Any]], Any]]:
+                process = Process(broker, "dead")
+                return process.shelf, process.run
+
+            yield Stand(open)

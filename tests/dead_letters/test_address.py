@@ -1,0 +1,46 @@
+"""What users write for a store, and what it names."""
+
+from pathlib import Path
+
+import pytest
+
+from tfmq.dead_letters.address import Address, default_path, parse_address
+from tfmq.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("where", "address"),
+    [
+        ("dead.db", Address("path", "dead.db")),
+        ("/var/lib/x/dead letters.db", Address("path", "/var/lib/x/dead letters.db")),
+        (Path("dead.db"), Address("path", "dead.db")),
+        ("C:\\dead.db", Address("path", "C:\\dead.db")),
+        ("sqlite:///dead.db", Address("url", "sqlite:///dead.db")),
+        ("postgresql+psycopg://u@h/d", Address("url", "postgresql+psycopg://u@h/d")),
+        ("topic:dead", Address("topic", "dead")),
+    ],
+)
+def test_a_path_a_url_and_a_topic_are_told_apart(where: str | Path, address: Address) -> None:
+    assert parse_address(where) == address
+
+
+@pytest.mark.parametrize("where", ["", "topic:", "topic:a/b", "topic:..", None, 7, b"dead.db"])
+def test_what_names_no_store_is_said_so(where: object) -> None:
+    with pytest.raises(BadRequest, match=r"takes a path|topic's name"):
+        parse_address(where)  # type: ignore[arg-type]
+
+
+def test_a_password_is_never_shown() -> None:
+    assert str(parse_address("postgresql://me:se:cret@host/db")) == "postgresql://me:***@host/db"
+    assert str(parse_address("topic:dead")) == "topic:dead"
+    assert str(parse_address("postgresql:///db?host=/run")) == "postgresql:///db?host=/run"
+
+
+def test_the_default_lies_where_programs_keep_their_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_path("billing") == str(tmp_path / ".local/state/tfmq/billing.db")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert default_path("billing") == str(tmp_path / "state/tfmq/billing.db")

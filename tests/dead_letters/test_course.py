@@ -1,0 +1,257 @@
+"""What events do to letters: each cell of the table, and the invariants that random events cannot break.
+
+Invariants: a letter has a token exactly while somebody has it; calls never shrink but for one that was given back; a
+journey, once settled, is never replaced by another one unless it was returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.dead_letters.helpers import failure, message
+from tests.scale import scaled, seeded
+from tfmq.dead_letters import events
+from tfmq.dead_letters.course import NEXT, PUT_OFFS_MAX, after
+from tfmq.dead_letters.letter import (
+    DEAD,
+    DROPPED,
+    HANDLED,
+    REDRIVEN,
+    REDRIVING,
+    RETRYING,
+    STATES,
+    WAITING,
+    Journey,
+    Letter,
+    letter_of,
+)
+
+NEW = replace(letter_of(message(), "billing"), calls=1, calls_left=5, failures=(failure(),))
+JOURNEY = Journey("orders", 7, 0, 99, 0, 1000)
+
+
+def keep(at_ms: int = 10, next_ms: int = 0, **fields: Any) -> events.Keep:
+    return events.Keep(at_ms, replace(NEW, failures=(failure(at_ms),), **fields), next_ms)
+
+
+def letter_in(state: str) -> Letter:
+    """A letter in that state, on an honest way."""
+    dead = done(None, keep(calls_left=0))
+    waiting = done(None, keep(next_ms=20))
+    retrying = done(waiting, events.Take(20, "me", 80))
+    redriving = done(done(dead, events.Claim(20, "me")), events.Depart(21, "me", JOURNEY))
+    return {
+        DEAD: dead,
+        WAITING: waiting,
+        RETRYING: retrying,
+        REDRIVING: redriving,
+        REDRIVEN: done(redriving, events.Arrive(22, 99, 0, 500)),
+        HANDLED: done(retrying, events.Handled(30, "me")),
+        DROPPED: done(dead, events.Drop(30)),
+    }[state]
+
+
+def done(letter: Letter | None, event: events.Event) -> Letter:
+    found = after(letter, event)
+    assert found is not None
+    return found
+
+
+EVENTS: dict[str, events.Event] = {
+    "keep dead": keep(50, calls_left=0),
+    "keep waiting": keep(50, next_ms=60),
+    "take": events.Take(50, "you", 110),
+    "take when the lease is over": events.Take(90, "you", 150),
+    "renew": events.Renew(50, "me", 200),
+    "renew another's": events.Renew(50, "you", 200),
+    "handled": events.Handled(50, "me"),
+    "handled by another": events.Handled(50, "you"),
+    "failed": events.Failed(50, "me", failure(50), 70),
+    "failed for good": events.Failed(50, "me", failure(50), 0),
+    "failed another's": events.Failed(50, "you", failure(50), 70),
+    "put off": events.PutOff(50, "me", failure(50), 70),
+    "give back": events.GiveBack(50, "me"),
+    "retry": events.Retry(50, 3),
+    "drop": events.Drop(50),
+    "drop by force": events.Drop(50, True),
+    "claim": events.Claim(50, "you"),
+    "claim also what waits": events.Claim(50, "you", True),
+    "depart again": events.Depart(50, "me", JOURNEY._replace(sequence=4)),
+    "arrive": events.Arrive(50, 99, 0, 500),
+    "arrive elsewhere": events.Arrive(50, 98, 0, 500),
+    "return": events.Return(50, "me"),
+    "return another's": events.Return(50, "you"),
+}
+TABLE = {
+    WAITING: {
+        "keep dead": DEAD,
+        "keep waiting": WAITING,
+        "take": RETRYING,
+        "take when the lease is over": RETRYING,
+        "retry": WAITING,
+        "drop": DROPPED,
+        "drop by force": DROPPED,
+        "claim also what waits": REDRIVING,
+    },
+    RETRYING: {
+        "keep dead": DEAD,
+        "keep waiting": WAITING,
+        "take when the lease is over": RETRYING,
+        "renew": RETRYING,
+        "handled": HANDLED,
+        "failed": WAITING,
+        "failed for good": DEAD,
+        "put off": WAITING,
+        "give back": WAITING,
+    },
+    DEAD: {
+        "keep dead": DEAD,
+        "keep waiting": WAITING,
+        "retry": WAITING,
+        "drop": DROPPED,
+        "drop by force": DROPPED,
+        "claim": REDRIVING,
+        "claim also what waits": REDRIVING,
+    },
+    REDRIVING: {
+        "keep dead": REDRIVING,
+        "keep waiting": REDRIVING,
+        "drop by force": DROPPED,
+        "arrive": REDRIVEN,
+        "return": DEAD,
+    },
+    REDRIVEN: {"keep dead": DEAD, "keep waiting": WAITING},
+    HANDLED: {"keep dead": DEAD, "keep waiting": WAITING},
+    DROPPED: {"keep dead": DEAD, "keep waiting": WAITING, "retry": WAITING},
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", EVENTS)
+def test_each_event_does_in_each_state_what_the_table_says(state: str, name: str) -> None:
+    letter = letter_in(state)
+    assert letter.state == state
+    found = after(letter, EVENTS[name])
+    assert (None if found is None else found.state) == TABLE[state].get(name)
+
+
+def test_nothing_happens_to_a_letter_that_is_not_there() -> None:
+    for name, event in EVENTS.items():
+        assert (after(None, event) is not None) is name.startswith("keep"), name
+
+
+def test_the_same_keeping_once_more_changes_nothing() -> None:
+    for state in STATES:
+        letter = letter_in(state)
+        assert after(letter, keep(10)) == letter
+
+
+def test_the_same_message_kept_once_more_joins_both_histories() -> None:
+    letter = done(letter_in(DEAD), keep(50, calls=3))
+    assert letter.calls == 4
+    assert [each.at_ms for each in letter.failures] == [failure(10).at_ms, failure(50).at_ms]
+    assert letter.kept_ms == 10 and letter.changed_ms == 50
+
+
+def test_one_that_comes_back_while_it_is_under_way_stays_under_way() -> None:
+    letter = done(letter_in(REDRIVING), keep(50))
+    assert letter.journey == JOURNEY and letter.token == "me"
+    assert letter.failures[-1].at_ms == failure(50).at_ms
+
+
+def test_a_call_counts_when_it_begins() -> None:
+    waiting = letter_in(WAITING)
+    taken = done(waiting, events.Take(20, "me", 80))
+    assert (taken.calls, taken.calls_left) == (waiting.calls + 1, waiting.calls_left - 1)
+    given = done(taken, events.GiveBack(21, "me"))
+    assert (given.calls, given.calls_left) == (waiting.calls, waiting.calls_left)
+
+
+def test_it_is_not_taken_before_its_time() -> None:
+    assert after(letter_in(WAITING), events.Take(19, "me", 80)) is None
+
+
+def test_one_that_ends_its_process_each_time_is_dead_when_its_calls_are_used_up() -> None:
+    letter = done(None, keep(next_ms=20, calls_left=3))
+    now, calls = 20, 0
+    while letter.state != DEAD:
+        letter = done(letter, events.Take(now, f"process {now}", now + 60))
+        calls += letter.state == RETRYING
+        now += 60
+    assert calls == 3
+    assert "process ended" in letter.error
+
+
+def test_putting_off_costs_no_call_and_comes_to_an_end() -> None:
+    letter = done(None, keep(next_ms=20))
+    left, now, times = letter.calls_left, 20, 1
+    while letter.state == WAITING:
+        letter = done(letter, events.Take(now, "me", now + 5))
+        letter = done(letter, events.PutOff(now, "me", failure(now), now + 1))
+        assert letter.state == DEAD or letter.calls_left == left
+        now, times = now + 1, times + 1
+    assert times == PUT_OFFS_MAX + 1
+    assert letter.error.startswith(f"put off {PUT_OFFS_MAX} times")
+
+
+def test_a_claim_without_a_place_is_anybodys() -> None:
+    claimed = done(letter_in(DEAD), events.Claim(20, "me"))
+    again = done(claimed, events.Claim(21, "you"))
+    assert after(again, events.Depart(22, "me", JOURNEY)) is None
+    assert done(again, events.Depart(22, "you", JOURNEY)).journey == JOURNEY
+
+
+def test_a_place_is_settled_once() -> None:
+    assert after(letter_in(REDRIVING), events.Depart(50, "me", JOURNEY._replace(producer_id=98))) is None
+    returned = done(letter_in(REDRIVING), events.Return(50, "me"))
+    assert (returned.journey, returned.token) == (None, "")
+
+
+def test_the_table_knows_every_event_and_every_state() -> None:
+    assert {kind for row in NEXT.values() for kind in row} == {type(each) for each in EVENTS.values()}
+
+
+def test_random_events_break_no_invariant() -> None:
+    chance = seeded("course")
+    for _ in range(scaled(3000)):
+        letter, now = None, 10
+        for _ in range(60):
+            now += chance.randrange(30)
+            letter = one_event(chance, letter, now)
+
+
+def one_event(chance: Any, letter: Letter | None, now: int) -> Letter | None:
+    """The letter behind a random event."""
+    token = chance.choice(["a", "b", letter.token if letter else "a"])
+    event: events.Event = chance.choice(
+        [
+            keep(now, next_ms=chance.choice([0, now + 5]), calls_left=chance.randrange(4)),
+            events.Take(now, chance.choice("ab") + str(now), now + 20),
+            events.Renew(now, token, now + 20),
+            events.Handled(now, token),
+            events.Failed(now, token, failure(now), chance.choice([0, now + 3])),
+            events.PutOff(now, token, failure(now), now + 3),
+            events.GiveBack(now, token),
+            events.Retry(now, 2),
+            events.Drop(now, chance.random() < 0.2),
+            events.Claim(now, chance.choice("ab"), True),
+            events.Depart(now, token, JOURNEY._replace(sequence=chance.randrange(3))),
+            events.Arrive(now, 99, chance.randrange(3), 5),
+            events.Return(now, token),
+        ]
+    )
+    found = after(letter, event)
+    if found is None:
+        return letter
+    assert (found.token != "") == (found.state in (RETRYING, REDRIVING)), event
+    assert found.calls_left >= 0
+    if letter is not None and not isinstance(event, events.GiveBack):
+        assert found.calls >= letter.calls
+    if letter is not None and letter.journey and found.state == REDRIVING:
+        assert found.journey == letter.journey
+    if found.state in (WAITING, RETRYING, REDRIVING):
+        assert (found.next_ms > 0) == (found.state == WAITING) or found.state == RETRYING
+    return found

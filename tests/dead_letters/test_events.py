@@ -1,0 +1,17 @@
+"""The words of events: each kind is known to the course and to the topic's format."""
+
+from typing import get_args
+
+from tfmq.dead_letters import events
+from tfmq.dead_letters.course import NEXT
+from tfmq.dead_letters.topic_events import KINDS
+
+
+def test_every_kind_has_a_course_and_a_name_in_the_format() -> None:
+    kinds = set(get_args(events.Event))
+    assert kinds == set(KINDS) == {kind for row in NEXT.values() for kind in row}
+    assert len(set(KINDS.values())) == len(kinds)
+
+
+def test_each_says_when_it_happened_first() -> None:
+    assert all(kind._fields[0] == "at_ms" for kind in KINDS)

@@ -1,0 +1,42 @@
+"""Which letters a selection means; that databases mean the same is in test_shelf.py."""
+
+from dataclasses import replace
+
+from tests.dead_letters.helpers import failure, message
+from tfmq.dead_letters.letter import DEAD, WAITING, letter_of
+from tfmq.dead_letters.selection import START, Page, Selection, key_text
+
+LETTER = replace(
+    letter_of(message(1, key=b"42", tag="new"), "billing"),
+    failures=(failure(), failure(1, "KeyError: X")),
+    kept_ms=10,
+)
+
+
+def test_everything_that_is_given_must_hold() -> None:
+    assert Selection().holds(LETTER)
+    whole = Selection((DEAD,), "billing", "orders", 0, "42", "new", "keyerror", 10, 11, (LETTER.id,))
+    assert whole.holds(LETTER)
+    others = [
+        {"states": (WAITING,)},
+        {"group": "shipping"},
+        {"topic": "bills"},
+        {"partition": 1},
+        {"key": "4"},
+        {"tag": "old"},
+        {"error": "no such"},
+        {"since_ms": 11},
+        {"until_ms": 10},
+        {"ids": ("zz",)},
+    ]
+    for other in others:
+        assert not whole._replace(**other).holds(LETTER), other
+
+
+def test_a_key_is_text_where_it_can_be() -> None:
+    assert (key_text(None), key_text("a"), key_text(b"a")) == (None, "a", "a")
+    assert key_text(b"\xff") == "\ufffd"
+
+
+def test_the_first_page_is_before_every_letter() -> None:
+    assert Page(0, "") > START

@@ -1,0 +1,68 @@
+"""`tfmq dlq redrive`: stores one after the other, a bar on a terminal, and what became of it in one place."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tfmq.cli.output import Output, counted, progress
+from tfmq.errors import TfmqError
+
+if TYPE_CHECKING:
+    from tfmq.dead_letters.desk import Desk
+    from tfmq.dead_letters.redrive import Report, Wish
+
+NOT_DONE = 1
+
+
+def redriven(desks: Sequence["Desk"], wish: "Wish", output: Output) -> int:
+    """Redrive each store; the exit code. Raises what stopped it, once it is said how far it came."""
+    from tfmq.dead_letters.redrive import Report
+
+    total = Report()
+    with progress(output, "redriving", None) as advance:
+        for desk in desks:
+            left = None if wish.limit is None else wish.limit - sum(total.targets.values()) + total.resumed
+            if left is not None and left <= 0:
+                break
+            try:
+                add(total, desk.redrive(wish._replace(limit=left), advance))
+            except TfmqError as error:
+                total.sent += int(error.details.get("sent", 0))
+                tell(total, wish, output)
+                output.say("it is not done: run the same again, it goes on where it was")
+                raise
+    tell(total, wish, output)
+    return NOT_DONE if total.unsure or total.unsendable else 0
+
+
+def add(total: "Report", more: "Report") -> None:
+    total.sent += more.sent
+    total.resumed += more.resumed
+    total.looping += more.looping
+    total.unsendable += more.unsendable
+    total.unsure += more.unsure
+    for topic, number in more.targets.items():
+        total.count(topic, number)
+
+
+def tell(total: "Report", wish: "Wish", output: Output) -> None:
+    """JSON, or sentences."""
+    if output.json:
+        row: dict[str, Any] = {"dry_run": wish.dry, "sent": total.sent, "resumed": total.resumed}
+        row.update(targets=total.targets, passed_over=total.looping)
+        row.update(unsendable=total.unsendable, unsure=total.unsure)
+        output.object(row)
+        return
+    where = ", ".join(f"{number:,} to {topic}" for topic, number in sorted(total.targets.items()))
+    word = "would be sent" if wish.dry else "sent"
+    output.say(f"{counted(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}")
+    if total.resumed:
+        output.say(f"{total.resumed:,} of these had been under way")
+    if total.looping:
+        output.say(
+            f"{counted(total.looping, 'dead letter')} passed over: redriven {wish.loop_limit} times before and back"
+            " again; look at them first (tfmq dlq show), or raise --loop-limit"
+        )
+    for sentence in (*total.unsendable, *total.unsure):
+        click.echo(sentence, err=True)

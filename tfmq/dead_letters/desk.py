@@ -1,0 +1,183 @@
+"""Dead letters as a person works on them: look, have them handled again, drop them, send them to a topic again.
+
+    with Desk("/var/lib/billing/dead.db") as desk:
+        for letter in desk.letters(Selection(states=("dead",))): ...
+
+A store in a database needs no broker, except to send something. Blocking.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.link import Link
+from tfmq.client.reach import reach
+from tfmq.client.waiting import Operation
+from tfmq.client.work import inline
+from tfmq.dead_letters import events
+from tfmq.dead_letters.address import SUFFIX, Address, parse_address, state_folder
+from tfmq.dead_letters.letter import Letter
+from tfmq.dead_letters.redrive import Redrive, Report, Wish
+from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
+from tfmq.dead_letters.shelf import Shelf
+from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
+from tfmq.dead_letters.topic_shelf import TopicShelf
+from tfmq.errors import TfmqError
+
+ALL = Selection()
+CALLS = 6
+"""How often one that a person has handled again may fail before it is dead again: as a new message with `retries=5`."""
+
+
+def default_stores() -> list[str]:
+    """The stores of this user's consumers that were told of none."""
+    folder = state_folder()
+    return sorted(str(each) for each in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+
+
+class Desk:
+    """One store. `where` as `dead_letters=` of a consumer; `servers` only for a topic, and to send something.
+
+    Raises `BadRequest` for what names no store, and where a verb is called `StoreFailed`, or what a broker answers.
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        servers: str | Sequence[str] | None = None,
+        *,
+        wall_clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.address: Address = parse_address(where)
+        self.name = str(self.address)
+        self._servers = servers
+        self._driver: BlockingDriver | None = None
+        self._link: Link | None = None
+        self._told_clock = wall_clock
+        self._wall_clock = wall_clock or time.time
+        self._shelf: Shelf | None = None
+        self._store: SqlStore | None = None
+        if self.address.kind != "topic":
+            self._store = SqlStore(self.address)
+            self._shelf = SqlShelf(self._store, inline)
+
+    def is_there(self) -> bool:
+        """Whether any consumer kept something here yet."""
+        if self._store is not None:
+            return self._store.database.is_there()
+        shelf = self._opened()
+        assert isinstance(shelf, TopicShelf)
+        return bool(self._run(shelf.is_there()))
+
+    def check(self) -> None:
+        """Raises `TfmqError` with a sentence where there is no store."""
+        if not self.is_there():
+            raise TfmqError(
+                f"There are no dead letters at {self.name}: no consumer kept any there yet.",
+                outcome="not done",
+            )
+
+    # Looking
+
+    def letters(self, selection: Selection = ALL, *, whole: bool = False) -> Iterator[Letter]:
+        """Those that are meant, in the order in which they were first kept; `whole`: with their bodies."""
+        page = START
+        while found := self._run(self._opened().find(selection, page, PAGE_LETTERS, whole=whole)):
+            yield from found
+            page = Page(found[-1].kept_ms, found[-1].id)
+
+    def starting_with(self, id: str) -> list[Letter]:
+        """At most two whose ids begin so."""
+        found: list[Letter] = self._run(self._opened().find(Selection(ids=(id,)), START, 2))
+        return found
+
+    def get(self, id: str) -> Letter | None:
+        """The whole letter, with its body and all tracebacks."""
+        found: Letter | None = self._run(self._opened().get(id))
+        return found
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many there are: (group, state) -> number."""
+        found: dict[tuple[str, str], int] = self._run(self._opened().counts())
+        return found
+
+    # Changing
+
+    def retry(self, ids: Iterable[str], calls: int = CALLS) -> list[Letter | None]:
+        """Have these handled again, soon, by a consumer of their group; None for one whose state does not allow it."""
+        return self._each(ids, events.Retry(self._now_ms(), calls))
+
+    def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
+        """Nobody wants these any more; None for one whose state does not allow it. `force`: also those that may be on
+        their way to a topic, and that is not known."""
+        return self._each(ids, events.Drop(self._now_ms(), force))
+
+    def redrive(self, wish: Wish, told: Callable[[int], object] = lambda sent: None) -> Report:
+        """Send what is wished for to a topic again, each letter once; `told(n)` when so many more are there.
+
+        Raises what keeps it from going on. Then, or killed, what was begun is gone on with by the next one.
+        """
+        link, driver = self._reached()
+        work = Redrive(self._opened(), link, wish, wall_clock=self._wall_clock, told=told)
+        try:
+            report: Report = driver.run(work.run())
+        except TfmqError as error:
+            error.details["sent"] = work.report.sent
+            raise
+        return report
+
+    def close(self) -> None:
+        if self._shelf is not None:
+            self._shelf.close()
+        if self._driver is not None:
+            self._driver.close()
+
+    def __enter__(self) -> Desk:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Beneath
+
+    def _each(self, ids: Iterable[str], event: events.Event) -> list[Letter | None]:
+        steps = [(id, event) for id in ids]
+        found: list[Letter | None] = []
+        for first in range(0, len(steps), PAGE_LETTERS):
+            found += self._run(self._opened().apply(steps[first : first + PAGE_LETTERS]))
+        return found
+
+    def _reached(self) -> tuple[Link, BlockingDriver]:
+        if self._link is None or self._driver is None:
+            reached = reach(self._servers, BlockingDriver)
+            self._link, self._driver = reached.link, reached.driver
+            self._wall_clock = self._told_clock or reached.wall_clock
+        return self._link, self._driver
+
+    def _opened(self) -> Shelf:
+        if self._shelf is None:
+            link, _ = self._reached()
+            self._shelf = TopicShelf(link, self.address.value, create=False)
+        return self._shelf
+
+    def _run(self, operation: Operation[Any]) -> Any:
+        """A database's operations never wait here; those of a topic wait for the broker."""
+        if self._store is None:
+            return self._reached()[1].run(operation)
+        try:
+            next(operation)
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("work that is done inline does not wait")
+
+    def _now_ms(self) -> int:
+        if self._store is None:
+            self._reached()
+        return round(self._wall_clock() * 1000)
