@@ -77,7 +77,7 @@ class Database:
             raise StoreFailed(
                 f"The dead letters at {self.name} could not be reached: {_reason(error)}"
             ) from error
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # a driver may refuse a number before the database does
             raise StoreFailed(f"The dead letters at {self.name} could not be reached: {error}") from error
 
     def close(self) -> None:

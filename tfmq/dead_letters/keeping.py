@@ -13,9 +13,10 @@ from tfmq.client.dead_letters import Due, Failure
 from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.waiting import Operation
 from tfmq.dead_letters import events
-from tfmq.dead_letters.letter import DEAD, RETRYING, letter_of
+from tfmq.dead_letters.letter import DEAD, RETRYING, Letter, letter_of
 from tfmq.dead_letters.shelf import Shelf
 from tfmq.dead_letters.waits import wait_ms
+from tfmq.message import BORN_MS_MAX
 
 log = logging.getLogger("tfmq.dead_letters")
 
@@ -23,6 +24,11 @@ LEASE_SECONDS: Final = 60.0
 """So long nobody else handles what a killed consumer had taken; one at work renews it three times as often."""
 TAKES_MAX: Final = 100
 """So many are looked at in one `take`: others took them first, or their calls were used up."""
+
+
+def in_ms(now_ms: int, seconds: float) -> int:
+    """The time in so many seconds, in ms since 1970; none that a calendar or a database has not."""
+    return min(BORN_MS_MAX, now_ms + max(1, round(min(seconds * 1000, BORN_MS_MAX))))
 
 
 class GroupDeadLetters:
@@ -67,14 +73,11 @@ class GroupDeadLetters:
         letter = replace(letter_of(message, self._group), calls=count, calls_left=left).with_failures(
             failures
         )
-        next_ms = 0 if retry_after is None else now_ms + max(1, round(retry_after * 1000))
+        next_ms = 0 if retry_after is None else in_ms(now_ms, retry_after)
         step = (letter.id, events.Keep(now_ms, letter, next_ms))
         (kept,) = yield from self.shelf.apply([step])
         assert kept is not None, "every state can be kept"
-        if kept.state == DEAD:
-            log.warning(
-                "%s is a dead letter now, %s at %s: %s", letter.origin, letter.id, self.address, kept.error
-            )
+        self._tell(kept)
         return kept.state
 
     def take(self) -> Operation[Due | None]:
@@ -113,7 +116,7 @@ class GroupDeadLetters:
     def put_off(self, due: Due, seconds: float, reason: str = "") -> Operation[str]:
         now_ms = self._now_ms()
         failure = Failure(now_ms, f"RetryLater: {reason or f'after {seconds:g} s'}")
-        event = events.PutOff(now_ms, due.token, failure, now_ms + max(1, round(seconds * 1000)))
+        event = events.PutOff(now_ms, due.token, failure, in_ms(now_ms, seconds))
         return (yield from self._settle(due, event))
 
     def give_back(self, due: Due) -> Operation[bool]:
@@ -128,11 +131,14 @@ class GroupDeadLetters:
         if found is None:
             log.warning("%s is in other hands: the lease was over.", due.id)
             return ""
-        if found.state == DEAD:
-            log.warning(
-                "%s is a dead letter now, %s at %s: %s", found.origin, found.id, self.address, found.error
-            )
+        self._tell(found)
         return found.state
+
+    def _tell(self, letter: Letter) -> None:
+        """In the log, without the error's words: they may hold what the message holds."""
+        if letter.state == DEAD:
+            kind = letter.error.partition(":")[0]
+            log.warning("%s is dead letter %s (%s) in %s", letter.origin, letter.id, kind, self.address)
 
     def _now_ms(self) -> int:
         return round(self._wall_clock() * 1000)

@@ -1,0 +1,123 @@
+"""The database beneath the letters: durable, told in a sentence when it fails, one for each process."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.engine import Engine
+
+from journal.disk import RealDisk
+from tfmq.dead_letters.address import parse_address
+from tfmq.dead_letters.database import Database, make_folder
+from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.errors import BadRequest, StoreFailed
+from tools.rigs.postgresql import PostgresServer
+
+
+def database(where: str | Path) -> Database:
+    return Database(parse_address(where))
+
+
+def test_sqlite_is_told_to_be_on_the_disk_when_it_commits(tmp_path: Path) -> None:
+    found = database(tmp_path / "dead.db")
+    for _ in range(2):
+        with found.writing() as connection:
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2, "FULL"
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    url = database(f"sqlite:///{tmp_path / 'other.db'}")
+    with url.writing() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2, "FULL"
+
+
+def test_postgresql_is_told_so_too_whatever_its_default(postgres: PostgresServer) -> None:
+    plain = postgres.url()
+    off = f"{plain}{'&' if '?' in plain else '?'}options=-csynchronous_commit%3Doff"
+    with database(off).writing() as connection:
+        assert connection.scalar(text("SHOW synchronous_commit")) == "on"
+
+
+def test_folders_are_made_private_and_put_on_the_disk(tmp_path: Path) -> None:
+    forced: list[str] = []
+
+    class Watched(RealDisk):
+        def force_folder(self, path: str) -> None:
+            forced.append(path)
+            super().force_folder(path)
+
+    folder = tmp_path / "a" / "b" / "c"
+    make_folder(folder, Watched())
+    assert forced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (folder, folder.parent)} == {0o700}
+    make_folder(folder, Watched())
+    assert len(forced) == 3
+
+
+def test_looking_makes_nothing(tmp_path: Path) -> None:
+    found = database(tmp_path / "folder" / "dead.db")
+    assert not found.is_there()
+    assert list(tmp_path.iterdir()) == []
+    SqlStore(parse_address(tmp_path / "dead.db")).counts()
+    assert database(tmp_path / "dead.db").is_there()
+
+
+def test_a_file_that_is_no_store_is_told_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "dead.db"
+    path.write_bytes(b"secret payload " * 1000)
+    with pytest.raises(StoreFailed) as failed:
+        database(path).is_there()
+    assert str(path) in str(failed.value) and "not a database" in str(failed.value)
+    assert "secret" not in str(failed.value) and failed.value.retriable
+    with pytest.raises(StoreFailed, match="could not be reached"), database(tmp_path).writing():
+        pass
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "nosuch://x", "postgresql+nosuch://x/y"])
+def test_an_address_that_cannot_keep_anything_is_refused_at_once(url: str) -> None:
+    with pytest.raises(BadRequest):
+        database(url)
+
+
+def test_an_error_never_shows_values_of_a_row(tmp_path: Path) -> None:
+    found = database(tmp_path / "dead.db")
+    with pytest.raises(StoreFailed) as failed, found.writing() as connection:
+        connection.execute(text("INSERT INTO nowhere VALUES (:payload)"), {"payload": "secret"})
+    assert "secret" not in str(failed.value)
+
+
+def test_one_who_writes_waits_for_another(tmp_path: Path) -> None:
+    first, second = database(tmp_path / "dead.db"), database(tmp_path / "dead.db")
+    with second.writing():
+        pass
+    entered = threading.Event()
+    done = threading.Event()
+
+    def write() -> None:
+        entered.set()
+        with second.writing() as connection:
+            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS t (a)")
+        done.set()
+
+    with first.writing() as connection:
+        connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS s (a)")
+        thread = threading.Thread(target=write)
+        thread.start()
+        entered.wait(5)
+        assert not done.wait(0.05)
+        with first.reading() as reader:
+            assert reader.exec_driver_sql("SELECT 1").scalar() == 1
+    thread.join(10)
+    assert done.is_set()
+
+
+def test_a_forked_child_opens_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = database(tmp_path / "dead.db")
+    engines: list[Engine] = [found._connected(), found._connected()]
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    engines.append(found._connected())
+    assert engines[0] is engines[1] is not engines[2]
+    found.close()

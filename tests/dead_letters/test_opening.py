@@ -1,0 +1,41 @@
+"""Which store an address opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.dead_letters.helpers import Process, Time, failure, finished, message
+from tfmq.dead_letters import open_dead_letters
+from tfmq.dead_letters.letter import DEAD
+from tfmq.dead_letters.opening import open_shelf
+from tfmq.dead_letters.sql_store import SqlShelf
+from tfmq.dead_letters.topic_shelf import TopicShelf
+from tfmq.errors import BadRequest
+from tfmq.testing import SimulatedBroker
+
+
+def test_nothing_is_made_before_something_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "dead.db"
+    store = open_dead_letters(path, group="billing", calls_max=6, wall_clock=Time())
+    assert store.address == str(path) and not path.parent.exists()
+    assert finished(store.keep(message(1), [failure()])) == DEAD
+    assert path.exists()
+    store.close()
+
+
+def test_each_address_has_its_kind_of_store(tmp_path: Path) -> None:
+    assert isinstance(open_shelf(tmp_path / "dead.db"), SqlShelf)
+    assert isinstance(open_shelf(f"sqlite:///{tmp_path}/dead.db"), SqlShelf)
+    with SimulatedBroker() as broker:
+        process = Process(broker, "unused")
+        shelf = open_shelf("topic:dead", link=process.link)
+        assert isinstance(shelf, TopicShelf) and shelf.name == "topic:dead"
+
+
+def test_a_topic_needs_a_broker_and_nonsense_is_told() -> None:
+    with pytest.raises(BadRequest, match="servers"):
+        open_shelf("topic:dead")
+    with pytest.raises(BadRequest, match="no store"):
+        open_dead_letters("", group="billing", calls_max=6, wall_clock=Time())

@@ -1,0 +1,215 @@
+"""The loop that handles waiting messages again: what it calls, what it tells the store, how it ends. No broker here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
+from tfmq.client.received import ReceivedMessage
+from tfmq.client.steering import Reject, RetryLater
+from tfmq.client.waiting import Operation, Wait
+from tfmq.dead_letters.keeping import LEASE_SECONDS, GroupDeadLetters
+from tfmq.dead_letters.letter import DEAD, HANDLED, RETRYING, WAITING, Letter
+from tfmq.dead_letters.retrying import POLL_SECONDS, Retrying
+from tfmq.dead_letters.selection import Selection
+from tfmq.errors import StoreFailed
+
+
+class Bench:
+    """A store, a handler, and a loop over them, in a time that passes as the loop waits."""
+
+    def __init__(
+        self, path: Path, handler: Callable[[ReceivedMessage[Any]], Any], calls_max: int = 4
+    ) -> None:
+        self.clock = Time()
+        self.shelf = sql_shelf(path)
+        self.store: GroupDeadLetters = group_of(self.shelf, self.clock, calls_max)
+        self.handler = handler
+        self.calls: list[tuple[float, int]] = []
+        self.loop = Retrying(self.store, self._handle, now=self.clock, wall_clock=self.clock)
+        self.running = self.loop.run()
+
+    def _handle(self, message: ReceivedMessage[Any]) -> Operation[None]:
+        self.calls.append((self.clock.now - NOW, message.ordinal))
+        made = self.handler(message)
+        if isinstance(made, Iterator):
+            yield from made
+
+    def keep(self, *numbers: int, after: float = 1) -> None:
+        for number in numbers:
+            finished(self.store.keep(message(number), [failure(number)], calls=1, retry_after=after))
+
+    def pass_time(self, seconds: float) -> bool:
+        """Let the loop go on for so long; False once it ended."""
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            try:
+                wait = next(self.running)
+            except StopIteration:
+                return False
+            if not any(each.done for each in wait.targets):
+                assert wait.seconds is not None, "it polls"
+                self.clock.now = min(until, self.clock.now + max(wait.seconds, 1e-6))
+        return True
+
+    def states(self) -> dict[int, str]:
+        return {each.ordinal: each.state for each in self.letters()}
+
+    def letters(self) -> list[Letter]:
+        found: list[Letter] = finished(self.shelf.find(Selection()))
+        return found
+
+
+def test_each_is_handled_at_its_time_and_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "dead.db", lambda message: None)
+    bench.keep(1, after=3)
+    bench.keep(2, after=1)
+    bench.pass_time(60)
+    assert [(round(at, 2), number) for at, number in bench.calls] == [(1, 2), (3, 1)]
+    assert bench.states() == {1: HANDLED, 2: HANDLED}
+
+
+def test_one_that_fails_is_tried_with_growing_waits_and_is_dead_then(tmp_path: Path) -> None:
+    def fail(message: Any) -> None:
+        raise ValueError(f"call {len(bench.calls)}")
+
+    bench = Bench(tmp_path / "dead.db", fail)
+    bench.keep(1)
+    bench.pass_time(100)
+    assert [round(at) for at, _ in bench.calls] == [1, 3, 7, 15]
+    (letter,) = bench.letters()
+    assert letter.state == DEAD
+    assert [each.error for each in letter.failures[1:]] == [f"ValueError: call {n}" for n in (1, 2, 3, 4)]
+    whole = finished(bench.shelf.get(letter.id))
+    assert "in fail" in whole.failures[-1].traceback
+
+
+def test_reject_and_retry_later_steer_it(tmp_path: Path) -> None:
+    def handle(message: Any) -> None:
+        if message.ordinal == 1:
+            raise Reject("no such customer")
+        if len(bench.calls) < 6:
+            raise RetryLater(10, "the bank is closed")
+
+    bench = Bench(tmp_path / "dead.db", handle, calls_max=2)
+    bench.keep(1, 2)
+    bench.pass_time(120)
+    assert bench.states() == {1: DEAD, 2: HANDLED}
+    assert [round(at) for at, number in bench.calls if number == 2] == [1, 11, 21, 31, 41]
+
+
+def test_a_handler_of_minutes_keeps_its_message(tmp_path: Path) -> None:
+    def slow(message: Any) -> Operation[None]:
+        for _ in range(10):
+            yield Wait((), 60.0)
+
+    bench = Bench(tmp_path / "dead.db", slow)
+    bench.keep(1)
+    other = group_of(bench.shelf, bench.clock)
+    for _ in range(100):
+        bench.pass_time(5)
+        assert finished(other.take()) is None
+    assert len(bench.calls) == 1
+    bench.pass_time(200)
+    assert bench.states() == {1: HANDLED}
+
+
+def test_a_waiting_handler_is_resumed_when_it_asked_for_it(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def handle(message: Any) -> Operation[None]:
+        for seconds in (0.5, LEASE_SECONDS, 1.0):
+            before = bench.clock.now
+            yield Wait((), seconds)
+            seen.append(round(bench.clock.now - before, 3))
+
+    bench = Bench(tmp_path / "dead.db", handle)
+    bench.keep(1)
+    bench.pass_time(120)
+    assert seen == [0.5, LEASE_SECONDS, 1.0]
+
+
+def test_where_the_handler_blocks_a_task_beside_it_keeps_the_lease(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "dead.db", lambda message: None)
+    bench.keep(1)
+    bench.clock.now += 1
+    bench.loop.current = finished(bench.store.take())
+    renewing = bench.loop.renewing()
+    other = group_of(bench.shelf, bench.clock)
+    for _ in range(20):
+        wait = next(renewing)
+        assert wait.seconds is not None and wait.seconds < LEASE_SECONDS / 2
+        bench.clock.now += wait.seconds
+        assert finished(other.take()) is None
+    bench.loop.current = None
+    bench.loop.stop()
+    with pytest.raises(StopIteration):
+        next(renewing)
+
+
+def test_stop_ends_it_behind_the_message_in_work(tmp_path: Path) -> None:
+    def handle(message: Any) -> Operation[None]:
+        bench.loop.stop()
+        yield Wait((), 1.0)
+
+    bench = Bench(tmp_path / "dead.db", handle)
+    bench.keep(1, 2)
+    assert bench.pass_time(60) is False
+    assert sorted(bench.states().values()) == [HANDLED, WAITING]
+    assert len(bench.calls) == 1
+
+
+def test_what_a_person_released_is_seen_soon(tmp_path: Path) -> None:
+    from tfmq.dead_letters import events
+
+    bench = Bench(tmp_path / "dead.db", lambda message: None)
+    finished(bench.store.keep(message(1), [failure()]))
+    bench.pass_time(100)
+    assert bench.calls == []
+    (letter,) = bench.letters()
+    finished(bench.shelf.apply([(letter.id, events.Retry(round(bench.clock.now * 1000), 1))]))
+    before = bench.clock.now
+    bench.pass_time(POLL_SECONDS + 0.1)
+    assert bench.states() == {1: HANDLED} and bench.calls[0][0] <= before - NOW + POLL_SECONDS
+
+
+def test_a_store_that_fails_is_asked_again_and_what_was_handled_is_not_handled_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path / "dead.db", lambda message: None)
+    bench.keep(1)
+    broken: list[str] = ["handled"] * 5 + ["take"] * 3
+    real = {name: getattr(bench.store, name) for name in ("take", "handled")}
+
+    def failing(name: str) -> Callable[..., Operation[Any]]:
+        def verb(*arguments: Any) -> Operation[Any]:
+            if broken and broken[0] == name:
+                broken.pop(0)
+                raise StoreFailed("the disk is full")
+            return (yield from real[name](*arguments))
+
+        return verb
+
+    for name in real:
+        monkeypatch.setattr(bench.store, name, failing(name))
+    bench.pass_time(40)
+    assert bench.states() == {1: HANDLED} and len(bench.calls) == 1
+    bench.pass_time(60)
+    assert broken == []
+    assert sum(each.levelno == logging.ERROR for each in caplog.records) == 8
+
+
+def test_an_interrupt_leaves_the_message_to_its_lease(tmp_path: Path) -> None:
+    def handle(message: Any) -> None:
+        raise KeyboardInterrupt
+
+    bench = Bench(tmp_path / "dead.db", handle)
+    bench.keep(1)
+    with pytest.raises(KeyboardInterrupt):
+        bench.pass_time(60)
+    assert bench.states() == {1: RETRYING} and bench.loop.current is None

@@ -1,0 +1,141 @@
+"""Letters in a database: many at once, and what is forgotten. What all stores do is in test_shelf.py."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.dead_letters.conftest import Stand
+from tests.dead_letters.helpers import finished, message
+from tests.dead_letters.test_shelf import keeping
+from tests.scale import scaled
+from tfmq.client.work import inline
+from tfmq.dead_letters import events
+from tfmq.dead_letters.address import Address
+from tfmq.dead_letters.letter import DEAD, letter_of
+from tfmq.dead_letters.selection import Selection
+from tfmq.dead_letters.sql_store import ENDED_MS_KEPT, SqlShelf, SqlStore
+from tfmq.errors import StoreFailed
+
+
+@pytest.fixture(params=["file", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> SqlStore:
+    if request.param == "file":
+        return SqlStore(Address("path", str(tmp_path / "dead.db")))
+    found: SqlStore = request.getfixturevalue("postgres_store")
+    return found
+
+
+def test_many_threads_that_keep_the_same_make_one_letter_each(store: SqlStore) -> None:
+    steps = [keeping(number) for number in range(5)]
+    errors: list[BaseException] = []
+
+    def keep() -> None:
+        try:
+            for step in steps:
+                SqlStore(store.database.address).apply([step])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=keep) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert store.counts() == {("billing", DEAD): 5}
+
+
+def test_of_many_who_claim_the_same_one_has_it(store: SqlStore) -> None:
+    steps = [keeping(number) for number in range(scaled(100) + 3)]
+    store.apply(steps)
+    won: list[str] = []
+
+    def claim(token: str) -> None:
+        own = SqlStore(store.database.address)
+        for id, _ in steps:
+            (found,) = own.apply([(id, events.Take(10**15, token, 10**16))])
+            if found is not None:
+                won.append(id)
+
+    store.apply([(id, events.Retry(20, 3)) for id, _ in steps])
+    threads = [threading.Thread(target=claim, args=(f"thread {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(won) == sorted(id for id, _ in steps)
+
+
+def test_a_page_of_changes_is_all_or_nothing(store: SqlStore) -> None:
+    store.apply([keeping(0)])
+    broken = keeping(1)[1]._replace(at_ms=1 << 80)
+    with pytest.raises(StoreFailed):
+        store.apply([(keeping(0)[0], events.Drop(20)), (keeping(1)[0], broken)])
+    assert store.counts() == {("billing", DEAD): 1}
+
+
+def test_what_ended_long_ago_is_forgotten_and_nothing_else(store: SqlStore) -> None:
+    steps = [keeping(number) for number in range(3)]
+    store.apply(steps)
+    store.apply([(steps[0][0], events.Drop(100)), (steps[1][0], events.Drop(ENDED_MS_KEPT))])
+    assert store.prune(ENDED_MS_KEPT + 100) == 0
+    assert store.prune(ENDED_MS_KEPT + 101) == 1
+    assert {each.id for each in store.find(Selection())} == {steps[1][0], steps[2][0]}
+
+
+def test_what_was_kept_outlives_the_kill_of_its_process(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from tests.dead_letters.test_shelf import keeping\n"
+        "from tfmq.dead_letters.address import Address\n"
+        "from tfmq.dead_letters.sql_store import SqlStore\n"
+        "store = SqlStore(Address('path', sys.argv[1]))\n"
+        "for number in range(3):\n"
+        "    store.apply([keeping(number)])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = tmp_path / "dead.db"
+    done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60)
+    assert done.returncode == -9
+    assert SqlStore(Address("path", str(path))).counts() == {("billing", DEAD): 3}
+
+
+def test_a_full_disk_is_told_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    store = SqlStore(Address("path", str(tmp_path / "dead.db")))
+    store.apply([keeping(0)])
+    with store.database.writing() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+    store.close()
+    letter = letter_of(message(9, bytes(10**6)), "billing")
+    limited = SqlStore(Address("path", str(tmp_path / "dead.db")))
+    with limited.database.reading() as connection:
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 5}")
+    with pytest.raises(StoreFailed, match="full"):
+        limited.apply([(letter.id, events.Keep(10, letter))])
+    assert limited.counts() == {("billing", DEAD): 1}
+    limited.close()
+    store.apply([(letter.id, events.Keep(10, letter))])
+    assert store.counts() == {("billing", DEAD): 2}
+
+
+def test_a_person_can_ask_the_table(tmp_path: Path) -> None:
+    store = SqlStore(Address("path", str(tmp_path / "dead.db")))
+    store.apply([keeping(1)])
+    store.close()
+    rows = sqlite3.connect(tmp_path / "dead.db").execute(
+        "SELECT topic, partition_number, message_offset, state, error FROM tfmq_dead_letters"
+    )
+    assert list(rows) == [("orders", 0, 100, "dead", "ValueError: no such order")]
+
+
+def test_the_shelf_is_the_store_as_operations(tmp_path: Path) -> None:
+    shelf = SqlShelf(SqlStore(Address("path", str(tmp_path / "dead.db"))), inline)
+    assert Stand(lambda: (shelf, finished)).run(shelf.find(Selection())) == []
+    assert shelf.name == str(tmp_path / "dead.db")
+    shelf.close()

@@ -1,0 +1,126 @@
+"""Events as records, and back: every kind, strangers' bytes, a newer release's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.dead_letters.helpers import failure, message
+from tfmq.client.received import ReceivedMessage
+from tfmq.dead_letters import events
+from tfmq.dead_letters.letter import Journey, Letter, letter_of
+from tfmq.dead_letters.topic_events import KINDS, ROOM_BYTES, VERSION, content_of, event_of
+from tfmq.packing import pack, unpack
+
+LARGE = 1 << 23
+LETTER = replace(
+    letter_of(message(1, b"\x00x", key=b"\xff", tag="new"), "billing"), calls=3, failures=(failure(),)
+)
+EVENTS: list[events.Event] = [
+    events.Keep(10, LETTER, 50),
+    events.Take(11, "me", 60),
+    events.Renew(12, "me", 70),
+    events.Handled(13, "me"),
+    events.Failed(14, "me", failure(1), 80),
+    events.PutOff(15, "me", failure(2), 90),
+    events.GiveBack(16, "me"),
+    events.Retry(17, 6),
+    events.Drop(18, True),
+    events.Claim(19, "me", True),
+    events.Depart(20, "me", Journey("again", 8, 3, 99, 5, 1 << 40)),
+    events.Arrive(21, 99, 5, -1),
+    events.Return(22, "me"),
+]
+
+
+def record(payload: bytes | None, attribute: bytes | None = None) -> ReceivedMessage[Any]:
+    return message(0, payload, topic="dead", attribute=attribute)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: KINDS[type(event)])
+def test_an_event_comes_back_as_it_was(event: events.Event) -> None:
+    content = content_of("0123456789abcdef", event, LARGE)
+    given = record(content.payload, content.attribute)
+    id, found = event_of(given) or ("", None)
+    assert id == given.key == "0123456789abcdef"
+    assert given.tag == content.tag == KINDS[type(event)]
+    if isinstance(event, events.Keep):
+        assert isinstance(found, events.Keep)
+        assert found == event._replace(letter=replace(event.letter, id=id))
+    else:
+        assert found == event and type(found) is type(event)
+
+
+def test_every_kind_is_tried() -> None:
+    assert {type(each) for each in EVENTS} == set(KINDS)
+
+
+def test_a_body_without_room_stays_where_the_message_stands() -> None:
+    body = replace(LETTER, body=LETTER.body and LETTER.body._replace(payload=bytes(1000)))
+    small = content_of(LETTER.id, events.Keep(10, body), 900 + ROOM_BYTES)
+    assert len(small.payload or b"") < 900
+    found = event_of(record(small.payload))
+    assert found is not None and isinstance(found[1], events.Keep)
+    assert found[1].letter.body is None and found[1].letter.failures == LETTER.failures
+    assert len(content_of(LETTER.id, events.Keep(10, body), LARGE).payload or b"") > 1000
+
+
+def test_a_newer_releases_fields_are_passed_over_and_its_kinds_too() -> None:
+    content = content_of(LETTER.id, EVENTS[4], LARGE)
+    fields = unpack(content.payload or b"")
+    assert event_of(record(pack([*fields, "more"]))) == (LETTER.id, EVENTS[4])
+    assert event_of(record(pack([VERSION, "sleep", LETTER.id, 10]))) is None
+    assert event_of(record(pack([VERSION + 1, *fields[1:]]))) is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None,
+        b"",
+        b"hello",
+        b"\xc1",
+        pack(7),
+        pack([]),
+        pack([1, "keep"]),
+        pack([1, "keep", "id", 10]),
+        pack([1, "keep", "id", 10, 0, [], [], None]),
+        pack([1, "failed", "id", 10, "me", 5, 7]),
+        pack([1, "depart", "id", 10, "me", [1]]),
+        pack([1, ["keep"], "id", 10]),
+        pack([1, "take", "id", "soon", "me", 7]),
+        pack({"a": 1}),
+    ],
+)
+def test_what_is_no_event_is_none(payload: bytes | None) -> None:
+    assert event_of(record(payload)) is None
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_event_or_none(payload: bytes) -> None:
+    found = event_of(record(payload))
+    assert found is None or type(found[1]) in KINDS
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(sorted(KINDS.values())), st.lists(values, max_size=8))
+def test_any_fields_are_an_event_or_none(kind: str, fields: list[Any]) -> None:
+    found = event_of(record(pack([VERSION, kind, "id", 10, *fields])))
+    assert found is None or type(found[1]) in KINDS
+
+
+def test_the_letter_of_a_keeping_needs_no_more_than_what_it_says() -> None:
+    content = content_of(LETTER.id, EVENTS[0], LARGE)
+    found = event_of(record(content.payload))
+    assert found is not None and isinstance(found[1], events.Keep)
+    assert isinstance(found[1].letter, Letter) and found[1].letter.body == LETTER.body
