@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.offsets.contract import PLACE, A, Contract, Open
-from tfmq.errors import BadRequest, Busy, ConnectionFailed, NotSupported
+from tfmq.errors import BadRequest, Busy, NotSupported, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
 
@@ -65,7 +65,7 @@ def test_a_lock_that_is_not_given_back_is_passing_trouble(
 
 def test_a_database_that_cannot_be_reached_is_passing_trouble(tmp_path: Path) -> None:
     storage = SqlOffsets(f"sqlite:///{tmp_path / 'gone' / 'offsets.db'}")
-    with pytest.raises(ConnectionFailed, match="does not answer") as caught:
+    with pytest.raises(StoreFailed, match="does not answer") as caught:
         storage.read("billing", [A])
     assert caught.value.retriable
     (tmp_path / "gone").mkdir()
@@ -86,6 +86,6 @@ def test_a_driver_that_is_missing_is_named() -> None:
 
 def test_a_password_is_never_shown() -> None:
     storage = SqlOffsets("postgresql+psycopg://user:secret@127.0.0.1:1/db?connect_timeout=2")
-    with pytest.raises(ConnectionFailed) as caught:
+    with pytest.raises(StoreFailed) as caught:
         storage.read("billing", [A])
     assert "secret" not in str(caught.value)

@@ -6,7 +6,7 @@ import sys
 import pytest
 from kazoo import exceptions
 
-from tfmq.errors import Closed, ConnectionFailed, NotAllowed, NotSupported
+from tfmq.errors import Closed, NotAllowed, NotSupported, StoreFailed
 from tfmq.zookeeper.address import zookeeper_address
 from tfmq.zookeeper.connection import Connection, new_client, results, translated
 
@@ -57,10 +57,10 @@ def test_results_come_in_order_with_errors_in_their_places(address: str) -> None
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (exceptions.ConnectionLoss, ConnectionFailed),
-        (exceptions.SessionExpiredError, ConnectionFailed),
-        (exceptions.OperationTimeoutError, ConnectionFailed),
-        (exceptions.ConnectionClosedError, ConnectionFailed),
+        (exceptions.ConnectionLoss, StoreFailed),
+        (exceptions.SessionExpiredError, StoreFailed),
+        (exceptions.OperationTimeoutError, StoreFailed),
+        (exceptions.ConnectionClosedError, StoreFailed),
         (exceptions.NoAuthError, NotAllowed),
     ],
 )

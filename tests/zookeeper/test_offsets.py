@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.proxy import proxied
 from tests.offsets.contract import PLACE, A, B, Contract, Open
-from tfmq.errors import ConnectionFailed, Damaged, Fenced
+from tfmq.errors import Damaged, Fenced, StoreFailed
 from tfmq.offsets.stored import StoredOffset
 from tfmq.zookeeper import connection
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
@@ -110,7 +110,7 @@ def test_a_save_that_was_held_up_changes_nothing_of_a_new_owner(
         held: list[bytes] = []
         proxy.up = lambda data: held.append(data) or b""  # type: ignore[func-returns-value]
         proxy.cut_when_short = False
-        with pytest.raises(ConnectionFailed):
+        with pytest.raises(StoreFailed):
             old.save("billing", 3, {A: PLACE._replace(offset=9)})
         new = open_one()
         new.claim("billing", 4, [A])
@@ -120,7 +120,7 @@ def test_a_save_that_was_held_up_changes_nothing_of_a_new_owner(
             for _ in range(20):
                 try:
                     old.save("billing", 3, {A: PLACE._replace(offset=10)})
-                except ConnectionFailed:
+                except StoreFailed:
                     continue
         assert new.read("billing", [A]) == {A: PLACE._replace(generation=4)}
         old.close()
@@ -129,7 +129,7 @@ def test_a_save_that_was_held_up_changes_nothing_of_a_new_owner(
 def test_a_zookeeper_that_is_gone_is_passing_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
     storage = ZooKeeperOffsets("zookeeper://127.0.0.1:1/meta")
-    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1") as caught:
+    with pytest.raises(StoreFailed, match=r"127\.0\.0\.1:1") as caught:
         storage.read("billing", [A])
     assert caught.value.retriable
     storage.close()

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
 
-from tfmq.errors import BadRequest, Busy, Closed, ConnectionFailed, NotSupported, TfmqError
+from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
 from tfmq.offsets import table
 from tfmq.offsets.stored import PartitionName, StoredOffset, fenced
 
@@ -27,7 +27,7 @@ TRIES: Final = 3
 
 
 class SqlOffsets:
-    """Offsets in the table `tfmq_offsets`, made on first use. Every call raises ConnectionFailed where the database
+    """Offsets in the table `tfmq_offsets`, made on first use. Every call raises StoreFailed where the database
     cannot be reached, Busy while another transaction has the rows; both pass.
     """
 
@@ -126,4 +126,4 @@ class SqlOffsets:
         where, reason = self.url.render_as_string(), str(error.orig).strip()
         if "lock" in reason:
             return Busy(f"{where}: another transaction has the offsets: {reason}")
-        return ConnectionFailed(f"The offsets are in {where}, which does not answer: {reason}")
+        return StoreFailed(f"The offsets are in {where}, which does not answer: {reason}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tfmq.errors import Closed, ConnectionFailed, NotAllowed, NotSupported
+from tfmq.errors import Closed, NotAllowed, NotSupported, StoreFailed
 from tfmq.zookeeper.address import ZooKeeperAddress
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
 
 class Connection:
     """`with connection.client() as client:` gives the client, connected; failures of kazoo leave the block as errors of
-    ours: ConnectionFailed, where it may have happened, and NotAllowed.
+    ours: StoreFailed, where it may have happened, and NotAllowed.
     """
 
     def __init__(self, address: ZooKeeperAddress, session_seconds: float = ANSWER_SECONDS) -> None:
@@ -105,4 +105,4 @@ def translated(address: ZooKeeperAddress) -> Iterator[None]:
     except (exceptions.NoAuthError, exceptions.AuthFailedError) as error:
         raise NotAllowed(f"{address} does not allow this: {error!r}") from error
     except (exceptions.KazooException, KazooTimeoutError, exceptions.ZookeeperError) as error:
-        raise ConnectionFailed(f"{address} does not answer: {error!r}") from error
+        raise StoreFailed(f"{address} does not answer: {error!r}") from error

@@ -36,7 +36,7 @@ Change = Callable[[StoredOffset | None], "StoredOffset | None"]
 
 
 class ZooKeeperOffsets:
-    """Offsets below ROOT/consumers/GROUP/offsets. Every call raises ConnectionFailed where ZooKeeper does not answer,
+    """Offsets below ROOT/consumers/GROUP/offsets. Every call raises StoreFailed where ZooKeeper does not answer,
     Damaged where a node holds something else.
     """
 
