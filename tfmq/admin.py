@@ -85,7 +85,7 @@ class Admin:
         return self._driver.run(self._operations.groups())
 
     def group(self, name: str) -> GroupDescription:
-        """One group: its member, offsets and lag. A group that nobody used yet is an empty one."""
+        """One group: its members and what each has, offsets and lag. A group that nobody used yet is an empty one."""
         return self._driver.run(self._operations.group(name))
 
     def reset_group(

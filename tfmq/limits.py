@@ -139,6 +139,15 @@ GROUP_OFFSETS = _limit(
     "offsets",
     "of all groups together: each is in memory, and in every snapshot of the catalog",
 )
+GROUP_OWNERS = _limit(
+    "group_owners", 1_000_000, 20_000_000, "partitions", "that have an owner, in all groups together: likewise"
+)
+GROUP_MEMBERS = _limit(
+    "group_members", 1_000, 10_000, "members", "of one group: each change of a group looks at all of them"
+)
+GROUP_SUBSCRIPTIONS = _limit(
+    "group_subscriptions", 1_000_000, 20_000_000, "names", "that members of all groups ask for: in memory"
+)
 OFFSETS_PER_COMMIT = _limit(
     "offsets_per_commit", 20_000, 20_000, "offsets", "one forced write holds them all"
 )

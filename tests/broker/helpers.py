@@ -359,8 +359,10 @@ class Broker:
         assert not isinstance(found, str)
         return found.log
 
-    def join(self, group: str = "billing", member: str = "", session: Session | None = None) -> Answer:
-        return self.ask(commands.JoinGroup(group, member, ["orders"]), session=session)
+    def join(
+        self, group: str = "billing", member: str = "", session: Session | None = None, topics: str = "orders"
+    ) -> Answer:
+        return self.ask(commands.JoinGroup(group, member, topics.split()), session=session)
 
     def commit(self, member: Answer, offset: int, group: str = "billing", topic: str = "orders") -> Answer:
         offsets = [commands.GroupOffset(topic, self.incarnation(topic), 0, offset)]

@@ -271,6 +271,7 @@ def test_a_member_that_is_being_replaced_is_fenced_before_its_successor_is_answe
     member = broker.join(session=session)
     broker.work()
     session.close()
+    broker.advance(4)
     joining = broker.join()
     assert joining.code == "waiting"
     offered = rows(broker, member)
@@ -291,7 +292,7 @@ def test_offsets_of_topics_that_are_gone_are_left_out_and_too_many_refused() -> 
 
 def test_locked_offsets_are_busy_for_everybody_until_the_end(broker: Broker) -> None:
     broker.create("bills")
-    member, to = broker.join(), destination(broker)
+    member, to = broker.join(topics="orders bills"), destination(broker)
     broker.commit(member, 50)
     to.lock_offsets(7, "order-42", to.check_offsets(rows(broker, member), broker.session))
     read = broker.ask(ReadOffsets("billing", None))

@@ -70,13 +70,13 @@ def test_offsets_of_another_incarnation_are_left_out(broker: Broker) -> None:
     broker.delete()
     broker.create()
     assert broker.saved() == {}
-    broker.commit(member, 7)
+    broker.commit(broker.join(member=member.member), 7)
     assert broker.restart().saved() == {("orders", 0): 7}
 
 
 def test_only_the_partitions_that_are_named_are_read(broker: Broker) -> None:
     broker.create("bills")
-    member = broker.join()
+    member = broker.join(topics="orders bills")
     broker.commit(member, 1)
     broker.commit(member, 2, topic="bills")
     rows = broker.ask(ReadOffsets("billing", [PartitionName("bills", 0)])).offsets

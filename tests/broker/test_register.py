@@ -15,6 +15,7 @@ from tfmq.broker.register import (
     DELETE,
     GENERATION,
     GONE,
+    GROUP_OWNERS,
     GROW,
     ID_FIRST,
     JOURNAL,
@@ -26,6 +27,7 @@ from tfmq.broker.register import (
     SCHEDULE_GONE,
     SCHEDULE_STATE,
     TX_OFFSETS,
+    Owner,
     Register,
     pack,
     unpack,
@@ -65,6 +67,30 @@ def test_offsets_of_a_deleted_topic_are_forgotten() -> None:
     made.enter((GONE, 20))
     assert made.groups["billing"].offsets == {}
     assert made.topics == {}
+
+
+def test_partitions_change_their_owners_one_by_one_and_a_new_beginning_frees_all() -> None:
+    made = register(
+        (CREATE, "orders", 20, 3, {}),
+        (READY, 20),
+        (GROUP_OWNERS, "billing", 5, [("ada", 9000, [(20, 0), (20, 1)]), ("bob", 8000, [(20, 2), (77, 0)])]),
+        (GROUP_OWNERS, "billing", 6, [("bob", 8000, [(20, 1)]), ("", 0, [(20, 0), (20, 9)])]),
+    )
+    row = made.groups["billing"]
+    assert row.owners == {(20, 1): Owner("bob", 6, 8000), (20, 2): Owner("bob", 5, 8000)}
+    assert (row.generation, made.generation, made.owners_count) == (6, 6, 2)
+    made.enter((GENERATION, "billing", 7, ""))
+    assert (row.owners, row.generation, made.owners_count) == ({}, 7, 0)
+    made.enter((GROUP_OWNERS, "billing", 8, [("ada", 9000, [(20, 0)])]))
+    made.enter((DELETE, 20))
+    made.enter((GONE, 20))
+    assert (row.owners, made.owners_count) == ({}, 0)
+
+
+def test_a_snapshot_from_before_there_were_owners_is_read() -> None:
+    made = Register()
+    made.load(pack((3, 30, 9, (), (), [("billing", 4, "m1", [(20, 0, 100, 0, 1, 4)])], 0, (), 0, ())))
+    assert (made.groups["billing"].generation, made.owners_count, made.offsets_count) == (4, 0, 1)
 
 
 def test_the_age_of_an_id_is_known_and_never_too_young() -> None:
@@ -161,6 +187,9 @@ ENTRIES = st.lists(
         st.tuples(st.just("delete")),
         st.tuples(st.just("lease"), st.integers(1, 50)),
         st.tuples(st.just("group"), st.sampled_from("ab"), st.integers(0, 1000)),
+        st.tuples(
+            st.just("owners"), st.sampled_from("ab"), st.sampled_from(["m", "n", ""]), st.integers(0, 3)
+        ),
         st.tuples(st.just("schedule"), st.sampled_from("ab"), st.booleans()),
         st.tuples(st.just("unschedule"), st.sampled_from("ab")),
         st.tuples(
@@ -197,6 +226,10 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
         elif what == "group":
             enter(GENERATION, fields[0], whole.generation + 1, "m")
             enter(OFFSETS, fields[0], whole.generation, [(number, 0, fields[1], 0, 1)])
+        elif what == "owners":
+            group, member, count = fields
+            keys = [(number, partition) for partition in range(count)]
+            enter(GROUP_OWNERS, group, whole.generation + 1, [(member, 5000, keys)])
         elif what == "transaction":
             journal_id, group, *place = fields
             enter(JOURNAL, journal_id)
@@ -242,14 +275,16 @@ def test_a_snapshot_that_is_none_is_refused() -> None:
 
 def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> None:
     lines = Path("tests/golden/catalog.hex").read_text().split()
-    made, states = Register(), []
+    made, states, most = Register(), [], 0
     for line in lines:
         entry = unpack(bytes.fromhex(line))
         assert pack(entry).hex() == line
         made.enter(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
-    assert states == ["", "creating", "open", "growing", *["open"] * 9, "deleting", ""]
-    assert (made.next_id, made.generation, made.groups["billing"].member) == (4112, 1, "m1")
+        most = max(most, made.owners_count)
+    assert states == ["", "creating", "open", "growing", *["open"] * 11, "deleting", ""]
+    assert (made.next_id, made.generation, made.groups["billing"].generation) == (4112, 3, 3)
+    assert (most, made.owners_count) == (3, 0)
     assert (made.journal_id, made.applied, made.delay_store) == (17, {17: (4160, 3)}, 18)
     assert list(made.schedules) == []
     page = Path("docs/formats/catalog.md").read_text()

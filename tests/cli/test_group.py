@@ -1,6 +1,7 @@
 """`tfmq group` on a live broker."""
 
 from tests.cli.conftest import Cli
+from tfmq.cli.group import runs
 from tfmq.consumer import Consumer
 from tools.rigs.live_server import LiveServer
 
@@ -20,6 +21,22 @@ def test_a_group_is_listed_shown_and_set_back(cli: Cli, topic: str) -> None:
     assert cli("read", topic, "-g", topic).out == b""
     cli("group", "reset", topic, topic, "--to", "-1h", "--partition", "0")
     assert cli("read", topic, "-g", topic).out == b"a\nb\nc\n"
+
+
+def test_members_are_shown_with_what_each_has(cli: Cli, topic: str, broker: LiveServer) -> None:
+    cli("topic", "create", topic, "--partitions", "2")
+    with Consumer(broker.address, topics=topic, group=topic) as consumer:
+        consumer.poll(5)
+        (row,) = [row for row in cli("group", "list", "--json").json if row["group"] == topic]
+        assert (row["members"], row["live"]) == (1, True)
+        (member,) = cli("group", "show", topic, "--json").json["members"]
+        assert (member["partitions"], member["leaving"], member["note"]) == ({topic: [0, 1]}, {}, "")
+        assert f"{topic} 0-1" in cli("group", "show", topic).out.decode()
+
+
+def test_partitions_are_written_as_runs() -> None:
+    assert runs({"orders": [2, 0, 1, 7], "bills": [3]}) == "bills 3, orders 0-2 7"
+    assert runs({}) == ""
 
 
 def test_a_group_that_is_not_there_is_said_so(cli: Cli, topic: str) -> None:

@@ -16,7 +16,6 @@ from tfmq.errors import (
     Abandoned,
     ConnectionFailed,
     Fenced,
-    NotAllowed,
     OffsetOutOfRange,
     TfmqError,
     UnknownTopic,
@@ -120,14 +119,20 @@ class Broker:
         return [place for place in places if place[key] <= value][-1]
 
     def on_joingroup(self, request: wire.JoinGroup) -> Any:
-        live = self.live.get(request.group)
-        if live is not None and live != request.member:
-            raise NotAllowed(f"The group {request.group} has a live member: {live}.")
         generation = self.groups.get(request.group, (0, ""))[0] + 1
         member = request.member or f"member-{generation}"
         self.groups[request.group] = (generation, member)
         self.live[request.group] = member
-        return wire.JoinGroupReply(member, generation, [], "")
+        return wire.JoinGroupReply(member, generation, self._grants(request, generation), "")
+
+    def _grants(self, wishes: Any, generation: int) -> list[wire.GrantedPartition]:
+        """All that a member asks for is its."""
+        return [
+            wire.GrantedPartition(name, inc, number, generation)
+            for name, (inc, logs) in self.topics.items()
+            for number in range(len(logs))
+            if name in wishes.topics and (wishes.only is None or (name, number) in wishes.only)
+        ]
 
     def take_over(self, group: str) -> None:
         """Another member has the group now."""
@@ -140,7 +145,9 @@ class Broker:
 
     def on_heartbeat(self, request: wire.Heartbeat) -> Any:
         self._require(request)
-        return wire.HeartbeatReply(request.generation, None, "")
+        grants = self._grants(request.subscription, request.generation)
+        known = [tuple(each[:3]) for each in request.held] == [tuple(each[:3]) for each in grants]
+        return wire.HeartbeatReply(request.generation, None if known else grants, "")
 
     def on_leavegroup(self, request: wire.LeaveGroup) -> Any:
         self._require(request)

@@ -39,8 +39,8 @@ def test_a_topic() -> None:
 
 
 def test_groups() -> None:
-    row = {"group": "g", "generation": 3, "member": "m", "live": True, "partitions": 2, "new": 1}
-    assert group_summary(row).live is True
+    row = {"group": "g", "generation": 3, "members": 2, "live": True, "partitions": 2, "new": 1}
+    assert (group_summary(row).live, group_summary(row).members) == (True, 2)
     offsets = [{"topic": "a", "partition": 0, "lag": 5}, {"topic": "a", "partition": 1, "lag": -1}]
-    found = group_description({**row, "members": [{"member": "m"}], "offsets": offsets})
-    assert found.lag == 5 and found.members[0]["member"] == "m"
+    found = group_description({**row, "members": [{"member": "m"}], "offsets": offsets, "strategy": "range"})
+    assert found.lag == 5 and found.strategy == "range" and found.members[0]["member"] == "m"

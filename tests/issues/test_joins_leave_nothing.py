@@ -19,21 +19,25 @@ def test_joining_a_thousand_times_leaves_one_call_back_and_a_short_list() -> Non
 
 def test_every_group_of_a_session_is_free_when_it_ends() -> None:
     broker = Broker()
+    broker.create()
     session = Session()
     for group in ("one", "two"):
         assert broker.join(group, session=session).code == "ok"
     session.close()
+    broker.advance(3.1)
     for group in ("one", "two"):
-        assert broker.join(group, session=Session()).code == "ok"
+        assert [row[0] for row in broker.join(group, session=Session()).partitions] == ["orders"]
 
 
-def test_a_member_put_back_by_a_join_that_failed_still_ends_with_its_session() -> None:
+def test_a_join_that_failed_leaves_no_member() -> None:
     broker = Broker()
+    broker.create()
     session = Session()
     member = broker.join(session=session)
     broker.disk.faults.fail("write", error=28, path=".catalog")
     again = broker.ask(commands.JoinGroup("billing", member.member, []), session=session, turn=False)
-    session.close()
     broker.engine.turn_ended()
     assert again.code == "disk_full"
-    assert broker.join(session=Session()).code == "ok"
+    assert len(broker.join(session=Session()).partitions) == 1
+    session.close()
+    assert len(broker.ask(commands.DescribeGroup("billing")).description["members"]) == 1

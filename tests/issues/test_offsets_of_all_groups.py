@@ -11,7 +11,7 @@ def commit(broker: Broker, group: str, count: int) -> str:
     offsets = [GroupOffset("orders", broker.incarnation(), number, 5) for number in range(count)]
     request = commands.CommitOffsets(group, member.member, member.generation, offsets)
     code = broker.ask(request, session=session).code
-    session.close()
+    broker.ask(commands.LeaveGroup(group, member.member, member.generation))
     return code
 
 

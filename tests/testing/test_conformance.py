@@ -45,7 +45,7 @@ def reading(servers: str, answers: Answers) -> None:
         consumer.commit()
         answers.append((int(consumer.lag()), consumer.poll(timeout=0.2)))
         second = tfmq.Consumer(servers, topics="orders", group="billing")
-        told(answers, second.poll)
+        told(answers, lambda: second.poll(timeout=0.2))
         with suppress(tfmq.TfmqError):
             second.close()
     with tfmq.Consumer(servers, topics="orders", group="billing") as consumer:

@@ -13,10 +13,9 @@ from tfmq.broker import faults
 from tfmq.broker.caller import Session
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.effect_work import EffectWork
-from tfmq.broker.groups import Groups
+from tfmq.broker.group_offsets import GroupOffsets
 from tfmq.broker.offset_effects import OffsetEffects
 from tfmq.broker.offset_locks import OffsetLocks
-from tfmq.broker.offsets import Offsets
 from tfmq.broker.partition import GONE, Partition
 from tfmq.broker.register import DELETING
 from tfmq.broker.topics import Topics
@@ -67,15 +66,14 @@ class BrokerDestination:
         topics: Topics,
         catalog: Catalog,
         writes: Writes,
-        offsets: Offsets,
         offset_effects: OffsetEffects,
         locks: OffsetLocks,
-        groups: Groups,
+        group_offsets: GroupOffsets,
     ) -> None:
         self._disk, self._data = disk, data
         self._topics, self._catalog, self._writes = topics, catalog, writes
-        self._offsets, self._offset_effects, self._locks = offsets, offset_effects, locks
-        self._groups = groups
+        self._offset_effects, self._locks = offset_effects, locks
+        self._group_offsets = group_offsets
         self._reserved_bytes = 0
         self.delayed: DelayedTarget | None = None
         """Where delayed messages arrive; it is opened after the partitions."""
@@ -221,12 +219,7 @@ class BrokerDestination:
     def check_offsets(self, rows: Sequence[TransactionOffsets], session: Session) -> list[GroupPlaces]:
         found = []
         for row in rows:
-            self._groups.require(row.group, row.generation, row.member, session)
-            # The last of a partition counts: one that is named a thousand times is not kept as often.
-            places = list({place[:2]: place for place in self._offsets.places(row.offsets)}.values())
-            refusal = self._offsets.refusal(row.group, places)
-            if refusal is not None:
-                raise refusal
+            places = self._group_offsets.places(row.group, row.member, row.generation, row.offsets)
             if places:
                 found.append(GroupPlaces(row.group, row.generation, places))
         return found

@@ -103,8 +103,8 @@ class Engine:
 
     @answered
     def cancel(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        house, target = self.house, request.target
-        reply.ok(house.polls.cancel(session, target) or house.transactions.cancel(session, target))
+        parts = (self.house.polls, self.house.transactions, self.house.groups)
+        reply.ok(any(each.cancel(session, request.target) for each in parts))
 
     # Topics
 
@@ -206,7 +206,7 @@ class Engine:
 
     @answered
     def commit_offsets(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.groups.commit(request, reply, session)
+        self.house.group_offsets.commit(request, reply, session)
 
     @answered
     def read_offsets(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -222,7 +222,7 @@ class Engine:
 
     @answered
     def reset_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.groups.reset(request, reply)
+        self.house.group_offsets.reset(request, reply)
 
     # Transactions
 

@@ -1,213 +1,293 @@
-"""Groups of consumers: one live member each, fenced by a durable generation.
+"""Groups of consumers: each partition has one owner, by a grant that is on the disk before its owner is told.
 
-A member lives while its connection does and it is heard of within its session time. Whoever joins gets a
-generation from a durable counter, forced before the answer; commits of any other generation or member are
-`Fenced`. A member whose connection is gone may be replaced at once, and may come back as long as nobody
-took over, also over a restart of the broker.
+What changes during a turn (members, wishes, topics, partitions given up) is one plan and one entry in the catalog at
+its end. Heartbeats wait for what that does to their member's share. From the moment of the plan on a partition is its
+new owner's: commits of the one before are `Fenced`. A member of which nothing is heard is dead, and what it had is
+free; until somebody gets it, it may come back and go on, also over a restart of the broker, behind which every owner
+has its session time to do so.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from tfmq.broker import faults
+from tfmq.broker import faults, group_descriptions
 from tfmq.broker.caller import Randomness, Reply, Session
 from tfmq.broker.catalog import Catalog
+from tfmq.broker.group import Changes, Group
+from tfmq.broker.group_member import Member, Waiting, Wishes
+from tfmq.broker.group_roll import GroupRoll
+from tfmq.broker.group_strategies import strategy_of
+from tfmq.broker.group_waits import GroupWaits
+from tfmq.broker.group_watch import GroupWatch
 from tfmq.broker.offsets import Offsets
-from tfmq.broker.register import GENERATION, GroupRow
+from tfmq.broker.register import GROUP_OWNERS, GroupRow
 from tfmq.broker.timers import Timers
-from tfmq.errors import BadRequest, Fenced, NotAllowed
-from tfmq.protocol.commands import (
-    CommitOffsets,
-    DescribeGroup,
-    Heartbeat,
-    JoinGroup,
-    LeaveGroup,
-    ResetGroup,
-)
+from tfmq.broker.topics import Topics
+from tfmq.errors import Abandoned, Busy, Fenced, NotAllowed, TfmqError
+from tfmq.protocol.commands import DescribeGroup, Heartbeat, JoinGroup, LeaveGroup, PartitionName
 
-TOPICS_KEPT: Final = 256
-"""Of the topics that a member names, for people: a stranger may name any number."""
+log = logging.getLogger("tfmq.broker")
+
+RETRY_SECONDS: Final = 1.0
+"""When an entry that the catalog refused is tried again: its disk is full, or it is busy."""
 
 
-class Member:
-    """Who holds a group; `session` None when its connection is gone."""
+class Join(NamedTuple):
+    """Who waits to hear that it is a member."""
 
-    __slots__ = ("id", "seen", "session", "session_ms", "topics")
-
-    def __init__(self, id: str, session: Session, session_ms: int, topics: list[str], now: float) -> None:
-        self.id, self.session_ms, self.topics = id, session_ms, topics
-        self.session: Session | None = session
-        self.seen = now
-
-    def live(self, now: float) -> bool:
-        return self.session is not None and now - self.seen <= self.session_ms / 1000
+    member: Member
+    reply: Reply
 
 
 class Groups:
-    """All groups. What must last is in the catalog's register; who is connected is here."""
+    """All groups. What must last is in the catalog's register; who is there, and what shall be, is here."""
 
     def __init__(
         self,
         *,
         catalog: Catalog,
         offsets: Offsets,
+        topics: Topics,
         timers: Timers,
         randomness: Randomness,
         limits: Mapping[str, int],
     ) -> None:
-        self._catalog, self._offsets, self._timers = catalog, offsets, timers
+        self._catalog, self._offsets, self._topics, self._timers = catalog, offsets, topics, timers
         self._randomness, self._limits = randomness, limits
-        self._members: dict[str, Member] = {}
-        self._held: dict[Session, set[str]] = {}
-        self._joining: dict[str, tuple[int, str]] = {}
-        self._generation = 0
+        self._roll = GroupRoll(catalog.register, topics, limits)
+        self._waits = GroupWaits(timers, topics)
+        self._watch = GroupWatch(timers, dead=self._dead, alone=self._alone)
+        self._due: dict[str, None] = {}
+        self._changed_topics: set[str] = set()
+        self._joins: dict[str, list[Join]] = {}
+
+    # The start, the end, the topics
+
+    def start(self) -> None:
+        """Whoever had something before the start has its session time to be heard of."""
+        for name, row in self._catalog.register.groups.items():
+            if row.owners:
+                group = self._roll.group(name)
+                for member in group.expect(self._timers.now()):
+                    self._watch.begin(group, member)
+                self._mark(group)
+
+    def stop(self) -> None:
+        """The broker stops: whoever waits gets the error."""
+        for group in self._roll:
+            for member in group.members.values():
+                self._waits.end(group, member, Busy(faults.STOPPING))
+
+    def topic_changed(self, name: str) -> None:
+        """A topic is there, has grown, or is gone."""
+        self._changed_topics.add(name)
 
     # Membership
 
     def join(self, request: JoinGroup, reply: Reply, session: Session) -> None:
-        """Makes the caller the group's member, under a new generation. Raises NotAllowed."""
-        self._refuse_live(request.group, request.member)
-        self._refuse_many(request.group)
-        member_id = request.member or self._randomness(12).hex()
-        session_ms = min(request.session_ms, self._limits["session_ms"])
-        before = self._members.get(request.group)
-        member = Member(member_id, session, session_ms, request.topics[:TOPICS_KEPT], self._timers.now())
-        self._hold(request.group, member)
-        generation = self._next_generation()
-        self._joining[request.group] = (generation, member_id)
+        """Makes the caller a member that holds nothing; answered once that, and what it is given, is on the disk.
 
-        def forced(error: BaseException | None) -> None:
-            self._joined(request.group, generation, error)
-            if error is None:
-                reply.ok(member_id, generation, [], "")
-                return
-            if self._members.get(request.group) is member:
-                self._put_back(request.group, before)
-            reply.error(faults.client_error(error))
-
-        self._catalog.submit((GENERATION, request.group, generation, member_id), forced)
-
-    def _joined(self, group: str, generation: int, error: BaseException | None) -> None:
-        """The new generation is forced, or never will be: from here on the register says who holds the
-        group.
+        Raises BadRequest, NotAllowed.
         """
-        if self._joining.get(group, (0, ""))[0] == generation:
-            del self._joining[group]
-
-    def _next_generation(self) -> int:
-        self._generation = max(self._generation, self._catalog.register.generation) + 1
-        return self._generation
-
-    def _hold(self, group: str, member: Member) -> None:
-        """The member has the group, as long as its session lives: one call back a session, however many joins."""
-        self._members[group] = member
-        session = member.session
-        if session is None:
-            return
-        groups = self._held.get(session)
-        if groups is not None:
-            groups.add(group)
-        else:
-            self._held[session] = {group}
-            session.on_close(partial(self._left, session))
-
-    def _left(self, session: Session) -> None:
-        for group in self._held.pop(session, ()):
-            member = self._members.get(group)
-            if member is not None and member.session is session:
-                member.session = None
-
-    def _put_back(self, group: str, before: Member | None) -> None:
-        if before is None:
-            del self._members[group]
-        else:
-            self._hold(group, before)
-
-    def _refuse_live(self, group: str, member_id: str) -> None:
-        live = self._live(group)
-        if live is not None and live.id != member_id:
-            who = live.session.identity if live.session is not None else "?"
-            raise NotAllowed(
-                f"The group {group} has a live member: {live.id} ({who}). This release knows one member a group;"
-                " stop that one, or use another group.",
-                member=live.id,
-            )
-
-    def _refuse_many(self, group: str) -> None:
-        groups = self._catalog.register.groups
-        if group not in groups and len(groups) + len(self._joining) >= self._limits["groups"]:
-            raise NotAllowed(f"The broker has {len(groups)} groups, its limit (limits.groups).")
-
-    def _live(self, group: str) -> Member | None:
-        member = self._members.get(group)
-        return member if member is not None and member.live(self._timers.now()) else None
-
-    def _current(self, group: str) -> tuple[int, str]:
-        """(generation, member) that may commit; (0, "") for a group that nobody joined."""
-        row = self._catalog.register.groups.get(group)
-        return self._joining.get(group) or ((row.generation, row.member) if row is not None else (0, ""))
-
-    def require(self, group: str, generation: int, member_id: str, session: Session) -> None:
-        """Raises Fenced unless this is the group's member; hearing of it keeps it alive."""
-        current = self._current(group)
-        if not member_id or current != (generation, member_id):
-            raise Fenced(
-                f"The group {group} is at generation {current[0]}, this member at {generation}: another member"
-                " took over. Join again, and drop work begun under the old generation.",
-                generation=current[0],
-            )
-        member = self._members.get(group)
-        if member is None or member.id != member_id:
-            member = Member(member_id, session, self._limits["session_ms"], [], self._timers.now())
-            self._hold(group, member)
-        elif member.session is not session:
-            member.session = session
-            self._hold(group, member)
-        member.seen = self._timers.now()
+        wishes = _wishes(request.topics, request.strategy, request.only)
+        self._roll.refuse_many(request.group)
+        member = Member(
+            request.member or self._randomness(12).hex(),
+            self._roll.next_generation(),
+            self._session_ms(request.session_ms),
+            self._timers.now(),
+        )
+        group = self._roll.group(request.group)
+        before = group.members.get(member.id)
+        try:
+            self._roll.refuse_member(group, before)
+            self._roll.ask(member, wishes, instead_of=before)
+        except NotAllowed:
+            self._roll.drop_if_empty(group)
+            raise
+        if before is not None:
+            self._end(group, before, fenced(group, before.id, "joined again"))
+        group.enter(member)
+        self._watch.heard(group, member, session)
+        self._joins.setdefault(group.name, []).append(Join(member, reply))
+        self._mark(group)
+        log.info("group %s: %s (%s) joins", group.name, member.id, session.identity)
 
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
-        """Keeps the member alive. Raises Fenced."""
-        self.require(request.group, request.generation, request.member, session)
-        reply.ok(request.generation, None, "")
+        """Keeps the member alive, takes what it gives up, and waits for what it does not know. Raises Fenced."""
+        group, member = self._member(request.group, request.member, request.generation)
+        wanted = request.subscription
+        if wanted is not None:
+            wishes = _wishes(wanted.topics, wanted.strategy, wanted.only)
+            if wishes != member.wishes:
+                self._roll.ask(member, wishes)
+                group.stale = True
+                self._mark(group)
+            member.session_ms = self._session_ms(wanted.session_ms)
+        self._watch.heard(group, member, session)
+        held = {(each.incarnation, each.partition): each.leaving for each in request.held}
+        if group.give_up(member, held, request.generation):
+            self._mark(group)
+        self._waits.wait(group, member, Waiting(reply, session, request.generation, held), request.wait_ms)
+        if group.name not in self._due:
+            self._waits.look(group, member)
 
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
-        """Gives up the place; answers whether the caller had it."""
-        held = self._current(request.group) == (request.generation, request.member)
-        if held:
-            self._members.pop(request.group, None)
-        reply.ok(held)
+        """Gives up the place and all that the member has; answers whether there was anything."""
+        try:
+            group, member = self._member(request.group, request.member, request.generation)
+        except Fenced:
+            reply.ok(False)
+            return
+        self._end(group, member, fenced(group, member.id, "left"))
+        group.leave(member.id)
+        self._mark(group)
+        log.info("group %s: %s leaves", group.name, member.id)
+        reply.ok(True)
 
-    # Offsets
+    def cancel(self, session: Session, correlation: int) -> bool:
+        """Ends a heartbeat that waits, unchanged; whether there was one."""
+        return self._waits.cancel(self._watch.members(session), session, correlation)
 
-    def commit(self, request: CommitOffsets, reply: Reply, session: Session) -> None:
-        """Saves offsets of the group's member. Raises Fenced; Busy while a transaction has them in doubt."""
-        self.require(request.group, request.generation, request.member, session)
-        self._offsets.save(
-            request.group, request.generation, request.offsets, reply, any_incarnation=False, fenced=()
-        )
-
-    def reset(self, request: ResetGroup, reply: Reply) -> None:
-        """Saves offsets for a group without a live member; a generation of its own fences the last one.
-
-        Raises NotAllowed, BadRequest.
+    def member_of(self, name: str, member_id: str, generation: int, session: Session | None) -> Group:
+        """The group, if this is a member of it; hearing of it keeps it alive. `session`: its own connection, if this is
+        that. Raises Fenced.
         """
-        self._refuse_live(request.group, "")
-        self._refuse_many(request.group)
-        if not request.offsets:
-            raise BadRequest("A reset without offsets changes nothing: name at least one partition.")
-        generation = self._next_generation()
-        self._members.pop(request.group, None)
-        self._joining[request.group] = (generation, "")
-        self._offsets.save(
-            request.group,
-            generation,
-            request.offsets,
-            reply,
-            any_incarnation=True,
-            before=[(GENERATION, request.group, generation, "")],
-            done=partial(self._joined, request.group, generation),
-        )
+        group, member = self._member(name, member_id, generation)
+        if session is None:
+            self._watch.touch(member)
+        else:
+            self._watch.heard(group, member, session)
+        return group
+
+    def _member(self, name: str, member_id: str, generation: int) -> tuple[Group, Member]:
+        """The member, which is one from here on if the catalog knows it as an owner. Raises Fenced."""
+        group = self._roll.group(name)
+        member = group.members.get(member_id)
+        if member is None:
+            member = group.adopt(member_id, generation, self._timers.now())
+            if member is not None:
+                self._watch.begin(group, member)
+                self._mark(group)
+        if member is None or generation < member.joined:
+            self._roll.drop_if_empty(group)
+            raise fenced(group, member_id, "is none (any more)")
+        return group, member
+
+    def _session_ms(self, asked: int) -> int:
+        return min(asked, self._limits["session_ms"])
+
+    def find(self, name: str) -> Group | None:
+        """The group, if anything of it is not in the catalog."""
+        return self._roll.find(name)
+
+    def clear(self, name: str) -> tuple[Group, int]:
+        """Nobody is a member, or has anything, any more: under that new generation, once the caller has it written, and
+        says so with `cleared`. Raises NotAllowed for one group too many.
+        """
+        self._roll.refuse_many(name)
+        group = self._roll.group(name)
+        for member in list(group.members.values()):
+            self._end(group, member, fenced(group, member.id, "lost its place to a reset of the group"))
+            group.lose(member.id)
+        group.void()
+        self._roll.submitted(name)
+        return group, self._roll.next_generation()
+
+    def cleared(self, group: Group, error: BaseException | None) -> None:
+        """What `clear` promised is on the disk, or not."""
+        self._roll.arrived(group.name)
+        self._roll.drop_if_empty(group)
+
+    # Death
+
+    def _dead(self, group: Group, member: Member) -> None:
+        log.warning("group %s: %s is not heard of any more; what it had is free", group.name, member.id)
+        self._end(group, member, fenced(group, member.id, "was not heard of for its session time"))
+        group.lose(member.id)
+        self._mark(group)
+
+    def _alone(self, group: Group, member: Member) -> None:
+        self._waits.end(group, member, Abandoned())
+
+    def _end(self, group: Group, member: Member, error: TfmqError) -> None:
+        """It is no member any more."""
+        self._watch.end(member)
+        self._waits.end(group, member, error)
+        self._roll.ask(member, None)
+
+    # Who gets what
+
+    @property
+    def due(self) -> bool:
+        """Whether `balance` has something to do."""
+        return bool(self._due or self._changed_topics)
+
+    def _mark(self, group: Group) -> None:
+        self._due[group.name] = None
+
+    def balance(self) -> bool:
+        """At the end of a turn: what changed is one plan and one entry a group; whether there was anything to do."""
+        if not self.due:
+            return False
+        changed, self._changed_topics = self._changed_topics, set()
+        for group in self._roll if changed else ():
+            if group.wants_any(changed):
+                group.stale = True
+                self._mark(group)
+        due, self._due = self._due, {}
+        for name in due:
+            found = self._roll.find(name)
+            if found is not None:
+                self._plan(found)
+        return True
+
+    def _plan(self, group: Group) -> None:
+        joins = self._joins.pop(group.name, [])
+        generation = self._roll.next_generation()
+        changes = group.changes(generation, self._roll.room)
+        if joins or changes.grants or changes.freed:
+            self._roll.submitted(group.name, len(changes.grants))
+            entry = (GROUP_OWNERS, group.name, generation, changes.rows())
+            self._catalog.submit(entry, partial(self._written, group, changes, joins))
+        self._look(group)
+        self._roll.drop_if_empty(group)
+
+    def _written(
+        self, group: Group, changes: Changes, joins: list[Join], error: BaseException | None
+    ) -> None:
+        """The entry is on the disk, or, for all that is known, not."""
+        self._roll.arrived(group.name, len(changes.grants))
+        group.written(changes, forced=error is None)
+        for join in joins:
+            self._answer(group, join, error)
+        if error is None and group.stale:
+            self._mark(group)
+        elif error is not None and group.members:
+            self._timers.after(RETRY_SECONDS, partial(self._mark, group))
+        self._look(group)
+        self._roll.drop_if_empty(group)
+
+    def _answer(self, group: Group, join: Join, error: BaseException | None) -> None:
+        member, reply = join
+        there = group.members.get(member.id) is member
+        if error is not None:
+            if there:
+                self._end(group, member, Abandoned())
+                group.leave(member.id)
+            reply.error(faults.client_error(error))
+        elif there:
+            self._waits.joined(group, member, reply)
+        else:
+            reply.error(fenced(group, member.id, "joined again, or left, before it was answered"))
+
+    def _look(self, group: Group) -> None:
+        """What is planned anew at the end of the turn is looked at then."""
+        if group.name not in self._due:
+            for member in group.members.values():
+                self._waits.look(group, member)
 
     # Descriptions
 
@@ -217,31 +297,33 @@ class Groups:
         return [self._summary(name, groups[name]) for name in sorted(groups)]
 
     def _summary(self, name: str, row: GroupRow) -> dict[str, Any]:
-        return {
-            "group": name,
-            "generation": row.generation,
-            "member": row.member,
-            "live": self._live(name) is not None,
-            "partitions": sum(1 for _ in self._offsets.present(row)),
-        }
+        partitions = sum(1 for _ in self._offsets.present(row))
+        return group_descriptions.summary(name, row, self._roll.find(name), partitions, self._timers.now())
 
     def describe(self, request: DescribeGroup, reply: Reply) -> None:
-        """DESCRIBE_GROUP: its member, generation, offsets and lag; an unknown group is an empty one."""
+        """DESCRIBE_GROUP: its members, generation, offsets and lag; an unknown group is an empty one."""
         row = self._catalog.register.groups.get(request.group, GroupRow())
-        member = self._members.get(request.group)
+        group, now = self._roll.find(request.group), self._timers.now()
+        summary = self._summary(request.group, row)
         description = {
-            **self._summary(request.group, row),
-            "members": [] if member is None else [self._member(member)],
+            **summary,
+            "strategy": "" if group is None else group.strategy,
+            "member_count": summary["members"],
+            "members": [] if group is None else group_descriptions.members(group, self._topics, now),
         }
         self._offsets.describe(row, reply, description)
 
-    def _member(self, member: Member) -> dict[str, Any]:
-        now = self._timers.now()
-        return {
-            "member": member.id,
-            "client": member.session.identity if member.session is not None else "",
-            "live": member.live(now),
-            "topics": member.topics,
-            "session_ms": member.session_ms,
-            "silent_ms": int((now - member.seen) * 1000),
-        }
+
+def _wishes(topics: Collection[str], strategy: str, only: Iterable[PartitionName] | None) -> Wishes:
+    """Raises BadRequest for an unknown strategy."""
+    strategy_of(strategy)
+    return Wishes(topics, strategy, None if only is None else {(each.topic, each.partition) for each in only})
+
+
+def fenced(group: Group, member_id: str, why: str) -> Fenced:
+    """The error for who is no member, or has not got the partition, with the reason."""
+    return Fenced(
+        f"The member {member_id or '?'} of the group {group.name} {why}. What it had may be another's: drop work begun"
+        " with that; who lost its place joins again.",
+        generation=group.row.generation,
+    )

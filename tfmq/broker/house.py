@@ -21,6 +21,7 @@ from tfmq.broker.catalog import Catalog
 from tfmq.broker.delay import Delay
 from tfmq.broker.destination import BrokerDestination
 from tfmq.broker.folders import Folders, Opened
+from tfmq.broker.group_offsets import GroupOffsets
 from tfmq.broker.groups import Groups
 from tfmq.broker.lane import Lane
 from tfmq.broker.leases import Leases
@@ -37,7 +38,7 @@ from tfmq.broker.schedules import Schedules
 from tfmq.broker.status import status
 from tfmq.broker.timers import Timers
 from tfmq.broker.topic_changes import TopicChanges
-from tfmq.broker.topics import Topics, describe_topic
+from tfmq.broker.topics import Topic, Topics, describe_topic
 from tfmq.broker.transactions import Transactions
 from tfmq.broker.writes import Writes
 from tfmq.config import Config
@@ -113,7 +114,7 @@ class House:
             auto_create=self.config.topics.auto_create,
             gone=self._gone,
             resumed=self._resumed,
-            made=lambda topic: self.schedules.topic_made(topic),
+            made=self._made,
         )
         self.writes = Writes(
             partition=self.topics.partition,
@@ -135,10 +136,12 @@ class House:
         self.groups = Groups(
             catalog=self.catalog,
             offsets=self.offsets,
+            topics=self.topics,
             timers=self.timers,
             randomness=self.randomness,
             limits=self.limits,
         )
+        self.group_offsets = GroupOffsets(self.groups, self.offsets, self.timers)
         self.offset_effects = OffsetEffects(self.catalog)
         self.destination = BrokerDestination(
             disk=self.disk,
@@ -146,10 +149,9 @@ class House:
             topics=self.topics,
             catalog=self.catalog,
             writes=self.writes,
-            offsets=self.offsets,
             offset_effects=self.offset_effects,
             locks=self.locks,
-            groups=self.groups,
+            group_offsets=self.group_offsets,
         )
         self.retention = Retention(topics=self.topics, timers=self.timers, clock=self.clock)
         self.schedules = Schedules(
@@ -163,7 +165,12 @@ class House:
             limits=self.limits,
         )
 
+    def _made(self, topic: Topic) -> None:
+        self.schedules.topic_made(topic)
+        self.groups.topic_changed(topic.name)
+
     def _gone(self, incarnation: int) -> None:
+        self.groups.topic_changed(self.catalog.register.topics[incarnation].name)
         self.transactions.handler.topic_gone(incarnation)
         self.delay.queue.topic_gone(incarnation)
 
@@ -275,6 +282,7 @@ class House:
             busy = self.transactions.handler.write()
             busy = self.delay.queue.write() or busy
             busy = self.offset_effects.write() or busy
+            busy = self.groups.balance() or busy
             busy = self.catalog.write() or busy
             busy = self.writes.write() or busy
             if not busy:
@@ -290,6 +298,7 @@ class House:
             or self.transactions.handler.due
             or self.delay.queue.due
             or self.offset_effects.due
+            or self.groups.due
         )
 
     def require_open(self) -> None:
@@ -334,6 +343,7 @@ class House:
         self.open = False
         self._stopped = done
         self.polls.close()
+        self.groups.stop()
         self.retention.stop()
         self.schedules.stop()
         self.transactions.stop()

@@ -17,8 +17,8 @@ from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.places import ordinal_of
 from tfmq.broker.register import OFFSETS, GroupRow, Key, Place
 from tfmq.broker.topics import Topics
-from tfmq.errors import NotAllowed, TfmqError
-from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, ReadOffsets
+from tfmq.errors import NotAllowed
+from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, PartitionName, ReadOffsets
 
 ANY_INCARNATION = 0
 
@@ -39,44 +39,45 @@ class Offsets:
         self,
         group: str,
         generation: int,
-        offsets: Sequence[GroupOffset],
+        places: Sequence[GroupPlace],
         reply: Reply,
         *,
-        any_incarnation: bool,
+        fenced: Sequence[PartitionName] | None = None,
         before: Sequence[Sequence[Any]] = (),
         done: Waiter | None = None,
-        fenced: Sequence[tuple[str, int]] | None = None,
     ) -> None:
         """Answers how many were saved (and what was `fenced`, where that is given) once they are forced, with the
-        entries `before`, and tells `done` first.
+        entries `before`, and tells `done` first. Raises what `require_free` does.
         """
-        places = self.places(offsets, any_incarnation=any_incarnation)
-        count = len(places)
-        refusal = self.refusal(group, places)
+        self.require_free(group, places)
 
         def forced(error: BaseException | None) -> None:
             if done is not None:
                 done(error)
             if error is not None:
                 reply.error(faults.client_error(error))
+            elif fenced is None:
+                reply.ok(len(places))
             else:
-                reply.ok(count, *(() if fenced is None else (list(fenced),)))
+                reply.ok(len(places), list(fenced))
 
         entries = [*before, (OFFSETS, group, generation, places)] if places else before
-        if refusal is not None:
-            forced(refusal)
-        elif entries:
+        if entries:
             self._catalog.submit(entries[0], forced, *entries[1:])
         else:
             forced(None)
 
     def places(self, offsets: Sequence[GroupOffset], *, any_incarnation: bool = False) -> list[GroupPlace]:
         """Rows of an OFFSETS entry, of the partitions that are there."""
-        return [place for each in offsets if (place := self._place(each, any_incarnation)) is not None]
+        return [place for each in offsets if (place := self.place(each, any_incarnation)) is not None]
 
-    def refusal(self, group: str, places: Sequence[GroupPlace]) -> TfmqError | None:
-        """Why these cannot be saved: Busy while a transaction has them in doubt, NotAllowed above the limit."""
-        return self._locks.refusal(group, [place[:2] for place in places]) or self._too_many(group, places)
+    def require_free(self, group: str, places: Sequence[GroupPlace]) -> None:
+        """Raises what keeps these from being saved: Busy while a transaction has them in doubt, NotAllowed above the
+        limit.
+        """
+        refusal = self._locks.refusal(group, [place[:2] for place in places]) or self._too_many(group, places)
+        if refusal is not None:
+            raise refusal
 
     def _too_many(self, group: str, places: Sequence[GroupPlace]) -> NotAllowed | None:
         """Why the offsets cannot be kept: they would be more than all groups may have."""
@@ -91,7 +92,7 @@ class Offsets:
             f"The broker keeps {register.offsets_count} offsets of groups; its limit is limits.group_offsets."
         )
 
-    def _place(self, each: GroupOffset, any_incarnation: bool) -> GroupPlace | None:
+    def place(self, each: GroupOffset, any_incarnation: bool = False) -> GroupPlace | None:
         """One row of an OFFSETS entry; None if the partition of that incarnation is not there."""
         topic = self._topics.find(each.topic)
         if topic is None or each.partition >= len(topic.partitions):
@@ -143,7 +144,7 @@ class Offsets:
     def describe(self, group: GroupRow, reply: Reply, description: dict[str, Any]) -> None:
         """Answers `description` with the group's offsets and their lag in messages."""
         rows = [
-            (name, key[1], place, self._topics.find_partition(*key))
+            (name, key[1], _owner(group, key), place, self._topics.find_partition(*key))
             for key, place, name in self.present(group)
         ]
 
@@ -156,12 +157,18 @@ class Offsets:
         self._run(partial(_measure, rows), measured)
 
 
-def _measure(rows: list[tuple[str, int, Place, Partition | None]]) -> list[dict[str, Any]]:
+def _owner(group: GroupRow, key: Key) -> str:
+    owner = group.owners.get(key)
+    return "" if owner is None else owner.member
+
+
+def _measure(rows: list[tuple[str, int, str, Place, Partition | None]]) -> list[dict[str, Any]]:
     """The offsets with their lag; in a worker, since an ordinal may have to be read."""
     return [
         {
             "topic": name,
             "partition": number,
+            "member": member,
             "offset": place.offset,
             "index": place.index,
             "epoch": place.epoch,
@@ -169,7 +176,7 @@ def _measure(rows: list[tuple[str, int, Place, Partition | None]]) -> list[dict[
             "end_offset": partition.log.end_offset if partition is not None else -1,
             "lag": lag(partition, place) if partition is not None else -1,
         }
-        for name, number, place, partition in rows
+        for name, number, member, place, partition in rows
     ]
 
 

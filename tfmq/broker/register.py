@@ -6,7 +6,7 @@ from a snapshot too. An entry that does not fit what came before is damage and r
 is guessed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -16,17 +16,19 @@ from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
 from journal.record import Block
 from tfmq.broker.schedule_book import ScheduleBook, ScheduleRow
 
-SNAPSHOT_VERSION: Final = 3
+SNAPSHOT_VERSION: Final = 4
 SNAPSHOT_WITH_JOURNAL: Final = 2
 """From this version on it names the transaction journal, and the highest place that was applied of each."""
 SNAPSHOT_WITH_DELAY: Final = 3
 """From this version on it names the store of delayed messages, and has the schedules."""
+SNAPSHOT_WITH_OWNERS: Final = 4
+"""From this version on groups have an owner for each partition, before that one member for all."""
 
 SNAPSHOT_NAME: Final = "the catalog's snapshot"
 
 LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURNAL, DELAY_STORE = range(1, 12)
-SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE = range(12, 15)
-KIND_MAX: Final = SCHEDULE_STATE
+SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE, GROUP_OWNERS = range(12, 16)
+KIND_MAX: Final = GROUP_OWNERS
 
 CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 
@@ -66,14 +68,22 @@ Key = tuple[int, int]
 """(incarnation of the topic, partition): offsets of a deleted topic meet no new one of the same name."""
 
 
+class Owner(NamedTuple):
+    """Who has a partition of a group, by which grant, and how long it may be silent."""
+
+    member: str
+    grant: int
+    session_ms: int
+
+
 class GroupRow:
-    """The last generation of a group, the member that holds it ("" after a reset), and its offsets."""
+    """The last generation of a group, the owners of its partitions, and its offsets."""
 
-    __slots__ = ("generation", "member", "offsets")
+    __slots__ = ("generation", "offsets", "owners")
 
-    def __init__(self, generation: int = 0, member: str = "") -> None:
+    def __init__(self, generation: int = 0) -> None:
         self.generation = generation
-        self.member = member
+        self.owners: dict[Key, Owner] = {}
         self.offsets: dict[Key, Place] = {}
 
 
@@ -90,7 +100,8 @@ class Register:
         self.topics: dict[int, TopicRow] = {}
         self.groups: dict[str, GroupRow] = {}
         self.offsets_count = 0
-        """Of all groups together."""
+        self.owners_count = 0
+        """Of all groups together, both."""
         self.applied: dict[int, tuple[int, int]] = {}
         """The highest place of each transaction journal whose offsets are among these, by the journal's id."""
         self.journal_id = 0
@@ -156,11 +167,33 @@ class Register:
             for key in [key for key in group.offsets if key[0] == incarnation]:
                 del group.offsets[key]
                 self.offsets_count -= 1
+            for key in [key for key in group.owners if key[0] == incarnation]:
+                del group.owners[key]
+                self.owners_count -= 1
 
     def _generation(self, group: str, generation: int, member: str) -> None:
+        """A new beginning, without owners. In older catalogs `member` had the whole group: it joins again."""
+        row = self._numbered(group, generation)
+        self.owners_count -= len(row.owners)
+        row.owners.clear()
+
+    def _group_owners(self, group: str, generation: int, changes: Sequence[Sequence[Any]]) -> None:
+        """The partitions that members have from now on; those of the member "" are nobody's."""
+        row = self._numbered(group, generation)
+        self.owners_count -= len(row.owners)
+        for member, session_ms, keys in changes:
+            for incarnation, partition in keys:
+                if not member:
+                    row.owners.pop((incarnation, partition), None)
+                elif incarnation in self.topics:
+                    row.owners[incarnation, partition] = Owner(member, generation, session_ms)
+        self.owners_count += len(row.owners)
+
+    def _numbered(self, group: str, generation: int) -> GroupRow:
         row = self.groups.setdefault(group, GroupRow())
-        row.generation, row.member = generation, member
+        row.generation = generation
         self.generation = max(self.generation, generation)
+        return row
 
     def _offsets(self, group: str, generation: int, places: Sequence[Sequence[int]]) -> None:
         row = self.groups.setdefault(group, GroupRow())
@@ -209,6 +242,7 @@ class Register:
         SCHEDULE: _schedule,
         SCHEDULE_GONE: _schedule_gone,
         SCHEDULE_STATE: _schedule_state,
+        GROUP_OWNERS: _group_owners,
     }
 
     # journal.state.State
@@ -225,10 +259,13 @@ class Register:
             self.next_id, self.generation = next_id, generation
             self.leases = [(first, time_ms) for first, time_ms in leases]
             self.topics = {fields[1]: TopicRow(*fields) for fields in topics}
-            for name, number, member, places in groups:
-                row = self.groups[name] = GroupRow(number, member)
+            for name, number, owners, places in groups:
+                row = self.groups[name] = GroupRow(number)
                 row.offsets = {(place[0], place[1]): Place(*place[2:]) for place in places}
+                if version >= SNAPSHOT_WITH_OWNERS:
+                    row.owners = {(each[0], each[1]): Owner(*each[2:]) for each in owners}
                 self.offsets_count += len(row.offsets)
+                self.owners_count += len(row.owners)
             if version >= SNAPSHOT_WITH_JOURNAL:
                 self.journal_id, places, *later = later
                 self.applied = {journal_id: (high, low) for journal_id, high, low in places}
@@ -240,8 +277,7 @@ class Register:
 
     def dump(self) -> bytes:
         groups = [
-            (name, row.generation, row.member, [(*key, *place) for key, place in row.offsets.items()])
-            for name, row in self.groups.items()
+            (name, row.generation, _rows(row.owners), _rows(row.offsets)) for name, row in self.groups.items()
         ]
         topics = list(self.topics.values())
         applied = [(journal_id, *place) for journal_id, place in self.applied.items()]
@@ -254,6 +290,10 @@ class Register:
             if not record.flag & FLAG_FILLER:
                 body = block.data[record.position + HEADER_SIZE : record.position + record.size]
                 self.enter(unpack(bytes(body)))
+
+
+def _rows(values: Mapping[Key, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [(*key, *value) for key, value in values.items()]
 
 
 def pack(entry: Sequence[Any]) -> bytes:

@@ -152,10 +152,11 @@ def transactions(house: House) -> None:
 
 
 def housekeeping(house: House) -> None:
-    """Retention by the clock, and what is due."""
+    """Retention by the clock, what is due, and who is expected back."""
     house.retention.start()
     house.delay.queue.start()
     house.schedules.start()
+    house.groups.start()
     house.starting = False
     house.open = True
 

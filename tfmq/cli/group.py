@@ -1,10 +1,11 @@
 """`tfmq group`: consumer groups, how far they are, and setting them back or forth."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, did_you_mean, output_options
+from tfmq.cli.output import Output, did_you_mean, output_options, printable
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
 from tfmq.errors import TfmqError
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
     from tfmq.admin import Admin
     from tfmq.client.descriptions import GroupDescription
 
-LIST_COLUMNS = ("group", "generation", "member", "live", "partitions")
-OFFSET_COLUMNS = ("topic", "partition", "offset", "end_offset", "lag")
-MEMBER_COLUMNS = ("member", "client", "live", "topics", "silent_ms")
+LIST_COLUMNS = ("group", "generation", "members", "live", "partitions")
+OFFSET_COLUMNS = ("topic", "partition", "member", "offset", "end_offset", "lag")
+MEMBER_COLUMNS = ("member", "client", "live", "silent_ms", "partitions", "leaving", "note")
 
 
 @click.group()
@@ -38,19 +39,47 @@ def list_command(output: Output) -> None:
 @click.argument("name")
 @output_options
 def show(name: str, output: Output) -> None:
-    """Show a group: its member, its offsets, and its lag in messages."""
+    """Show a group: its members and what each has, its offsets, and its lag in messages."""
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
         found = known_group(admin, name)
     summary: dict[str, Any] = {"group": name, "generation": found.generation, "live": found.live}
-    summary["lag"] = found.lag
+    summary |= {"strategy": found.strategy, "lag": found.lag}
     if output.json:
         output.object({**summary, "members": found.members, "offsets": found.offsets})
         return
     output.object(summary)
-    output.rows(found.members, MEMBER_COLUMNS, f"{name} has no member at the moment")
+    output.rows(
+        [_member(each) for each in found.members], MEMBER_COLUMNS, f"{name} has no member at the moment"
+    )
     output.rows(found.offsets, OFFSET_COLUMNS, f"{name} has saved no offset yet")
+
+
+def _member(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A member as a table has it: runs of partitions, and texts of others without letters that steer a terminal."""
+    return {
+        **row,
+        "client": printable(row["client"]),
+        "partitions": runs(row["partitions"]),
+        "leaving": runs(row["leaving"]),
+        "note": printable(row["note"]),
+    }
+
+
+def runs(partitions: Mapping[str, Sequence[int]]) -> str:
+    """{"orders": [0, 1, 2, 7]} -> 'orders 0-2 7'."""
+    return ", ".join(f"{topic} {_runs(sorted(numbers))}" for topic, numbers in sorted(partitions.items()))
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def known_group(admin: "Admin", name: str) -> "GroupDescription":

@@ -19,7 +19,7 @@ from tfmq.client.membership import Membership
 from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
 from tfmq.client.start import EARLIEST, Question
-from tfmq.client.waiting import Operation, Wait
+from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.errors import Busy, NotSupported, UnknownTopic
 from tfmq.protocol.commands import Locate, Metadata
 
@@ -52,6 +52,7 @@ class Assignment:
         self._told_missing: set[str] = set()
         self._told_busy = ""
         self._topics: dict[str, int] = {}
+        self._grants: dict[PartitionName, int] = {}
 
     def watch(self) -> Operation[None]:
         """Never ends: looks, waits, looks again. Raises what is no passing failure."""
@@ -65,11 +66,15 @@ class Assignment:
                 self._tell_busy(busy)
             self._changed()
             if missing:
-                yield Wait((), min(pause, self._options.refresh))
+                yield Wait(self._news(), min(pause, self._options.refresh))
                 pause = min(pause * 2, MISSING_SECONDS_MAX)
             else:
                 pause = MISSING_SECONDS
-                yield Wait((), self._options.refresh)
+                yield Wait(self._news(), self._options.refresh)
+
+    def _news(self) -> tuple[Flag, ...]:
+        """What is worth another look."""
+        return () if self._membership is None else (self._membership.changed,)
 
     def look(self) -> Operation[bool]:
         """Asks for the topics and takes on what is new; whether something named is not there."""
@@ -77,16 +82,39 @@ class Assignment:
         reply = yield from ask(self._link, Metadata(subscription.asked()), NEVER)
         wanted = subscription.wanted(reply.topics)
         membership = self._membership
-        if membership is not None and not membership.joined:
-            names = subscription.asked() or sorted({name.topic for name in wanted})
-            yield from membership.join(names, NEVER)
         self._drop_remade(wanted)
-        fresh = {name: incarnation for name, incarnation in wanted.items() if name not in self._fetcher.feeds}
+        mine: Mapping[PartitionName, int] = wanted
+        if membership is not None:
+            mine = yield from self._share(membership, wanted)
+        fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.feeds}
         if fresh:
             yield from self._take_on(fresh, wanted)
         missing = subscription.missing(wanted)
         self._tell_missing(missing)
-        return bool(missing)
+        return bool(missing) or len(mine) < len(wanted)
+
+    def _share(
+        self, membership: Membership, wanted: Mapping[PartitionName, int]
+    ) -> Operation[dict[PartitionName, int]]:
+        """What of `wanted` is this member's; what is not any more is dropped."""
+        subscription = self._options.subscription
+        topics = subscription.asked() or sorted({name.topic for name in wanted})
+        some = subscription.single or subscription.numbers is not None
+        only = sorted(wanted.keys() | subscription.single) if some else None
+        if not membership.joined:
+            yield from membership.join(topics, NEVER, only)
+        elif not all(membership.has(*each) for each in wanted.items()):
+            membership.want(topics, only)
+            yield from membership.beat()
+        grants = {name: each.grant for name, each in membership.granted.items()}
+        for name in list(self._fetcher.feeds):
+            if self._grants.get(name) != grants.get(name) and not self._fetcher.feeds[name].told:
+                self._fetcher.remove(name)
+                self._positions.remove(name)
+        self._grants = grants
+        return {
+            name: incarnation for name, incarnation in wanted.items() if membership.has(name, incarnation)
+        }
 
     def locate(self, name: PartitionName, incarnation: int, question: Question) -> Operation[Place]:
         """The place that `question` asks for."""

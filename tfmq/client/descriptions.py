@@ -65,23 +65,28 @@ class Located(NamedTuple):
 
 
 class GroupSummary(NamedTuple):
-    """One group in a list: its last member, whether that lives, how many partitions it has offsets in."""
+    """One group in a list: how many members it has, whether one lives, in how many partitions it has offsets."""
 
     group: str
     generation: int
-    member: str
+    members: int
     live: bool
     partitions: int
 
 
 class GroupDescription(NamedTuple):
-    """One group. `members`: member, client, live, topics, session_ms, silent_ms. `offsets`: topic, partition, offset,
-    index, epoch, generation, end_offset, lag (in messages; -1: cannot be told).
+    """One group, its members oldest first.
+
+    `members`: member, client, live, topics, strategy, session_ms, silent_ms, partitions and leaving (numbers by topic:
+    what it has and keeps, and what it is to give up), note (why it has less than it asked for). `offsets`: topic,
+    partition, member (who has it, ""), offset, index, epoch, generation, end_offset, lag (in messages; -1: cannot be
+    told). `strategy` is the one that holds: the oldest member's.
     """
 
     group: str
     generation: int
     live: bool
+    strategy: str
     members: tuple[Mapping[str, Any], ...]
     offsets: tuple[Mapping[str, Any], ...]
 
@@ -109,7 +114,7 @@ def group_summary(row: Mapping[str, Any]) -> GroupSummary:
     return GroupSummary(
         row["group"],
         row.get("generation", 0),
-        row.get("member", ""),
+        row.get("members", 0),
         row.get("live", False),
         row.get("partitions", 0),
     )
@@ -121,6 +126,7 @@ def group_description(row: Mapping[str, Any]) -> GroupDescription:
         row["group"],
         row.get("generation", 0),
         row.get("live", False),
+        row.get("strategy", ""),
         tuple(row.get("members", ())),
         tuple(row.get("offsets", ())),
     )

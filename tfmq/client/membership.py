@@ -1,8 +1,9 @@
 """A consumer's place in its group: joining, heartbeats, leaving, and offsets saved under the generation.
 
-The broker gives one live member the group, under a generation from a durable counter. What this member saves carries
-it, so whoever took the place over cannot be overwritten: then everything here raises `Fenced`, for good. A broken
-connection, or a restart of the broker, does not end a membership: the next request renews it.
+The broker gives the partitions of a group to its members, by grants from a durable counter. What this member saves
+carries the last one that it knows, so whoever took a partition over cannot be overwritten. Once it is no member any
+more everything here raises `Fenced`, for good. A broken connection, or a restart of the broker, does not end a
+membership: the next request renews it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,18 +13,22 @@ from tfmq.client.asking import ask
 from tfmq.client.link import Link
 from tfmq.client.offset_storage import OffsetStorage, StoredOffset
 from tfmq.client.positions import PartitionName
-from tfmq.client.waiting import Operation
+from tfmq.client.waiting import Flag, Operation
 from tfmq.client.work import Run, work
 from tfmq.errors import Fenced, TfmqError
 from tfmq.protocol.commands import (
     CommitOffsets,
+    GrantedPartition,
     GroupOffset,
     Heartbeat,
+    HeldPartition,
     JoinGroup,
     LeaveGroup,
     ReadOffsets,
+    Subscription,
 )
 from tfmq.protocol.commands import PartitionName as PartitionRow
+from tfmq.protocol.group_commands import STICKY
 
 BEATS_A_SESSION: Final = 3
 """Heartbeats in one session time: two may be lost before the broker takes the member for dead."""
@@ -47,18 +52,42 @@ class Membership:
         self.joined = False
         self.failure: TfmqError | None = None
         self.commits = 0
+        self.granted: dict[PartitionName, GrantedPartition] = {}
+        """The partitions that are this member's."""
+        self.changed = Flag()
+        """Settled, and another one from then on, when `granted` has changed."""
+        self._wishes = Subscription([], session_ms, STICKY)
         self._link = link
         self._run = run
         self._storage = storage
         self._session_ms = session_ms
         self._beat_at = 0.0
 
-    def join(self, topics: Sequence[str], until: float) -> Operation[None]:
-        """Becomes the group's member. Raises NotAllowed, which names the live member, while there is another."""
-        request = JoinGroup(self.group, self.member, list(topics), self._session_ms)
+    def join(
+        self, topics: Sequence[str], until: float, only: Sequence[PartitionName] | None = None
+    ) -> Operation[None]:
+        """Becomes a member of the group, and learns what is its."""
+        self.want(topics, only)
+        request = JoinGroup(self.group, self.member, *self._wishes)
         reply = yield from ask(self._link, request, until)
         self.member, self.generation, self.joined = reply.member, reply.generation, True
+        self._take(reply.partitions)
         self._beat_at = self._link.now() + self.beat_seconds
+
+    def want(self, topics: Sequence[str], only: Sequence[PartitionName] | None) -> None:
+        """What the next heartbeats ask for; `only`: no other partitions than these."""
+        rows = None if only is None else [PartitionRow(*name) for name in only]
+        self._wishes = Subscription(list(topics), self._session_ms, STICKY, rows)
+
+    def has(self, name: PartitionName, incarnation: int) -> bool:
+        """Whether the partition of that incarnation is this member's."""
+        granted = self.granted.get(name)
+        return granted is not None and granted.incarnation == incarnation
+
+    def _take(self, rows: Sequence[GrantedPartition]) -> None:
+        self.granted = {PartitionName(each.topic, each.partition): each for each in rows}
+        changed, self.changed = self.changed, Flag()
+        changed.settle()
 
     @property
     def beat_seconds(self) -> float:
@@ -71,11 +100,16 @@ class Membership:
     def beat(self) -> Operation[None]:
         """One heartbeat; a failure that is final is kept in `failure`, a passing one is left to the next beat."""
         self._beat_at = self._link.now() + self.beat_seconds
-        request = Heartbeat(self.group, self.member, self.generation, [])
+        held = [HeldPartition(each.topic, each.incarnation, each.partition) for each in self.granted.values()]
+        request = Heartbeat(self.group, self.member, self.generation, held, 0, self._wishes)
         try:
-            yield from ask(self._link, request, self._beat_at, unattended=True)
+            reply = yield from ask(self._link, request, self._beat_at, unattended=True)
         except TfmqError as error:
             self._note(error)
+            return
+        self.generation = reply.generation
+        if reply.assigned is not None:
+            self._take(reply.assigned)
 
     def read(
         self, names: Iterable[PartitionName], while_busy: bool = True
@@ -113,8 +147,8 @@ class Membership:
                     for name, each in offsets.items()
                 ]
                 request = CommitOffsets(self.group, self.member, self.generation, rows)
-                yield from ask(self._link, request, until, unattended=True)
-                self._beat_at = self._link.now() + self.beat_seconds
+                reply = yield from ask(self._link, request, until, unattended=True)
+                self._beat_at = self._link.now() + (0 if reply.fenced else self.beat_seconds)
         except TfmqError as error:
             self._note(error)
             raise
@@ -130,6 +164,7 @@ class Membership:
     def renew(self) -> None:
         """In a forked child: the parent is the member, this one must join by itself."""
         self.member, self.generation, self.joined, self.failure = "", 0, False, None
+        self._take(())
 
     def _note(self, error: TfmqError) -> None:
         if isinstance(error, Fenced):

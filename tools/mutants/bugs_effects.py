@@ -151,10 +151,10 @@ TARGETS: Final = (
     ),
     Mutant(
         "transaction-of-an-older-generation",
-        "offsets inside a transaction are checked against the generation of their group",
-        "tfmq/broker/destination.py",
-        "            self._groups.require(row.group, row.generation, row.member, session)\n",
-        "",
+        "offsets inside a transaction are those of its member's partitions",
+        "tfmq/broker/group_offsets.py",
+        "        if others:\n            raise _not_its_own(group, member_id, others)\n        places = ",
+        "        places = ",
         [DESTINATION, TRANSACTIONS],
     ),
     Mutant(
@@ -204,8 +204,8 @@ OFFSETS_INSIDE: Final = (
         "offsets-in-doubt-are-saved",
         "offsets in doubt are saved by nobody else",
         "tfmq/broker/offsets.py",
-        "        return self._locks.refusal(group, [place[:2] for place in places]) or self._too_many(group, places)\n",
-        "        return self._too_many(group, places)\n",
+        " = self._locks.refusal(group, [place[:2] for place in places]) or self",
+        " = self",
         [DESTINATION, TRANSACTIONS],
     ),
     Mutant(

@@ -1,0 +1,192 @@
+"""One group without a broker around it: plans, entries that are written or refused, and what is void meanwhile."""
+
+import pytest
+
+from tests.broker.helpers import Broker
+from tfmq.broker.group import Changes, Group
+from tfmq.broker.group_member import Member, Waiting, Wishes
+from tfmq.broker.register import GROUP_OWNERS, Key, Owner, Register
+
+NOBODY = object()
+
+
+class Desk:
+    """A group on the topics and the register of a broker; entries go into the register when a test says so."""
+
+    def __init__(self, partitions: int = 4) -> None:
+        self.broker = Broker()
+        self.broker.create(partitions=partitions)
+        house = self.broker.engine.house
+        self.register: Register = house.catalog.register
+        self.group = Group("billing", self.register, house.topics)
+        self.generation = 10
+        self.inc = self.broker.incarnation()
+
+    def enter(self, name: str, topics: str = "orders") -> Member:
+        self.generation += 1
+        member = Member(name, self.generation, 9000, 0.0)
+        member.wishes = Wishes(topics.split(), "sticky", None)
+        self.group.enter(member)
+        return member
+
+    def plan(self, room: int = 100) -> Changes:
+        self.generation += 1
+        return self.group.changes(self.generation, room)
+
+    def write(self, changes: Changes) -> None:
+        generation = max((owner.grant for owner in changes.grants.values()), default=self.generation)
+        self.register.enter((GROUP_OWNERS, "billing", generation, changes.rows()))
+
+    def carry_out(self) -> Changes:
+        changes = self.plan()
+        self.write(changes)
+        self.group.written(changes, forced=True)
+        return changes
+
+    def key(self, number: int) -> Key:
+        return self.inc, number
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def waiting(generation: int, held: dict[Key, bool]) -> Waiting:
+    return Waiting(NOBODY, NOBODY, generation, held)  # type: ignore[arg-type]
+
+
+def test_a_plan_is_one_row_a_member_and_one_for_what_is_free(desk: Desk) -> None:
+    changes = Changes(
+        {(16, 0): Owner("ada", 5, 9000), (16, 1): Owner("bob", 5, 8000), (16, 2): Owner("ada", 5, 9000)},
+        [(16, 3)],
+    )
+    assert changes.rows() == [
+        ("", 0, [(16, 3)]),
+        ("ada", 9000, [(16, 0), (16, 2)]),
+        ("bob", 8000, [(16, 1)]),
+    ]
+
+
+def test_what_is_planned_is_nobody_elses_and_is_told_when_it_is_written(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    changes = desk.plan()
+    key = desk.key(0)
+    assert desk.group.has("ada", desk.generation, key) and not desk.group.has("bob", 99, key)
+    assert desk.group.share(ada) == {} and desk.group.coming("ada")
+    assert desk.plan().grants == {}
+    desk.write(changes)
+    assert desk.group.share(ada) == {}
+    desk.group.written(changes, forced=True)
+    assert set(desk.group.share(ada)) == {desk.key(n) for n in range(4)}
+    assert ada.generation > ada.joined and not desk.group.stale
+
+
+def test_what_was_refused_is_planned_again(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    desk.group.written(desk.plan(), forced=False)
+    assert desk.group.share(ada) == {} and desk.group.stale
+    assert not desk.group.has("ada", 99, desk.key(0))
+    assert len(desk.carry_out().grants) == 4 and len(ada.owned) == 4
+
+
+def test_what_may_be_on_the_disk_is_told_to_nobody_and_given_to_nobody(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    changes = desk.plan()
+    desk.write(changes)
+    desk.group.written(changes, forced=False)
+    desk.group.leave("ada")
+    bob = desk.enter("bob")
+    assert desk.plan().grants == {} and ada.owned == bob.owned == {}
+
+
+def test_what_is_planned_for_a_member_that_dies_goes_to_the_next_when_it_is_written(desk: Desk) -> None:
+    desk.enter("ada")
+    changes = desk.plan()
+    desk.group.lose("ada")
+    bob = desk.enter("bob")
+    assert desk.plan().grants == {}
+    desk.write(changes)
+    desk.group.written(changes, forced=True)
+    assert desk.group.stale
+    desk.carry_out()
+    assert len(bob.owned) == 4
+
+
+def test_what_is_planned_for_an_earlier_life_of_a_member_is_not_its(desk: Desk) -> None:
+    desk.enter("ada")
+    changes = desk.plan()
+    again = desk.enter("ada")
+    desk.write(changes)
+    desk.group.written(changes, forced=True)
+    assert again.owned == {} and not desk.group.has("ada", 99, desk.key(0))
+    desk.carry_out()
+    assert len(again.owned) == 4 and min(again.owned.values()) > again.joined
+
+
+def test_what_is_given_up_is_free_in_the_catalog_too_if_nobody_takes_it(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    desk.carry_out()
+    ada.wishes = Wishes([], "sticky", None)
+    desk.group.stale = True
+    assert desk.plan().rows() == [] and desk.group.share(ada) == {} and len(ada.owned) == 4
+    assert desk.group.give_up(ada, [desk.key(0)], ada.generation)
+    changes = desk.carry_out()
+    assert sorted(changes.freed) == [desk.key(n) for n in (1, 2, 3)]
+    assert set(desk.register.groups["billing"].owners) == {desk.key(0)}
+    assert desk.carry_out().rows() == []
+
+
+def test_what_a_member_has_not_heard_of_it_does_not_give_up(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    before = ada.generation
+    desk.carry_out()
+    assert not desk.group.give_up(ada, [], before) and len(ada.owned) == 4
+    assert desk.group.give_up(ada, [], ada.generation) and ada.owned == {}
+
+
+def test_a_member_is_to_be_told_what_it_does_not_know(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    desk.carry_out()
+    keys = dict.fromkeys(ada.owned, False)
+    assert not desk.group.unknown_to(ada, waiting(ada.generation, keys))
+    assert desk.group.unknown_to(ada, waiting(ada.generation - 1, keys))
+    assert desk.group.unknown_to(ada, waiting(ada.generation, {**keys, desk.key(0): True}))
+    assert desk.group.unknown_to(ada, waiting(ada.generation, {desk.key(0): False}))
+    assert desk.group.unknown_to(ada, waiting(ada.generation, {**keys, (99, 0): False}))
+    assert not desk.group.unknown_to(ada, waiting(ada.generation, {**keys, (99, 0): True}))
+    desk.enter("bob")
+    desk.carry_out()
+    share = desk.group.share(ada)
+    leaving = {key: key not in share for key in ada.owned}
+    assert len(share) == 2 and desk.group.unknown_to(ada, waiting(ada.generation, keys))
+    assert not desk.group.unknown_to(ada, waiting(ada.generation, leaving))
+
+
+def test_owners_from_before_the_start_keep_what_they_have_until_they_are_heard_of(desk: Desk) -> None:
+    rows = [("ada", 9000, [desk.key(0), desk.key(1)]), ("bob", 8000, [desk.key(2)])]
+    desk.register.enter((GROUP_OWNERS, "billing", 5, rows))
+    ada, bob = desk.group.expect(0.0)
+    assert (ada.id, ada.session_ms, bob.id, bob.session_ms) == ("ada", 9000, "bob", 8000)
+    eve = desk.enter("eve")
+    desk.carry_out()
+    assert set(eve.owned) == {desk.key(3)}
+    ada.wishes = Wishes(["orders"], "sticky", None)
+    desk.group.stale = True
+    desk.carry_out()
+    assert len(desk.group.share(ada)) == 2 and desk.group.awaited("eve") == []
+    desk.group.lose("bob")
+    desk.carry_out()
+    assert len(eve.owned) == 2
+
+
+def test_nobody_has_anything_after_a_new_beginning(desk: Desk) -> None:
+    desk.enter("ada")
+    desk.carry_out()
+    desk.group.void()
+    assert not any(desk.group.has("ada", 99, desk.key(n)) for n in range(4))
+
+
+def test_no_more_partitions_get_an_owner_than_there_is_room_for(desk: Desk) -> None:
+    desk.enter("ada")
+    assert len(desk.plan(room=3).grants) == 3

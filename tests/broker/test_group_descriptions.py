@@ -1,0 +1,89 @@
+"""What people are told of groups, and why a member has less than it asked for."""
+
+import pytest
+
+from tests.broker.group_desk import Seat, seats
+from tests.broker.helpers import Broker
+from tfmq.protocol.commands import DescribeGroup, ListGroups
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create(partitions=10)
+    return made
+
+
+def described(broker: Broker, group: str = "billing") -> dict[str, dict[str, object]]:
+    """The members by name."""
+    found = broker.ask(DescribeGroup(group)).description["members"]
+    return {each["member"]: each for each in found}
+
+
+def test_more_members_than_partitions_leave_some_idle_and_they_are_told_why() -> None:
+    broker = Broker()
+    broker.create()
+    first, second = seats(broker, "ada bob")
+    assert (first.numbers, second.numbers) == ([0], [])
+    second.beat()
+    assert second.note == "2 members, 1 partition: tfmq topic grow orders"
+    early = Seat(broker, "eve", topics="bills")
+    early.join()
+    assert early.note == "No topic that it asks for is there yet: bills."
+
+
+def test_groups_are_listed_and_described(broker: Broker) -> None:
+    producer = broker.lease()
+    ends = [broker.produce(producer, 2 * n, [b"x", b"y"]) for n in range(3)]
+    first, second = Seat(broker, "ada"), Seat(broker, "bob")
+    first.join()
+    second.join()
+    first.beat()
+    first.commit(ends[1].positions[0][1], ("orders", broker.incarnation(), 0))
+    (listed,) = broker.ask(ListGroups()).groups
+    assert (listed["group"], listed["live"], listed["members"], listed["partitions"]) == (
+        "billing",
+        True,
+        2,
+        1,
+    )
+    members = described(broker)
+    assert members["ada"]["partitions"] == {"orders": [0, 1, 2, 3, 4]}
+    assert members["ada"]["leaving"] == {"orders": [5, 6, 7, 8, 9]}
+    assert members["bob"]["partitions"] == {} and "waits for orders-5 and 4 more" in str(
+        members["bob"]["note"]
+    )
+    description = broker.ask(DescribeGroup("billing")).description
+    assert (description["strategy"], description["member_count"]) == ("sticky", 2)
+    assert description["offsets"][0]["lag"] == 4
+    empty = broker.ask(DescribeGroup("nobody")).description
+    assert (empty["members"], empty["offsets"], empty["strategy"]) == ([], [], "")
+
+
+def test_a_member_is_told_for_whom_it_waits_and_why(broker: Broker) -> None:
+    first, second = Seat(broker, "ada"), Seat(broker, "bob")
+    first.join()
+    second.join()
+    first.beat()
+    second.beat()
+    assert second.note == "waits for orders-5 and 4 more: ada (ada at 127.0.0.1) finishes what it has in work"
+    broker.advance(16)
+    second.beat()
+    assert second.note.endswith("ada (ada at 127.0.0.1) is silent for 16 of 30 s")
+    first.disconnect()
+    broker.advance(2)
+    second.beat()
+    assert second.note.endswith("the connection of ada is gone for 2 s")
+
+
+def test_of_single_partitions_that_others_have_it_is_said(broker: Broker) -> None:
+    first, second = (Seat(broker, name, only=[("orders", 3)]) for name in ("ada", "bob"))
+    first.join()
+    second.join()
+    assert second.note == "Other members have the partitions that it asks for."
+
+
+def test_long_lists_are_shown_in_part(broker: Broker) -> None:
+    seat = Seat(broker, "ada", topics=" ".join(f"t{n}" for n in range(500)))
+    seat.join()
+    assert 0 < len(described(broker)["ada"]["topics"]) < 100  # type: ignore[arg-type]

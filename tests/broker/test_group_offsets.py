@@ -1,0 +1,129 @@
+"""Offsets are saved for the owner of each partition, and set by hand where nobody is there."""
+
+import pytest
+
+from tests.broker.group_desk import Seat, seats
+from tests.broker.helpers import Broker
+from tfmq.protocol.commands import CommitOffsets, GroupOffset, ListGroups, ResetGroup
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create(partitions=10)
+    return made
+
+
+def owners(broker: Broker, group: str = "billing") -> dict[int, str]:
+    """By number, as the catalog has them."""
+    row = broker.engine.house.catalog.register.groups[group]
+    return {key[1]: owner.member for key, owner in sorted(row.owners.items())}
+
+
+def test_offsets_are_saved_for_the_owner_alone(broker: Broker) -> None:
+    first, second = seats(broker, "ada bob")
+    answer = first.commit(5, *first.held, *second.held)
+    assert answer.committed == 5
+    assert sorted(row[1] for row in answer.fenced) == second.numbers
+    assert first.commit(9, *second.held).code == "fenced"
+    assert broker.saved() == {("orders", n): 5 for n in first.numbers}
+
+
+def test_a_revoked_partition_is_its_owners_until_that_lets_go(broker: Broker) -> None:
+    first, second = Seat(broker, "ada"), Seat(broker, "bob")
+    first.join()
+    second.join()
+    first.beat()
+    leaving = sorted(first.leaving)
+    assert first.commit(5, *leaving).fenced == []
+    first.finish()
+    assert first.commit(6, *leaving).code == "fenced"
+    second.beat()
+    assert second.commit(7, *leaving).fenced == []
+
+
+def test_nobody_commits_without_having_joined(broker: Broker) -> None:
+    offsets = [GroupOffset("orders", broker.incarnation(), 0, 1)]
+    for member, generation in (("", 0), ("ghost", 0), ("", 1)):
+        assert broker.ask(CommitOffsets("billing", member, generation, offsets)).code == "fenced"
+    assert broker.ask(ListGroups()).groups == []
+
+
+def test_a_zombie_loses_only_what_others_got_and_is_told(broker: Broker) -> None:
+    broker.create("bills")
+    first = Seat(broker, "ada", topics="orders bills")
+    first.join()
+    broker.advance(31)
+    second = Seat(broker, "bob")
+    second.join()
+    assert second.numbers == list(range(10))
+    first.connect()
+    answer = first.commit(10)
+    assert answer.committed == 1 and len(answer.fenced) == 10
+    assert broker.saved() == {("bills", 0): 10}
+    first.beat()
+    assert first.share == [("bills", 0)]
+
+
+def test_a_takeover_fences_from_the_moment_it_is_planned() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    first = Seat(broker, "ada")
+    answer = first.ask_join()
+    broker.work()
+    first.take_join(answer)
+    first.disconnect()
+    second = Seat(broker, "bob").ask_join()
+    broker.advance(3.1)
+    assert first.commit(10).code == "fenced"
+    broker.work()
+    assert second.code == "ok" and broker.saved() == {}
+
+
+def test_a_reset_needs_a_group_without_live_member_and_takes_everything(broker: Broker) -> None:
+    first, second = seats(broker, "ada bob")
+    offsets = [GroupOffset("orders", 0, 0, 77)]
+    first.disconnect()
+    refused = broker.ask(ResetGroup("billing", offsets))
+    assert refused.code == "not_allowed" and "bob" in str(refused.failure)
+    second.disconnect()
+    assert broker.ask(ResetGroup("billing", offsets)).committed == 1
+    assert broker.saved() == {("orders", 0): 77} and owners(broker) == {}
+    for each in (first, second):
+        each.connect()
+        assert each.commit(10).code == "fenced"
+    first.join()
+    assert first.numbers == list(range(10))
+    assert broker.ask(ResetGroup("free", [])).code == "bad_request"
+
+
+def test_a_reset_fences_before_it_is_on_the_disk() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    first = Seat(broker, "ada")
+    answer = first.ask_join()
+    broker.work()
+    first.take_join(answer)
+    first.disconnect()
+    reset = broker.ask(ResetGroup("billing", [GroupOffset("orders", 0, 0, 77)]), turn=False)
+    late = first.commit(10)
+    broker.work()
+    assert (reset.code, late.code) == ("ok", "fenced")
+
+
+def test_work_begun_under_an_earlier_grant_is_fenced_although_the_partition_came_back(broker: Broker) -> None:
+    """Between the two it was another's, who may have gone further."""
+    broker.create("bills")
+    first, second = Seat(broker, "ada", topics="orders bills"), Seat(broker, "bob")
+    first.join()
+    broker.advance(31)
+    second.join()
+    second.commit(50)
+    first.connect()
+    unheard = first.ask_beat()
+    second.leave()
+    late = first.commit(20)
+    assert len(late.fenced) == 10 and broker.saved()["orders", 0] == 50
+    first.take(unheard)
+    first.beat()
+    assert len(first.numbers) == 11 and first.commit(60).fenced == []

@@ -1,0 +1,69 @@
+"""Who is alive: silence, lost connections, and who comes back."""
+
+import pytest
+
+from tests.broker.group_desk import Seat, seats
+from tests.broker.helpers import Broker, Session
+from tfmq.protocol.commands import DescribeGroup
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create(partitions=10)
+    return made
+
+
+def described(broker: Broker, group: str = "billing") -> dict[str, dict[str, object]]:
+    """The members by name."""
+    found = broker.ask(DescribeGroup(group)).description["members"]
+    return {each["member"]: each for each in found}
+
+
+def test_a_silent_member_is_dead_after_its_session_time(broker: Broker) -> None:
+    first, second = seats(broker, "ada bob", session_ms=5000)
+    for _ in range(3):
+        broker.advance(1.5)
+        second.beat()
+    assert len(second.numbers) == 5
+    broker.advance(0.6)
+    second.beat()
+    assert second.numbers == list(range(10))
+    assert first.ask_beat().code == "fenced"
+
+
+def test_a_member_whose_connection_is_gone_has_a_tenth_of_its_session_to_come_back(broker: Broker) -> None:
+    first, second = seats(broker, "ada bob")
+    first.disconnect()
+    broker.advance(2.9)
+    first.connect()
+    assert first.beat().code == "ok" and len(first.numbers) == 5
+    first.disconnect()
+    waiting = second.ask_beat(10_000)
+    broker.advance(3.1)
+    assert len(waiting.assigned) == 10
+
+
+def test_a_dead_member_may_come_back_to_what_nobody_took(broker: Broker) -> None:
+    first = Seat(broker, "ada")
+    first.join()
+    first.disconnect()
+    broker.advance(1000)
+    assert described(broker) == {}
+    first.connect()
+    assert first.beat().assigned is None
+    assert first.commit(10).committed == 10
+    first.disconnect()
+    broker.advance(1000)
+    first.connect()
+    assert first.commit(20).committed == 10 and list(described(broker)) == ["ada"]
+
+
+def test_a_second_connection_of_a_member_is_its_connection_from_then_on(broker: Broker) -> None:
+    (first,) = seats(broker, "ada")
+    old = first.session
+    first.session, first.new_connection = Session("ada again"), True
+    first.beat()
+    old.close()
+    broker.advance(5)
+    assert described(broker)["ada"]["client"] == "ada again"

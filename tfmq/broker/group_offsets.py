@@ -1,0 +1,101 @@
+"""Offsets of groups: saved for whoever has the partition, set by hand where nobody is there."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from tfmq.broker import group_descriptions
+from tfmq.broker.caller import Reply, Session
+from tfmq.broker.group import Group
+from tfmq.broker.groups import Groups, fenced
+from tfmq.broker.offsets import GroupPlace, Offsets
+from tfmq.broker.register import GENERATION
+from tfmq.broker.timers import Timers
+from tfmq.errors import BadRequest, NotAllowed
+from tfmq.protocol.commands import CommitOffsets, GroupOffset, PartitionName, ResetGroup
+
+
+class GroupOffsets:
+    """Who may save is asked of `groups`; how it is kept is the business of `offsets`."""
+
+    def __init__(self, groups: Groups, offsets: Offsets, timers: Timers) -> None:
+        self._groups, self._offsets, self._timers = groups, offsets, timers
+
+    def commit(self, request: CommitOffsets, reply: Reply, session: Session) -> None:
+        """Saves offsets of the member's partitions. Raises Fenced where it has none of them, Busy while a transaction
+        has some in doubt.
+        """
+        group = self._groups.member_of(request.group, request.member, request.generation, session)
+        places: list[GroupPlace] = []
+        others: list[PartitionName] = []
+        for each, place in self._known(request.offsets):
+            if group.has(request.member, request.generation, place[:2]):
+                places.append(place)
+            else:
+                others.append(PartitionName(each.topic, each.partition))
+        if others and not places:
+            raise _not_its_own(group, request.member, others)
+        self._offsets.save(request.group, request.generation, places, reply, fenced=others)
+
+    def places(
+        self, name: str, member_id: str, generation: int, offsets: Sequence[GroupOffset]
+    ) -> list[GroupPlace]:
+        """What a transaction is to commit: all, or none. Raises Fenced, and what `Offsets.require_free` does.
+
+        The request comes over the producer's connection, which says nothing about the member's.
+        """
+        group = self._groups.member_of(name, member_id, generation, None)
+        # The last of a partition counts: one that is named a thousand times is not kept as often.
+        known = {place[:2]: (each, place) for each, place in self._known(offsets)}
+        others = [
+            PartitionName(each.topic, each.partition)
+            for key, (each, _) in known.items()
+            if not group.has(member_id, generation, key)
+        ]
+        if others:
+            raise _not_its_own(group, member_id, others)
+        places = [place for _, place in known.values()]
+        self._offsets.require_free(name, places)
+        return places
+
+    def _known(self, offsets: Sequence[GroupOffset]) -> Iterable[tuple[GroupOffset, GroupPlace]]:
+        """Those of partitions that are there."""
+        for each in offsets:
+            place = self._offsets.place(each)
+            if place is not None:
+                yield each, place
+
+    def reset(self, request: ResetGroup, reply: Reply) -> None:
+        """Saves offsets for a group without a live member, and takes everything from those who had something.
+
+        Raises NotAllowed, BadRequest, Busy.
+        """
+        self._refuse_live(request.group)
+        if not request.offsets:
+            raise BadRequest("A reset without offsets changes nothing: name at least one partition.")
+        places = self._offsets.places(request.offsets, any_incarnation=True)
+        self._offsets.require_free(request.group, places)
+        group, generation = self._groups.clear(request.group)
+        self._offsets.save(
+            request.group,
+            generation,
+            places,
+            reply,
+            before=[(GENERATION, request.group, generation, "")],
+            done=partial(self._groups.cleared, group),
+        )
+
+    def _refuse_live(self, name: str) -> None:
+        group = self._groups.find(name)
+        for member in () if group is None else group.members.values():
+            if group_descriptions.is_live(member, self._timers.now()):
+                raise NotAllowed(
+                    f"The group {name} has a live member: {member.id} ({group_descriptions.client(member)})."
+                    " Stop its members, or use another group.",
+                    member=member.id,
+                )
+
+
+def _not_its_own(group: Group, member_id: str, others: Sequence[PartitionName]) -> Exception:
+    names = ", ".join(f"{each.topic}-{each.partition}" for each in others[:3])
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    return fenced(group, member_id, f"has not got {names}{more} any more")
