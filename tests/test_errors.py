@@ -55,6 +55,7 @@ PUBLISHED = {
     "group_fenced": 41,
     "group_incomplete": 42,
     "unknown_schedule": 43,
+    "store_failed": 44,
 }
 
 every_error = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

@@ -45,11 +45,10 @@
     ├── ServerError
     └── ConfigError
 
-Each class has a stable `code` (what programs compare), a `number` (what travels), `retriable` (the same call
-may succeed later without a change), `outcome` ("not done", or "unknown": it may have happened), `closes` (the
-server ends the connection behind it), and two sentences: what happened and what to do. Codes and numbers are
-never given to another meaning; a code that this release does not know arrives as a plain `TfmqError` that
-keeps it.
+Each class has a stable `code` (what programs compare), a `number` (what travels), `retriable` (the same call may
+succeed later without a change), `outcome` ("not done", or "unknown": it may have happened), `closes` (the server ends
+the connection behind it), and two sentences: what happened and what to do. Codes and numbers are never given to
+another meaning; a code that this release does not know arrives as a plain `TfmqError` that keeps it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -313,10 +312,8 @@ class UnknownSchedule(TfmqError):
 
 
 class StoreFailed(TfmqError):
-    """A store that is not the broker's: of dead letters, of offsets."""
-
     number, code, retriable = 44, "store_failed", True
-    happened = "A store beside the broker (a database, a file) could not do it."
+    happened = "A store beside the broker (dead letters, offsets) could not do it."
     advice = "Mend what the sentence names; nothing was taken for done, so it is done again."
 
 

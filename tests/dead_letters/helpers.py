@@ -129,10 +129,11 @@ class Mortal:
 
 
 class Process:
-    """A program of its own beside a simulated broker: a link, a driver, and a store, all gone when it is killed."""
+    """A program of its own beside a broker, or at an address: a link, a driver, a store, all gone when it is killed."""
 
-    def __init__(self, broker: SimulatedBroker, store: Path | str) -> None:
-        self.reached: Reached[BlockingDriver] = reach(broker.servers, BlockingDriver)
+    def __init__(self, broker: SimulatedBroker | str, store: Path | str) -> None:
+        servers = broker if isinstance(broker, str) else broker.servers
+        self.reached: Reached[BlockingDriver] = reach(servers, BlockingDriver)
         self.link, self.driver, self.wall_clock = self.reached
         self.shelf: Shelf = sql_shelf(store) if isinstance(store, Path) else TopicShelf(self.link, store)
 

@@ -1,5 +1,7 @@
-"""`tfmq dlq`: dead letters, messages whose handling failed. All but redrive works without a broker; where the store is a
-topic, nothing does."""
+"""`tfmq dlq`: dead letters, messages whose handling failed.
+
+All but redrive works without a broker; where the store is a topic, nothing does.
+"""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -82,7 +84,13 @@ def show(id: str, choice: Choice, output: Output) -> None:
     if output.json:
         output.object(row)
         return
-    output.object({key: value for key, value in row.items() if key not in BODY_KEYS})
+    output.object(
+        {
+            key: printable(value) if isinstance(value, str) else value
+            for key, value in row.items()
+            if key not in BODY_KEYS
+        }
+    )
     if output.quiet:
         return
     for number, failure in enumerate(letter.failures, 1):

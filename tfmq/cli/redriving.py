@@ -25,13 +25,15 @@ def redriven(desks: Sequence["Desk"], wish: "Wish", output: Output) -> int:
             left = None if wish.limit is None else wish.limit - sum(total.targets.values()) + total.resumed
             if left is not None and left <= 0:
                 break
+            own = Report()
             try:
-                add(total, desk.redrive(wish._replace(limit=left), advance))
-            except TfmqError as error:
-                total.sent += int(error.details.get("sent", 0))
+                desk.redrive(wish._replace(limit=left), advance, own)
+            except TfmqError:
+                add(total, own)
                 tell(total, wish, output)
                 output.say("it is not done: run the same again, it goes on where it was")
                 raise
+            add(total, own)
     tell(total, wish, output)
     return NOT_DONE if total.unsure or total.unsendable else 0
 

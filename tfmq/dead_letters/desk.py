@@ -117,19 +117,18 @@ class Desk:
         their way to a topic, and that is not known."""
         return self._each(ids, events.Drop(self._now_ms(), force))
 
-    def redrive(self, wish: Wish, told: Callable[[int], object] = lambda sent: None) -> Report:
+    def redrive(
+        self, wish: Wish, told: Callable[[int], object] = lambda sent: None, report: Report | None = None
+    ) -> Report:
         """Send what is wished for to a topic again, each letter once; `told(n)` when so many more are there.
 
-        Raises what keeps it from going on. Then, or killed, what was begun is gone on with by the next one.
+        Raises what keeps it from going on; `report`, where one is given, says how far it came. What was begun then, or
+        by one that was killed, the next one goes on with.
         """
         link, driver = self._reached()
-        work = Redrive(self._opened(), link, wish, wall_clock=self._wall_clock, told=told)
-        try:
-            report: Report = driver.run(work.run())
-        except TfmqError as error:
-            error.details["sent"] = work.report.sent
-            raise
-        return report
+        work = Redrive(self._opened(), link, wish, wall_clock=self._wall_clock, told=told, report=report)
+        found: Report = driver.run(work.run())
+        return found
 
     def close(self) -> None:
         if self._shelf is not None:

@@ -81,10 +81,11 @@ class Redrive:
         *,
         wall_clock: Callable[[], float],
         told: Callable[[int], object] = lambda sent: None,
+        report: Report | None = None,
     ) -> None:
         if wish.rate is not None and not 0 < wish.rate < float("inf"):
             raise BadRequest(f"A rate of {wish.rate:g} a second sends nothing: give one above 0.")
-        self.report = Report()
+        self.report = Report() if report is None else report
         self._shelf = shelf
         self._link = link
         self._wish = wish

@@ -1,0 +1,66 @@
+"""What is said of a redrive over several stores, and its exit codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfmq.cli.output import Output
+from tfmq.cli.redriving import add, redriven
+from tfmq.dead_letters.redrive import Report, Wish
+from tfmq.errors import TimedOut
+
+
+class Scripted:
+    """A desk that says what a redrive came to, and how it ended."""
+
+    def __init__(self, report: Report, error: Exception | None = None) -> None:
+        self.report = report
+        self.error = error
+        self.wishes: list[Wish] = []
+
+    def redrive(self, wish: Wish, told: Any, report: Report) -> Report:
+        self.wishes.append(wish)
+        add(report, self.report)
+        if self.error is not None:
+            raise self.error
+        return report
+
+
+OUTPUT = Output(None, False, False)
+
+
+def test_stores_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    desks: Any = [Scripted(Report(3, 1, 2, targets={"a": 3})), Scripted(Report(2, targets={"a": 1, "b": 1}))]
+    assert redriven(desks, Wish(), OUTPUT) == 0
+    said = capsys.readouterr().err
+    assert "5 dead letters sent: 4 to a, 1 to b" in said
+    assert "1 of these had been under way" in said and "2 dead letters passed over" in said
+
+
+def test_a_limit_counts_over_all_stores() -> None:
+    desks: Any = [
+        Scripted(Report(3, 1, targets={"a": 3})),
+        Scripted(Report(3, targets={"a": 3})),
+        Scripted(Report()),
+    ]
+    redriven(desks, Wish(limit=5), OUTPUT)
+    assert [[wish.limit for wish in each.wishes] for each in desks] == [[5], [3], []]
+
+
+def test_what_nobody_knows_is_said_and_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    desks: Any = [Scripted(Report(unsure=["x may be there"], unsendable=["y cannot be sent"]))]
+    assert redriven(desks, Wish(), OUTPUT) == 1
+    said = capsys.readouterr().err
+    assert "x may be there" in said and "y cannot be sent" in said
+
+
+def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    cut = Scripted(Report(7, targets={"a": 7}), TimedOut("no answer"))
+    desks: Any = [cut, Scripted(Report(9))]
+    with pytest.raises(TimedOut):
+        redriven(desks, Wish(), OUTPUT)
+    said = capsys.readouterr().err
+    assert "7 dead letters sent" in said and "run the same again" in said
+    assert desks[1].wishes == []

@@ -1,0 +1,153 @@
+"""A run on its way: what the broker says decides, and a slow process that wakes up later can double nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.dead_letters.helpers import Process, failure, message
+from tfmq.client.numbered import Stream, lease_id
+from tfmq.dead_letters import events
+from tfmq.dead_letters.departure import Fate, content_of_letter, send_run, stream_of
+from tfmq.dead_letters.letter import Journey, Letter, letter_of
+from tfmq.errors import DecodeFailed, StorageStopped
+from tfmq.testing import SimulatedBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[SimulatedBroker]:
+    with SimulatedBroker({"limits.message_bytes": 100_000}) as made:
+        made.admin().create_topic("again")
+        yield made
+
+
+class Departing:
+    """Letters with places in one stream, and a process that sends them."""
+
+    def __init__(self, broker: SimulatedBroker, count: int = 4) -> None:
+        self.process = Process(broker, Path("/nowhere"))
+        self.until = self.process.link.now() + 20
+        incarnation = broker.admin().topic("again").incarnation
+        producer_id = self.process.run(lease_id(self.process.link, self.until))
+        self.stream = Stream("again", incarnation, 0, producer_id)
+        self.letters = [self.letter(number) for number in range(count)]
+
+    def letter(self, number: int, payload: bytes | None = None) -> Letter:
+        given = message(number, payload or f"{number}".encode(), key="42", tag="new", properties={"a": "b"})
+        made = replace(letter_of(given, "billing"), calls=3, token="me", failures=(failure(),))
+        return replace(made, journey=Journey(*self.stream, number, 0))
+
+    def send(self, letters: Sequence[Letter], process: Process | None = None) -> Fate:
+        process = process or self.process
+        found: Fate = process.run(send_run(process.link, letters, self.until, lambda: 77))
+        return found
+
+
+def texts(broker: SimulatedBroker) -> list[str]:
+    return [each.text for each in broker.sent("again")]
+
+
+def kinds(fate: Fate) -> list[type]:
+    return [type(event) for _, event in fate.steps]
+
+
+def test_what_arrived_is_told_with_its_offset(broker: SimulatedBroker) -> None:
+    run = Departing(broker)
+    fate = run.send(run.letters)
+    assert (fate.arrived, fate.returned, fate.unsure, fate.refused) == (4, 0, (), "")
+    arrivals = [event for _, event in fate.steps if isinstance(event, events.Arrive)]
+    assert [each.offset for each in arrivals] == [each.offset for each in broker.sent("again")]
+    assert [each.sequence for each in arrivals] == [0, 1, 2, 3]
+    assert run.send(run.letters) == fate
+
+
+def test_the_record_is_the_message_with_its_counts(broker: SimulatedBroker) -> None:
+    run = Departing(broker, 1)
+    run.send(run.letters)
+    (found,) = broker.sent("again")
+    assert (found.key, found.tag, found.properties, found.attempts, found.redrives) == (
+        "42",
+        "new",
+        {"a": "b"},
+        3,
+        1,
+    )
+    body = run.letters[0].body
+    assert body is not None
+    with pytest.raises(DecodeFailed):
+        content_of_letter(replace(run.letters[0], body=body._replace(attribute=b"\xc1")))
+
+
+def test_a_run_of_which_a_part_is_there_is_sent_one_by_one(broker: SimulatedBroker) -> None:
+    run = Departing(broker)
+    run.send(run.letters[:2])
+    fate = run.send(run.letters)
+    assert (fate.arrived, texts(broker)) == (4, ["0", "1", "2", "3"])
+
+
+def test_behind_a_gap_nothing_is_sent_now_or_by_anybody_later(broker: SimulatedBroker) -> None:
+    """One process sees only the end of a run; the other one, asleep before its send, wakes up afterwards."""
+    run = Departing(broker)
+    early = Process(broker, Path("/nowhere"))
+    fate = run.send(run.letters[2:], early)
+    assert (fate.arrived, kinds(fate)) == (0, [events.Return, events.Return])
+    fate = run.send(run.letters)
+    assert (fate.arrived, fate.returned, texts(broker)) == (0, 4, [])
+
+
+def test_a_stream_that_was_closed_behind_a_part_says_which_part(broker: SimulatedBroker) -> None:
+    run = Departing(broker)
+    run.send(run.letters[:2])
+    run.send([run.letters[3]], Process(broker, Path("/nowhere")))
+    fate = run.send(run.letters)
+    assert kinds(fate) == [events.Arrive, events.Arrive, events.Return, events.Return]
+    assert texts(broker) == ["0", "1"]
+
+
+def test_one_that_is_too_large_is_refused_and_the_place_is_closed(broker: SimulatedBroker) -> None:
+    run = Departing(broker)
+    large = run.letter(1, bytes(400_000))
+    fate = run.send([run.letters[0], large, run.letters[2]])
+    assert (fate.arrived, fate.returned) == (0, 3) and "larger" in fate.refused
+    assert run.send([run.letters[0]]).returned == 1
+    assert texts(broker) == []
+
+
+def test_what_the_broker_forgot_is_looked_up(broker: SimulatedBroker) -> None:
+    run = Departing(broker)
+    run.send(run.letters[:2])
+    broker.clock.advance(days=9)
+    broker.restart()
+    run.until = run.process.link.now() + 20
+    fate = run.send(run.letters)
+    assert kinds(fate) == [events.Arrive, events.Arrive, events.Return, events.Return]
+    assert [event.offset for _, event in fate.steps[:2] if isinstance(event, events.Arrive)] == [
+        each.offset for each in broker.sent("again")
+    ]
+
+
+def test_where_nobody_can_tell_it_is_said_for_each(broker: SimulatedBroker) -> None:
+    run = Departing(broker, 2)
+    broker.admin().delete_topic("again")
+    fate = run.send(run.letters)
+    assert (fate.steps, len(fate.unsure)) == ((), 2)
+    assert all(each.id in sentence for each, sentence in zip(run.letters, fate.unsure, strict=True))
+    broker.admin().create_topic("again")
+    assert run.send(run.letters).unsure
+
+
+def test_what_leaves_all_as_it_was_is_raised(broker: SimulatedBroker) -> None:
+    run = Departing(broker)
+    broker.fail_next("send", StorageStopped)
+    with pytest.raises(StorageStopped):
+        run.send(run.letters)
+
+
+def test_fates_are_joined_and_a_journey_names_its_stream() -> None:
+    one = Fate((("a", events.Return(1, "me")),), 1, 2, ("x",), "")
+    two = Fate((), 3, 4, ("y",), "no")
+    assert one.joined(two) == Fate(one.steps, 4, 6, ("x", "y"), "no")
+    assert stream_of(Journey("again", 8, 3, 99, 5, 0)) == Stream("again", 8, 3, 99)
