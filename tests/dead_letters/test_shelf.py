@@ -38,12 +38,15 @@ def test_what_is_kept_is_there_for_whoever_opens_the_store(stand: Stand) -> None
     assert run(shelf.get("0" * 16)) is None
 
 
-def test_kept_twice_is_one_letter_with_one_body(stand: Stand) -> None:
+def test_item_31_a_store_that_is_opened_again_has_what_was_kept_twice_once(stand: Stand) -> None:
     id, event = keeping(1)
+    assert isinstance(event, events.Keep)
     later = event._replace(at_ms=50, letter=replace(event.letter, failures=(failure(50),)))
     for each in (event, event, later):
-        stand.run(stand.shelf.apply([(id, each)]))
-    (found,) = stand.run(stand.shelf.find(Selection(), whole=True))
+        shelf, run = stand.open()
+        run(shelf.apply([(id, each)]))
+    shelf, run = stand.open()
+    (found,) = run(shelf.find(Selection(), whole=True))
     assert found.failures == (failure(1), failure(50))
     assert found.body.payload == b"payload 1"
 

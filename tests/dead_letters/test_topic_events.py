@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.dead_letters.helpers import failure, message
 from tfmq.client.received import ReceivedMessage
 from tfmq.dead_letters import events
 from tfmq.dead_letters.letter import Journey, Letter, letter_of
+from tfmq.dead_letters.table import TABLE
 from tfmq.dead_letters.topic_events import KINDS, ROOM_BYTES, VERSION, content_of, event_of
 from tfmq.packing import pack, unpack
 
@@ -124,3 +126,17 @@ def test_the_letter_of_a_keeping_needs_no_more_than_what_it_says() -> None:
     found = event_of(record(content.payload))
     assert found is not None and isinstance(found[1], events.Keep)
     assert isinstance(found[1].letter, Letter) and found[1].letter.body == LETTER.body
+
+
+def test_the_example_of_the_page_is_what_is_written() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "dead-letters.md").read_text()
+    example = page.split("A `take` of letter `0123456789abcdef`:\n\n")[1].split("\n\n")[0]
+    taken = events.Take(1_763_700_000_000, "me", 1_763_700_060_000)
+    assert bytes.fromhex(example) == content_of("0123456789abcdef", taken, LARGE).payload
+    assert event_of(record(bytes.fromhex(example))) == ("0123456789abcdef", taken)
+
+
+def test_the_page_has_every_kind_and_every_column() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "dead-letters.md").read_text()
+    assert [kind for kind in KINDS.values() if f"| `{kind}` |" not in page] == []
+    assert [column.name for column in TABLE.c if f"`{column.name}`" not in page] == []
