@@ -65,7 +65,7 @@ class Server:
         self.time = time
         self.nodes: dict[str, Node] = {}
         self.heard: dict[int, float] = {}
-        self.watches: dict[str, set[Member]] = {}
+        self.watches: dict[str, dict[Member, None]] = {}
         self.changes = 0
         self.sessions = itertools.count(1)
 
@@ -103,17 +103,17 @@ class Server:
 
     def tell(self, path: str) -> None:
         for each in (path, path.rpartition("/")[0] + "/*"):
-            for member in self.watches.pop(each, set()):
+            for member in self.watches.pop(each, {}):
                 member.told()
 
     def answer(self, member: Member, session: int, request: Request) -> Any:
         if isinstance(request, Children):
-            self.watches.setdefault(request.path + "/*", set()).add(member)
+            self.watches.setdefault(request.path + "/*", {})[member] = None
             return sorted(
                 path.rpartition("/")[2] for path in self.nodes if path.rpartition("/")[0] == request.path
             )
         if isinstance(request, Read):
-            self.watches.setdefault(request.path, set()).add(member)
+            self.watches.setdefault(request.path, {})[member] = None
             return self.nodes.get(request.path)
         if isinstance(request, ReadAll):
             return [self.nodes.get(path) for path in request.paths]
@@ -322,7 +322,7 @@ class Member:
 
     def work(self) -> None:
         share = self.coordinator.share()
-        for name in [name for name in share.revoked if name not in self.working]:
+        for name in sorted(share.revoked - self.working):
             self.coordinator.release([name])
         for name, generation in self.may_hand_out().items():
             if name in self.working:

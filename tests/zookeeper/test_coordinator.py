@@ -20,7 +20,7 @@ A, B = PartitionName("orders", 0), PartitionName("orders", 1)
 OWNER_A = "/meta/consumers/billing/owners/orders/0-0"
 
 
-@pytest.mark.parametrize("number", range(scaled(3000)))
+@pytest.mark.parametrize("number", range(scaled(1000)))
 def test_there_are_never_two_owners_and_no_offset_goes_back(number: int) -> None:
     world = World(seeded("coordinator", number))
     for _ in range(world.random.randint(1, 4)):
@@ -89,8 +89,9 @@ class One:
             node = self.nodes[request.path] = Node(request.data, 7, self.changes, 0)
             return node
         if isinstance(request, Delete):
-            self.nodes.pop(request.path, None)
-            return True
+            if request.beside in self.nodes:
+                self.nodes.pop(request.path, None)
+            return request.beside in self.nodes
         if isinstance(request, Write):
             return node is not None
         return node if isinstance(request, Read) else None
@@ -219,6 +220,19 @@ def test_a_node_that_somebody_removed_and_another_made_is_not_its_own() -> None:
     one.coordinator.look()
     one.run(1001.0)
     assert one.granted() == {B} and one.nodes[OWNER_A].data == b"other"
+
+
+def test_a_member_whose_own_node_is_gone_registers_before_it_removes_anything() -> None:
+    one = One()
+    one.run(1000.0)
+    del one.nodes["/meta/consumers/billing/ids/me"]
+    one.coordinator.release([A])
+    one.run(1000.1)
+    assert OWNER_A in one.nodes
+    one.coordinator.look()
+    one.run(1000.2)
+    one.run(1000.3)
+    assert one.coordinator.share().granted[A] > 105 and "/meta/consumers/billing/ids/me" in one.nodes
 
 
 def test_never_is_a_node_of_another_session_removed() -> None:

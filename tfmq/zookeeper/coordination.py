@@ -105,10 +105,11 @@ class Coordination:
                 return str(self.failure)
             if not coordinator.session:
                 return f"{self.address} does not answer."
-            waiting = coordinator.why_waiting()
-            if waiting or coordinator.share().granted:
-                return waiting
-            return f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"
+            if coordinator.is_idle:
+                return (
+                    f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"
+                )
+            return coordinator.why_waiting()
 
     # The end
 

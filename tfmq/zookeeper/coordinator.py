@@ -57,6 +57,10 @@ class Coordinator:
         self.changed = False
         self.waits_for: dict[PartitionName, str] = {}
         """What should be this member's, and who has it."""
+        self.members = 0
+        """How many members the group has, as far as it is known."""
+        self.is_idle = False
+        """There are more members than partitions, and this one's range is empty."""
         self._layout = layout
         self._wanted: dict[str, Sequence[int]] = {}
         self._session = 0
@@ -70,7 +74,6 @@ class Coordinator:
         self._look_at = NEVER
         self._beat_at = NEVER
         self._looks = 0
-        self._members = 0
 
     # What happens
 
@@ -129,11 +132,6 @@ class Coordinator:
     def session(self) -> int:
         """The session that it knows of; 0: none."""
         return self._session
-
-    @property
-    def members(self) -> int:
-        """How many members the group has, as far as it is known."""
-        return self._members
 
     # What it does
 
@@ -197,7 +195,7 @@ class Coordinator:
             if node is not None
         }
         members[self.member] = frozenset(self._wanted)
-        self._members = len(members)
+        self.members = len(members)
         return members
 
     def _verify(self) -> Course:
@@ -213,6 +211,7 @@ class Coordinator:
 
     def _aim(self, target: frozenset[PartitionName]) -> None:
         """Take back what is not this member's any more; the client finishes it, however long that takes."""
+        self.is_idle = not target
         revoked = self._held.keys() - target - self._released
         if revoked != self._revoked:
             self._revoked, self.changed = set(revoked), True
@@ -228,7 +227,8 @@ class Coordinator:
             node: Node | None = yield Read(path)
             is_mine = node is not None and node.session == self._session
             if node is not None and is_mine and not (yield Delete(path, node.version, self._me())):
-                raise Cut(f"{path} changes while it is removed")
+                self._registered = b""
+                raise Cut(f"{path} or the member's own node has changed")
             self._held.pop(name, None)
             self._released.discard(name)
             self._uncertain.discard(name)

@@ -1,0 +1,84 @@
+"""A process that is a member of a group coordinated by ZooKeeper: it hands out numbers, saves them, and tells of it.
+
+    python -m tests.zookeeper.worker ADDRESS MEMBER SESSION_SECONDS PARTITIONS LOG
+
+Each line of the log: the time of the monotonic clock, the partition, the generation, the offset, "out" or "saved".
+"""
+
+import os
+import sys
+import time
+
+from tfmq.errors import Fenced, TfmqError
+from tfmq.offsets.stored import PartitionName, StoredOffset
+from tfmq.zookeeper.coordination import Coordination
+from tfmq.zookeeper.offsets import ZooKeeperOffsets
+
+PAUSE_SECONDS = 0.002
+SAVE_EVERY = 5
+TOPIC = "orders"
+GROUP = "billing"
+
+
+class Worker:
+    def __init__(self, address: str, member: str, seconds: float, partitions: int, log: str) -> None:
+        self.coordination = Coordination(
+            address, GROUP, member, session_seconds=seconds, changed=lambda: None
+        )
+        self.storage = ZooKeeperOffsets(address)
+        self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.reached: dict[PartitionName, tuple[int, int]] = {}
+        self.coordination.wants({TOPIC: range(partitions)})
+
+    def run(self) -> None:
+        while True:
+            share = self.coordination.share()
+            for name in share.revoked:
+                self.save(name)
+            self.coordination.release(share.revoked)
+            for name, generation in share.granted.items():
+                if name not in share.revoked:
+                    self.hand_out(name, generation)
+            time.sleep(PAUSE_SECONDS)
+
+    def hand_out(self, name: PartitionName, generation: int) -> None:
+        if self.reached.get(name, (0, 0))[0] != generation and not self.claim(name, generation):
+            return
+        now = time.monotonic()
+        share = self.coordination.share()
+        if now >= share.until or share.granted.get(name) != generation:
+            return
+        known, offset = self.reached[name]
+        self.write(now, name, generation, offset, "out")
+        self.reached[name] = (known, offset + 1)
+        if offset % SAVE_EVERY == 0:
+            self.save(name)
+
+    def claim(self, name: PartitionName, generation: int) -> bool:
+        try:
+            kept = self.storage.claim(GROUP, generation, [name]).get(name)
+        except TfmqError:
+            return False
+        self.reached[name] = (generation, 0 if kept is None else kept.offset)
+        return True
+
+    def save(self, name: PartitionName) -> None:
+        if name not in self.reached:
+            return
+        generation, offset = self.reached[name]
+        try:
+            self.storage.save(GROUP, generation, {name: StoredOffset(offset)})
+        except Fenced:
+            del self.reached[name]
+        except TfmqError:
+            return
+        else:
+            self.write(time.monotonic(), name, generation, offset, "saved")
+
+    def write(self, now: float, name: PartitionName, generation: int, offset: int, what: str) -> None:
+        os.write(self.log, f"{now:.6f} {name.partition} {generation} {offset} {what}\n".encode())
+
+
+if __name__ == "__main__":
+    address, member, seconds, partitions, log = sys.argv[1:]
+    Worker(address, member, float(seconds), int(partitions), log).run()
