@@ -124,6 +124,9 @@ class Mortal:
     def counts(self) -> Operation[dict[tuple[str, str], int]]:
         return self._shelf.counts()
 
+    def prune(self, now_ms: int) -> Operation[int]:
+        return self._shelf.prune(now_ms)
+
     def close(self) -> None:
         self._shelf.close()
 

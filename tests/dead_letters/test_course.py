@@ -18,6 +18,7 @@ from tfmq.dead_letters.course import NEXT, PUT_OFFS_MAX, after
 from tfmq.dead_letters.letter import (
     DEAD,
     DROPPED,
+    FAILING,
     HANDLED,
     REDRIVEN,
     REDRIVING,
@@ -37,6 +38,10 @@ def keep(at_ms: int = 10, next_ms: int = 0, **fields: Any) -> events.Keep:
     return events.Keep(at_ms, replace(NEW, failures=(failure(at_ms),), **fields), next_ms)
 
 
+def note(at_ms: int, calls_left: int = 3) -> events.Note:
+    return events.Note(at_ms, replace(NEW, calls=0, calls_left=calls_left, failures=(failure(at_ms),)))
+
+
 def letter_in(state: str) -> Letter:
     """A letter in that state, on an honest way."""
     dead = done(None, keep(calls_left=0))
@@ -44,6 +49,7 @@ def letter_in(state: str) -> Letter:
     retrying = done(waiting, events.Take(20, "me", 80))
     redriving = done(done(dead, events.Claim(20, "me")), events.Depart(21, "me", JOURNEY))
     return {
+        FAILING: done(None, note(15)),
         DEAD: dead,
         WAITING: waiting,
         RETRYING: retrying,
@@ -63,6 +69,8 @@ def done(letter: Letter | None, event: events.Event) -> Letter:
 EVENTS: dict[str, events.Event] = {
     "keep dead": keep(50, calls_left=0),
     "keep waiting": keep(50, next_ms=60),
+    "note": note(50),
+    "pass": events.Pass(50),
     "take": events.Take(50, "you", 110),
     "take when the lease is over": events.Take(90, "you", 150),
     "renew": events.Renew(50, "me", 200),
@@ -86,7 +94,16 @@ EVENTS: dict[str, events.Event] = {
     "return another's": events.Return(50, "you"),
 }
 TABLE = {
+    FAILING: {
+        "keep dead": DEAD,
+        "keep waiting": WAITING,
+        "note": FAILING,
+        "pass": HANDLED,
+        "drop": DROPPED,
+        "drop by force": DROPPED,
+    },
     WAITING: {
+        "note": WAITING,
         "keep dead": DEAD,
         "keep waiting": WAITING,
         "take": RETRYING,
@@ -97,6 +114,7 @@ TABLE = {
         "claim also what waits": REDRIVING,
     },
     RETRYING: {
+        "note": RETRYING,
         "keep dead": DEAD,
         "keep waiting": WAITING,
         "take when the lease is over": RETRYING,
@@ -108,6 +126,7 @@ TABLE = {
         "give back": WAITING,
     },
     DEAD: {
+        "note": DEAD,
         "keep dead": DEAD,
         "keep waiting": WAITING,
         "retry": WAITING,
@@ -117,15 +136,16 @@ TABLE = {
         "claim also what waits": REDRIVING,
     },
     REDRIVING: {
+        "note": REDRIVING,
         "keep dead": REDRIVING,
         "keep waiting": REDRIVING,
         "drop by force": DROPPED,
         "arrive": REDRIVEN,
         "return": DEAD,
     },
-    REDRIVEN: {"keep dead": DEAD, "keep waiting": WAITING},
-    HANDLED: {"keep dead": DEAD, "keep waiting": WAITING},
-    DROPPED: {"keep dead": DEAD, "keep waiting": WAITING, "retry": WAITING},
+    REDRIVEN: {"keep dead": DEAD, "keep waiting": WAITING, "note": FAILING},
+    HANDLED: {"keep dead": DEAD, "keep waiting": WAITING, "note": FAILING},
+    DROPPED: {"note": FAILING, "keep dead": DEAD, "keep waiting": WAITING, "retry": WAITING},
 }
 
 
@@ -140,13 +160,15 @@ def test_each_event_does_in_each_state_what_the_table_says(state: str, name: str
 
 def test_nothing_happens_to_a_letter_that_is_not_there() -> None:
     for name, event in EVENTS.items():
-        assert (after(None, event) is not None) is name.startswith("keep"), name
+        assert (after(None, event) is not None) is name.startswith(("keep", "note")), name
 
 
 def test_the_same_keeping_once_more_changes_nothing() -> None:
     for state in STATES:
         letter = letter_in(state)
-        assert after(letter, keep(10)) == letter
+        last = letter.failures[-1].at_ms - failure().at_ms
+        assert after(letter, keep(last)) == letter
+        assert after(letter, note(last)) == letter
 
 
 def test_the_same_message_kept_once_more_joins_both_histories() -> None:
@@ -160,6 +182,31 @@ def test_one_that_comes_back_while_it_is_under_way_stays_under_way() -> None:
     letter = done(letter_in(REDRIVING), keep(50))
     assert letter.journey == JOURNEY and letter.token == "me"
     assert letter.failures[-1].at_ms == failure(50).at_ms
+
+
+def test_calls_of_a_lane_are_counted_over_the_death_of_its_consumer() -> None:
+    letter, states = None, []
+    for at in (10, 20, 30):
+        letter = done(letter, note(at, calls_left=3))
+        states.append(letter.state)
+    assert letter is not None
+    assert states == [FAILING, FAILING, DEAD]
+    assert (letter.calls, letter.calls_left, len(letter.failures)) == (3, 0, 3)
+    assert done(letter, note(40, calls_left=3)).state == DEAD
+    assert done(None, note(10, calls_left=1)).state == DEAD
+
+
+def test_one_that_failed_and_is_put_off_has_the_calls_that_are_left() -> None:
+    noted = done(done(None, note(10, calls_left=4)), note(20, calls_left=4))
+    waiting = done(noted, keep(30, next_ms=40, calls=1, calls_left=4))
+    assert (waiting.state, waiting.calls_left, waiting.calls) == (WAITING, 2, 3)
+
+
+def test_what_was_handled_and_fails_again_begins_a_new_round() -> None:
+    passed = done(done(None, note(10, calls_left=2)), events.Pass(20))
+    again = done(passed, note(30, calls_left=2))
+    assert (again.state, again.calls, again.calls_left) == (FAILING, 2, 1)
+    assert again.kept_ms == 10
 
 
 def test_a_call_counts_when_it_begins() -> None:
@@ -188,7 +235,7 @@ def test_one_that_ends_its_process_each_time_is_dead_when_its_calls_are_used_up(
 def test_putting_off_costs_no_call_and_comes_to_an_end() -> None:
     letter = done(None, keep(next_ms=20))
     left, now, times = letter.calls_left, 20, 1
-    while letter.state == WAITING:
+    while letter.state == WAITING and times <= 2 * PUT_OFFS_MAX:
         letter = done(letter, events.Take(now, "me", now + 5))
         letter = done(letter, events.PutOff(now, "me", failure(now), now + 1))
         assert letter.state == DEAD or letter.calls_left == left
@@ -229,6 +276,8 @@ def one_event(chance: Any, letter: Letter | None, now: int) -> Letter | None:
     event: events.Event = chance.choice(
         [
             keep(now, next_ms=chance.choice([0, now + 5]), calls_left=chance.randrange(4)),
+            note(now, chance.randrange(1, 4)),
+            events.Pass(now),
             events.Take(now, chance.choice("ab") + str(now), now + 20),
             events.Renew(now, token, now + 20),
             events.Handled(now, token),

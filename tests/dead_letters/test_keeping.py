@@ -14,7 +14,7 @@ from tests.scale import scaled, seeded
 from tfmq import codecs
 from tfmq.client.dead_letters import DeadLetters
 from tfmq.dead_letters.keeping import LEASE_SECONDS, GroupDeadLetters, in_ms
-from tfmq.dead_letters.letter import DEAD, HANDLED, RETRYING, WAITING, Letter
+from tfmq.dead_letters.letter import DEAD, FAILING, HANDLED, RETRYING, WAITING, Letter
 from tfmq.dead_letters.selection import Selection
 from tfmq.message import BORN_MS_MAX
 
@@ -35,6 +35,40 @@ def test_a_dead_letter_is_kept_with_its_history(stand: Stand, caplog: pytest.Log
     (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert letter.id in line and kept.address in line and "ValueError" in line
     assert "secret" not in line
+
+
+def test_calls_in_a_lane_are_noted_until_they_are_used_up(stand: Stand) -> None:
+    clock = Time()
+    states = []
+    for number in range(5):  # each by another process: the one before was killed
+        shelf, run = stand.open()
+        states.append(run(group_of(shelf, clock, calls_max=4).note(message(1), failure(number))))
+    assert states == [FAILING, FAILING, FAILING, DEAD, DEAD]
+    letter = only(stand)
+    assert (letter.calls, len(letter.failures)) == (5, 5)
+
+
+def test_one_that_passes_behind_failures_is_over(stand: Stand) -> None:
+    kept = group_of(stand.shelf, Time())
+    stand.run(kept.passed(message(1)))
+    assert stand.run(stand.shelf.find(Selection())) == []
+    stand.run(kept.note(message(1), failure()))
+    stand.run(kept.passed(message(1)))
+    assert only(stand).state == HANDLED
+
+
+def test_what_ended_is_forgotten_in_time(stand: Stand) -> None:
+    clock = Time()
+    kept = group_of(stand.shelf, clock)
+    stand.run(kept.keep(message(1), [failure()]))
+    stand.run(kept.note(message(2), failure()))
+    stand.run(kept.passed(message(2)))
+    stand.run(kept.tidy())
+    assert len(stand.run(stand.shelf.find(Selection()))) == 2
+    clock.now += 31 * 86_400
+    stand.run(kept.tidy())
+    kinds = {each.state for each in stand.run(stand.shelf.find(Selection()))}
+    assert DEAD in kinds and (HANDLED not in kinds or stand.shelf.name.startswith("topic:"))
 
 
 def test_one_that_is_put_off_comes_at_its_time_and_not_before(stand: Stand) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-STATES = ("waiting", "retrying", "dead", "redriving", "redriven", "handled", "dropped")
-OPEN = ("waiting", "retrying", "dead", "redriving")
+STATES = ("failing", "waiting", "retrying", "dead", "redriving", "redriven", "handled", "dropped")
+OPEN = ("failing", "waiting", "retrying", "dead", "redriving")
 """What somebody, or something, has still to look after."""
 ERROR_CHARACTERS = 60
 COLUMNS = ("id", "state", "group", "message", "key", "calls", "kept", "error")

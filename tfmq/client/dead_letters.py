@@ -68,6 +68,18 @@ class DeadLetters(Protocol):
     address: str
     lease_seconds: float
 
+    def note(self, message: ReceivedMessage[Any], failure: Failure) -> Operation[str]:
+        """A call of the handler failed, and the lane would call again. Written down first, so that nobody begins to
+        count anew who comes behind a kill. The state comes back: "failing": call again, after a pause; any other: the
+        offset may pass it. It is "dead" when its calls are used up, and it is what it was where it had been kept before
+        and its offset was not saved.
+        """
+        ...
+
+    def passed(self, message: ReceivedMessage[Any]) -> Operation[None]:
+        """The handler returned, behind failures that were noted."""
+        ...
+
     def keep(
         self,
         message: ReceivedMessage[Any],
@@ -76,10 +88,12 @@ class DeadLetters(Protocol):
         calls: int | None = None,
         retry_after: float | None = None,
     ) -> Operation[str]:
-        """Keep `message`; when this ends it is committed, and the offset may pass it. Its state comes back.
+        """Give `message` up, or put it off, whatever was noted of it; when this ends it is committed, and the offset
+        may pass it. Its state comes back.
 
-        `failures` in order; `calls` of the handler so far (None: one a failure). `retry_after` seconds it is handled
-        again; None: it is dead. The same message kept again is one letter, with both histories.
+        `failures` in order, those that were not noted; `calls` of the handler, likewise (None: one a failure). After
+        `retry_after` seconds it is handled again; None: it is dead. The same message kept again is one letter, with
+        both histories.
         """
         ...
 
@@ -112,6 +126,10 @@ class DeadLetters(Protocol):
 
     def give_back(self, due: Due) -> Operation[bool]:
         """It was taken and not handled: it waits as before, and the call is not counted."""
+        ...
+
+    def tidy(self) -> Operation[None]:
+        """Forget what ended long ago; now and then."""
         ...
 
     def close(self) -> None:

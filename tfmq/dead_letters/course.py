@@ -15,6 +15,8 @@ from tfmq.dead_letters import events
 from tfmq.dead_letters.letter import (
     DEAD,
     DROPPED,
+    ENDED,
+    FAILING,
     HANDLED,
     REDRIVEN,
     REDRIVING,
@@ -28,9 +30,16 @@ PUT_OFFS_MAX: Final = 1000
 """So often a handler may put a message off: every 30 s, that is a working day. Then it is dead, and no loop."""
 
 NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
-    "": {events.Keep: (WAITING, DEAD)},
+    "": {events.Keep: (WAITING, DEAD), events.Note: (FAILING, DEAD)},
+    FAILING: {
+        events.Keep: (WAITING, DEAD),
+        events.Note: (FAILING, DEAD),
+        events.Pass: (HANDLED,),
+        events.Drop: (DROPPED,),
+    },
     WAITING: {
         events.Keep: (WAITING, DEAD),
+        events.Note: (WAITING,),
         events.Take: (RETRYING, DEAD),
         events.Retry: (WAITING,),
         events.Drop: (DROPPED,),
@@ -38,6 +47,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     },
     RETRYING: {
         events.Keep: (WAITING, DEAD),
+        events.Note: (RETRYING,),
         events.Take: (RETRYING, DEAD),
         events.Renew: (RETRYING,),
         events.Handled: (HANDLED,),
@@ -47,21 +57,23 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     },
     DEAD: {
         events.Keep: (WAITING, DEAD),
+        events.Note: (DEAD,),
         events.Retry: (WAITING,),
         events.Drop: (DROPPED,),
         events.Claim: (REDRIVING,),
     },
     REDRIVING: {
         events.Keep: (REDRIVING,),
+        events.Note: (REDRIVING,),
         events.Claim: (REDRIVING,),
         events.Depart: (REDRIVING,),
         events.Arrive: (REDRIVEN,),
         events.Return: (DEAD,),
         events.Drop: (DROPPED,),
     },
-    REDRIVEN: {events.Keep: (WAITING, DEAD)},
-    HANDLED: {events.Keep: (WAITING, DEAD)},
-    DROPPED: {events.Keep: (WAITING, DEAD), events.Retry: (WAITING,)},
+    REDRIVEN: {events.Keep: (WAITING, DEAD), events.Note: (FAILING, DEAD)},
+    HANDLED: {events.Keep: (WAITING, DEAD), events.Note: (FAILING, DEAD)},
+    DROPPED: {events.Keep: (WAITING, DEAD), events.Note: (FAILING, DEAD), events.Retry: (WAITING,)},
 }
 """State ("": there is no letter), event -> the states that may follow. What is not here does nothing. Besides, `Keep`
 leaves every state as it is where the very same was kept before.
@@ -88,23 +100,29 @@ def _kept(letter: Letter | None, event: events.Keep) -> Letter:
     because its answer was lost, changes nothing."""
     if letter is None:
         return replace(_revived(event.letter, event), kept_ms=event.at_ms)
-    told = {(each.at_ms, each.error) for each in letter.failures}
-    if event.letter.failures and (event.letter.failures[-1].at_ms, event.letter.failures[-1].error) in told:
+    if _is_told(letter, event.letter):
         return letter
     joined = letter.with_failures([each for each in event.letter.failures if each not in letter.failures])
     joined = replace(joined, body=event.letter.body or letter.body)
     if letter.state == REDRIVING:
         return joined
+    if letter.state == FAILING:  # what had failed in the lane has failed
+        event = event._replace(letter=replace(event.letter, calls_left=max(1, letter.calls_left)))
     return _revived(replace(joined, calls=letter.calls + event.letter.calls), event)
 
 
+def _is_told(letter: Letter, repeated: Letter) -> bool:
+    """Whether the latest of these failures is known: it was said before, and its answer was lost."""
+    told = {(each.at_ms, each.error) for each in letter.failures}
+    return bool(repeated.failures) and repeated.failures[-1][:2] in told
+
+
 def _revived(letter: Letter, event: events.Keep) -> Letter:
-    calls_left = event.letter.calls_left
-    waits = event.next_ms > 0 and calls_left > 0
+    waits = event.next_ms > 0 and event.letter.calls_left > 0
     return replace(
         letter,
         state=WAITING if waits else DEAD,
-        calls_left=calls_left,
+        calls_left=event.letter.calls_left if waits else 0,
         next_ms=event.next_ms if waits else 0,
         put_offs=1 if waits else 0,
         token="",
@@ -112,6 +130,27 @@ def _revived(letter: Letter, event: events.Keep) -> Letter:
         journey=None,
         sent_offset=-1,
     )
+
+
+def _noted(letter: Letter | None, event: events.Note) -> Letter:
+    """One more call of a round that goes on, over the consumer's death too; the first one of a new round; or a call of
+    one that was kept already, which its consumer met again because its offset was not saved."""
+    if letter is not None and _is_told(letter, event.letter):
+        return letter
+    left = event.letter.calls_left - 1
+    if letter is None:
+        found = replace(event.letter, kept_ms=event.at_ms)
+    else:
+        found = letter.with_failures(event.letter.failures)
+        if letter.state not in (FAILING, *ENDED):
+            return replace(found, calls=letter.calls + 1)
+        left = letter.calls_left - 1 if letter.state == FAILING else left
+    found = replace(found, calls=found.calls + 1, calls_left=max(0, left), next_ms=0, put_offs=0)
+    return replace(found, state=FAILING if left > 0 else DEAD, journey=None, sent_offset=-1)
+
+
+def _passed(letter: Letter, event: events.Pass) -> Letter:
+    return replace(letter, state=HANDLED)
 
 
 def _taken(letter: Letter, event: events.Take) -> Letter | None:
@@ -224,6 +263,8 @@ def _returned(letter: Letter, event: events.Return) -> Letter | None:
 
 _STEPS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
     events.Keep: _kept,
+    events.Note: _noted,
+    events.Pass: _passed,
     events.Take: _taken,
     events.Renew: _renewed,
     events.Handled: _handled,

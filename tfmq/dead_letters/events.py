@@ -20,6 +20,20 @@ class Keep(NamedTuple):
     next_ms: int = 0
 
 
+class Note(NamedTuple):
+    """A call failed, and the consumer keeps the message in its lane; `letter` has the failure, and the calls that are
+    left to one of which nothing was noted before."""
+
+    at_ms: int
+    letter: Letter
+
+
+class Pass(NamedTuple):
+    """Behind failures that were noted, the message was handled in its lane."""
+
+    at_ms: int
+
+
 class Take(NamedTuple):
     """`token` handles it now, and has it until `lease_ms`."""
 
@@ -110,6 +124,8 @@ class Return(NamedTuple):
 
 Event = (
     Keep
+    | Note
+    | Pass
     | Take
     | Renew
     | Handled

@@ -80,6 +80,18 @@ class GroupDeadLetters:
         self._tell(kept)
         return kept.state
 
+    def note(self, message: ReceivedMessage[Any], failure: Failure) -> Operation[str]:
+        now_ms = self._now_ms()
+        letter = replace(letter_of(message, self._group), calls_left=self._calls_max).with_failures([failure])
+        (noted,) = yield from self.shelf.apply([(letter.id, events.Note(now_ms, letter))])
+        assert noted is not None, "every state can be noted"
+        self._tell(noted)
+        return noted.state
+
+    def passed(self, message: ReceivedMessage[Any]) -> Operation[None]:
+        id = letter_of(message, self._group).id
+        yield from self.shelf.apply([(id, events.Pass(self._now_ms()))])
+
     def take(self) -> Operation[Due | None]:
         for _ in range(TAKES_MAX):
             now_ms = self._now_ms()
@@ -121,6 +133,10 @@ class GroupDeadLetters:
 
     def give_back(self, due: Due) -> Operation[bool]:
         return bool((yield from self._settle(due, events.GiveBack(self._now_ms(), due.token))))
+
+    def tidy(self) -> Operation[None]:
+        while (yield from self.shelf.prune(self._now_ms())):
+            pass
 
     def close(self) -> None:
         self.shelf.close()

@@ -24,9 +24,9 @@ FAILURES_KEPT: Final = 20
 TRACEBACKS_KEPT: Final = 5
 """Of these, the traceback too: they repeat each other."""
 
-WAITING, RETRYING, DEAD = "waiting", "retrying", "dead"
+FAILING, WAITING, RETRYING, DEAD = "failing", "waiting", "retrying", "dead"
 REDRIVING, REDRIVEN, HANDLED, DROPPED = "redriving", "redriven", "handled", "dropped"
-STATES: Final = (WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED)
+STATES: Final = (FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED)
 ENDED: Final = (REDRIVEN, HANDLED, DROPPED)
 """Nothing is left to be done."""
 

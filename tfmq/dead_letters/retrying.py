@@ -24,6 +24,8 @@ POLL_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
 """Between two tries of a store that fails, doubled each time."""
+TIDY_SECONDS: Final = 3600.0
+"""How often what ended long ago is forgotten."""
 RENEWALS: Final = 3
 """A lease is renewed so many times before it would be over, so that one slow answer does not lose it."""
 
@@ -49,6 +51,7 @@ class Retrying:
         self._now = now
         self._wall_clock = wall_clock
         self._pause = PAUSE_SECONDS
+        self._tidy_at = now()
 
     def stop(self) -> None:
         """Take nothing more; what is being handled is finished, then `run` ends. Under the driver's lock, or by its
@@ -79,6 +82,9 @@ class Retrying:
             yield from self._renew()
 
     def _rest(self, due_in: float | None) -> Operation[None]:
+        if self._now() >= self._tidy_at:
+            self._tidy_at = self._now() + TIDY_SECONDS
+            yield from self.store.tidy()
         seconds = POLL_SECONDS if due_in is None else min(POLL_SECONDS, due_in)
         yield Wait((self.stop_asked,), seconds)
 

@@ -20,7 +20,7 @@ from tfmq.client.work import Run, work
 from tfmq.dead_letters.address import Address
 from tfmq.dead_letters.course import after
 from tfmq.dead_letters.database import Database
-from tfmq.dead_letters.letter import ENDED, RETRYING, WAITING, Letter
+from tfmq.dead_letters.letter import ENDED, FAILING, RETRYING, WAITING, Letter
 from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
 from tfmq.dead_letters.shelf import Step
 from tfmq.dead_letters.table import BODY, BRIEF, TABLE, letter_of_row, row_of
@@ -29,7 +29,9 @@ from tfmq.errors import StoreFailed
 TRIES: Final = 3
 """Two may keep the same message at once; the loser's next try finds the row."""
 ENDED_MS_KEPT: Final = 30 * 86_400_000
-"""What is handled, redriven or dropped is remembered for a month."""
+"""What is handled, redriven or dropped is remembered for a month, and what failed in a lane and passed unnoticed."""
+
+OVER: Final = (*ENDED, FAILING)
 
 T = TABLE.c
 
@@ -113,12 +115,10 @@ class SqlStore:
 
     def prune(self, now_ms: int) -> int:
         """Forget what ended long ago; how many, at most a page."""
-        old = (
-            select(T.id).where(T.state.in_(ENDED), T.changed_ms < now_ms - ENDED_MS_KEPT).limit(PAGE_LETTERS)
-        )
+        old = select(T.id).where(T.state.in_(OVER), T.changed_ms < now_ms - ENDED_MS_KEPT).limit(PAGE_LETTERS)
         with self.database.writing() as connection:
             ids = connection.scalars(old).all()
-            connection.execute(delete(TABLE).where(T.id.in_(ids), T.state.in_(ENDED)))
+            connection.execute(delete(TABLE).where(T.id.in_(ids), T.state.in_(OVER)))
         return len(ids)
 
     def close(self) -> None:
@@ -194,6 +194,9 @@ class SqlShelf:
 
     def counts(self) -> Operation[dict[tuple[str, str], int]]:
         return work(self._run, self.store.counts)
+
+    def prune(self, now_ms: int) -> Operation[int]:
+        return work(self._run, partial(self.store.prune, now_ms))
 
     def close(self) -> None:
         self.store.close()

@@ -23,6 +23,8 @@ ROOM_BYTES: Final = 256 << 10
 
 KINDS: Final[Mapping[type[Any], str]] = {
     events.Keep: "keep",
+    events.Note: "note",
+    events.Pass: "pass",
     events.Take: "take",
     events.Renew: "renew",
     events.Handled: "handled",
@@ -46,11 +48,11 @@ _LETTER: Final = (
 def content_of(id: str, event: events.Event, bytes_max: int) -> Content:
     """The record of `event`. A body for which a record of `bytes_max` has no room stays where the message stands."""
     kind = KINDS[type(event)]
-    fields = (
-        _keep_fields(event, bytes_max)
-        if isinstance(event, events.Keep)
-        else [_plain(each) for each in event[1:]]
-    )
+    fields = [_plain(each) for each in event[1:]]
+    if isinstance(event, events.Keep):
+        fields = [event.next_ms, *_letter_fields(event.letter, bytes_max)]
+    elif isinstance(event, events.Note):
+        fields = _letter_fields(event.letter, bytes_max)
     payload = pack([VERSION, kind, id, event.at_ms, *fields])
     return Content(payload, encode_attribute(event.at_ms, id, kind), kind)
 
@@ -67,30 +69,32 @@ def event_of(message: ReceivedMessage[Any]) -> tuple[str, events.Event] | None:
         return None
 
 
-def _keep_fields(event: events.Keep, bytes_max: int) -> list[Any]:
-    letter, body = event.letter, event.letter.body
+def _letter_fields(letter: Letter, bytes_max: int) -> list[Any]:
+    body = letter.body
     assert body is not None, "kept with its body"
     size = len(body.payload or b"") + len(body.attribute or b"")
     stored = list(body) if size + ROOM_BYTES <= bytes_max else None
-    return [event.next_ms, [getattr(letter, name) for name in _LETTER], _failures(letter), stored]
-
-
-def _failures(letter: Letter) -> list[list[Any]]:
-    return [list(each) for each in letter.failures]
+    failures = [list(each) for each in letter.failures]
+    return [[getattr(letter, name) for name in _LETTER], failures, stored]
 
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _letter(fields: list[Any], id: str) -> Letter:
+    known, failures, stored = fields[:3]
+    given = dict(zip(_LETTER, known, strict=False))
+    body = None if stored is None else Body(*stored[:2])
+    return Letter(id=id, **given, failures=tuple(Failure(*each[:3]) for each in failures), body=body)
+
+
 def _event(shape: Any, at_ms: int, fields: list[Any], id: str) -> events.Event:
     """Raises `TypeError`, `ValueError`, `IndexError` for fields that the kind has not."""
     if shape is events.Keep:
-        next_ms, known, failures, stored = fields[:4]
-        given = dict(zip(_LETTER, known, strict=False))
-        body = None if stored is None else Body(*stored[:2])
-        letter = Letter(id=id, **given, failures=tuple(Failure(*each[:3]) for each in failures), body=body)
-        return events.Keep(at_ms, letter, next_ms)
+        return events.Keep(at_ms, _letter(fields[1:], id), fields[0])
+    if shape is events.Note:
+        return events.Note(at_ms, _letter(fields, id))
     fields = fields[: len(shape._fields) - 1]
     if shape in (events.Failed, events.PutOff):
         fields[1] = Failure(*fields[1][:3])
