@@ -144,7 +144,6 @@ def test_a_wrong_variable_is_told_and_strangers_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("server.zookeeper", "localhost:2181", "ZooKeeper"),
         ("server.tls_key", "key.pem", "TLS"),
         ("server.users", "users.toml", "users"),
         ("http.listen", "127.0.0.1:8368", "HTTP"),

@@ -144,6 +144,18 @@ class Address:
         return str(value)
 
 
+class Ensemble:
+    """Where a ZooKeeper is; the client reads it closer."""
+
+    text = "empty or HOST:PORT,HOST:PORT/PATH of a ZooKeeper, such as 127.0.0.1:2181/meta"
+    _FORM = re.compile(r"(zookeeper://)?[A-Za-z0-9._:,\[\]-]+(/[A-Za-z0-9._/-]*)?")
+
+    def read(self, value: Any) -> str:
+        if not isinstance(value, str) or (value and not self._FORM.fullmatch(value)):
+            raise ValueError(self.text)
+        return value
+
+
 class Levels:
     """A list of times."""
 
@@ -188,9 +200,8 @@ class Server:
     zookeeper: Annotated[
         str,
         Setting(
-            Words("HOST:PORT/PATH of a ZooKeeper", empty=True),
-            "Register there.",
-            later="the ZooKeeper registry",
+            Ensemble(),
+            "Register this broker and its topics there; needs kazoo (tfmq[zookeeper]).",
         ),
     ] = ""
     tls_certificate: Annotated[

@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from kazoo.client import KazooClient
@@ -115,7 +116,7 @@ def test_an_idle_member_says_why(group: Joined) -> None:
 
 def expire(member: Coordination) -> None:
     """End the session of `member` at the server, as if its time were over."""
-    client = member._client
+    client = member._runner.client
     assert client is not None
     other = KazooClient(member.address.hosts, client_id=client.client_id)
     other.start()
@@ -215,6 +216,17 @@ CUT_SECONDS = 30.0 if SCALE >= 1 else 1.2
 WORKER_SESSION_SECONDS = 6.0 if SCALE >= 1 else 0.5
 
 
+class Event(NamedTuple):
+    """What a worker has written down."""
+
+    time: float
+    partition: int
+    generation: int
+    offset: int
+    what: str
+    who: str
+
+
 class Crew:
     """Processes that work in one group, each behind a proxy of its own."""
 
@@ -246,21 +258,23 @@ class Crew:
     def signal(self, name: str, number: int) -> None:
         self.processes[name].send_signal(number)
 
-    def events(self) -> list[tuple[float, int, int, int, str, str]]:
-        """What all have written, in the order of time: time, partition, generation, offset, what, who."""
+    def events(self) -> list[Event]:
+        """What all have written, in the order of time."""
         found = []
         for name in self.processes:
             if self.log(name).exists():
                 for line in self.log(name).read_text().splitlines():
                     words = line.split()
                     if len(words) == 5:  # a process that was killed may leave half a line
-                        found.append((float(words[0]), *map(int, words[1:4]), words[4], name))
-        return sorted(found)  # type: ignore[return-value]
+                        partition, generation, offset = map(int, words[1:4])
+                        found.append(Event(float(words[0]), partition, generation, offset, words[4], name))
+        return sorted(found)
 
     def working(self, names: set[str], since: float) -> bool:
         """Whether every partition was handed out after `since`, and each of `names` has handed out something."""
-        events = [event for event in self.events() if event[0] > since and event[4] == "out"]
-        return {event[1] for event in events} == set(range(PARTITIONS)) and {e[5] for e in events} >= names
+        events = [event for event in self.events() if event.time > since and event.what == "out"]
+        partitions, workers = {each.partition for each in events}, {each.who for each in events}
+        return partitions == set(range(PARTITIONS)) and workers >= names
 
     def end(self) -> None:
         for process in self.processes.values():
@@ -296,16 +310,18 @@ def cut_off(proxies: Mapping[str, Proxy], silent: bool) -> Iterator[None]:
 def examine(crew: Crew) -> None:
     """0 dual owners, 0 offsets going back, nothing skipped."""
     for partition in range(PARTITIONS):
-        mine = [event for event in crew.events() if event[1] == partition]
-        handed_out = [event for event in mine if event[4] == "out"]
+        mine = [event for event in crew.events() if event.partition == partition]
+        handed_out = [event for event in mine if event.what == "out"]
         for earlier, later in pairwise(handed_out):
-            assert earlier[2] <= later[2], f"two owners of {partition}: {earlier} {later}"
-        saved = [(event[2], event[3]) for event in mine if event[4] == "saved"]
-        by_generation = sorted(saved)
-        assert [offset for _, offset in by_generation] == sorted(offset for _, offset in saved), partition
+            assert earlier.generation <= later.generation, f"two owners: {earlier} {later}"
+        saved = sorted(
+            (event.generation, event.time, event.offset) for event in mine if event.what == "saved"
+        )
+        for before, after in pairwise(saved):
+            assert before[2] <= after[2], f"{partition} went back: {before} {after}"
         owners: dict[int, list[int]] = {}
         for event in handed_out:
-            owners.setdefault(event[2], []).append(event[3])
+            owners.setdefault(event.generation, []).append(event.offset)
         reached = 0
         for offsets in (owners[generation] for generation in sorted(owners)):
             assert offsets == list(range(offsets[0], offsets[-1] + 1))
@@ -326,7 +342,7 @@ def test_cuts_freezes_and_kills_leave_one_owner_and_no_offset_goes_back(
             with cut_off({"b": crew.proxies["b"]} if silent else crew.proxies, silent):
                 time.sleep(CUT_SECONDS)
             at = time.monotonic()
-            until(lambda at=at: crew.working({"a", "b", "c"}, at))
+            until(partial(crew.working, {"a", "b", "c"}, at))
         zookeeper.freeze()
         time.sleep(CUT_SECONDS * random.uniform(0.5, 1))
         zookeeper.thaw()

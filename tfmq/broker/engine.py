@@ -108,6 +108,10 @@ class Engine:
 
     # Topics
 
+    def partition_counts(self) -> dict[str, int]:
+        """How many partitions each topic has."""
+        return {topic.name: len(topic.partitions) for topic in self.house.topics.all()}
+
     @answered
     def metadata(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.changes.metadata(request, reply)

@@ -28,6 +28,7 @@ from tfmq.server.commands import HANDLERS
 from tfmq.server.forces import Forces
 from tfmq.server.in_doubt import InDoubt
 from tfmq.server.reactor import Turn
+from tfmq.server.registering import Registering, registering
 from tfmq.server.session import Session, Welcome, everybody
 from tfmq.server.traffic import Traffic
 from tfmq.server.transport import Listener, address_text
@@ -69,6 +70,7 @@ class Service:
         self._in_doubt = InDoubt(
             reactor.callLater, self._engine.transactions_map, config.transaction.alarm_seconds
         )
+        self._registering: Registering | None = None
         self._allocated = 0
         self._trimmed = False
         self.address = config.server.listen
@@ -79,6 +81,12 @@ class Service:
         bound = listening.bind(host, port)
         try:
             self.address = address_text(host or bound.getsockname()[0], bound.getsockname()[1])
+            self._registering = registering(
+                self._config.server.zookeeper,
+                self.address,
+                self._reactor.callLater,
+                self._engine.partition_counts,
+            )
             self._engine.start()
         except BaseException:
             bound.close()
@@ -92,6 +100,8 @@ class Service:
         self._turn.at_end(self._arm)
         self._listen(bound, host)
         self._in_doubt.start()
+        if self._registering is not None:
+            self._registering.start()
         self._turn.want()
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 
@@ -101,6 +111,8 @@ class Service:
             self._listener.stopListening()
             self._listener = None
         self._in_doubt.stop()
+        if self._registering is not None:
+            self._registering.stop()
         self._engine.stop(lambda: self._engine_stopped(done))
         self._turn.want()
 
@@ -210,6 +222,8 @@ class Service:
         self._reactor.callLater(0, self._close, done)
 
     def _close(self, done: Callable[[], None]) -> None:
+        if self._registering is not None:
+            self._registering.end()
         self._workers.stop()
         self._forces.stop()
         self._traffic.close()

@@ -35,6 +35,7 @@ LOOKS: Final = 7
 NEVER: Final = float("-inf")
 
 Course = Generator[Request, Any, None]
+"""Requests go out, answers come in; a `Cut` that is thrown in comes out again."""
 
 
 class Share(NamedTuple):
