@@ -1,0 +1,153 @@
+"""Running something that asks in courses: what reaches it, and when, whatever happens to the session."""
+
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from tests.e2e.proxy import proxied
+from tests.zookeeper.test_coordination import until
+from tfmq.errors import NotSupported
+from tfmq.zookeeper import connection, runner
+from tfmq.zookeeper.address import zookeeper_address
+from tfmq.zookeeper.nodes import Create, Cut, Read
+from tfmq.zookeeper.runner import Course, Runner
+from tools.rigs.zookeeper import ZooKeeperServer
+
+
+class Asker:
+    """Asks one thing again and again, and remembers all that it was told."""
+
+    def __init__(self, path: str, session_seconds: float = 1.0) -> None:
+        self.path = path
+        self.session_seconds = session_seconds
+        self.changed = False
+        self.session = 0
+        self.told: list[str] = []
+        self.answers: list[Any] = []
+        self.is_due = False
+
+    def connected(self, session: int) -> None:
+        self.told.append("connected")
+        self.session = session
+        self.is_due = True
+
+    def cut(self) -> None:
+        self.told.append("cut")
+        self.changed = True
+
+    def lost(self) -> None:
+        self.told.append("lost")
+        self.session = 0
+
+    def look(self) -> None:
+        self.told.append("look")
+        self.is_due = True
+
+    def heard(self, asked_at: float) -> None:
+        self.told.append("heard")
+
+    def due(self) -> float:
+        return 0.0 if self.is_due else float("inf")
+
+    def next_course(self, now: float) -> Course | None:
+        if not self.is_due:
+            return None
+        self.is_due = False
+        return self.course()
+
+    def course(self) -> Generator[Any, Any, None]:
+        try:
+            self.answers.append((yield Create(self.path, b"")))
+            self.answers.append((yield Read(self.path)))
+        except Cut:
+            self.answers.append("cut")
+            raise
+        self.changed = True
+
+
+@pytest.fixture
+def told() -> threading.Event:
+    return threading.Event()
+
+
+def test_questions_are_answered_in_turn_and_changes_are_told(
+    zookeeper: ZooKeeperServer, nodes: Any, root: str, told: threading.Event
+) -> None:
+    asker = Asker(f"{root}/a")
+    running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
+    running.start()
+    assert told.wait(10)
+    assert [node.session for node in asker.answers] == [asker.session, asker.session]
+    assert asker.told == ["connected", "heard"]
+    nodes.delete(f"{root}/a")
+    until(lambda: len(asker.answers) >= 4)
+    assert "look" in asker.told
+    running.close(10)
+    running.close(10)
+    assert nodes.exists(f"{root}/a") is None
+
+
+def test_a_session_gets_as_much_time_as_zookeeper_gives(
+    zookeeper: ZooKeeperServer, root: str, told: threading.Event
+) -> None:
+    asker = Asker(f"{root}/a", session_seconds=3600.0)
+    running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
+    running.start()
+    until(lambda: asker.session)
+    assert asker.session_seconds == pytest.approx(60.0)  # maxSessionTimeout of the rig
+    running.close(10)
+
+
+def test_a_broken_connection_is_told_before_anything_else(
+    zookeeper: ZooKeeperServer, root: str, told: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 5.0)
+    with proxied(zookeeper.address) as proxy:
+        asker = Asker(f"{root}/a", 20.0)
+        running = Runner(zookeeper_address(proxy.address), asker, told.set)
+        running.start()
+        assert told.wait(10)
+        session = asker.session
+        proxy.down = lambda data: None  # the question arrives, the answer does not
+        with running.condition:
+            asker.answers.clear()
+            asker.look()
+            running.wake()
+        until(lambda: "cut" in asker.told)
+        until(lambda: asker.answers)
+        assert asker.answers[0] == "cut"
+        proxy.down = None
+        until(lambda: asker.told.count("connected") == 2)
+        assert asker.session == session
+        until(lambda: len(asker.answers) >= 3)
+        running.close(10)
+
+
+def test_behind_a_close_nothing_is_asked(
+    zookeeper: ZooKeeperServer, root: str, told: threading.Event
+) -> None:
+    asker = Asker(f"{root}/a")
+    running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
+    running.start()
+    assert told.wait(10)
+    running.close(10)
+    count = len(asker.answers)
+    with running.condition:
+        asker.look()
+        running.wake()
+    time.sleep(0.05)
+    assert len(asker.answers) == count and running.client is None
+
+
+def test_a_kazoo_that_hides_the_time_of_a_session_is_refused(
+    told: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Client:
+        _connection = object()
+
+    monkeypatch.setattr(runner, "new_client", lambda *_: Client())
+    with pytest.raises(NotSupported, match="kazoo"):
+        Runner(zookeeper_address("a"), Asker("/a"), told.set).start()
