@@ -39,7 +39,8 @@ class Seat:
         self.held: dict[Name, int] = {}
         self.leaving: set[Name] = set()
         self.note = ""
-        self.new_connection = False
+        self.forgotten = False
+        """Whether the broker is to hear (again) what it asks for."""
 
     # Requests
 
@@ -60,15 +61,15 @@ class Seat:
     def ask_beat(self, wait_ms: int = 0) -> Answer:
         """The request alone; `take` when it is answered."""
         held = [HeldPartition(*name, name in self.leaving) for name in sorted(self.held)]
-        wishes = self.wishes if self.new_connection else None
-        self.new_connection = False
+        wishes = self.wishes if self.forgotten else None
+        self.forgotten = False
         return self.ask(
             commands.Heartbeat(self.group, self.name, self.generation, held, wait_ms, wishes), turn=True
         )
 
     def take(self, answer: Answer) -> None:
         """As docs/protocol.md says: goes on, leaves, or begins with each."""
-        self.generation, self.note = answer.generation, answer.note
+        self.generation, self.note, self.forgotten = answer.generation, answer.note, answer.forgotten
         if answer.assigned is not None:
             share = _grants(answer.assigned)
             self.leaving = self.held.keys() - share.keys()
@@ -110,7 +111,6 @@ class Seat:
         """Another connection, perhaps to the broker that was started anew."""
         self.broker = broker or self.broker
         self.session = Session(self.session.identity)
-        self.new_connection = True
 
     # What it has
 

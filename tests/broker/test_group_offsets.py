@@ -120,6 +120,7 @@ def test_work_begun_under_an_earlier_grant_is_fenced_although_the_partition_came
     second.join()
     second.commit(50)
     first.connect()
+    first.forgotten = True
     unheard = first.ask_beat()
     second.leave()
     late = first.commit(20)

@@ -40,7 +40,7 @@ def test_members_and_what_they_ask_for_are_bounded() -> None:
     assert Seat(broker, "bob").ask_join().code == "ok"
     assert Seat(broker, "eve").ask_join().code == "not_allowed"
     first.wishes = first.wishes._replace(topics=[f"t{n}" for n in range(20)])
-    first.new_connection = True
+    first.forgotten = True
     assert first.ask_beat().code == "not_allowed"
     first.leave()
     assert Seat(broker, "eve", topics="orders a b c").ask_join().code == "ok"
@@ -57,7 +57,7 @@ def test_partitions_above_the_limit_have_no_owner() -> None:
     second.wishes = second.wishes._replace(session_ms=20_000)
     broker.create("bills")
     second.wishes = second.wishes._replace(topics=["orders", "bills"])
-    second.new_connection = True
+    second.forgotten = True
     second.beat()
     second.beat()
     assert len(second.held) == 3

@@ -51,7 +51,7 @@ def test_a_dead_member_may_come_back_to_what_nobody_took(broker: Broker) -> None
     broker.advance(1000)
     assert described(broker) == {}
     first.connect()
-    assert first.beat().assigned is None
+    assert first.beat().forgotten and len(first.numbers) == 10
     assert first.commit(10).committed == 10
     first.disconnect()
     broker.advance(1000)
@@ -62,8 +62,34 @@ def test_a_dead_member_may_come_back_to_what_nobody_took(broker: Broker) -> None
 def test_a_second_connection_of_a_member_is_its_connection_from_then_on(broker: Broker) -> None:
     (first,) = seats(broker, "ada")
     old = first.session
-    first.session, first.new_connection = Session("ada again"), True
+    first.session = Session("ada again")
     first.beat()
     old.close()
     broker.advance(5)
     assert described(broker)["ada"]["client"] == "ada again"
+
+
+def test_a_member_that_was_taken_for_dead_is_asked_what_it_wants(broker: Broker) -> None:
+    """Its connection stands, so that it noticed nothing: until it says so it keeps what it has, and gets no more."""
+    broker.create("bills")
+    first = Seat(broker, "ada", topics="orders bills")
+    first.join()
+    broker.advance(31)
+    second = Seat(broker, "bob")
+    second.join()
+    first.beat()
+    assert first.forgotten and first.share == [("bills", 0)]
+    waiting = first.ask_beat(10_000)
+    assert waiting.code == "waiting"
+    second.leave()
+    first.take(waiting)
+    assert len(first.share) == 11 and not first.forgotten
+
+
+def test_a_broker_that_was_started_anew_asks_what_its_members_want(broker: Broker) -> None:
+    (first,) = seats(broker, "ada")
+    again = broker.restart()
+    first.connect(again)
+    assert first.beat().forgotten and first.numbers == list(range(10))
+    assert first.ask_beat(10_000).code == "waiting"
+    assert described(again)["ada"]["topics"] == ["orders"]

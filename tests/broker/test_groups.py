@@ -151,7 +151,7 @@ def test_a_member_that_wants_other_topics_gives_up_what_it_does_not_want(broker:
     broker.create("bills")
     first, second = seats(broker, "ada bob")
     first.wishes = first.wishes._replace(topics=["bills"])
-    first.new_connection = True
+    first.forgotten = True
     first.beat()
     assert first.leaving == set(first.held)
     first.finish()

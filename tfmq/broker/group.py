@@ -92,7 +92,9 @@ class Group:
         return any(owner.member == member_id for owner in self._pending.values())
 
     def unknown_to(self, member: Member, waiting: Waiting) -> bool:
-        """Whether there is something about its share that the member does not know."""
+        """Whether there is something that the member does not know: about its share, or that it must ask anew."""
+        if member.wishes is None:
+            return True
         share, held = self.share(member), waiting.held
         if any(held.get(key, True) or grant > waiting.generation for key, grant in share.items()):
             return True

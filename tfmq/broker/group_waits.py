@@ -40,7 +40,8 @@ class GroupWaits:
             return
         if group.unknown_to(member, waiting):
             self._finish(member, waiting)
-            waiting.reply.ok(member.generation, self.share(group, member), self.note(group, member))
+            told = self.share(group, member), self.note(group, member), member.wishes is None
+            waiting.reply.ok(member.generation, *told)
         elif waiting.timer is None:
             self.end(group, member)
 
@@ -51,7 +52,7 @@ class GroupWaits:
             return
         self._finish(member, waiting)
         if error is None:
-            waiting.reply.ok(waiting.generation, None, self.note(group, member))
+            waiting.reply.ok(waiting.generation, None, self.note(group, member), member.wishes is None)
         else:
             waiting.reply.error(error)
 

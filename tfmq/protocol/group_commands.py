@@ -50,7 +50,8 @@ class JoinGroupReply(NamedTuple):
 
 class Heartbeat(NamedTuple):
     """Keeps a member alive, says what it still holds, and waits up to `wait_ms` for a change of its share. What it
-    leaves out of `held` it gives up. The first one on a connection has the `subscription`; later ones if it changed.
+    leaves out of `held` it gives up. It has the `subscription` if that changed, or if the last reply said that it was
+    `forgotten`.
     """
 
     group: Group
@@ -67,6 +68,7 @@ class HeartbeatReply(NamedTuple):
         list[GrantedPartition] | None, Optional(ListOf(Row(GrantedPartition), limits.PARTITIONS.cap))
     ]
     note: Words
+    forgotten: Yes = False
 
 
 class LeaveGroup(NamedTuple):
