@@ -139,6 +139,7 @@ class Assignment:
         stored: Mapping[PartitionName, StoredOffset] = {}
         if self._membership is not None:
             stored = yield from self._membership.read(wanted, while_busy=False)
+            stored = {**stored, **(yield from self._membership.claim(fresh))}
         known = {name.topic: each.incarnation for name, each in stored.items()}
         places: dict[PartitionName, Place] = {}
         questions: dict[PartitionName, Question] = {}

@@ -11,7 +11,7 @@ from typing import Final
 
 from tfmq.client.asking import ask
 from tfmq.client.link import Link
-from tfmq.client.offset_storage import OffsetStorage, StoredOffset
+from tfmq.client.offset_storage import OffsetStorage, StoredOffset, claim
 from tfmq.client.positions import PartitionName
 from tfmq.client.waiting import Flag, Operation
 from tfmq.client.work import Run, work
@@ -130,6 +130,14 @@ class Membership:
             )
             for each in reply.offsets
         }
+
+    def claim(self, names: Iterable[PartitionName]) -> Operation[Mapping[PartitionName, StoredOffset]]:
+        """As `read`, of partitions that were granted; a storage of offsets takes nothing of their former owners now."""
+        granted = list(names)
+        storage, generation = self._storage, self.generation
+        if storage is None:
+            return {}
+        return (yield from work(self._run, lambda: claim(storage, self.group, generation, granted)))
 
     def save(self, offsets: Mapping[PartitionName, StoredOffset], until: float) -> Operation[None]:
         """Keeps `offsets`; they are on the disk when this ends. Raises Fenced for a member that was replaced."""
