@@ -16,7 +16,7 @@ import pytest
 
 from tests.dead_letters.helpers import Killed, Mortal, Process, failure, group_of
 from tests.scale import scaled, seeded
-from tfmq.client.waiting import Operation
+from tfmq.client.waiting import Operation, Wait
 from tfmq.dead_letters import events
 from tfmq.dead_letters.letter import DEAD, REDRIVEN, REDRIVING
 from tfmq.dead_letters.redrive import Redrive, Report, Wish
@@ -195,6 +195,34 @@ def test_two_at_once_send_each_letter_once(broker: SimulatedBroker, store: Path 
     redrive(broker, store)
     assert again(broker) == sorted(texts)
     assert states(broker, store) == {REDRIVEN: 10}
+
+
+def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
+    broker: SimulatedBroker, store: Path | str
+) -> None:
+    """Between its claim and its places another redrive comes, begins and ends."""
+    texts = fill(broker, store)
+    process = Process(broker, store)
+
+    class Slow(Mortal):
+        """The process sleeps behind its first claim."""
+
+        slept = False
+
+        def apply(self, steps: Any) -> Operation[Any]:
+            found = yield from super().apply(steps)
+            if not self.slept and any(isinstance(event, events.Claim) for _, event in steps):
+                self.slept = True
+                yield Wait((), 0.0)
+                assert redrive(broker, store)[0].sent == MESSAGES
+            return found
+
+    work = Redrive(Slow(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock).run()
+    while not stepped(process, work):
+        pass
+    process.kill()
+    assert again(broker) == texts
+    assert states(broker, store) == {REDRIVEN: MESSAGES}
 
 
 def stepped(process: Process, operation: Operation[Any]) -> bool:

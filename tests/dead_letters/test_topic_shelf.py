@@ -17,6 +17,7 @@ from tfmq.dead_letters.letter import DEAD, DROPPED, WAITING, Letter, letter_of
 from tfmq.dead_letters.selection import Selection
 from tfmq.dead_letters.topic_shelf import TopicShelf
 from tfmq.errors import ConnectionFailed, StoreFailed, TfmqError, TimedOut, UnknownTopic
+from tfmq.protocol.commands import Fetch
 from tfmq.testing import SimulatedBroker
 
 
@@ -136,6 +137,21 @@ def test_several_at_once_in_one_process_wait_for_each_other(broker: SimulatedBro
     operations += [holder.shelf.find(Selection()) for _ in range(3)]
     interleave(holder.process, operations, seeded("at once"))
     assert len(holder.letters()) == 6
+
+
+def test_of_two_who_append_at_once_the_log_says_who_was_first(broker: SimulatedBroker) -> None:
+    slow, fast = Holder(broker), Holder(broker)
+    id = keeping(1)[0]
+    slow.apply(keeping(1))
+    slow.apply((id, events.Retry(15, 3)))
+    taking = slow.shelf.apply([(id, events.Take(20, "slow", 90))])
+    wait = next(taking)
+    assert [type(getattr(each, "request", None)) for each in wait.targets] == [Fetch]
+    slow.process.driver.wait(tuple(wait.targets), wait.seconds)
+    (taken,) = fast.apply((id, events.Take(20, "fast", 90)))
+    assert taken is not None
+    assert slow.process.run(taking) == [None]
+    assert [each.token for each in slow.letters()] == ["fast"]
 
 
 def interleave(process: Process, operations: list[Operation[Any]], chance: Any) -> None:

@@ -221,10 +221,8 @@ class TopicShelf:
             yield from send_numbered(self._link, stream, first, contents, until)
             sent = True
         finally:
-            if (
-                not sent and self._stream is not None
-            ):  # nobody knows whether it is there: others follow under another id
-                self._drop_id()
+            if not sent and self._stream is not None:
+                self._drop_id()  # nobody knows whether it is there: what follows goes under another one
         self._sequence = first + len(contents)
         return [pack_id(stream.producer_id, first + number) for number in range(len(contents))]
 

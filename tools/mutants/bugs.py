@@ -11,6 +11,7 @@ from tools.mutants.bugs_client import CLIENT
 from tools.mutants.bugs_client_pipeline import CLIENT_PIPELINE
 from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
 from tools.mutants.bugs_commit_groups import COMMIT_GROUPS
+from tools.mutants.bugs_dead_letters import DEAD_LETTERS
 from tools.mutants.bugs_delay_buckets import DELAY_BUCKETS
 from tools.mutants.bugs_delay_firing import DELAY_FIRING
 from tools.mutants.bugs_delay_landing import DELAY_LANDING
@@ -55,6 +56,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + SCHEDULES
     + SERVER
     + CLIENT
+    + DEAD_LETTERS
     + CLIENT_TRANSACTIONS
     + CLIENT_PIPELINE
     + DELAYED_SENDS

@@ -1,0 +1,253 @@
+"""Bugs to plant in dead letters: what is lost, handled too often, sent twice, or not on the disk."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+COURSE: Final = "tests/dead_letters/test_course.py"
+SHELF: Final = "tests/dead_letters/test_shelf.py"
+STORE: Final = "tests/dead_letters/test_sql_store.py"
+DATABASE: Final = "tests/dead_letters/test_database.py"
+KEEPING: Final = "tests/dead_letters/test_keeping.py"
+RETRYING: Final = "tests/dead_letters/test_retrying.py"
+REDRIVE: Final = "tests/dead_letters/test_redrive.py"
+DEPARTURE: Final = "tests/dead_letters/test_departure.py"
+TOPIC: Final = "tests/dead_letters/test_topic_shelf.py"
+NUMBERED: Final = "tests/client/test_numbered.py"
+
+_COURSE = "tfmq/dead_letters/course.py"
+_REDRIVE = "tfmq/dead_letters/redrive.py"
+_DEPARTURE = "tfmq/dead_letters/departure.py"
+_TOPIC = "tfmq/dead_letters/topic_shelf.py"
+
+STATES: Final = (
+    Mutant(
+        "call-counted-behind-the-handler",
+        "a message that kills its process each time comes to an end",
+        _COURSE,
+        "        calls_left=letter.calls_left - 1,\n        token=event.token,",
+        "        calls_left=letter.calls_left,\n        token=event.token,",
+        [COURSE],
+    ),
+    Mutant(
+        "lease-of-another-taken",
+        "while a lease lasts nobody else handles the message",
+        _COURSE,
+        "    if letter.state == RETRYING and letter.lease_ms > event.at_ms:\n        return None\n",
+        "",
+        [COURSE],
+    ),
+    Mutant(
+        "zombie-says-handled",
+        "who lost a letter says nothing of it",
+        _COURSE,
+        "def _handled(letter: Letter, event: events.Handled) -> Letter | None:\n    if letter.token != event.token:\n",
+        "def _handled(letter: Letter, event: events.Handled) -> Letter | None:\n    if not event.token:\n",
+        [COURSE],
+    ),
+    Mutant(
+        "put-off-for-ever",
+        "putting off comes to an end",
+        _COURSE,
+        "    if letter.put_offs >= PUT_OFFS_MAX:\n",
+        "    if letter.put_offs < 0:\n",
+        [f"{COURSE}::test_putting_off_costs_no_call_and_comes_to_an_end"],
+    ),
+    Mutant(
+        "place-settled-anew",
+        "a letter that may have been sent under one place is never sent under another",
+        _COURSE,
+        "    if letter.token != event.token or letter.journey is not None:\n",
+        "    if letter.token != event.token:\n",
+        [COURSE],
+    ),
+    Mutant(
+        "kept-again-while-under-way",
+        "a letter that is under way stays so when its message is kept again",
+        _COURSE,
+        "    if letter.state == REDRIVING:\n        return joined\n",
+        "",
+        [COURSE],
+    ),
+    Mutant(
+        "due-message-lost-when-its-lease-is-over",
+        "what a killed consumer had is handled by another one",
+        "tfmq/dead_letters/sql_store.py",
+        "            return connection.scalar(left) or connection.scalar(waiting)\n",
+        "            return connection.scalar(waiting)\n",
+        [SHELF, KEEPING],
+    ),
+    Mutant(
+        "lease-not-renewed",
+        "a handler of minutes keeps its message",
+        "tfmq/dead_letters/retrying.py",
+        "                    if self._now() >= renew_at:\n                        yield from self._renew()\n",
+        "                    if self._now() >= renew_at:\n",
+        [RETRYING],
+    ),
+    Mutant(
+        "outcome-said-once",
+        "what was handled is not handled again because the store was full for a moment",
+        "tfmq/dead_letters/retrying.py",
+        "                if self.stop_asked.done:\n                    raise\n",
+        "                raise\n",
+        [RETRYING],
+    ),
+)
+
+STORES: Final = (
+    Mutant(
+        "sqlite-does-not-wait-for-the-disk",
+        "what is committed is on the disk",
+        "tfmq/dead_letters/database.py",
+        '"PRAGMA synchronous=FULL"',
+        '"PRAGMA synchronous=NORMAL"',
+        [DATABASE],
+    ),
+    Mutant(
+        "postgresql-commits-early",
+        "what is committed is on the disk, whatever the server's default",
+        "tfmq/dead_letters/database.py",
+        '                event.listen(engine, "connect", _commit_synchronously)\n',
+        "                pass\n",
+        [DATABASE],
+    ),
+    Mutant(
+        "folder-not-forced",
+        "the folder of a new store survives a power cut",
+        "tfmq/dead_letters/database.py",
+        "        (disk or RealDisk()).force_folder(str(each.parent))\n",
+        "",
+        [DATABASE],
+    ),
+    Mutant(
+        "rows-read-without-their-locks",
+        "of several who take the same letter one has it",
+        "tfmq/dead_letters/sql_store.py",
+        ".order_by(T.id).with_for_update()",
+        ".order_by(T.id)",
+        [f"{STORE}::test_of_many_who_claim_the_same_one_has_it"],
+        scale=1.0,
+    ),
+    Mutant(
+        "event-believed-before-it-came-by",
+        "of two who want the same, the topic's log says who was first",
+        _TOPIC,
+        "        found = yield from self._catch_up(until, numbers)\n",
+        "        found = {number: after(self._fold.letters.get(step[0]), step[1])"
+        " for number, step in zip(numbers, wanted, strict=True)}\n",
+        [SHELF, REDRIVE, TOPIC],
+    ),
+    Mutant(
+        "id-kept-behind-an-unknown-outcome",
+        "behind a send of which nobody knows, events go on",
+        _TOPIC,
+        "            if not sent and self._stream is not None:",
+        "            if sent and self._stream is None:",
+        [TOPIC],
+    ),
+    Mutant(
+        "another-brokers-message-taken-for-the-same",
+        "two messages are two letters",
+        "tfmq/dead_letters/letter.py",
+        '{group}/{incarnation}/{partition}/{offset}/{appended_ms}"',
+        '{group}/{incarnation}/{partition}/{offset}"',
+        ["tests/dead_letters/test_letter.py"],
+    ),
+)
+
+SENDING: Final = (
+    Mutant(
+        "what-is-under-way-left-there",
+        "a redrive goes on with what another one began",
+        _REDRIVE,
+        "        if not self._wish.dry:\n            yield from self._resume()\n",
+        "",
+        [REDRIVE],
+    ),
+    Mutant(
+        "sent-under-a-new-place",
+        "what is under way is sent under the places that were written down",
+        _REDRIVE,
+        "            for run in runs_of([each for each in letters if each.journey is not None]):\n"
+        "                fate = yield from self._depart(run)\n",
+        "            for run in runs_of([each for each in letters if each.journey is not None]):\n"
+        "                fresh = yield from lease_id(self._link, self._until())\n"
+        "                run = [replace(e, journey=e.journey._replace(producer_id=fresh, sequence=n))"
+        " for n, e in enumerate(run)]\n"
+        "                fate = yield from self._depart(run)\n",
+        [REDRIVE],
+    ),
+    Mutant(
+        "refused-places-ignored",
+        "a letter that another redrive took over is not sent",
+        _REDRIVE,
+        "            if now is not None\n",
+        "",
+        [REDRIVE],
+    ),
+    Mutant(
+        "gap-believed",
+        "what is returned can be sent by nobody, also by one that wakes up later",
+        _DEPARTURE,
+        "    except (SequenceGap, StaleProducer, UnknownProducer):\n"
+        "        return (yield from _closed(link, stream, letters, until, now_ms))\n",
+        "    except SequenceGap:\n        return _returned(letters, now_ms())\n"
+        "    except (StaleProducer, UnknownProducer):\n"
+        "        return (yield from _closed(link, stream, letters, until, now_ms))\n",
+        [DEPARTURE],
+    ),
+    Mutant(
+        "forgotten-id-believed-unused",
+        "what a broker forgot is looked up in the log",
+        _DEPARTURE,
+        "            found = yield from find_records("
+        "link, stream, [each.sequence for each in journeys], since, until)\n",
+        "            found = {} if since >= 0 else (yield from find_records(link, stream, [], since, until))\n",
+        [DEPARTURE, REDRIVE],
+    ),
+    Mutant(
+        "closed-stream-not-asked",
+        "of a closed stream it is known what arrived",
+        _DEPARTURE,
+        "each.sequence: -1 for each in journeys if each.sequence <= last",
+        "each.sequence: -1 for each in journeys if each.sequence < last",
+        [DEPARTURE],
+    ),
+    Mutant(
+        "what-fails-again-sent-again",
+        "one redrive sends no message twice, however fast it fails again",
+        _REDRIVE,
+        "chosen = self._wish.selection._replace(states=states, until_ms=until_ms)",
+        "chosen = self._wish.selection._replace(states=states)",
+        [REDRIVE],
+    ),
+    Mutant(
+        "redrives-not-counted",
+        "what comes back again and again is passed over",
+        _DEPARTURE,
+        "attribute.redrives + 1)",
+        "attribute.redrives)",
+        [REDRIVE, DEPARTURE],
+    ),
+    Mutant(
+        "rate-forgotten",
+        "the rate is kept",
+        _REDRIVE,
+        "                yield from self._pace(len(batch))\n",
+        "",
+        [REDRIVE],
+    ),
+    Mutant(
+        "numbered-send-not-forced",
+        "a numbered send is on the disk when it ends",
+        "tfmq/client/numbered.py",
+        "    request = Produce(*place, ACKS_SYNCED, encoded.blocks)",
+        "    request = Produce(*place, 1, encoded.blocks)",
+        [NUMBERED, REDRIVE],
+    ),
+)
+
+DEAD_LETTERS: Final = STATES + STORES + SENDING
