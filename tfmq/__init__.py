@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfmq import aio as aio
     from tfmq import codecs as codecs
+    from tfmq import dead_letters as dead_letters
     from tfmq import sql as sql
     from tfmq.admin import Admin as Admin
     from tfmq.client.batch import Deliveries as Deliveries
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
     from tfmq.transactions import Transaction as Transaction
     from tfmq.xa import XAResource as XAResource
 
-_MODULES = ("aio", "codecs", "errors", "hooks", "sql")
+_MODULES = ("aio", "codecs", "dead_letters", "errors", "hooks", "sql")
 _ERRORS = (
     "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed"
     " DeliveryFailed DiskFull Fenced GroupFenced GroupIncomplete GroupStale HeuristicOutcome LogTruncated"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.dead_letters.helpers import Process, Time, failure, finished, message
+from tfmq import dead_letters
 from tfmq.dead_letters import open_dead_letters
 from tfmq.dead_letters.letter import DEAD
 from tfmq.dead_letters.opening import open_shelf
@@ -39,3 +42,13 @@ def test_a_topic_needs_a_broker_and_nonsense_is_told() -> None:
         open_shelf("topic:dead")
     with pytest.raises(BadRequest, match="no store"):
         open_dead_letters("", group="billing", calls_max=6, wall_clock=Time())
+
+
+def test_what_programs_use_is_there_and_loads_no_database_before() -> None:
+    program = "import sys, tfmq; tfmq.dead_letters.open_dead_letters; print('sqlalchemy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n"
+    assert all(getattr(dead_letters, name) is not None for name in dead_letters.__all__)
+    assert not hasattr(dead_letters, "Bury")

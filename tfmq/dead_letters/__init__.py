@@ -1,12 +1,45 @@
 """Dead letters: messages whose handling failed, kept where the consumer runs. docs/dead-letters.md is the page.
 
-    store = open_dead_letters("/var/lib/billing/dead.db", group="billing", calls_max=6)
+What `tfmq dlq` does, from a program:
 
-For a consumer this gives a `tfmq.client.dead_letters.DeadLetters`. What `tfmq dlq` does is in `desk`.
+    from tfmq.dead_letters import Desk, Selection, Wish
+
+    with Desk("/var/lib/billing/dead.db", servers) as desk:
+        for letter in desk.letters(Selection(states=("dead",), error="Timeout"), whole=True):
+            print(letter.id, letter.message().text, letter.failures[-1].traceback)
+        desk.redrive(Wish(Selection(error="Timeout"), rate=50.0))
+
+For a consumer `open_dead_letters` gives a `tfmq.client.dead_letters.DeadLetters`. Importing it is light.
 """
 
-from tfmq.dead_letters.address import default_path as default_path
-from tfmq.dead_letters.opening import open_dead_letters as open_dead_letters
-from tfmq.dead_letters.retrying import Retrying as Retrying
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Retrying", "default_path", "open_dead_letters"]
+if TYPE_CHECKING:
+    from tfmq.dead_letters.address import default_path as default_path
+    from tfmq.dead_letters.desk import Desk as Desk
+    from tfmq.dead_letters.letter import Letter as Letter
+    from tfmq.dead_letters.opening import open_dead_letters as open_dead_letters
+    from tfmq.dead_letters.redrive import Report as Report
+    from tfmq.dead_letters.redrive import Wish as Wish
+    from tfmq.dead_letters.retrying import Retrying as Retrying
+    from tfmq.dead_letters.selection import Selection as Selection
+
+_PLACES = {
+    "Desk": "desk",
+    "Letter": "letter",
+    "Report": "redrive",
+    "Retrying": "retrying",
+    "Selection": "selection",
+    "Wish": "redrive",
+    "default_path": "address",
+    "open_dead_letters": "opening",
+}
+__all__ = [*_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'tfmq.dead_letters' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"tfmq.dead_letters.{_PLACES[name]}"), name)
+    return value

@@ -31,6 +31,8 @@ from tfmq.protocol.commands import BY_EARLIEST
 
 TIMEOUT_SECONDS: Final = 30.0
 """How long one verb asks a broker that does not answer; then its caller is told, and may ask again."""
+LOOK_SECONDS: Final = 1.0
+"""When the next one is due is asked right behind what is due now: one look at the broker serves both."""
 PARTITION: Final = 0
 
 
@@ -50,6 +52,7 @@ class TopicShelf:
         """Nothing is known of the topic."""
         self._fold = Fold()
         self._offset = -1
+        self._looked_at = -LOOK_SECONDS
         self._stream: Stream | None = None
         self._sequence = 0
         self._cluster.clear()
@@ -103,7 +106,8 @@ class TopicShelf:
         return self._fold.due(group, now_ms)
 
     def next_due_ms(self, group: str) -> Operation[int | None]:
-        yield from self._look()
+        if self._link.now() - self._looked_at >= LOOK_SECONDS:
+            yield from self._look()
         return self._fold.next_due_ms(group)
 
     def counts(self) -> Operation[dict[tuple[str, str], int]]:
@@ -194,12 +198,14 @@ class TopicShelf:
                     behind[message.id] = letter
             self._offset = chunk.next_offset
             if chunk.at_end:
+                self._looked_at = self._link.now()
                 return behind
 
     # Writing
 
     def _append(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
         """Appended and forced, all or none: the ids of their records."""
+        self._looked_at = -LOOK_SECONDS
         try:
             return (yield from self._sent(steps, until))
         except (
