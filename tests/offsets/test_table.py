@@ -64,7 +64,7 @@ def test_a_claim_keeps_the_offset_and_a_claimed_row_without_one_is_not_read(engi
 
 def test_a_row_that_comes_between_the_look_and_the_insert_is_changed_instead(engine: Engine) -> None:
     with engine.begin() as connection:
-        made = []
+        made: list[bool] = []
 
         def comes_between(_: Connection, element: object, *__: object) -> None:
             if getattr(element, "is_insert", False) and not made:
