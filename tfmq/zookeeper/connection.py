@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tfmq.errors import Closed, NotAllowed, NotSupported, StoreFailed
 from tfmq.zookeeper.address import ZooKeeperAddress
+from tfmq.zookeeper.logs import logger
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
@@ -37,6 +38,7 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
             "backoff": 2,
             "max_delay": RETRY_SECONDS_MAX,
         },
+        logger=logger,
         **options,
     )
 
