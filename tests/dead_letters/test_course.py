@@ -70,6 +70,8 @@ EVENTS: dict[str, events.Event] = {
     "keep dead": keep(50, calls_left=0),
     "keep waiting": keep(50, next_ms=60),
     "note": note(50),
+    "begin": events.Begin(50, replace(NEW, calls=0, calls_left=3, failures=())),
+    "note what was begun": note(50)._replace(begun=True),
     "pass": events.Pass(50),
     "take": events.Take(50, "you", 110),
     "take when the lease is over": events.Take(90, "you", 150),
@@ -93,17 +95,22 @@ EVENTS: dict[str, events.Event] = {
     "return": events.Return(50, "me"),
     "return another's": events.Return(50, "you"),
 }
+LANE = ("begin", "note", "note what was begun")
 TABLE = {
     FAILING: {
         "keep dead": DEAD,
         "keep waiting": WAITING,
         "note": FAILING,
+        "note what was begun": FAILING,
+        "begin": FAILING,
         "pass": HANDLED,
         "drop": DROPPED,
         "drop by force": DROPPED,
     },
     WAITING: {
         "note": WAITING,
+        "note what was begun": WAITING,
+        "begin": WAITING,
         "keep dead": DEAD,
         "keep waiting": WAITING,
         "take": RETRYING,
@@ -115,6 +122,8 @@ TABLE = {
     },
     RETRYING: {
         "note": RETRYING,
+        "note what was begun": RETRYING,
+        "begin": RETRYING,
         "keep dead": DEAD,
         "keep waiting": WAITING,
         "take when the lease is over": RETRYING,
@@ -127,6 +136,8 @@ TABLE = {
     },
     DEAD: {
         "note": DEAD,
+        "note what was begun": DEAD,
+        "begin": DEAD,
         "keep dead": DEAD,
         "keep waiting": WAITING,
         "retry": WAITING,
@@ -137,15 +148,17 @@ TABLE = {
     },
     REDRIVING: {
         "note": REDRIVING,
+        "note what was begun": REDRIVING,
+        "begin": REDRIVING,
         "keep dead": REDRIVING,
         "keep waiting": REDRIVING,
         "drop by force": DROPPED,
         "arrive": REDRIVEN,
         "return": DEAD,
     },
-    REDRIVEN: {"keep dead": DEAD, "keep waiting": WAITING, "note": FAILING},
-    HANDLED: {"keep dead": DEAD, "keep waiting": WAITING, "note": FAILING},
-    DROPPED: {"note": FAILING, "keep dead": DEAD, "keep waiting": WAITING, "retry": WAITING},
+    REDRIVEN: {"keep dead": DEAD, "keep waiting": WAITING, **dict.fromkeys(LANE, FAILING)},
+    HANDLED: {"keep dead": DEAD, "keep waiting": WAITING, **dict.fromkeys(LANE, FAILING)},
+    DROPPED: {**dict.fromkeys(LANE, FAILING), "keep dead": DEAD, "keep waiting": WAITING, "retry": WAITING},
 }
 
 
@@ -160,7 +173,7 @@ def test_each_event_does_in_each_state_what_the_table_says(state: str, name: str
 
 def test_nothing_happens_to_a_letter_that_is_not_there() -> None:
     for name, event in EVENTS.items():
-        assert (after(None, event) is not None) is name.startswith(("keep", "note")), name
+        assert (after(None, event) is not None) is name.startswith(("keep", "note", "begin")), name
 
 
 def test_the_same_keeping_once_more_changes_nothing() -> None:
@@ -168,7 +181,6 @@ def test_the_same_keeping_once_more_changes_nothing() -> None:
         letter = letter_in(state)
         last = letter.failures[-1].at_ms - failure().at_ms
         assert after(letter, keep(last)) == letter
-        assert after(letter, note(last)) == letter
 
 
 def test_the_same_message_kept_once_more_joins_both_histories() -> None:
@@ -196,6 +208,11 @@ def test_calls_of_a_lane_are_counted_over_the_death_of_its_consumer() -> None:
     assert done(None, note(10, calls_left=1)).state == DEAD
 
 
+def test_calls_that_fail_alike_in_one_moment_are_counted_each() -> None:
+    letter = done(done(None, note(10, calls_left=3)), note(10, calls_left=3))
+    assert (letter.calls, letter.calls_left, len(letter.failures)) == (2, 1, 2)
+
+
 def test_one_that_failed_and_is_put_off_has_the_calls_that_are_left() -> None:
     noted = done(done(None, note(10, calls_left=4)), note(20, calls_left=4))
     waiting = done(noted, keep(30, next_ms=40, calls=1, calls_left=4))
@@ -207,6 +224,27 @@ def test_what_was_handled_and_fails_again_begins_a_new_round() -> None:
     again = done(passed, note(30, calls_left=2))
     assert (again.state, again.calls, again.calls_left) == (FAILING, 2, 1)
     assert again.kept_ms == 10
+
+
+def test_one_that_ends_its_process_in_the_lane_is_dead_when_its_calls_are_used_up() -> None:
+    begin = events.Begin(10, replace(NEW, calls=0, calls_left=3, failures=()))
+    letter, states = None, []
+    for at in (10, 20, 30, 40, 50):
+        letter = done(letter, begin._replace(at_ms=at))
+        states.append(letter.state)
+    assert letter is not None
+    assert (states, letter.calls) == ([FAILING, FAILING, FAILING, DEAD, DEAD], 3)
+    assert "process ended" in letter.error and len(letter.failures) == 1
+
+
+def test_a_call_that_was_begun_is_counted_once() -> None:
+    begin = events.Begin(10, replace(NEW, calls=0, calls_left=2, failures=()))
+    first = done(done(None, begin), note(11, calls_left=2)._replace(begun=True))
+    assert (first.state, first.calls, first.calls_left) == (FAILING, 1, 1)
+    second = done(done(first, begin._replace(at_ms=12)), note(13, calls_left=2)._replace(begun=True))
+    assert (second.state, second.calls, second.calls_left) == (DEAD, 2, 0)
+    passed = done(done(None, begin), events.Pass(14))
+    assert passed.state == HANDLED
 
 
 def test_a_call_counts_when_it_begins() -> None:
@@ -276,7 +314,8 @@ def one_event(chance: Any, letter: Letter | None, now: int) -> Letter | None:
     event: events.Event = chance.choice(
         [
             keep(now, next_ms=chance.choice([0, now + 5]), calls_left=chance.randrange(4)),
-            note(now, chance.randrange(1, 4)),
+            note(now, chance.randrange(1, 4))._replace(begun=chance.random() < 0.3),
+            events.Begin(now, replace(NEW, calls=0, calls_left=chance.randrange(1, 4), failures=())),
             events.Pass(now),
             events.Take(now, chance.choice("ab") + str(now), now + 20),
             events.Renew(now, token, now + 20),

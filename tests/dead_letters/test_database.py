@@ -32,6 +32,9 @@ def test_sqlite_is_told_to_be_on_the_disk_when_it_commits(tmp_path: Path) -> Non
     url = database(f"sqlite:///{tmp_path / 'other.db'}")
     with url.writing() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2, "FULL"
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete", (
+            "it may be another's file"
+        )
 
 
 def test_postgresql_is_told_so_too_whatever_its_default(postgres: PostgresServer) -> None:

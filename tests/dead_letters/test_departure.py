@@ -139,6 +139,19 @@ def test_where_nobody_can_tell_it_is_said_for_each(broker: SimulatedBroker) -> N
     assert run.send(run.letters).unsure
 
 
+def test_another_broker_is_not_the_one_that_they_are_under_way_to(broker: SimulatedBroker) -> None:
+    run = Departing(broker, 2)
+    away = [
+        replace(each, journey=each.journey and each.journey._replace(node="another")) for each in run.letters
+    ]
+    fate = run.send(away)
+    assert (fate.steps, len(fate.unsure), texts(broker)) == ((), 2, [])
+    assert "--servers" in fate.unsure[0]
+    node = run.process.link.hello.node if run.process.link.hello else ""
+    here = [replace(each, journey=each.journey and each.journey._replace(node=node)) for each in run.letters]
+    assert run.send(here).arrived == 2
+
+
 def test_what_leaves_all_as_it_was_is_raised(broker: SimulatedBroker) -> None:
     run = Departing(broker)
     broker.fail_next("send", StorageStopped)

@@ -48,6 +48,21 @@ def test_calls_in_a_lane_are_noted_until_they_are_used_up(stand: Stand) -> None:
     assert (letter.calls, len(letter.failures)) == (5, 5)
 
 
+def test_one_that_ends_its_process_each_time_is_dead_in_the_end(stand: Stand) -> None:
+    states = []
+    for number in range(5):
+        shelf, run = stand.open()
+        states.append(run(group_of(shelf, Time(NOW + number), calls_max=3).begin(message(1))))
+    assert states == [FAILING, FAILING, FAILING, DEAD, DEAD]
+    kept = group_of(stand.shelf, Time(NOW + 9))
+    assert stand.run(kept.begin(message(2))) == FAILING
+    assert stand.run(kept.note(message(2), failure(5), begun=True)) == FAILING
+    assert stand.run(kept.begin(message(2))) == FAILING
+    stand.run(kept.passed(message(2)))
+    found = {each.ordinal: (each.state, each.calls) for each in stand.run(stand.shelf.find(Selection()))}
+    assert found == {1: (DEAD, 3), 2: (HANDLED, 2)}
+
+
 def test_one_that_passes_behind_failures_is_over(stand: Stand) -> None:
     kept = group_of(stand.shelf, Time())
     stand.run(kept.passed(message(1)))

@@ -24,7 +24,8 @@ LETTER = replace(
 )
 EVENTS: list[events.Event] = [
     events.Keep(10, LETTER, 50),
-    events.Note(10, replace(LETTER, calls_left=3)),
+    events.Begin(10, replace(LETTER, calls_left=3, failures=())),
+    events.Note(10, replace(LETTER, calls_left=3), True),
     events.Pass(10),
     events.Take(11, "me", 60),
     events.Renew(12, "me", 70),
@@ -35,7 +36,7 @@ EVENTS: list[events.Event] = [
     events.Retry(17, 6),
     events.Drop(18, True),
     events.Claim(19, "me", True),
-    events.Depart(20, "me", Journey("again", 8, 3, 99, 5, 1 << 40)),
+    events.Depart(20, "me", Journey("again", 8, 3, 99, 5, 1 << 40, "node-1")),
     events.Arrive(21, 99, 5, -1),
     events.Return(22, "me"),
 ]
@@ -52,7 +53,7 @@ def test_an_event_comes_back_as_it_was(event: events.Event) -> None:
     id, found = event_of(given) or ("", None)
     assert id == given.key == "0123456789abcdef"
     assert given.tag == content.tag == KINDS[type(event)]
-    if isinstance(event, events.Keep | events.Note):
+    if isinstance(event, events.Keep | events.Begin | events.Note):
         assert type(found) is type(event)
         assert found == event._replace(letter=replace(event.letter, id=id))
     else:
@@ -74,9 +75,9 @@ def test_a_body_without_room_stays_where_the_message_stands() -> None:
 
 
 def test_a_newer_releases_fields_are_passed_over_and_its_kinds_too() -> None:
-    content = content_of(LETTER.id, EVENTS[6], LARGE)
+    content = content_of(LETTER.id, EVENTS[7], LARGE)
     fields = unpack(content.payload or b"")
-    assert event_of(record(pack([*fields, "more"]))) == (LETTER.id, EVENTS[6])
+    assert event_of(record(pack([*fields, "more"]))) == (LETTER.id, EVENTS[7])
     assert event_of(record(pack([VERSION, "sleep", LETTER.id, 10]))) is None
     assert event_of(record(pack([VERSION + 1, *fields[1:]]))) is None
 

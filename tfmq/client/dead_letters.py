@@ -68,11 +68,18 @@ class DeadLetters(Protocol):
     address: str
     lease_seconds: float
 
-    def note(self, message: ReceivedMessage[Any], failure: Failure) -> Operation[str]:
+    def begin(self, message: ReceivedMessage[Any]) -> Operation[str]:
+        """Count a call in a lane before it is made: for messages that may have ended the process before this one, those
+        that a consumer meets first. "failing": call it, and then `note(..., begun=True)` or `passed`; any other: the
+        offset may pass it without a call. It is "dead" when it ended `calls_max` processes.
+        """
+        ...
+
+    def note(self, message: ReceivedMessage[Any], failure: Failure, *, begun: bool = False) -> Operation[str]:
         """A call of the handler failed, and the lane would call again. Written down first, so that nobody begins to
         count anew who comes behind a kill. The state comes back: "failing": call again, after a pause; any other: the
         offset may pass it. It is "dead" when its calls are used up, and it is what it was where it had been kept before
-        and its offset was not saved.
+        and its offset was not saved. `begun`: the call was counted by `begin`.
         """
         ...
 

@@ -29,16 +29,20 @@ from tfmq.dead_letters.letter import (
 PUT_OFFS_MAX: Final = 1000
 """So often a handler may put a message off: every 30 s, that is a working day. Then it is dead, and no loop."""
 
+ENDED_IN_WORK: Final = "the process ended while it was being handled, the last time"
+
 NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
-    "": {events.Keep: (WAITING, DEAD), events.Note: (FAILING, DEAD)},
+    "": {events.Keep: (WAITING, DEAD), events.Begin: (FAILING, DEAD), events.Note: (FAILING, DEAD)},
     FAILING: {
         events.Keep: (WAITING, DEAD),
+        events.Begin: (FAILING, DEAD),
         events.Note: (FAILING, DEAD),
         events.Pass: (HANDLED,),
         events.Drop: (DROPPED,),
     },
     WAITING: {
         events.Keep: (WAITING, DEAD),
+        events.Begin: (WAITING,),
         events.Note: (WAITING,),
         events.Take: (RETRYING, DEAD),
         events.Retry: (WAITING,),
@@ -47,6 +51,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     },
     RETRYING: {
         events.Keep: (WAITING, DEAD),
+        events.Begin: (RETRYING,),
         events.Note: (RETRYING,),
         events.Take: (RETRYING, DEAD),
         events.Renew: (RETRYING,),
@@ -57,6 +62,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     },
     DEAD: {
         events.Keep: (WAITING, DEAD),
+        events.Begin: (DEAD,),
         events.Note: (DEAD,),
         events.Retry: (WAITING,),
         events.Drop: (DROPPED,),
@@ -64,6 +70,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     },
     REDRIVING: {
         events.Keep: (REDRIVING,),
+        events.Begin: (REDRIVING,),
         events.Note: (REDRIVING,),
         events.Claim: (REDRIVING,),
         events.Depart: (REDRIVING,),
@@ -71,9 +78,14 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         events.Return: (DEAD,),
         events.Drop: (DROPPED,),
     },
-    REDRIVEN: {events.Keep: (WAITING, DEAD), events.Note: (FAILING, DEAD)},
-    HANDLED: {events.Keep: (WAITING, DEAD), events.Note: (FAILING, DEAD)},
-    DROPPED: {events.Keep: (WAITING, DEAD), events.Note: (FAILING, DEAD), events.Retry: (WAITING,)},
+    REDRIVEN: {events.Keep: (WAITING, DEAD), events.Begin: (FAILING, DEAD), events.Note: (FAILING, DEAD)},
+    HANDLED: {events.Keep: (WAITING, DEAD), events.Begin: (FAILING, DEAD), events.Note: (FAILING, DEAD)},
+    DROPPED: {
+        events.Keep: (WAITING, DEAD),
+        events.Begin: (FAILING, DEAD),
+        events.Note: (FAILING, DEAD),
+        events.Retry: (WAITING,),
+    },
 }
 """State ("": there is no letter), event -> the states that may follow. What is not here does nothing. Besides, `Keep`
 leaves every state as it is where the very same was kept before.
@@ -132,21 +144,34 @@ def _revived(letter: Letter, event: events.Keep) -> Letter:
     )
 
 
+def _begun(letter: Letter | None, event: events.Begin) -> Letter:
+    """Counted before it is called. What was kept already is not called again: its state says so."""
+    if letter is not None and letter.state not in (FAILING, *ENDED):
+        return letter
+    left = letter.calls_left if letter is not None and letter.state == FAILING else event.letter.calls_left
+    if letter is not None and left <= 0:
+        return _dead(letter, Failure(event.at_ms, ENDED_IN_WORK))
+    found = replace(event.letter, kept_ms=event.at_ms) if letter is None else letter
+    return _in_lane(replace(found, calls=found.calls + 1), max(0, left - 1), FAILING)
+
+
 def _noted(letter: Letter | None, event: events.Note) -> Letter:
     """One more call of a round that goes on, over the consumer's death too; the first one of a new round; or a call of
     one that was kept already, which its consumer met again because its offset was not saved."""
-    if letter is not None and _is_told(letter, event.letter):
-        return letter
-    left = event.letter.calls_left - 1
+    count = 0 if event.begun else 1
     if letter is None:
-        found = replace(event.letter, kept_ms=event.at_ms)
+        found, left = replace(event.letter, kept_ms=event.at_ms), event.letter.calls_left - 1
     else:
         found = letter.with_failures(event.letter.failures)
         if letter.state not in (FAILING, *ENDED):
-            return replace(found, calls=letter.calls + 1)
-        left = letter.calls_left - 1 if letter.state == FAILING else left
-    found = replace(found, calls=found.calls + 1, calls_left=max(0, left), next_ms=0, put_offs=0)
-    return replace(found, state=FAILING if left > 0 else DEAD, journey=None, sent_offset=-1)
+            return replace(found, calls=letter.calls + count)
+        left = letter.calls_left - count if letter.state == FAILING else event.letter.calls_left - 1
+    found = replace(found, calls=found.calls + count)
+    return _in_lane(found, max(0, left), FAILING if left > 0 else DEAD)
+
+
+def _in_lane(letter: Letter, left: int, state: str) -> Letter:
+    return replace(letter, state=state, calls_left=left, next_ms=0, put_offs=0, journey=None, sent_offset=-1)
 
 
 def _passed(letter: Letter, event: events.Pass) -> Letter:
@@ -263,6 +288,7 @@ def _returned(letter: Letter, event: events.Return) -> Letter | None:
 
 _STEPS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
     events.Keep: _kept,
+    events.Begin: _begun,
     events.Note: _noted,
     events.Pass: _passed,
     events.Take: _taken,

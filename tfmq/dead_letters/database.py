@@ -1,7 +1,7 @@
 """The database that keeps dead letters: opened when it is first used, and told to be durable.
 
-SQLite: a file of one's own with `synchronous=FULL` and a write-ahead log, so that what is committed survives a power
-cut, and readers do not stop the writer; a transaction that changes something takes its lock when it begins, so that
+SQLite: `synchronous=FULL`, so that what is committed survives a power cut, and in a file of our own a write-ahead log,
+so that readers do not stop the writer; a transaction that changes something takes its lock when it begins, so that
 two processes wait for each other instead of failing. PostgreSQL: `synchronous_commit` on, whatever its default is.
 """
 
@@ -116,6 +116,8 @@ class Database:
             make_folder(self.path.parent)
         engine = create_engine(self._url, connect_args={"timeout": BUSY_SECONDS})
         event.listen(engine, "connect", _sync_fully)
+        if self.address.kind == "path":  # it is nobody else's
+            event.listen(engine, "connect", _log_ahead)
         event.listen(engine, "begin", _lock_at_once)
         return engine
 
@@ -147,8 +149,13 @@ def _url(address: Address) -> Any:
 def _sync_fully(connection: Any, _: object) -> None:
     connection.isolation_level = None  # SQLAlchemy begins, not the driver: see _lock_at_once
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _log_ahead(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
     cursor.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from tfmq.client.asking import ask
 from tfmq.client.link import Link
 from tfmq.client.numbered import Content, Stream, close_stream, find_records, send_numbered
 from tfmq.client.waiting import Operation
@@ -26,6 +27,7 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.message import recount_attribute
+from tfmq.protocol.commands import Ping
 
 
 class Fate(NamedTuple):
@@ -69,6 +71,9 @@ def send_run(
     first = _journey(letters[0])
     stream = stream_of(first)
     contents = [content_of_letter(each) for each in letters]
+    elsewhere = yield from _elsewhere(link, first, until)
+    if elsewhere:
+        return Fate(unsure=tuple(f"{each.id} {elsewhere}" for each in letters))
     try:
         offsets = yield from send_numbered(link, stream, first.sequence, contents, until)
     except (
@@ -84,6 +89,15 @@ def send_run(
     except UnknownTopic:
         return Fate(unsure=_unsure(letters, f"topic {first.topic} was deleted since"))
     return _arrived(letters, offsets, now_ms())
+
+
+def _elsewhere(link: Link, journey: Journey, until: float) -> Operation[str]:
+    """What is to be said where this is not the broker that the places are of; "" where it is."""
+    if link.hello is None:
+        yield from ask(link, Ping(), until)
+    if link.hello is None or journey.node in ("", link.hello.node):
+        return ""
+    return f"is under way to another broker ({journey.node}): redrive it with that one's address (--servers)"
 
 
 def _one_by_one(

@@ -20,12 +20,21 @@ class Keep(NamedTuple):
     next_ms: int = 0
 
 
-class Note(NamedTuple):
-    """A call failed, and the consumer keeps the message in its lane; `letter` has the failure, and the calls that are
-    left to one of which nothing was noted before."""
+class Begin(NamedTuple):
+    """A call in a lane begins, of a message that may have ended its process before. `letter` has the calls that are
+    left to one of which nothing was noted yet."""
 
     at_ms: int
     letter: Letter
+
+
+class Note(NamedTuple):
+    """A call failed, and the consumer keeps the message in its lane; `letter` has the failure, and calls left likewise.
+    `begun`: the call was counted when it began."""
+
+    at_ms: int
+    letter: Letter
+    begun: bool = False
 
 
 class Pass(NamedTuple):
@@ -124,6 +133,7 @@ class Return(NamedTuple):
 
 Event = (
     Keep
+    | Begin
     | Note
     | Pass
     | Take

@@ -80,13 +80,19 @@ class GroupDeadLetters:
         self._tell(kept)
         return kept.state
 
-    def note(self, message: ReceivedMessage[Any], failure: Failure) -> Operation[str]:
-        now_ms = self._now_ms()
+    def begin(self, message: ReceivedMessage[Any]) -> Operation[str]:
+        letter = replace(letter_of(message, self._group), calls_left=self._calls_max)
+        return (yield from self._in_lane(letter.id, events.Begin(self._now_ms(), letter)))
+
+    def note(self, message: ReceivedMessage[Any], failure: Failure, *, begun: bool = False) -> Operation[str]:
         letter = replace(letter_of(message, self._group), calls_left=self._calls_max).with_failures([failure])
-        (noted,) = yield from self.shelf.apply([(letter.id, events.Note(now_ms, letter))])
-        assert noted is not None, "every state can be noted"
-        self._tell(noted)
-        return noted.state
+        return (yield from self._in_lane(letter.id, events.Note(self._now_ms(), letter, begun)))
+
+    def _in_lane(self, id: str, event: events.Event) -> Operation[str]:
+        (found,) = yield from self.shelf.apply([(id, event)])
+        assert found is not None, "every state can be noted"
+        self._tell(found)
+        return found.state
 
     def passed(self, message: ReceivedMessage[Any]) -> Operation[None]:
         id = letter_of(message, self._group).id

@@ -41,7 +41,8 @@ class Body(NamedTuple):
 class Journey(NamedTuple):
     """Where a letter is being sent again: the place of its record in a stream, settled before it was sent.
 
-    `from_offset`: the end of the partition's log at that time; the record lies at or behind it, if it is there.
+    `from_offset`: the end of the partition's log at that time; the record lies at or behind it, if it is there ·
+    `node`: the broker's id.
     """
 
     topic: str
@@ -50,6 +51,7 @@ class Journey(NamedTuple):
     producer_id: int
     sequence: int
     from_offset: int
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

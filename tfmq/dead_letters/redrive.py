@@ -219,9 +219,10 @@ class Redrive:
         """The letters with their places, written down; [] where somebody else came between."""
         stream, first = yield from self._stream(target, len(letters))
         end = yield from locate_end(self._link, stream, BY_LATEST, self._until())
+        node = self._link.hello.node if self._link.hello is not None else ""
         steps = []
         for sequence, each in enumerate(letters, first):
-            journey = Journey(*stream, sequence, end)
+            journey = Journey(*stream, sequence, end, node)
             steps.append((each.id, events.Depart(self._now_ms(), self._token, journey)))
         placed = yield from self._shelf.apply(steps)
         found = [

@@ -23,6 +23,7 @@ ROOM_BYTES: Final = 256 << 10
 
 KINDS: Final[Mapping[type[Any], str]] = {
     events.Keep: "keep",
+    events.Begin: "begin",
     events.Note: "note",
     events.Pass: "pass",
     events.Take: "take",
@@ -51,8 +52,8 @@ def content_of(id: str, event: events.Event, bytes_max: int) -> Content:
     fields = [_plain(each) for each in event[1:]]
     if isinstance(event, events.Keep):
         fields = [event.next_ms, *_letter_fields(event.letter, bytes_max)]
-    elif isinstance(event, events.Note):
-        fields = _letter_fields(event.letter, bytes_max)
+    elif isinstance(event, events.Begin | events.Note):
+        fields = [*event[2:], *_letter_fields(event.letter, bytes_max)]
     payload = pack([VERSION, kind, id, event.at_ms, *fields])
     return Content(payload, encode_attribute(event.at_ms, id, kind), kind)
 
@@ -93,8 +94,10 @@ def _event(shape: Any, at_ms: int, fields: list[Any], id: str) -> events.Event:
     """Raises `TypeError`, `ValueError`, `IndexError` for fields that the kind has not."""
     if shape is events.Keep:
         return events.Keep(at_ms, _letter(fields[1:], id), fields[0])
+    if shape is events.Begin:
+        return events.Begin(at_ms, _letter(fields, id))
     if shape is events.Note:
-        return events.Note(at_ms, _letter(fields, id))
+        return events.Note(at_ms, _letter(fields[1:], id), bool(fields[0]))
     fields = fields[: len(shape._fields) - 1]
     if shape in (events.Failed, events.PutOff):
         fields[1] = Failure(*fields[1][:3])

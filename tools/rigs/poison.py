@@ -1,9 +1,9 @@
 """One consumer process of the poison rig: messages that fail in every way, and a log of each call that a kill spares.
 
 `python -m tools.rigs.poison ADDRESS TOPIC STORE FOLDER COUNT`. By its payload, which is its number, a message always
-fails (0), is rejected (1), succeeds (2), is put off and fails then (3), each modulo 4. Its calls stand in FOLDER/calls,
-written before each one; FOLDER/offset is saved seldom, so that a kill brings messages back that were dead already. The
-process ends by itself when it has read COUNT messages and nothing waits any more.
+fails (0), is rejected (1), succeeds (2), is put off and fails then (3), each modulo 4; the last of each forty ends its
+process. Its calls stand in FOLDER/calls, written before each one; FOLDER/offset is saved seldom, so that a kill brings
+messages back that were dead already. The process ends by itself when it has read COUNT messages and nothing waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ CALLS_MAX: Final = 3
 PUT_OFF_SECONDS: Final = 0.05
 SAVED_EVERY: Final = 7
 POLL_SECONDS: Final = 0.05
+BEGUN_FIRST: Final = 2 * SAVED_EVERY
+"""So many messages behind a start may have ended the process before: their calls are counted before they begin."""
 KINDS: Final = ("fails", "rejected", "handled", "put off")
+DEADLY: Final = 40
+EXIT_CODE: Final = 9
 
 
 class Poisoned(Exception):
@@ -53,8 +57,8 @@ class Worker:
         start: Any = int(self._offset.read_text()) if self._offset.exists() else "earliest"
         print("started", flush=True)
         with tfmq.Consumer(self._address, partitions=[(self._topic, 0)], start=start) as consumer:
-            for message in consumer:
-                self._serve(message)
+            for met, message in enumerate(consumer):
+                self._serve(message, met < BEGUN_FIRST)
                 if message.ordinal % SAVED_EVERY == 0:
                     self._save(message.next_offset)
                 if message.ordinal >= count - 1:
@@ -65,10 +69,12 @@ class Worker:
         thread.join()
         print("done", flush=True)
 
-    def _serve(self, message: ReceivedMessage[Any]) -> None:
+    def _serve(self, message: ReceivedMessage[Any], begun: bool) -> None:
         """The lane: call until the store says that it may be passed."""
-        noted = False
+        noted = begun
         while True:
+            if begun and ended(self.store.begin(message)) != FAILING:
+                return
             try:
                 self._handle(message)
             except tfmq.RetryLater as later:
@@ -79,7 +85,7 @@ class Worker:
                 return
             except Poisoned as error:
                 noted = True
-                if ended(self.store.note(message, failed(error))) != FAILING:
+                if ended(self.store.note(message, failed(error), begun=begun)) != FAILING:
                     return
             else:
                 if noted:
@@ -89,7 +95,9 @@ class Worker:
     def _handle(self, message: ReceivedMessage[Any], again: bool = False) -> None:
         number = int(message.text)
         os.write(self._calls, f"{number} {os.getpid()}\n".encode())
-        kind = KINDS[number % len(KINDS)]
+        kind = kind_of(number)
+        if kind == "deadly":
+            os._exit(EXIT_CODE)
         if kind == "rejected":
             raise tfmq.Reject("not wanted")
         if kind == "put off" and not again:
@@ -112,6 +120,11 @@ class Worker:
         draft = self._offset.with_suffix(".new")
         draft.write_text(str(offset))
         draft.replace(self._offset)
+
+
+def kind_of(number: int) -> str:
+    """How the message of that number fails."""
+    return "deadly" if number % DEADLY == DEADLY - 1 else KINDS[number % len(KINDS)]
 
 
 def failed(error: Exception) -> Failure:
