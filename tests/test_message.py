@@ -24,7 +24,9 @@ from tfmq.message import (
     encode_attribute,
     payload_bytes,
     plain_key,
+    recount_attribute,
 )
+from tfmq.packing import pack, unpack
 
 born = st.none() | st.integers(0, BORN_MS_MAX)
 keys = st.none() | st.binary(max_size=50) | st.text(max_size=50)
@@ -159,3 +161,31 @@ def test_the_nouns_have_the_fields_that_users_know() -> None:
     assert SendResult("t", 0, 5, 7, "synced") == ("t", 0, 5, 7, "synced", 1, None)
     assert Ordinal(5).number == 5
     assert Partition("t", 0).writable and not Partition("t", 0, "stopped").writable
+
+
+def test_counts_are_put_into_an_attribute_and_all_else_stays() -> None:
+    before = encode_attribute(5, key=b"\xff", tag="new", properties={"a": "b"})
+    counted = recount_attribute(before, 3, 1)
+    assert decode_attribute(counted) == Attribute(5, b"\xff", "new", {"a": "b"}, 3, 1)
+    assert decode_attribute(recount_attribute(counted, 4, 2)) == Attribute(
+        5, b"\xff", "new", {"a": "b"}, 4, 2
+    )
+    assert recount_attribute(counted, 0, 0) == before
+    newer = pack({1: 5, 99: "of a newer release"})
+    assert unpack(recount_attribute(newer, 1, 0), text_keys=False) == {1: 5, 99: "of a newer release", 6: 1}
+    assert decode_attribute(recount_attribute(None, 1, 1)) == Attribute(attempts=1, redrives=1)
+
+
+def test_what_is_no_attribute_and_what_has_no_room_is_not_counted() -> None:
+    with pytest.raises(DecodeFailed):
+        recount_attribute(b"\xc1", 1, 1)
+    full = pack({98: bytes(limits.ATTRIBUTE_BYTES - 7)})
+    assert len(full) == limits.ATTRIBUTE_BYTES
+    with pytest.raises(MessageTooLarge):
+        recount_attribute(full, 1, 1)
+
+
+@pytest.mark.parametrize("value", [-1, "1", 1.0, True, None])
+def test_a_number_of_redrives_is_a_number(value: object) -> None:
+    with pytest.raises(DecodeFailed, match="redrives"):
+        decode_attribute(pack({7: value}))

@@ -137,3 +137,17 @@ def test_the_stores_of_consumers_that_were_told_of_none_are_found(
     for group in ("shipping", "billing"):
         SqlStore(Address("path", default_path(group))).apply([keeping(1, group=group)])
     assert default_stores() == [default_path("billing"), default_path("shipping")]
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "dead-letters.md").read_text()
+    program = page.split("## From a program\n```python\n")[1].split("```")[0]
+    path = str(tmp_path / "dead.db")
+    with SimulatedBroker() as broker:
+        texts = fill(broker, Path(path), 3)
+        words = program.replace("/var/lib/billing/dead.db", path).replace('"Timeout"', '"no such"')
+        names: dict[str, object] = {"servers": broker.servers}
+        exec(words, names)
+        printed = capsys.readouterr().out
+        assert all(text in printed for text in texts) and printed.count("Traceback") == 3
+        assert getattr(names["report"], "sent", 0) == 3
