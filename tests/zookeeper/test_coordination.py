@@ -24,8 +24,10 @@ from tfmq.offsets.stored import PartitionName
 from tfmq.zookeeper.coordination import Coordination
 from tools.rigs.zookeeper import ZooKeeperServer
 
-PATIENCE_SECONDS = 30.0
-SESSION_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0
+SESSION_SECONDS = 5.0
+"""Long enough for a machine that has other things to do."""
+SHORT_SECONDS = 1.0
 
 
 def until(what: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
@@ -45,12 +47,14 @@ class Joined:
         self.members: dict[str, Coordination] = {}
         self.changes: dict[str, int] = {}
 
-    def join(self, name: str, partitions: int = 4, address: str = "") -> Coordination:
+    def join(
+        self, name: str, partitions: int = 4, address: str = "", seconds: float = SESSION_SECONDS
+    ) -> Coordination:
         def changed() -> None:
             self.changes[name] = self.changes.get(name, 0) + 1
 
         member = self.members[name] = Coordination(
-            address or self.address, GROUP, name, session_seconds=SESSION_SECONDS, changed=changed
+            address or self.address, GROUP, name, session_seconds=seconds, changed=changed
         )
         member.wants({TOPIC: range(partitions)})
         return member
@@ -144,8 +148,9 @@ def test_a_cut_connection_stops_handing_out_and_a_short_one_loses_nothing(
         member = group.join("a", address=f"zookeeper://{proxy.address}{root}")
         before = until(lambda: dict(member.share().granted) if len(member.share().granted) == 4 else None)
         until(lambda: member.share().until > time.monotonic())
+        changes = group.changes["a"]
         proxy.cut()
-        until(lambda: member.share().until < time.monotonic())
+        until(lambda: group.changes["a"] > changes)  # it is told at once
         until(lambda: member.share().until > time.monotonic())
         assert member.share().granted == before
         member.close()
@@ -155,13 +160,16 @@ def test_a_lease_ends_although_nobody_says_that_the_connection_is_gone(
     group: Joined, zookeeper: ZooKeeperServer, root: str
 ) -> None:
     with proxied(zookeeper.address) as proxy:
-        member = group.join("a", address=f"zookeeper://{proxy.address}{root}")
+        member = group.join("a", address=f"zookeeper://{proxy.address}{root}", seconds=SHORT_SECONDS)
         until(lambda: len(member.share().granted) == 4 and member.share().until > time.monotonic())
         proxy.up = lambda data: b""
         proxy.cut_when_short = False
         swallowed_at = time.monotonic()
-        until(lambda: member.share().until < time.monotonic())
-        assert time.monotonic() < swallowed_at + SESSION_SECONDS
+        leases = [member.share().until]
+        while leases[-1] > time.monotonic():
+            time.sleep(0.01)
+            leases.append(member.share().until)
+        assert max(leases) < swallowed_at + SHORT_SECONDS
         group.join("b")
         until(lambda: group.members["b"].share().granted)
         assert time.monotonic() >= member.share().until
