@@ -1,11 +1,17 @@
 """Work inside an operation: its result and its error come out, whoever does it and whenever."""
 
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.link import Link
+from tfmq.client.servers import parse_servers
+from tfmq.client.waiting import Flag
 from tfmq.client.work import in_a_thread, inline, work
 
 
@@ -39,6 +45,9 @@ def test_work_in_a_thread_brings_its_result_under_the_lock() -> None:
             self.glances += 1
 
         def attend(self) -> None:
+            assert not self.lock.locked()
+
+        def raise_flag(self, flag: Flag) -> None:
             self.done.set()
 
     driver = Driver()
@@ -50,6 +59,29 @@ def test_work_in_a_thread_brings_its_result_under_the_lock() -> None:
         assert driver.done.wait(10)
     assert results[0][0] != threading.get_ident() and results[0][1:] == (None, True)
     assert isinstance(results[1][1], ZeroDivisionError) and driver.glances == 2
+
+
+@pytest.mark.timeout(20)
+def test_a_thread_that_waits_for_nothing_but_such_work_is_woken() -> None:
+    driver = BlockingDriver(Link(parse_servers("127.0.0.1:1"), time.monotonic))
+    found: list[int] = []
+    threads = [
+        threading.Thread(
+            target=lambda n=number: found.append(driver.run(work(driver.beside, partial(slowly, n))))  # type: ignore[misc]
+        )
+        for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(found) == [0, 1, 2, 3]
+    driver.close()
+
+
+def slowly(number: int) -> int:
+    time.sleep(0.05 * number)
+    return number
 
 
 def test_work_elsewhere_is_waited_for() -> None:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from tfmq.client.waiting import Operation, Wait, Waitable
+from tfmq.client.waiting import Flag, Operation, Wait, Waitable
 
 Result = TypeVar("Result")
 Run = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
@@ -48,6 +48,8 @@ class Lively(Protocol):
 
     def attend(self) -> None: ...
 
+    def raise_flag(self, flag: Flag) -> None: ...
+
 
 def in_a_thread(driver: Lively) -> Run:
     """A `Run` that has each work done in a thread of its own: it may take its time, and use the driver's client too."""
@@ -59,6 +61,7 @@ def in_a_thread(driver: Lively) -> Run:
                 if not driver.closed:
                     driver.glance()
             driver.attend()
+            driver.raise_flag(Flag())  # who leads, and waits for this very work, sleeps on the socket
 
         threading.Thread(target=inline, args=(work, finished), name="tfmq-work", daemon=True).start()
 
