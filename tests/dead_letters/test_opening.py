@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.dead_letters.helpers import Process, Time, failure, finished, message
 from tfmq import dead_letters
+from tfmq.client.drivers.asynchronous import AsyncDriver
+from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.link import Link
+from tfmq.client.servers import parse_servers
 from tfmq.dead_letters import open_dead_letters
-from tfmq.dead_letters.letter import DEAD
+from tfmq.dead_letters.address import Address
+from tfmq.dead_letters.letter import DEAD, FAILING, HANDLED, WAITING
 from tfmq.dead_letters.opening import open_shelf
-from tfmq.dead_letters.sql_store import SqlShelf
+from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
 from tfmq.dead_letters.topic_shelf import TopicShelf
 from tfmq.errors import BadRequest
 from tfmq.testing import SimulatedBroker
@@ -52,3 +59,40 @@ def test_what_programs_use_is_there_and_loads_no_database_before() -> None:
     assert done.stdout == "False\n"
     assert all(getattr(dead_letters, name) is not None for name in dead_letters.__all__)
     assert not hasattr(dead_letters, "Bury")
+
+
+def nowhere() -> Link:
+    """A link to a broker that is down."""
+    return Link(parse_servers("127.0.0.1:1"), time.monotonic)
+
+
+def test_with_the_broker_down_both_drivers_keep_in_a_thread(tmp_path: Path) -> None:
+    driver = BlockingDriver(nowhere())
+    store = open_dead_letters(
+        tmp_path / "dead.db", group="billing", calls_max=6, run=driver.beside, wall_clock=time.time
+    )
+    assert driver.run(store.keep(message(1), [failure()])) == DEAD
+    driver.close()
+
+    async def keep() -> str:
+        driver = AsyncDriver(nowhere())
+        store = open_dead_letters(
+            tmp_path / "dead.db", group="billing", calls_max=6, run=driver.in_threads, wall_clock=time.time
+        )
+        found = await asyncio.gather(
+            *(driver.run(store.note(message(number), failure())) for number in range(2, 8)),
+            driver.run(store.keep(message(8), [failure()], retry_after=0)),
+        )
+        due = None
+        while due is None:
+            due = await driver.run(store.take())
+        assert await driver.run(store.handled(due)) is True
+        await driver.close()
+        return " ".join(found)
+
+    assert asyncio.run(keep()) == " ".join([FAILING] * 6 + [WAITING])
+    assert SqlStore(Address("path", str(tmp_path / "dead.db"))).counts() == {
+        ("billing", DEAD): 1,
+        ("billing", FAILING): 6,
+        ("billing", HANDLED): 1,
+    }
