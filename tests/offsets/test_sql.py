@@ -1,5 +1,6 @@
 """Offsets in an SQLite file; those in PostgreSQL are in tests/sql/test_offsets.py."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,22 @@ def test_who_uses_the_table_can_read_it(open_one: Open, tmp_path: Path) -> None:
 def test_nothing_is_touched_before_it_is_needed(tmp_path: Path) -> None:
     SqlOffsets(f"sqlite:///{tmp_path / 'offsets.db'}").close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_has_connections_of_its_own(open_one: Open) -> None:
+    storage = open_one()
+    storage.save("billing", 1, {A: PLACE})
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            storage.save("billing", 2, {A: PLACE})
+            storage.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert storage.read("billing", [A]) == {A: PLACE._replace(generation=2)}
 
 
 def test_a_lock_that_is_not_given_back_is_passing_trouble(

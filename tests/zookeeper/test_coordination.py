@@ -156,7 +156,7 @@ def test_a_cut_connection_stops_handing_out_and_a_short_one_loses_nothing(
         member.close()
 
 
-def test_a_lease_ends_although_nobody_says_that_the_connection_is_gone(
+def test_handing_out_ends_although_nobody_says_that_the_connection_is_gone(
     group: Joined, zookeeper: ZooKeeperServer, root: str
 ) -> None:
     with proxied(zookeeper.address) as proxy:
@@ -165,11 +165,11 @@ def test_a_lease_ends_although_nobody_says_that_the_connection_is_gone(
         proxy.up = lambda data: b""
         proxy.cut_when_short = False
         swallowed_at = time.monotonic()
-        leases = [member.share().until]
-        while leases[-1] > time.monotonic():
+        ends = [member.share().until]
+        while ends[-1] > time.monotonic():
             time.sleep(0.01)
-            leases.append(member.share().until)
-        assert max(leases) < swallowed_at + SHORT_SECONDS
+            ends.append(member.share().until)
+        assert max(ends) < swallowed_at + SHORT_SECONDS
         group.join("b")
         until(lambda: group.members["b"].share().granted)
         assert time.monotonic() >= member.share().until

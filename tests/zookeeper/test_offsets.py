@@ -10,6 +10,7 @@ from tests.e2e.proxy import proxied
 from tests.offsets.contract import PLACE, A, B, Contract, Open
 from tfmq.errors import Damaged, Fenced, StoreFailed
 from tfmq.offsets.stored import StoredOffset
+from tfmq.testing import SimulatedBroker
 from tfmq.zookeeper import connection
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 from tools.rigs.zookeeper import ZooKeeperServer
@@ -124,6 +125,18 @@ def test_a_save_that_was_held_up_changes_nothing_of_a_new_owner(
                     continue
         assert new.read("billing", [A]) == {A: PLACE._replace(generation=4)}
         old.close()
+
+
+def test_a_consumer_goes_on_where_its_group_was(address: str, nodes: Any, root: str) -> None:
+    with SimulatedBroker() as broker:
+        for number in range(4):
+            broker.producer().send("orders", str(number), partition=0).result()
+        options = {"group": "billing", "offsets": address}
+        with broker.consumer("orders", **options) as consumer:
+            assert [next(consumer).text, next(consumer).text] == ["0", "1"]
+        assert nodes.get(f"{root}/consumers/billing/offsets/orders/0-0")[0].startswith(b"0-")
+        with broker.consumer("orders", **options) as consumer:
+            assert [message.text for message in consumer.poll()] == ["2", "3"]
 
 
 def test_a_zookeeper_that_is_gone_is_passing_trouble(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,11 @@ from tfmq.zookeeper.ranges import range_of
 
 log = logging.getLogger("tfmq.consumer")
 
-LEASE: Final = 0.5
+SURE_PART: Final = 0.5
 """Of a session's time: so long after a question that was answered the member goes on handing out. ZooKeeper ends the
 session after all of its time at the earliest; the rest is for members of the ensemble that hear of each other late."""
 BEATS: Final = 6
-"""Questions in a session's time, so that two that are lost do not matter to the lease."""
+"""Questions in a session's time, so that two that are lost do not matter."""
 LOOK_SECONDS: Final = 5.0
 """How soon partitions that others still have are looked at again; their end is told as well."""
 LOOKS: Final = 7
@@ -119,7 +119,7 @@ class Coordinator:
     def heard(self, asked_at: float) -> None:
         """A change that was asked for at `asked_at`, in the session that there is, has been answered."""
         if self._connected:
-            self._until = max(self._until, asked_at + self.session_seconds * LEASE)
+            self._until = max(self._until, asked_at + self.session_seconds * SURE_PART)
             self._beat_at = max(self._beat_at, asked_at + self.session_seconds / BEATS)
 
     # What it has
