@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 from tests.dead_letters.conftest import Stand
 from tests.dead_letters.helpers import finished, message
@@ -21,6 +22,7 @@ from tfmq.dead_letters.letter import DEAD, letter_of
 from tfmq.dead_letters.selection import Selection
 from tfmq.dead_letters.sql_store import ENDED_MS_KEPT, SqlShelf, SqlStore
 from tfmq.errors import StoreFailed
+from tools.rigs.postgresql import PostgresServer
 
 
 @pytest.fixture(params=["file", "postgresql"])
@@ -139,3 +141,24 @@ def test_the_shelf_is_the_store_as_operations(tmp_path: Path) -> None:
     assert Stand(lambda: (shelf, finished)).run(shelf.find(Selection())) == []
     assert shelf.name == str(tmp_path / "dead.db")
     shelf.close()
+
+
+def test_connections_that_the_server_cut_are_made_again(
+    postgres_store: SqlStore, postgres: PostgresServer
+) -> None:
+    postgres_store.apply([keeping(0)])
+    engine = create_engine(postgres.url(), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        assert (connection.exec_driver_sql(cut).scalar() or 0) > 0
+    engine.dispose()
+    postgres_store.apply([keeping(1)])
+    assert postgres_store.counts() == {("billing", DEAD): 2}
+
+
+def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
+    store = SqlStore(Address("url", "postgresql+psycopg://me:hunter2@127.0.0.1:1/dead"))
+    with pytest.raises(StoreFailed, match=r"127\.0\.0\.1") as failed:
+        store.apply([keeping(0)])
+    assert "hunter2" not in str(failed.value) and "\n" not in str(failed.value)
+    assert failed.value.retriable
