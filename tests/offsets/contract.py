@@ -76,6 +76,17 @@ class Contract:
             storage.save("billing", 4, {B: PLACE})
         assert storage.claim("billing", 5, [B]) == {}
 
+    def test_rows_of_one_save_are_each_under_their_own_generation(self, open_one: Open) -> None:
+        """A member has its partitions since different times; what it got later does not vouch for what it lost."""
+        old, new = open_one(), open_one()
+        old.claim("billing", 3, [A])
+        old.claim("billing", 8, [B])
+        new.claim("billing", 5, [A])
+        with pytest.raises(Fenced) as caught:
+            old.save("billing", 8, {A: PLACE._replace(generation=3), B: PLACE._replace(generation=8)})
+        assert fenced_partitions(caught.value, [A, B]) == {A}
+        assert old.read("billing", [A, B]) == {B: PLACE._replace(generation=8)}
+
     def test_members_that_claim_the_same_at_once_find_one_winner(self, open_one: Open) -> None:
         """Invariant: behind all claims only the highest generation saves."""
         names = [PartitionName("orders", number) for number in range(4)]

@@ -13,6 +13,7 @@ from tfmq.offsets.stored import (
     claim,
     fenced,
     fenced_partitions,
+    under,
 )
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)
@@ -49,11 +50,16 @@ def test_a_storage_with_claim_is_asked_to_claim() -> None:
 
 
 def test_an_error_says_which_partitions_are_lost_and_to_which_generation() -> None:
-    error = fenced("offsets.json", "billing", 3, {B: 9})
+    error = fenced("offsets.json", "billing", {B: 9})
     assert fenced_partitions(error, [A, B]) == {B}
-    with pytest.raises(Fenced, match=r"offsets\.json: .* billing .* orders-1 \(generation 9\).* is 3"):
+    with pytest.raises(Fenced, match=r"offsets\.json: .* billing .* orders-1 \(generation 9\)"):
         raise error
 
 
 def test_an_error_that_names_no_partition_is_about_all_that_were_asked() -> None:
     assert fenced_partitions(Fenced(), [A, B]) == {A, B}
+
+
+def test_a_row_is_kept_under_its_own_generation_or_that_of_the_save() -> None:
+    assert under(7, StoredOffset(5)) == StoredOffset(5, generation=7)
+    assert under(7, StoredOffset(5, generation=3)).generation == 3

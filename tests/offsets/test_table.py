@@ -44,9 +44,11 @@ def test_the_table_can_have_a_schema_and_a_name_for_alembic() -> None:
 
 def test_a_row_is_made_changed_and_refused_by_its_generation(engine: Engine) -> None:
     with engine.begin() as connection:
-        assert table.change(connection, "billing", 3, {A: StoredOffset(5)}) == {}
-        assert table.change(connection, "billing", 3, {A: StoredOffset(6)}) == {}
-        assert table.change(connection, "billing", 2, {A: StoredOffset(7), B: StoredOffset(8)}) == {A: 3}
+        assert table.save(connection, "billing", {A: StoredOffset(5, generation=3)}) == {}
+        assert table.save(connection, "billing", {A: StoredOffset(6, generation=3)}) == {}
+        assert table.save(
+            connection, "billing", {A: StoredOffset(7, generation=2), B: StoredOffset(8, generation=2)}
+        ) == {A: 3}
         assert {name: row.offset for name, row in table.read(connection, "billing", [A, B]).items()} == {
             A: 6,
             B: 8,
@@ -56,8 +58,8 @@ def test_a_row_is_made_changed_and_refused_by_its_generation(engine: Engine) -> 
 
 def test_a_claim_keeps_the_offset_and_a_claimed_row_without_one_is_not_read(engine: Engine) -> None:
     with engine.begin() as connection:
-        table.change(connection, "billing", 3, {A: StoredOffset(5, 1, 2, 3)})
-        table.change(connection, "billing", 4, {A: None, B: None})
+        table.save(connection, "billing", {A: StoredOffset(5, 1, 2, 3, 3)})
+        table.claim(connection, "billing", 4, [A, B])
         assert table.read(connection, "billing", [A, B]) == {A: StoredOffset(5, 1, 2, 3, 4)}
         assert generations(connection) == {A: 4, B: 4}
 
@@ -82,7 +84,7 @@ def test_a_row_that_comes_between_the_look_and_the_insert_is_changed_instead(eng
             "generation": 2,
         }
         event.listen(connection, "before_execute", comes_between)
-        assert table.change(connection, "billing", 3, {A: StoredOffset(9)}) == {}
+        assert table.save(connection, "billing", {A: StoredOffset(9, generation=3)}) == {}
         assert table.read(connection, "billing", [A])[A] == StoredOffset(9, generation=3)
 
 
@@ -93,6 +95,6 @@ def test_a_transaction_that_sees_an_old_state_believes_the_update(engine: Engine
         return called[2].replace("<=", "< -"), called[3]
 
     with engine.begin() as connection:
-        table.change(connection, "billing", 3, {A: StoredOffset(5)})
+        table.save(connection, "billing", {A: StoredOffset(5, generation=3)})
         event.listen(connection, "before_cursor_execute", finds_nothing, retval=True)
-        assert table.change(connection, "billing", 4, {A: StoredOffset(6)}) == {A: 3}
+        assert table.save(connection, "billing", {A: StoredOffset(6, generation=4)}) == {A: 3}

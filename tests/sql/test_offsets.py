@@ -147,7 +147,31 @@ def test_a_savepoint_that_is_rolled_back_takes_the_offset_with_it(
         tfmq.sql.commit_offsets(session, consumer, message)
         nested.rollback()
     assert (orders(fresh), kept()) == ([7], None)
-    assert consumer.stats()["partitions"]["orders-0"]["saved_offset"] is None
+    assert saved(consumer) is None
+
+
+def test_a_savepoint_that_is_released_has_not_committed_yet(
+    fresh: Engine, consumer: tfmq.Consumer[Any], kept: Kept
+) -> None:
+    message = next(consumer)
+    with Session(fresh) as session:
+        session.add(Order(number=7))
+        session.flush()
+        with session.begin_nested():
+            tfmq.sql.commit_offsets(session, consumer, message)
+        assert saved(consumer) is None
+        session.rollback()
+        assert (orders(fresh), kept(), saved(consumer)) == ([], None, None)
+        with session.begin_nested():
+            tfmq.sql.commit_offsets(session, consumer, message)
+        session.commit()
+    assert kept() == saved(consumer) == message.next_offset
+
+
+def saved(consumer: tfmq.Consumer[Any]) -> int | None:
+    """What the consumer takes for saved."""
+    found: int | None = consumer.stats()["partitions"]["orders-0"]["saved_offset"]
+    return found
 
 
 def test_a_member_that_lost_the_partition_commits_nothing(
@@ -273,5 +297,5 @@ def test_a_connection_without_transactions_is_refused(fresh: Engine, consumer: t
 def test_the_row_is_the_one_that_the_storage_reads(fresh: Engine, open_one: Open) -> None:
     with fresh.begin() as connection:
         open_one().read("billing", [A])
-        table.change(connection, "billing", 1, {A: PLACE})
+        table.save(connection, "billing", {A: PLACE._replace(generation=1)})
     assert open_one().read("billing", [A]) == {A: PLACE._replace(generation=1)}

@@ -7,6 +7,7 @@ membership: the next request renews it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from tfmq.client.asking import ask
@@ -133,11 +134,21 @@ class Membership:
 
     def claim(self, names: Iterable[PartitionName]) -> Operation[Mapping[PartitionName, StoredOffset]]:
         """As `read`, of partitions that were granted; a storage of offsets takes nothing of their former owners now."""
-        granted = list(names)
-        storage, generation = self._storage, self.generation
-        if storage is None:
-            return {}
-        return (yield from work(self._run, lambda: claim(storage, self.group, generation, granted)))
+        storage = self._storage
+        found: dict[PartitionName, StoredOffset] = {}
+        if storage is not None:
+            grants: dict[int, list[PartitionName]] = {}
+            for name in names:
+                grants.setdefault(self.generation_of(name), []).append(name)
+            for generation, granted in grants.items():
+                call = partial(claim, storage, self.group, generation, granted)
+                found |= yield from work(self._run, call)
+        return found
+
+    def generation_of(self, name: PartitionName) -> int:
+        """The number under which the partition was granted, which storages of offsets fence with."""
+        granted = self.granted.get(name)
+        return self.generation if granted is None else granted.grant
 
     def save(self, offsets: Mapping[PartitionName, StoredOffset], until: float) -> Operation[None]:
         """Keeps `offsets`; they are on the disk when this ends. Raises Fenced for a member that was replaced."""

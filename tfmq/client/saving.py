@@ -110,4 +110,4 @@ class Saving:
 
     def _stored(self, membership: Membership, name: PartitionName, place: Place) -> StoredOffset:
         incarnation = self._fetcher.feeds[name].incarnation
-        return StoredOffset(place.offset, 0, incarnation, place.epoch, membership.generation)
+        return StoredOffset(place.offset, 0, incarnation, place.epoch, membership.generation_of(name))

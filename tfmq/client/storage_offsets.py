@@ -13,7 +13,7 @@ from tfmq.offsets.stored import OffsetStorage, StoredOffset
 
 
 class Standing(NamedTuple):
-    """Where a consumer stood: `offsets` is what the storage gets under `generation`, `places` what is saved then.
+    """Where a consumer stood: `offsets` is what the storage gets, `places` what is saved then.
 
     The last two are taken and told under the consumer's own lock.
     """
@@ -22,7 +22,6 @@ class Standing(NamedTuple):
     lock: Any
     storage: OffsetStorage | None
     group: str
-    generation: int
     offsets: Mapping[PartitionName, StoredOffset]
     places: Mapping[PartitionName, Place]
 
@@ -54,7 +53,9 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
         positions, feeds = consuming.positions, consuming.fetcher.feeds
         places = positions.unsaved_out() if message is None else dict([positions.through(message)])
         offsets = {
-            name: StoredOffset(place.offset, 0, feeds[name].incarnation, place.epoch)
+            name: StoredOffset(
+                place.offset, 0, feeds[name].incarnation, place.epoch, membership.generation_of(name)
+            )
             for name, place in places.items()
             if name in feeds
         }
@@ -63,7 +64,6 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
             lock,
             consuming.options.storage,
             membership.group,
-            membership.generation,
             offsets,
             places,
         )

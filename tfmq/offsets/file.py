@@ -16,7 +16,7 @@ from typing import Any, Final
 from journal.disk import Disk, Lock, RealDisk, write_all
 from journal.errors import Locked
 from tfmq.errors import Busy, Closed, Damaged, NotSupported
-from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced
+from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced, under
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20
@@ -53,20 +53,21 @@ class FileOffsets:
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
         """As `ClaimingStorage.claim`."""
-        return self._change(group, generation, dict.fromkeys(partitions))
+        return self._change(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """As `OffsetStorage.save`."""
-        self._change(group, generation, offsets)
+        new = {name: under(generation, row) for name, row in offsets.items()}
+        self._change(group, {name: row.generation for name, row in new.items()}, new)
 
     def close(self) -> None:
         """Nothing of the file is held between two calls; further ones raise Closed."""
         self._closed = True
 
     def _change(
-        self, group: str, generation: int, changes: Mapping[PartitionName, StoredOffset | None]
+        self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Gives rows their new offsets (None: the one that they have) and the generation; what is kept then.
+        """Gives rows their generations, and the offsets that there are in `new`; what is kept then.
 
         Raises Fenced for the rows of a higher one, when the others are changed.
         """
@@ -74,20 +75,24 @@ class FileOffsets:
         try:
             groups = self._load()
             rows = groups.setdefault(group, {})
-            before = _generations(rows, changes)
-            lost = {name: kept for name, kept in before.items() if kept > generation}
-            for name in changes.keys() - lost.keys():
+            before = _generations(rows, generations)
+            lost = {name: kept for name, kept in before.items() if kept > generations[name]}
+            changed = [
+                name
+                for name, generation in generations.items()
+                if name not in lost and (name in new or before[name] < generation)
+            ]
+            for name in changed:
                 row = rows.setdefault(name.topic, {}).get(str(name.partition)) or _row(NO_OFFSET)
-                new = changes[name]
-                changed = row if new is None else new._asdict()
-                rows[name.topic][str(name.partition)] = {**changed, "generation": generation}
-            if any(changes[name] is not None or before[name] < generation for name in changes.keys() - lost):
+                row = new[name]._asdict() if name in new else row
+                rows[name.topic][str(name.partition)] = {**row, "generation": generations[name]}
+            if changed:
                 self._replace(json.dumps({"version": FILE_VERSION, "groups": groups}, indent=1).encode())
         finally:
             lock.release()
         if lost:
-            raise fenced(self.path, group, generation, lost)
-        return _kept(rows, changes)
+            raise fenced(self.path, group, lost)
+        return _kept(rows, generations)
 
     # The file
 
@@ -170,7 +175,7 @@ def _kept(rows: Rows, partitions: Iterable[PartitionName]) -> dict[PartitionName
     }
 
 
-def _generations(rows: Rows, names: Mapping[PartitionName, Any]) -> dict[PartitionName, int]:
+def _generations(rows: Rows, names: Iterable[PartitionName]) -> dict[PartitionName, int]:
     """The kept generations; -1 where there is no row."""
     found = {name: rows.get(name.topic, {}).get(str(name.partition)) for name in names}
     return {name: -1 if row is None else row["generation"] for name, row in found.items()}

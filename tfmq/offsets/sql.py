@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModu
 
 from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
 from tfmq.offsets import table
-from tfmq.offsets.stored import PartitionName, StoredOffset, fenced
+from tfmq.offsets.stored import PartitionName, StoredOffset, fenced, under
 
 Result = TypeVar("Result")
 
@@ -57,21 +57,17 @@ class SqlOffsets:
         def work(
             connection: Connection,
         ) -> tuple[dict[PartitionName, int], dict[PartitionName, StoredOffset]]:
-            lost = table.change(connection, group, generation, dict.fromkeys(partitions))
+            lost = table.claim(connection, group, generation, partitions)
             return lost, table.read(connection, group, partitions)
 
         lost, kept = self._do(work)
-        self._tell(group, generation, lost)
+        self._tell(group, lost)
         return kept
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """As `OffsetStorage.save`."""
-        changes: dict[PartitionName, StoredOffset | None] = dict(offsets)
-        self._tell(
-            group,
-            generation,
-            self._do(lambda connection: table.change(connection, group, generation, changes)),
-        )
+        new = {name: under(generation, row) for name, row in offsets.items()}
+        self._tell(group, self._do(lambda connection: table.save(connection, group, new)))
 
     def close(self) -> None:
         """Closes the connections; a further call raises Closed."""
@@ -80,9 +76,9 @@ class SqlOffsets:
         if engine is not None:
             engine.dispose(close=self._process == os.getpid())
 
-    def _tell(self, group: str, generation: int, lost: Mapping[PartitionName, int]) -> None:
+    def _tell(self, group: str, lost: Mapping[PartitionName, int]) -> None:
         if lost:
-            raise fenced(self.url.render_as_string(), group, generation, lost)
+            raise fenced(self.url.render_as_string(), group, lost)
 
     def _do(self, work: Callable[[Connection], Result]) -> Result:
         """What `work` gives, in a transaction that is committed when this returns."""

@@ -28,7 +28,7 @@ class PartitionName(NamedTuple):
 class StoredOffset(NamedTuple):
     """Where a group goes on in one partition: at byte `offset`, behind `index` messages of the record there (0
     outside compressed batches), in the topic of that `incarnation`, as read at that `epoch` of its log, saved by
-    the member of that `generation`."""
+    the member to whom the partition was granted under `generation` (0, in a save: under that of the save)."""
 
     offset: int
     index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
@@ -50,7 +50,8 @@ class OffsetStorage(Protocol):
         ...
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """Keeps `offsets` under `generation`, and returns when a power cut cannot take them back.
+        """Keeps `offsets`, each under its own generation (see `under`), and returns when a power cut cannot take them
+        back.
 
         Each partition is for itself: where a higher generation is kept, nothing of it is changed. For those it raises
         `Fenced` (see `fenced`) when all others are kept. Any other error: it is not known what was kept.
@@ -77,6 +78,11 @@ class ClaimingStorage(OffsetStorage, Protocol):
         ...
 
 
+def under(generation: int, row: StoredOffset) -> StoredOffset:
+    """`row` as a save under `generation` keeps it: under the generation of its own, if it has one."""
+    return row if row.generation else row._replace(generation=generation)
+
+
 def claim(
     storage: OffsetStorage, group: str, generation: int, partitions: Sequence[PartitionName]
 ) -> Mapping[PartitionName, StoredOffset]:
@@ -86,11 +92,11 @@ def claim(
     return storage.read(group, partitions)
 
 
-def fenced(where: str, group: str, generation: int, kept: Mapping[PartitionName, int]) -> Fenced:
+def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
     """The error of a storage, named by `where`, that keeps a higher generation of the partitions in `kept`."""
     names = ", ".join(f"{name} (generation {kept[name]})" for name in sorted(kept))
     return Fenced(
-        f"{where}: another member of group {group} has taken over {names}; this one's generation is {generation}.",
+        f"{where}: another member of group {group} has taken over {names}.",
         partitions=[list(name) for name in sorted(kept)],
     )
 

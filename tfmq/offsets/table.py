@@ -84,26 +84,37 @@ def read(
     return {name: row for name, row in found.items() if name in wanted and row.offset != NO_OFFSET}
 
 
-def change(
+def claim(
+    connection: Connection, group: str, generation: int, names: Iterable[PartitionName]
+) -> dict[PartitionName, int]:
+    """Give rows the generation, in the connection's transaction; those that have a higher one stay as they are, and are
+    returned with that.
+    """
+    return _change(connection, group, dict.fromkeys(names, (generation, None)))
+
+
+def save(
+    connection: Connection, group: str, offsets: Mapping[PartitionName, StoredOffset]
+) -> dict[PartitionName, int]:
+    """Give rows their offsets and generations; the rest as `claim`."""
+    return _change(connection, group, {name: (row.generation, row) for name, row in offsets.items()})
+
+
+def _change(
     connection: Connection,
     group: str,
-    generation: int,
-    changes: Mapping[PartitionName, StoredOffset | None],
+    changes: Mapping[PartitionName, tuple[int, StoredOffset | None]],
 ) -> dict[PartitionName, int]:
-    """Give rows their new offsets (None: the one that they have) and the generation, in the connection's transaction.
-
-    The rows that have a higher generation stay as they are; they are returned, with that.
-    """
     lost = {}
     for name in sorted(changes):  # in one order: members that wait for each other's rows would wait for ever
-        kept = _change_row(connection, group, generation, name, changes[name])
+        kept = _change_row(connection, group, name, *changes[name])
         if kept is not None:
             lost[name] = kept
     return lost
 
 
 def _change_row(
-    connection: Connection, group: str, generation: int, name: PartitionName, new: StoredOffset | None
+    connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
 ) -> int | None:
     """The higher generation that forbids it; None: done."""
     key = _key(group, name)

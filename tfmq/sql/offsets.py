@@ -19,8 +19,8 @@ from tfmq.client.received import ReceivedMessage
 from tfmq.client.storage_offsets import Standing, standing
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.sql import SqlOffsets
-from tfmq.offsets.stored import StoredOffset, fenced
-from tfmq.offsets.table import change
+from tfmq.offsets.stored import fenced
+from tfmq.offsets.table import save
 from tfmq.sql.database import address
 from tfmq.sql.joining import bind_of, refuse_autocommit
 
@@ -90,10 +90,9 @@ def _commit(session: Session | Connection, consumer: Any, message: ReceivedMessa
     connection = session if isinstance(session, Connection) else _connection_of(session)
     refuse_autocommit(connection)
     _refuse_another_database(connection, stood.storage)
-    changes: dict[Any, StoredOffset | None] = dict(stood.offsets)
-    lost = change(connection, stood.group, stood.generation, changes)
+    lost = save(connection, stood.group, stood.offsets)
     if lost:
-        raise fenced(stood.storage.url.render_as_string(), stood.group, stood.generation, lost)
+        raise fenced(stood.storage.url.render_as_string(), stood.group, lost)
     if isinstance(session, Session):
         _tell_when_committed(session, stood)
 

@@ -6,11 +6,11 @@ a stop of its process, changes nothing that another one has claimed meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tfmq.errors import Busy
-from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced
+from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced, under
 from tfmq.zookeeper.address import BROKER, zookeeper_address
 from tfmq.zookeeper.connection import Connection, results
 from tfmq.zookeeper.layout import Layout
@@ -29,10 +29,6 @@ class Found(NamedTuple):
     stored: StoredOffset | None
     offset_version: int | None
     row_version: int | None
-
-
-Change = Callable[[StoredOffset | None], "StoredOffset | None"]
-"""The stored offset for the one that is there; None: nothing is to be changed."""
 
 
 class ZooKeeperOffsets:
@@ -56,54 +52,49 @@ class ZooKeeperOffsets:
     ) -> dict[PartitionName, StoredOffset]:
         """As `ClaimingStorage.claim`."""
 
-        def claimed(kept: StoredOffset | None) -> StoredOffset | None:
-            if kept is not None and kept.generation == generation:
-                return None
-            return (kept or StoredOffset(NO_OFFSET))._replace(generation=generation)
-
-        return self._change(group, generation, dict.fromkeys(partitions, claimed))
+        return self._change(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """As `OffsetStorage.save`."""
-        self._change(
-            group,
-            generation,
-            {name: _saved(new._replace(generation=generation)) for name, new in offsets.items()},
-        )
+        new = {name: under(generation, row) for name, row in offsets.items()}
+        self._change(group, {name: row.generation for name, row in new.items()}, new)
 
     def close(self) -> None:
         """Ends the session; a further call raises Closed."""
         self._connection.close()
 
     def _change(
-        self, group: str, generation: int, changes: Mapping[PartitionName, Change]
+        self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Changes the rows that have no higher generation; what is kept then. Raises Fenced for the others."""
+        """Gives rows their generations, and the offsets that there are in `new`; what is kept then.
+
+        Raises Fenced for the rows of a higher one, when the others are changed.
+        """
         lost: dict[PartitionName, int] = {}
-        kept: dict[PartitionName, StoredOffset | None] = {}
-        left: Iterable[PartitionName] = changes
+        kept: dict[PartitionName, StoredOffset] = {}
+        left: Iterable[PartitionName] = generations
         with self._connection.client() as client:
             for _ in range(LOOKS):
                 found = self._find(client, group, left)
                 writes = {}
                 for name, each in found.items():
-                    if each.stored is not None and each.stored.generation > generation:
-                        lost[name] = each.stored.generation
-                        continue
-                    new = changes[name](each.stored)
-                    kept[name] = each.stored if new is None else new
-                    if new is not None:
-                        writes[name] = (each, new)
+                    stored, generation = each.stored or StoredOffset(NO_OFFSET), generations[name]
+                    kept[name] = new.get(name, stored)._replace(generation=generation)
+                    if stored.generation > generation:
+                        lost[name] = stored.generation
+                    elif name in new or each.stored is None or stored.generation < generation:
+                        writes[name] = (each, kept[name])
                 left = self._write(client, group, writes)
                 if not left:
                     break
             else:
-                raise Busy(
-                    f"{self._connection.address}: others change the offsets of group {group} all the time."
-                )
+                raise self._too_busy(group)
         if lost:
-            raise fenced(str(self._connection.address), group, generation, lost)
+            raise fenced(str(self._connection.address), group, lost)
         return _kept(kept)
+
+    def _too_busy(self, group: str) -> Busy:
+        return Busy(f"{self._connection.address}: others change the offsets of group {group} all the time.")
 
     def _find(
         self, client: KazooClient, group: str, names: Iterable[PartitionName]
@@ -126,9 +117,7 @@ class ZooKeeperOffsets:
             if not left:
                 break
         else:
-            raise Busy(
-                f"{self._connection.address}: others change the offsets of group {group} all the time."
-            )
+            raise self._too_busy(group)
         results([synced])
         return found
 
@@ -154,10 +143,6 @@ class ZooKeeperOffsets:
             if not _done(answer):
                 left.append(name)
         return left
-
-
-def _saved(new: StoredOffset) -> Change:
-    return lambda _: new
 
 
 def _kept(found: Mapping[PartitionName, StoredOffset | None]) -> dict[PartitionName, StoredOffset]:

@@ -356,8 +356,8 @@ READING: Final = (
         "offset-file-takes-an-older-generation",
         "a member that lost a partition changes nothing of it in an offset file",
         "tfmq/offsets/file.py",
-        "for name, kept in before.items() if kept > generation}\n",
-        "for name, kept in before.items() if kept > generation and generation < 0}\n",
+        "for name, kept in before.items() if kept > generations[name]}\n",
+        "for name, kept in before.items() if kept > generations[name] + (1 << 63)}\n",
         [STORAGE],
     ),
 )
