@@ -17,7 +17,7 @@ from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import Link
 from tfmq.client.servers import parse_servers
 from tfmq.dead_letters import open_dead_letters
-from tfmq.dead_letters.address import Address
+from tfmq.dead_letters.address import OWN_STORE, Address
 from tfmq.dead_letters.letter import DEAD, FAILING, HANDLED, WAITING
 from tfmq.dead_letters.opening import open_shelf
 from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
@@ -33,6 +33,12 @@ def test_nothing_is_made_before_something_is_kept(tmp_path: Path) -> None:
     assert finished(store.keep(message(1), [failure()])) == DEAD
     assert path.exists()
     store.close()
+
+
+def test_who_is_told_of_none_has_the_groups_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    store = open_dead_letters(OWN_STORE, group="billing", calls_max=6, wall_clock=Time())
+    assert store.address == str(tmp_path / "tfmq" / "billing.db")
 
 
 def test_each_address_has_its_kind_of_store(tmp_path: Path) -> None:

@@ -53,6 +53,10 @@ def state_folder() -> Path:
     return (Path(told) if told else Path.home() / ".local" / "state") / "tfmq"
 
 
+OWN_STORE: Final = "~/.local/state/tfmq/GROUP.db"
+"""What a consumer's `dead_letters` says unless it is told: `default_path` of its group."""
+
+
 def default_path(group: str) -> str:
     """The store of a group that was told of none: ~/.local/state/tfmq/GROUP.db."""
     return str(state_folder() / f"{group}{SUFFIX}")

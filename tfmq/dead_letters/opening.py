@@ -9,7 +9,7 @@ from tfmq.client.dead_letters import DeadLetters
 from tfmq.client.link import Link
 from tfmq.client.received import Codec
 from tfmq.client.work import Run, inline
-from tfmq.dead_letters.address import parse_address
+from tfmq.dead_letters.address import OWN_STORE, default_path, parse_address
 from tfmq.dead_letters.keeping import GroupDeadLetters
 from tfmq.dead_letters.shelf import Shelf
 from tfmq.errors import BadRequest
@@ -25,14 +25,15 @@ def open_dead_letters(
     link: Link | None = None,
     wall_clock: Callable[[], float],
 ) -> DeadLetters:
-    """The store of `group` at `where`: a path, a SQLAlchemy URL or "topic:NAME" (see `address`). Nothing is opened yet.
+    """The store of `group` at `where`: a path, a SQLAlchemy URL or "topic:NAME" (see `address`); `OWN_STORE`: the one
+    that a group has unless it is told. Nothing is opened yet.
 
     `calls_max`: how often a handler is called with one message before it is dead (`retries` + 1) · `codec`: what makes
     `message.value` of those that are handled again · `run`: does the work of a database, as for offset storages ·
     `link`: the consumer's, which only a topic needs · `wall_clock`: seconds since 1970 (`reach` gives it).
     Raises `BadRequest` for what names no store.
     """
-    shelf = open_shelf(where, run=run, link=link)
+    shelf = open_shelf(default_path(group) if where == OWN_STORE else where, run=run, link=link)
     return GroupDeadLetters(shelf, group, calls_max, wall_clock=wall_clock, codec=codec)
 
 
