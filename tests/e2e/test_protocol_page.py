@@ -416,11 +416,11 @@ def test_one_without_anything_in_it_is_over_when_it_is_prepared(client: PageClie
 def test_offsets_inside_are_locked_until_the_end(client: PageClient) -> None:
     orders, sender = topic(client, "page-l"), producer(client)
     client.produce("page-l", orders, producer(client), 0, [b"x"])
-    (member, generation), _ = client.call(JOIN_GROUP, "page-readers", "", ["page-l"])
+    (member, generation, ((_, _, _, grant),), _), _ = client.call(JOIN_GROUP, "page-readers", "", ["page-l"])
     offsets = [["page-readers", member, generation, [["page-l", orders, 0, 0]]]]
     epoch = begun(client, sender, 1, "page offsets")
     client.produce("page-l", orders, sender, 0, [b"y"], 2, epoch)
-    wrong = [["page-readers", member, generation + 1, [["page-l", orders, 0, 0]]]]
+    wrong = [["page-readers", member, grant - 1, [["page-l", orders, 0, 0]]]]
     assert client.refused(PREPARE, "page offsets", epoch, None, wrong) == "fenced"
     assert client.call(PREPARE, "page offsets", epoch, None, offsets)[0][0] == "prepared"
     with pytest.raises(PageError) as caught:

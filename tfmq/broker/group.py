@@ -40,8 +40,10 @@ class Group:
         self.target: dict[Key, str] = {}
         self.stale = False
         """Whether the target must be made anew: members, their wishes or the topics changed."""
-        self._awaited: dict[Key, str] = {}
-        """Of the target what its member does not have: free, or another one's."""
+        self._awaited: dict[str, dict[Key, None]] = {}
+        """Of the target what its member does not have, by member: free, or another one's."""
+        self._holders: dict[Key, str] = {}
+        """What the members have, by partition: `owned` of all of them."""
         self._pending: dict[Key, Owner] = {}
         """Grants on their way to the disk: nobody is told of them, and they fence already."""
         self._void: dict[Key, int] = {}
@@ -75,9 +77,8 @@ class Group:
 
     def holder(self, key: Key) -> Member | None:
         """The living member that has the partition, and has been or may be told so."""
-        owner = self.owner(key)
-        member = None if owner is None else self.members.get(owner.member)
-        return member if member is not None and key in member.owned else None
+        member_id = self._holders.get(key)
+        return None if member_id is None else self.members[member_id]
 
     def share(self, member: Member) -> dict[Key, int]:
         """What the member has and shall have, with the grants."""
@@ -85,7 +86,7 @@ class Group:
 
     def awaited(self, member_id: str) -> list[Key]:
         """What the member shall have and has not."""
-        return [key for key, wanted in self._awaited.items() if wanted == member_id]
+        return list(self._awaited.get(member_id, ()))
 
     def coming(self, member_id: str) -> bool:
         """Whether something is on its way to the member."""
@@ -107,7 +108,7 @@ class Group:
     def enter(self, member: Member) -> None:
         """It joined, and holds nothing, whatever one of its name had before."""
         self._void_all(member.id)
-        self.members.pop(member.id, None)
+        self.lose(member.id)
         self.members[member.id] = member
         self.stale = True
 
@@ -119,7 +120,10 @@ class Group:
     def lose(self, member_id: str) -> Member | None:
         """It is dead as far as anybody knows: others may get what it had; what nobody gets it may come back to."""
         member = self.members.pop(member_id, None)
-        self.stale = self.stale or member is not None
+        if member is not None:
+            self.stale = True
+            for key in member.owned:
+                del self._holders[key]
         return member
 
     def adopt(self, member_id: str, generation: int, now: float) -> Member | None:
@@ -142,6 +146,7 @@ class Group:
         """Nobody knows when it joined: its grants say what is its."""
         member = self.members[member_id] = Member(member_id, 0, next(iter(owned.values())).session_ms, now)
         member.owned = {key: owner.grant for key, owner in owned.items()}
+        self._holders.update(dict.fromkeys(owned, member_id))
         self.stale = True
         return member
 
@@ -151,6 +156,7 @@ class Group:
         gone = [key for key, grant in member.owned.items() if grant <= generation and key not in kept]
         for key in gone:
             self._void[key] = member.owned.pop(key)
+            del self._holders[key]
             self.stale = self.stale or self.target.get(key) == member.id
         return bool(gone)
 
@@ -173,13 +179,14 @@ class Group:
         if self.stale:
             self._retarget()
         grants: dict[Key, Owner] = {}
-        for key, member_id in self._awaited.items():
-            if key in self._pending or self.holder(key) is not None:
-                continue
-            known = key in self.row.owners
-            if known or room > 0:
-                grants[key] = Owner(member_id, generation, self.members[member_id].session_ms)
-                room -= not known
+        for member_id, keys in self._awaited.items():
+            for key in keys:
+                if key in self._pending or key in self._holders:
+                    continue
+                known = key in self.row.owners
+                if known or room > 0:
+                    grants[key] = Owner(member_id, generation, self.members[member_id].session_ms)
+                    room -= not known
         freed = []
         for key, grant in list(self._void.items()):
             owner = self._pending.get(key) or self.row.owners.get(key)
@@ -187,8 +194,8 @@ class Group:
                 del self._void[key]
             elif key not in grants and key not in self._pending:
                 freed.append(key)
-        for key in grants:
-            del self._awaited[key]
+        for key, owner in grants.items():
+            del self._awaited[owner.member][key]
         self._pending.update(grants)
         return Changes(grants, freed)
 
@@ -208,7 +215,8 @@ class Group:
                 and self._void.get(key) != owner.grant
             ):
                 member.owned[key] = owner.grant
-            if self.holder(key) is None or self.target.get(key) != owner.member:
+                self._holders[key] = member.id
+            if key not in self._holders or self.target.get(key) != owner.member:
                 self.stale = True
         for key in changes.freed:
             if key not in self.row.owners:
@@ -229,9 +237,8 @@ class Group:
         self.target = pinned | {keys[partition]: member for partition, member in assigned.items()}
         self._awaited = {}
         for key, member_id in self.target.items():
-            holder = self.holder(key)
-            if holder is None or holder.id != member_id:
-                self._awaited[key] = member_id
+            if self._holders.get(key) != member_id:
+                self._awaited.setdefault(member_id, {})[key] = None
 
     @property
     def strategy(self) -> str:
@@ -257,7 +264,7 @@ class Group:
         """Partitions of topics that are gone are nobody's."""
         for member in self.members.values():
             for key in [key for key in member.owned if self._topics.by_incarnation(key[0]) is None]:
-                del member.owned[key]
+                del member.owned[key], self._holders[key]
 
 
 _NOBODY = GroupRow()

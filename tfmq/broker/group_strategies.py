@@ -14,6 +14,7 @@ import hashlib
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
@@ -64,8 +65,7 @@ def strategy_of(name: str) -> Strategy:
     return found
 
 
-def _number_first(partition: Partition) -> tuple[int, str]:
-    return partition[1], partition[0]
+_number_first = itemgetter(1, 0)
 
 
 def _takers(members: Sequence[Candidate], partitions: Sequence[Partition]) -> Takers:

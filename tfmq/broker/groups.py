@@ -59,7 +59,8 @@ class Groups:
         self._roll = GroupRoll(catalog.register, topics, limits)
         self._waits = GroupWaits(timers, topics)
         self._watch = GroupWatch(timers, dead=self._dead, alone=self._alone)
-        self._due: dict[str, None] = {}
+        self._due: dict[str, set[str]] = {}
+        """Groups that are to be planned at the end of the turn, with the members that are looked at then."""
         self._changed_topics: set[str] = set()
         self._joins: dict[str, list[Join]] = {}
 
@@ -131,8 +132,7 @@ class Groups:
         if group.give_up(member, held, request.generation):
             self._mark(group)
         self._waits.wait(group, member, Waiting(reply, session, request.generation, held), request.wait_ms)
-        if group.name not in self._due:
-            self._waits.look(group, member)
+        self._look(group, [member.id])
 
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
         """Gives up the place and all that the member has; answers whether there was anything."""
@@ -225,8 +225,8 @@ class Groups:
         """Whether `balance` has something to do."""
         return bool(self._due or self._changed_topics)
 
-    def _mark(self, group: Group) -> None:
-        self._due[group.name] = None
+    def _mark(self, group: Group, *member_ids: str) -> None:
+        self._due.setdefault(group.name, set()).update(member_ids)
 
     def balance(self) -> bool:
         """At the end of a turn: what changed is one plan and one entry a group; whether there was anything to do."""
@@ -238,21 +238,23 @@ class Groups:
                 group.stale = True
                 self._mark(group)
         due, self._due = self._due, {}
-        for name in due:
+        for name, member_ids in due.items():
             found = self._roll.find(name)
             if found is not None:
-                self._plan(found)
+                self._plan(found, member_ids)
         return True
 
-    def _plan(self, group: Group) -> None:
+    def _plan(self, group: Group, member_ids: Collection[str]) -> None:
+        """What should be written now; a new plan may concern everybody, else it is the members of these names."""
         joins = self._joins.pop(group.name, [])
+        member_ids = list(group.members) if group.stale else member_ids
         generation = self._roll.next_generation()
         changes = group.changes(generation, self._roll.room)
         if joins or changes.grants or changes.freed:
             self._roll.submitted(group.name, len(changes.grants))
             entry = (GROUP_OWNERS, group.name, generation, changes.rows())
             self._catalog.submit(entry, partial(self._written, group, changes, joins))
-        self._look(group)
+        self._look(group, member_ids)
         self._roll.drop_if_empty(group)
 
     def _written(
@@ -267,7 +269,7 @@ class Groups:
             self._mark(group)
         elif error is not None and group.members:
             self._timers.after(RETRY_SECONDS, partial(self._mark, group))
-        self._look(group)
+        self._look(group, {owner.member for owner in changes.grants.values()})
         self._roll.drop_if_empty(group)
 
     def _answer(self, group: Group, join: Join, error: BaseException | None) -> None:
@@ -283,10 +285,14 @@ class Groups:
         else:
             reply.error(fenced(group, member.id, "joined again, or left, before it was answered"))
 
-    def _look(self, group: Group) -> None:
-        """What is planned anew at the end of the turn is looked at then."""
-        if group.name not in self._due:
-            for member in group.members.values():
+    def _look(self, group: Group, member_ids: Iterable[str]) -> None:
+        """Answers their heartbeats, where there is something to say; behind the plan, if there is one in this turn."""
+        if group.name in self._due:
+            self._mark(group, *member_ids)
+            return
+        for member_id in member_ids:
+            member = group.members.get(member_id)
+            if member is not None:
                 self._waits.look(group, member)
 
     # Descriptions

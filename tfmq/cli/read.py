@@ -79,7 +79,7 @@ def read(
     )
     out = sys.stdout.buffer
     with consumer, progress(output, f"reading {topic}", None) as advance:
-        for messages in wanted(consumer, None if follow else Ends(output, topic, ends), count):
+        for messages in wanted(consumer, None if follow else Ends(output, topic, ends, group), count):
             out.writelines(map(line, messages))
             out.flush()  # before the next poll says that these are processed
             advance(len(messages))
@@ -119,19 +119,49 @@ def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:
 
 
 class Ends:
-    """The end of each partition when the command began; it comes closer where a partition stops meanwhile."""
+    """The end of each partition when the command began; it comes closer where a partition stops meanwhile. Those that
+    other members of the group read are theirs.
+    """
 
-    def __init__(self, output: Output, topic: str, ends: dict[int, int]) -> None:
-        self.output, self.topic, self.offsets = output, topic, ends
+    def __init__(self, output: Output, topic: str, ends: dict[int, int], group: str | None) -> None:
+        self.output, self.topic, self.offsets, self.group = output, topic, ends, group
 
-    def look_again(self) -> None:
+    def look_again(self, consumer: "Consumer") -> None:
         """After a poll that brought nothing: what was promised may have been cut off. Raises UnknownTopic."""
         now = present_ends(self.output, self.topic, None)
-        self.offsets = {number: min(end, now[number]) for number, end in self.offsets.items()}
+        others = self._others(consumer) if self.group is not None else set()
+        self.offsets = {
+            number: min(end, now[number]) for number, end in self.offsets.items() if number not in others
+        }
+
+    def _others(self, consumer: "Consumer") -> set[int]:
+        """The partitions that live members have and keep, except this one."""
+        from tfmq.admin import Admin
+
+        assert self.group is not None
+        with Admin(self.output.servers) as admin:
+            members = admin.group(self.group).members
+        theirs = {n for each in members if each["live"] for n in each["partitions"].get(self.topic, ())}
+        return {number for number in theirs & self.offsets.keys() if self._position(consumer, number) is None}
 
     def reached(self, consumer: "Consumer") -> bool:
         """Whether every partition was handed out up to its end."""
-        return all(consumer.position(self.topic, number) >= end for number, end in self.offsets.items())
+        positions = {number: self._position(consumer, number) for number in self.offsets}
+        return all(
+            position is not None and position >= self.offsets[number]
+            for number, position in positions.items()
+        )
+
+    def _position(self, consumer: "Consumer", number: int) -> int | None:
+        """None: it is not this member's (yet)."""
+        from tfmq.errors import UnknownPartition
+
+        try:
+            return consumer.position(self.topic, number)
+        except UnknownPartition:
+            if self.group is None:
+                raise
+            return None
 
 
 def wanted(consumer: "Consumer", ends: Ends | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
@@ -147,7 +177,7 @@ def wanted(consumer: "Consumer", ends: Ends | None, count: int | None) -> Iterat
         if messages:
             yield messages
         elif ends is not None:
-            ends.look_again()
+            ends.look_again(consumer)
         left = None if left is None else left - len(messages)
 
 

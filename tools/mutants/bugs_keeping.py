@@ -205,8 +205,8 @@ READERS_AND_GROUPS: Final = (
         "partition-given-away-under-its-owner",
         "a partition has one owner: the next one waits until the one before lets go",
         "tfmq/broker/group.py",
-        "            if key in self._pending or self.holder(key) is not None:\n",
-        "            if key in self._pending:\n",
+        "                if key in self._pending or key in self._holders:\n",
+        "                if key in self._pending:\n",
         [GROUPS],
     ),
     Mutant(
