@@ -1,18 +1,24 @@
 """The asyncio consumer: one method a line over `tfmq.client.consuming`; a cancelled call leaves it usable."""
 
+import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Literal
 
 from tfmq.client.consumer_options import (
+    OWN_STORE,
     REFRESH_SECONDS,
+    RETRIES,
     SAVE_SECONDS,
     SESSION_SECONDS,
     TIMEOUT_SECONDS,
+    Arguments,
     Partitions,
+    Told,
     Topics,
-    consumer_options,
+    Where,
+    checked,
 )
 from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.asynchronous import AsyncDriver
@@ -24,6 +30,7 @@ from tfmq.client.positions import PartitionName
 from tfmq.client.reach import reach
 from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.start import Start, seek_question
+from tfmq.hooks import Hook
 
 
 class Consumer(LaterConsuming, Generic[Value]):
@@ -45,11 +52,17 @@ class Consumer(LaterConsuming, Generic[Value]):
         on_out_of_range: Literal["stop", "earliest", "latest"] = "stop",
         commits: Literal["auto", "manual", "before"] = "auto",
         offsets: str | OffsetStorage = "broker",
-        retries: int | None = None,
-        dead_letters: str | None = None,
+        retries: int = RETRIES,
+        dead_letters: str | os.PathLike[str] | None = OWN_STORE,
         tags: str | Iterable[str] | None = None,
+        where: Where = None,
         codec: Codec[Value] | None = None,
-        hooks: Sequence[Any] = (),
+        hooks: Sequence[Hook] = (),
+        strategy: Literal["sticky", "range", "consistent_hash"] = "sticky",
+        broadcast: bool | str = False,
+        coordinator: str = "broker",
+        on_assigned: Told = None,
+        on_revoked: Told = None,
         timeout: float = TIMEOUT_SECONDS,
         session: float = SESSION_SECONDS,
         save_every: float = SAVE_SECONDS,
@@ -57,28 +70,7 @@ class Consumer(LaterConsuming, Generic[Value]):
         fetch_bytes: int = FETCH_BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
-        options = consumer_options(
-            topics=topics,
-            partitions=partitions,
-            group=group,
-            start=start,
-            read=read,
-            on_damage=on_damage,
-            on_out_of_range=on_out_of_range,
-            commits=commits,
-            offsets=offsets,
-            retries=retries,
-            dead_letters=dead_letters,
-            tags=tags,
-            codec=codec,
-            hooks=hooks,
-            timeout=timeout,
-            session=session,
-            save_every=save_every,
-            refresh_every=refresh_every,
-            fetch_bytes=fetch_bytes,
-            prefetch_bytes=prefetch_bytes,
-        )
+        options = checked(Arguments.of(locals()))
         link, self._driver, _ = reach(servers, AsyncDriver)
         self._core = Consuming(
             options, link, self._driver.in_threads, attend=self._driver.attend, flush=self._driver.flush
@@ -114,7 +106,8 @@ class Consumer(LaterConsuming, Generic[Value]):
     async def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
         """Saves all that was handed out, the current message included; or up to `message` and including it.
 
-        Returns when it is on the disk. Raises Fenced if another member took the group over.
+        Returns when it is on the disk. Raises Fenced, naming them, if partitions of it are another member's by now; all
+        others are saved, and the consumer goes on with them.
         """
         await self._driver.run(self._core.commit(message))
 

@@ -1,18 +1,24 @@
 """The blocking consumer: one method a line over `tfmq.client.consuming`; every wait happens in the calling thread."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Literal
 
 from tfmq.client.consumer_options import (
+    OWN_STORE,
     REFRESH_SECONDS,
+    RETRIES,
     SAVE_SECONDS,
     SESSION_SECONDS,
     TIMEOUT_SECONDS,
+    Arguments,
     Partitions,
+    Told,
     Topics,
-    consumer_options,
+    Where,
+    checked,
 )
 from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.blocking import BlockingDriver
@@ -24,6 +30,7 @@ from tfmq.client.positions import PartitionName
 from tfmq.client.reach import reach
 from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.start import Start, seek_question
+from tfmq.hooks import Hook
 
 
 class Consumer(LaterConsuming, Generic[Value]):
@@ -36,14 +43,21 @@ class Consumer(LaterConsuming, Generic[Value]):
     read · `on_out_of_range`: "earliest" or "latest" goes on there when the place is gone, "stop" raises ·
     `commits`: "auto" saves what is processed every `save_every` seconds and at the end, "manual" saves what `commit`
     says, "before" saves before it hands out (at most once; in a loop that is one save a message) ·
-    `offsets`: "broker", "file:PATH" or an `OffsetStorage` · `tags`: only messages with one of these tags ·
-    `codec`: what makes `message.value` · `timeout`: seconds that a commit, a seek or `close` tries · `session`: seconds
-    after which a silent member loses its group · `refresh_every`: seconds between looks for new partitions and topics
-    · `fetch_bytes`, `prefetch_bytes`: bytes asked for at once, and kept ahead.
+    `offsets`: "broker", "file:PATH", "sql:URL", "zookeeper://..." or an `OffsetStorage` · `retries`, `dead_letters` (a
+    path, a SQLAlchemy URL, "topic:NAME", None): for `run`, calls after the first one, and where a message goes then ·
+    `tags`: only messages with one of these tags; "a || b" is both, "*" is all · `where`: only messages for which this
+    function says yes · `codec`: what makes `message.value` · `hooks`: see `tfmq.Hook` · `strategy`: how a group's
+    partitions are shared out ("sticky" moves the fewest; "range", "consistent_hash") · `broadcast`: True: every machine
+    has the whole topic, under offsets of its own; a text instead of the machine's name · `coordinator`: "broker", or the
+    "zookeeper://..." that shares the partitions out, and has the offsets · `on_assigned`, `on_revoked`: called with the
+    partitions that came, before anything of them is handed out, and with those that are to go, before they go ·
+    `timeout`: seconds that a commit, a seek or `close` tries · `session`: seconds after which a silent member loses its
+    partitions · `refresh_every`: seconds between looks for new partitions and topics · `fetch_bytes`, `prefetch_bytes`:
+    bytes asked for at once, and kept ahead.
 
     A topic that is not there is waited for; reading never makes one. Processed is a message when the next one is asked
-    for, a polled batch when `poll` is called again, both when `with` ends without an exception.
-    `retries`, `dead_letters` and `hooks` belong to a later release: NotSupported. Wrong arguments: BadRequest.
+    for, a polled batch when `poll` is called again, both when `with` ends without an exception. Wrong arguments:
+    BadRequest.
     """
 
     def __init__(
@@ -59,11 +73,17 @@ class Consumer(LaterConsuming, Generic[Value]):
         on_out_of_range: Literal["stop", "earliest", "latest"] = "stop",
         commits: Literal["auto", "manual", "before"] = "auto",
         offsets: str | OffsetStorage = "broker",
-        retries: int | None = None,
-        dead_letters: str | None = None,
+        retries: int = RETRIES,
+        dead_letters: str | os.PathLike[str] | None = OWN_STORE,
         tags: str | Iterable[str] | None = None,
+        where: Where = None,
         codec: Codec[Value] | None = None,
-        hooks: Sequence[Any] = (),
+        hooks: Sequence[Hook] = (),
+        strategy: Literal["sticky", "range", "consistent_hash"] = "sticky",
+        broadcast: bool | str = False,
+        coordinator: str = "broker",
+        on_assigned: Told = None,
+        on_revoked: Told = None,
         timeout: float = TIMEOUT_SECONDS,
         session: float = SESSION_SECONDS,
         save_every: float = SAVE_SECONDS,
@@ -71,28 +91,7 @@ class Consumer(LaterConsuming, Generic[Value]):
         fetch_bytes: int = FETCH_BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
-        options = consumer_options(
-            topics=topics,
-            partitions=partitions,
-            group=group,
-            start=start,
-            read=read,
-            on_damage=on_damage,
-            on_out_of_range=on_out_of_range,
-            commits=commits,
-            offsets=offsets,
-            retries=retries,
-            dead_letters=dead_letters,
-            tags=tags,
-            codec=codec,
-            hooks=hooks,
-            timeout=timeout,
-            session=session,
-            save_every=save_every,
-            refresh_every=refresh_every,
-            fetch_bytes=fetch_bytes,
-            prefetch_bytes=prefetch_bytes,
-        )
+        options = checked(Arguments.of(locals()))
         link, self._driver, _ = reach(servers, BlockingDriver)
         self._core = Consuming(options, link, attend=self._driver.attend, flush=self._driver.flush)
         self._driver.tickers.append(self._core.tasks)
@@ -124,7 +123,8 @@ class Consumer(LaterConsuming, Generic[Value]):
     def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
         """Saves all that was handed out, the current message included; or up to `message` and including it.
 
-        Returns when it is on the disk. Raises Fenced if another member took the group over.
+        Returns when it is on the disk. Raises Fenced, naming them, if partitions of it are another member's by now; all
+        others are saved, and the consumer goes on with them.
         """
         self._driver.run(self._core.commit(message))
 

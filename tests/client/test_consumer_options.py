@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tfmq.client.consumer_options import consumer_options
-from tfmq.errors import BadRequest, NotSupported
+from tfmq.client.offset_storage import FileOffsets
+from tfmq.errors import BadRequest
 
 
 def test_the_defaults() -> None:
@@ -34,6 +35,13 @@ def test_the_defaults() -> None:
         ("session", float("inf")),
         ("save_every", float("nan")),
         ("fetch_bytes", 0),
+        ("retries", -1),
+        ("retries", True),
+        ("strategy", "random"),
+        ("coordinator", "etcd://here"),
+        ("where", "tag == 'a'"),
+        ("on_assigned", 1),
+        ("on_revoked", "f"),
         ("prefetch_bytes", 1 << 40),
     ],
 )
@@ -43,25 +51,50 @@ def test_a_wrong_value_is_refused(name: str, value: Any) -> None:
         consumer_options(**arguments)
 
 
+def test_an_expression_over_tags_is_the_tags_in_it() -> None:
+    def tags(given: Any) -> Any:
+        return consumer_options(topics="orders", tags=given).tags
+
+    assert tags("a || b") == tags(["a", "b"]) == tags("a||b") == {"a", "b"}
+    assert tags(["a || b", "c"]) == {"a", "b", "c"}
+    assert tags("*") is None and tags("a || *") is None, "everything, with a tag or without"
+    for wrong in ("a ||", "||", [3]):
+        with pytest.raises(BadRequest):
+            tags(wrong)
+
+
+def test_a_broadcast_has_a_group_of_its_own_on_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "shop 1")
+    arguments = {"topics": "orders", "group": "prices"}
+    assert consumer_options(**arguments, broadcast=True).group == "prices-shop_1"
+    assert consumer_options(**arguments, broadcast="left").group == "prices-left"
+    assert consumer_options(**arguments).group == "prices"
+
+
+def test_a_group_that_zookeeper_coordinates_has_its_offsets_there() -> None:
+    from tfmq.zookeeper.offsets import ZooKeeperOffsets
+
+    arguments = {"topics": "orders", "group": "g", "coordinator": "zookeeper://127.0.0.1:1/meta"}
+    options = consumer_options(**arguments)
+    assert isinstance(options.storage, ZooKeeperOffsets)
+    assert options.coordinator == "zookeeper://127.0.0.1:1/meta"
+    assert isinstance(consumer_options(**arguments, offsets="file:/x").storage, FileOffsets)
+
+
+def test_what_is_not_known_is_a_type_error() -> None:
+    with pytest.raises(TypeError):
+        consumer_options(topics="orders", retry=3)
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "arguments",
     [
-        ("retries", 5),
-        ("retries", 0),
-        ("dead_letters", "topic:dead"),
-        ("hooks", [object()]),
-        ("offsets", "sql:sqlite://"),
-        ("offsets", "zookeeper://here"),
-        ("tags", "a || b"),
-        ("tags", "*"),
+        {"commits": "manual"},
+        {"offsets": "file:x"},
+        {"broadcast": True},
+        {"coordinator": "zookeeper://here/x"},
     ],
 )
-def test_what_belongs_to_a_later_release_says_so(name: str, value: Any) -> None:
-    with pytest.raises(NotSupported, match="later release"):
-        consumer_options(**{"topics": "orders", "group": "g", name: value})
-
-
-@pytest.mark.parametrize("arguments", [{"commits": "manual"}, {"offsets": "file:x"}])
 def test_saving_needs_a_group(arguments: Any) -> None:
     with pytest.raises(BadRequest, match="group"):
         consumer_options(topics="orders", **arguments)

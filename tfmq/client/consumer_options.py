@@ -1,28 +1,44 @@
 """What a consumer was told: every argument of its faces checked and put into one value."""
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tfmq import limits
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
-from tfmq.client.offset_storage import OffsetStorage, open_storage
-from tfmq.client.received import Codec
+from tfmq.client.offset_storage import ZOOKEEPER_PREFIX, OffsetStorage, open_storage
+from tfmq.client.positions import PartitionName
+from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.start import Question, Start, question
 from tfmq.client.subscription import Subscription
-from tfmq.errors import BadRequest, NotSupported
+from tfmq.errors import BadRequest
 from tfmq.protocol.commands import READ
+from tfmq.protocol.group_commands import CONSISTENT_HASH, RANGE, STICKY
 
 Topics = str | Sequence[str] | re.Pattern[str] | None
 Partitions = Sequence[tuple[str, int]] | Sequence[int] | None
+Where = Callable[[ReceivedMessage[Any]], object] | None
+"""A filter: whether the message is wanted."""
+Told = Callable[[list[PartitionName]], Any] | None
+"""What is called with partitions that came, or are to go; with asyncio it may be a coroutine function."""
 
 SESSION_SECONDS: Final = 30.0
-"""How long a silent member keeps its group: longer than a pause of a busy process, shorter than a person's patience."""
+"""How long a silent member keeps its share: longer than a pause of a busy process, shorter than a person's patience."""
 SAVE_SECONDS: Final = 5.0
 REFRESH_SECONDS: Final = 5.0
 """How often new partitions, and new topics of a pattern, are looked for."""
 TIMEOUT_SECONDS: Final = 30.0
 """How long a commit, a seek or a close tries."""
+RETRIES: Final = 5
+"""Calls of a handler after the first one."""
+OWN_STORE: Final = "~/.local/state/tfmq/GROUP.db"
+"""Stands for the dead letters of whoever names no store."""
+BROKER: Final = "broker"
+STRATEGIES: Final = (STICKY, RANGE, CONSISTENT_HASH)
+EVERY_TAG: Final = "*"
+OR: Final = "||"
 _ON_OUT_OF_RANGE: Final = ("stop", "earliest", "latest")
 
 
@@ -38,8 +54,16 @@ class ConsumerOptions(NamedTuple):
     reset: str | None
     commits: str
     storage: OffsetStorage | None
+    retries: int
+    dead_letters: str | os.PathLike[str] | None
     tags: frozenset[str] | None
+    where: Where
     codec: Codec | None
+    hooks: tuple[Any, ...]
+    strategy: str
+    coordinator: str | None
+    on_assigned: Told
+    on_revoked: Told
     timeout: float
     session: float
     save: float
@@ -48,71 +72,131 @@ class ConsumerOptions(NamedTuple):
     prefetch_bytes: int
 
 
-def consumer_options(
-    *,
-    topics: Topics = None,
-    partitions: Partitions = None,
-    group: str | None = None,
-    start: Start = "earliest",
-    read: str = "forced",
-    on_damage: str = "stop",
-    on_out_of_range: str = "stop",
-    commits: str = "auto",
-    offsets: "str | OffsetStorage" = "broker",
-    retries: int | None = None,
-    dead_letters: str | None = None,
-    tags: str | Iterable[str] | None = None,
-    codec: Codec | None = None,
-    hooks: Sequence[Any] = (),
-    timeout: float = TIMEOUT_SECONDS,
-    session: float = SESSION_SECONDS,
-    save_every: float = SAVE_SECONDS,
-    refresh_every: float = REFRESH_SECONDS,
-    fetch_bytes: int = FETCH_BYTES,
-    prefetch_bytes: int = PREFETCH_BYTES,
-) -> ConsumerOptions:
-    """The options for the arguments of a consumer. Raises BadRequest for a wrong one, NotSupported for a later one."""
-    _refuse_later({"retries": retries, "dead_letters": dead_letters, "hooks": tuple(hooks) or None})
-    subscription = Subscription.of(topics, partitions)
-    if group is not None and not limits.valid_name(group):
-        raise BadRequest(f"{group!r} is no name of a group: letters, digits, '.', '_' and '-', at most 249.")
-    _one_of("read", read, READ)
-    _one_of("on_damage", on_damage, ("stop", "skip"))
-    _one_of("on_out_of_range", on_out_of_range, _ON_OUT_OF_RANGE)
-    _one_of("commits", commits, ("auto", "manual", "before"))
-    if group is None and (commits != "auto" or offsets != "broker"):
-        raise BadRequest("commits= and offsets= need a group: without one nothing is saved.")
-    _check_seconds(timeout=timeout, session=session, save_every=save_every, refresh_every=refresh_every)
-    _check_bytes(fetch_bytes=fetch_bytes, prefetch_bytes=prefetch_bytes)
-    if codec is not None and (isinstance(codec, str) or not hasattr(codec, "decode")):
-        raise BadRequest(f"A codec has encode and decode, as tfmq.codecs.json has; {codec!r} is none.")
+class Arguments(NamedTuple):
+    """What a face was given, unchecked; the defaults are those of all faces."""
+
+    topics: Topics = None
+    partitions: Partitions = None
+    group: str | None = None
+    start: Start = "earliest"
+    read: str = "forced"
+    on_damage: str = "stop"
+    on_out_of_range: str = "stop"
+    commits: str = "auto"
+    offsets: str | OffsetStorage = BROKER
+    retries: int = RETRIES
+    dead_letters: str | os.PathLike[str] | None = OWN_STORE
+    tags: str | Iterable[str] | None = None
+    where: Where = None
+    codec: Codec | None = None
+    hooks: Sequence[Any] = ()
+    strategy: str = STICKY
+    broadcast: bool | str = False
+    coordinator: str = BROKER
+    on_assigned: Told = None
+    on_revoked: Told = None
+    timeout: float = TIMEOUT_SECONDS
+    session: float = SESSION_SECONDS
+    save_every: float = SAVE_SECONDS
+    refresh_every: float = REFRESH_SECONDS
+    fetch_bytes: int = FETCH_BYTES
+    prefetch_bytes: int = PREFETCH_BYTES
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Arguments":
+        """Those among what a constructor was given."""
+        return cls(**{name: given[name] for name in cls._fields})
+
+
+def consumer_options(**arguments: Any) -> ConsumerOptions:
+    """The options for the `Arguments` of a consumer. Raises BadRequest for a wrong one, NotSupported for a storage or a
+    coordinator whose library is missing, TypeError for one that there is not."""
+    return checked(Arguments(**arguments))
+
+
+def checked(given: Arguments) -> ConsumerOptions:
+    """As `consumer_options`."""
+    subscription = Subscription.of(given.topics, given.partitions)
+    by_broker = _by_broker(given.coordinator)
+    _check(given, by_broker)
     return ConsumerOptions(
         subscription=subscription,
-        group=group,
-        start=question(start),
-        start_latest=start == "latest",
-        read=READ[read],
-        skip_damage=on_damage == "skip",
-        reset=None if on_out_of_range == "stop" else on_out_of_range,
-        commits=commits,
-        storage=open_storage(offsets),
-        tags=_tags(tags),
-        codec=codec,
-        timeout=timeout,
-        session=session,
-        save=save_every,
-        refresh=refresh_every,
-        fetch_bytes=fetch_bytes,
-        prefetch_bytes=prefetch_bytes,
+        group=_group(given.group, given.broadcast),
+        start=question(given.start),
+        start_latest=given.start == "latest",
+        read=READ[given.read],
+        skip_damage=given.on_damage == "skip",
+        reset=None if given.on_out_of_range == "stop" else given.on_out_of_range,
+        commits=given.commits,
+        storage=open_storage(given.offsets if by_broker or given.offsets != BROKER else given.coordinator),
+        retries=given.retries,
+        dead_letters=given.dead_letters,
+        tags=_tags(given.tags),
+        where=given.where,
+        codec=given.codec,
+        hooks=tuple(given.hooks),
+        strategy=given.strategy,
+        coordinator=None if by_broker else given.coordinator,
+        on_assigned=given.on_assigned,
+        on_revoked=given.on_revoked,
+        timeout=given.timeout,
+        session=given.session,
+        save=given.save_every,
+        refresh=given.refresh_every,
+        fetch_bytes=given.fetch_bytes,
+        prefetch_bytes=given.prefetch_bytes,
     )
 
 
-def _refuse_later(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise NotSupported(
-                f"{name}= belongs to consumer.run(), which needs a later release; leave it out."
-            )
+def _check(given: Arguments, by_broker: bool) -> None:
+    _one_of("read", given.read, READ)
+    _one_of("on_damage", given.on_damage, ("stop", "skip"))
+    _one_of("on_out_of_range", given.on_out_of_range, _ON_OUT_OF_RANGE)
+    _one_of("commits", given.commits, ("auto", "manual", "before"))
+    _one_of("strategy", given.strategy, STRATEGIES)
+    saves = given.commits != "auto" or given.offsets != BROKER or given.broadcast or not by_broker
+    if given.group is None and saves:
+        raise BadRequest(
+            "commits=, offsets=, broadcast= and coordinator= need a group: without one nothing is saved."
+        )
+    if type(given.retries) is not int or given.retries < 0:
+        raise BadRequest(f"retries={given.retries!r} is no number of calls; it takes one from 0 on.")
+    for name in ("where", "on_assigned", "on_revoked"):
+        value = getattr(given, name)
+        if value is not None and not callable(value):
+            raise BadRequest(f"{name}={value!r} cannot be called.")
+    _check_seconds(
+        timeout=given.timeout,
+        session=given.session,
+        save_every=given.save_every,
+        refresh_every=given.refresh_every,
+    )
+    _check_bytes(fetch_bytes=given.fetch_bytes, prefetch_bytes=given.prefetch_bytes)
+    codec = given.codec
+    if codec is not None and (isinstance(codec, str) or not hasattr(codec, "decode")):
+        raise BadRequest(f"A codec has encode and decode, as tfmq.codecs.json has; {codec!r} is none.")
+
+
+def _group(group: str | None, broadcast: bool | str) -> str | None:
+    """The group's name; of a broadcast the one that this machine, or who is named, has for itself."""
+    if group is None:
+        return None
+    name = group
+    if broadcast:
+        own = socket.gethostname() if broadcast is True else broadcast
+        name = f"{group}-{re.sub(r'[^A-Za-z0-9._-]', '_', own)}"
+    if not limits.valid_name(name):
+        raise BadRequest(f"{name!r} is no name of a group: letters, digits, '.', '_' and '-', at most 249.")
+    return name
+
+
+def _by_broker(coordinator: str) -> bool:
+    """Whether the broker coordinates the group, not a ZooKeeper."""
+    if coordinator == BROKER:
+        return True
+    if isinstance(coordinator, str) and coordinator.startswith(ZOOKEEPER_PREFIX):
+        return False
+    raise BadRequest(f'coordinator={coordinator!r}: it takes "broker" or "zookeeper://HOST:PORT/ROOT".')
 
 
 def _one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
@@ -136,19 +220,22 @@ def _check_bytes(**sizes: int) -> None:
 
 
 def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
-    """The tags to filter by; None: no filter. Raises BadRequest, NotSupported for expressions."""
+    """The tags to filter by; None: no filter. "a || b" is both, "*" everything. Raises BadRequest."""
     if tags is None:
         return None
-    found = frozenset((tags,) if isinstance(tags, str) else tags)
+    given = (tags,) if isinstance(tags, str) else tuple(tags)
+    found: set[str] = set()
+    for each in given:
+        if not isinstance(each, str):
+            raise BadRequest(f"{each!r} is no tag to filter by; it takes text.")
+        found.update(part.strip() for part in each.split(OR))
     for tag in found:
-        if not isinstance(tag, str) or not tag or len(tag.encode()) > limits.TAG_BYTES:
+        if not tag or len(tag.encode()) > limits.TAG_BYTES:
             raise BadRequest(
                 f"{tag!r} is no tag to filter by: it takes words of up to {limits.TAG_BYTES:d} bytes."
             )
-        if "||" in tag or tag == "*":
-            raise NotSupported(
-                f"{tag!r} is an expression over tags, which needs a later release; list the tags."
-            )
+    if EVERY_TAG in found:
+        return None
     if not 0 < len(found) <= limits.FETCH_TAGS:
         raise BadRequest(f"{len(found)} tags to filter by; it takes 1 to {limits.FETCH_TAGS:d}.")
-    return found
+    return frozenset(found)
