@@ -92,8 +92,10 @@ EVENTS: dict[str, events.Event] = {
     "depart again": events.Depart(50, "me", JOURNEY._replace(sequence=4)),
     "arrive": events.Arrive(50, 99, 0, 500),
     "arrive elsewhere": events.Arrive(50, 98, 0, 500),
-    "return": events.Return(50, "me"),
-    "return another's": events.Return(50, "you"),
+    "return": events.Return(50, "me", 99, 0),
+    "return another's": events.Return(50, "you", 99, 0),
+    "return from another place": events.Return(50, "me", 99, 1),
+    "return from no place": events.Return(50, "me"),
 }
 LANE = ("begin", "note", "note what was begun")
 TABLE = {
@@ -284,6 +286,7 @@ def test_putting_off_costs_no_call_and_comes_to_an_end() -> None:
 
 def test_a_claim_without_a_place_is_anybodys() -> None:
     claimed = done(letter_in(DEAD), events.Claim(20, "me"))
+    assert done(claimed, events.Return(21, "me")).state == DEAD
     again = done(claimed, events.Claim(21, "you"))
     assert after(again, events.Depart(22, "me", JOURNEY)) is None
     assert done(again, events.Depart(22, "you", JOURNEY)).journey == JOURNEY
@@ -291,7 +294,7 @@ def test_a_claim_without_a_place_is_anybodys() -> None:
 
 def test_a_place_is_settled_once() -> None:
     assert after(letter_in(REDRIVING), events.Depart(50, "me", JOURNEY._replace(producer_id=98))) is None
-    returned = done(letter_in(REDRIVING), events.Return(50, "me"))
+    returned = done(letter_in(REDRIVING), events.Return(50, "me", 99, 0))
     assert (returned.journey, returned.token) == (None, "")
 
 
@@ -328,7 +331,7 @@ def one_event(chance: Any, letter: Letter | None, now: int) -> Letter | None:
             events.Claim(now, chance.choice("ab"), True),
             events.Depart(now, token, JOURNEY._replace(sequence=chance.randrange(3))),
             events.Arrive(now, 99, chance.randrange(3), 5),
-            events.Return(now, token),
+            events.Return(now, token, chance.choice([0, 99]), chance.randrange(3)),
         ]
     )
     found = after(letter, event)

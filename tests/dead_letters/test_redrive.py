@@ -18,7 +18,7 @@ from tests.dead_letters.helpers import Killed, Mortal, Process, failure, group_o
 from tests.scale import scaled, seeded
 from tfmq.client.waiting import Operation, Wait
 from tfmq.dead_letters import events
-from tfmq.dead_letters.letter import DEAD, REDRIVEN, REDRIVING
+from tfmq.dead_letters.letter import DEAD, DROPPED, REDRIVEN, REDRIVING
 from tfmq.dead_letters.redrive import Redrive, Report, Wish
 from tfmq.dead_letters.selection import Selection
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError, TimedOut, UnknownTopic
@@ -223,6 +223,40 @@ def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
     process.kill()
     assert again(broker) == texts
     assert states(broker, store) == {REDRIVEN: MESSAGES}
+
+
+def test_a_hole_between_its_places_is_closed_before_anything_is_given_back(
+    broker: SimulatedBroker, store: Path | str
+) -> None:
+    """Of what it has claimed a person drops one; behind its places another redrive sends them, and is killed then."""
+    texts = fill(broker, store)
+    process = Process(broker, store)
+
+    class Unlucky(Mortal):
+        """What happens beside each of its steps."""
+
+        def apply(self, steps: Any) -> Operation[Any]:
+            found = yield from super().apply(steps)
+            kinds = {type(event) for _, event in steps}
+            if events.Claim in kinds and not dropped:
+                dropped.append(steps[0][0])
+                yield from process.shelf.apply([(steps[0][0], events.Drop(process_ms(process)))])
+            if events.Depart in kinds and len(dropped) == 1:
+                dropped.append("")
+                redrive(broker, store, killed_at=2)
+            return found
+
+    dropped: list[str] = []
+    work = Redrive(Unlucky(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock)
+    process.run(work.run())
+    process.kill()
+    redrive(broker, store)
+    assert len(again(broker)) == len(set(again(broker))) == len(texts) - 1
+    assert states(broker, store) == {REDRIVEN: MESSAGES - 1, DROPPED: 1}
+
+
+def process_ms(process: Process) -> int:
+    return round(process.wall_clock() * 1000)
 
 
 def stepped(process: Process, operation: Operation[Any]) -> bool:

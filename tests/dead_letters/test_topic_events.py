@@ -38,7 +38,7 @@ EVENTS: list[events.Event] = [
     events.Claim(19, "me", True),
     events.Depart(20, "me", Journey("again", 8, 3, 99, 5, 1 << 40, "node-1")),
     events.Arrive(21, 99, 5, -1),
-    events.Return(22, "me"),
+    events.Return(22, "me", 99, 5),
 ]
 
 

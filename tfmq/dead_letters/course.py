@@ -281,7 +281,9 @@ def _arrived(letter: Letter, event: events.Arrive) -> Letter | None:
 
 
 def _returned(letter: Letter, event: events.Return) -> Letter | None:
-    if letter.token != event.token:
+    """Only from the place that it is known of: by now it may be under way under another one."""
+    place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
+    if letter.token != event.token or place != (event.producer_id, event.sequence):
         return None
     return replace(letter, state=DEAD, token="", journey=None)
 

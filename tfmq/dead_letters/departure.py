@@ -76,16 +76,16 @@ def send_run(
         return Fate(unsure=tuple(f"{each.id} {elsewhere}" for each in letters))
     try:
         offsets = yield from send_numbered(link, stream, first.sequence, contents, until)
-    except (
-        BadRequest
-    ) as error:  # perhaps a part of them is there: somebody who knew only of that part had sent it
-        if len(letters) > 1:
+    except BadRequest as error:
+        if (
+            len(letters) > 1
+        ):  # perhaps a part of them is there: somebody who knew only of that part had sent it
             return (yield from _one_by_one(link, letters, until, now_ms))
-        return (yield from _closed(link, stream, letters, until, now_ms))._replace(refused=error.sentence)
+        return (yield from close_run(link, letters, until, now_ms))._replace(refused=error.sentence)
     except MessageTooLarge as error:
-        return (yield from _closed(link, stream, letters, until, now_ms))._replace(refused=error.sentence)
+        return (yield from close_run(link, letters, until, now_ms))._replace(refused=error.sentence)
     except (SequenceGap, StaleProducer, UnknownProducer):
-        return (yield from _closed(link, stream, letters, until, now_ms))
+        return (yield from close_run(link, letters, until, now_ms))
     except UnknownTopic:
         return Fate(unsure=_unsure(letters, f"topic {first.topic} was deleted since"))
     return _arrived(letters, offsets, now_ms())
@@ -109,10 +109,11 @@ def _one_by_one(
     return whole
 
 
-def _closed(
-    link: Link, stream: Stream, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
+def close_run(
+    link: Link, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[Fate]:
-    """Nothing more comes in this stream: what is there arrived, the rest never will."""
+    """Nothing more comes in the stream of these: what is there arrived, the rest never will."""
+    stream = stream_of(_journey(letters[0]))
     journeys = [_journey(each) for each in letters]
     try:
         last = yield from close_stream(link, stream, until)
@@ -140,7 +141,10 @@ def _arrived(letters: Sequence[Letter], offsets: Sequence[int], now_ms: int) -> 
 
 
 def _returned(letters: Sequence[Letter], now_ms: int) -> Fate:
-    steps: list[Step] = [(each.id, events.Return(now_ms, each.token)) for each in letters]
+    steps: list[Step] = []
+    for each in letters:
+        journey = _journey(each)
+        steps.append((each.id, events.Return(now_ms, each.token, journey.producer_id, journey.sequence)))
     return Fate(tuple(steps), returned=len(steps))
 
 

@@ -125,10 +125,12 @@ class Arrive(NamedTuple):
 
 
 class Return(NamedTuple):
-    """It is known that it was not sent under this place, and never will be: it is dead as before."""
+    """It was not sent under this place (0, 0: it had none yet), and never will be, that is known: it is dead again."""
 
     at_ms: int
     token: str
+    producer_id: int = 0
+    sequence: int = 0
 
 
 Event = (

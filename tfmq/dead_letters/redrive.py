@@ -21,7 +21,7 @@ from tfmq.client.numbered import Stream, lease_id, locate_end
 from tfmq.client.operations import find_topics
 from tfmq.client.waiting import Operation, Wait
 from tfmq.dead_letters import events
-from tfmq.dead_letters.departure import Fate, content_of_letter, send_run
+from tfmq.dead_letters.departure import Fate, close_run, content_of_letter, send_run
 from tfmq.dead_letters.letter import DEAD, REDRIVING, WAITING, Journey, Letter
 from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
 from tfmq.dead_letters.shelf import Shelf
@@ -233,9 +233,10 @@ class Redrive:
         if len(found) == len(letters):
             self._streams[target] = (stream, first + len(letters))
             return found
-        yield from self._shelf.apply(
-            [(each.id, events.Return(self._now_ms(), self._token)) for each in found]
-        )
+        if found:  # their places have a hole between them; another redrive may have sent some by now
+            yield from self._settled(
+                found, (yield from close_run(self._link, found, self._until(), self._now_ms))
+            )
         return []
 
     def _stream(self, target: tuple[str, int], count: int) -> Operation[tuple[Stream, int]]:
@@ -252,6 +253,11 @@ class Redrive:
         if not letters:
             return Fate()
         fate = yield from send_run(self._link, letters, self._until(), self._now_ms)
+        yield from self._settled(letters, fate)
+        return fate
+
+    def _settled(self, letters: Sequence[Letter], fate: Fate) -> Operation[None]:
+        """Write down what became of a run."""
         yield from self._shelf.apply(fate.steps)
         journey = letters[0].journey
         assert journey is not None
@@ -261,9 +267,8 @@ class Redrive:
         self._told(fate.arrived)
         if fate.arrived < len(
             letters
-        ):  # what its stream has is not what was meant: another id for what follows
+        ):  # its stream is closed, or nobody knows: what follows takes another id
             self._streams.pop((journey.topic, journey.partition), None)
-        return fate
 
     def _done(self) -> int:
         return sum(self.report.targets.values()) - self.report.resumed
@@ -281,9 +286,9 @@ class Redrive:
 def runs_of(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
     """Letters under way, by stream, cut where a sequence is missing, and where they would be too much at once."""
 
-    def place(letter: Letter) -> tuple[Stream, int]:
+    def place(letter: Letter) -> tuple[tuple[str, Stream], int]:
         assert letter.journey is not None
-        return Stream(*letter.journey[:4]), letter.journey.sequence
+        return (letter.journey.node, Stream(*letter.journey[:4])), letter.journey.sequence
 
     for _, group in itertools.groupby(sorted(letters, key=place), key=lambda each: place(each)[0]):
         run: list[Letter] = []

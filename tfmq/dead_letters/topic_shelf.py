@@ -208,10 +208,8 @@ class TopicShelf:
         self._looked_at = -LOOK_SECONDS
         try:
             return (yield from self._sent(steps, until))
-        except (
-            UnknownProducer
-        ):  # idle for so long that the broker forgot it, and had nothing of this under it
-            self._drop_id()
+        except UnknownProducer:
+            self._drop_id()  # idle for so long that the broker forgot it, and had nothing of this under it
         except UnknownTopic:  # deleted, perhaps made again
             self._forget()
         return (yield from self._sent(steps, until))

@@ -189,14 +189,31 @@ SENDING: Final = (
         [REDRIVE],
     ),
     Mutant(
+        "hole-given-back",
+        "what is given back can be sent by nobody any more",
+        _REDRIVE,
+        "(yield from close_run(self._link, found, self._until(), self._now_ms))",
+        "Fate(tuple((e.id, events.Return(self._now_ms(), e.token, e.journey.producer_id, e.journey.sequence))"
+        " for e in found))",
+        [REDRIVE],
+    ),
+    Mutant(
+        "returned-from-any-place",
+        "a slow redrive gives back nothing that is under way under another place",
+        _COURSE,
+        "    if letter.token != event.token or place != (event.producer_id, event.sequence):\n",
+        "    if letter.token != event.token:\n",
+        [COURSE],
+    ),
+    Mutant(
         "gap-believed",
         "what is returned can be sent by nobody, also by one that wakes up later",
         _DEPARTURE,
         "    except (SequenceGap, StaleProducer, UnknownProducer):\n"
-        "        return (yield from _closed(link, stream, letters, until, now_ms))\n",
+        "        return (yield from close_run(link, letters, until, now_ms))\n",
         "    except SequenceGap:\n        return _returned(letters, now_ms())\n"
         "    except (StaleProducer, UnknownProducer):\n"
-        "        return (yield from _closed(link, stream, letters, until, now_ms))\n",
+        "        return (yield from close_run(link, letters, until, now_ms))\n",
         [DEPARTURE],
     ),
     Mutant(
