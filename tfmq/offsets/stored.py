@@ -96,7 +96,8 @@ def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
     """The error of a storage, named by `where`, that keeps a higher generation of the partitions in `kept`."""
     names = ", ".join(f"{name} (generation {kept[name]})" for name in sorted(kept))
     return Fenced(
-        f"{where}: another member of group {group} has taken over {names}.",
+        f"{where}: another member of group {group} has taken over {names}. (After a broker was set up anew: remove the"
+        " group's offsets there, they are of the one before.)",
         partitions=[list(name) for name in sorted(kept)],
     )
 

@@ -23,6 +23,7 @@ from tools.mutants.bugs_handler import HANDLING
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_journal_store import JOURNAL_STORE
 from tools.mutants.bugs_keeping import KEEPING
+from tools.mutants.bugs_offsets import OFFSETS
 from tools.mutants.bugs_schedules import SCHEDULES
 from tools.mutants.bugs_server import SERVER
 from tools.mutants.bugs_sql import SQL
@@ -54,6 +55,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + DELAY_FIRING
     + DELAY_STORE
     + SCHEDULES
+    + OFFSETS
     + SERVER
     + CLIENT
     + DEAD_LETTERS
