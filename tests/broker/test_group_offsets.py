@@ -3,8 +3,16 @@
 import pytest
 
 from tests.broker.group_desk import Seat, seats
-from tests.broker.helpers import Broker
-from tfmq.protocol.commands import CommitOffsets, GroupOffset, ListGroups, ResetGroup
+from tests.broker.helpers import Broker, Session
+from tfmq.protocol.commands import (
+    CommitOffsets,
+    GroupOffset,
+    ListGroups,
+    PartitionName,
+    ReadOffsets,
+    ResetGroup,
+    TransactionOffsets,
+)
 
 
 @pytest.fixture
@@ -128,3 +136,53 @@ def test_work_begun_under_an_earlier_grant_is_fenced_although_the_partition_came
     first.take(unheard)
     first.beat()
     assert len(first.numbers) == 11 and first.commit(60).fenced == []
+
+
+def test_offsets_in_doubt_hold_the_next_owner_back_until_their_transaction_has_ended(broker: Broker) -> None:
+    """Whoever takes the partition over begins behind what the transaction took."""
+    first, second = Seat(broker, "ada"), Seat(broker, "bob")
+    first.join()
+    first.commit(10)
+    began = broker.begin(broker.stream(), "order-42")
+    row = TransactionOffsets("billing", "ada", first.generation, rows(broker, 100, 7))
+    assert broker.prepare(began, [row]).state == "prepared"
+    first.leave()
+    second.join()
+    assert 7 in second.numbers
+    wanted = [PartitionName("orders", 7)]
+    assert broker.ask(ReadOffsets("billing", wanted)).code == "busy"
+    assert second.commit(50, ("orders", broker.incarnation(), 7)).code == "busy"
+    assert broker.decide(began).state == "committed"
+    assert [each[3] for each in broker.ask(ReadOffsets("billing", wanted)).offsets] == [100]
+    assert second.commit(150, ("orders", broker.incarnation(), 7)).committed == 1
+
+
+def test_a_transaction_with_offsets_of_one_partition_that_is_anothers_is_refused_whole(
+    broker: Broker,
+) -> None:
+    first, second = seats(broker, "ada bob")
+    mine, other = first.numbers[0], second.numbers[0]
+    row = TransactionOffsets("billing", "ada", first.generation, rows(broker, 9, mine, other))
+    refused = broker.transact(broker.stream(), [("orders", 0, [b"x"])], [row])
+    assert refused.code == "fenced" and f"orders-{other}" in str(refused.failure)
+    assert broker.payloads() == [] and broker.saved() == {}
+    row = TransactionOffsets("billing", "ada", first.generation, rows(broker, 9, mine))
+    assert broker.transact(broker.stream(), [("orders", 0, [b"x"])], [row]).state == "committed"
+    assert broker.saved() == {("orders", mine): 9}
+
+
+def test_a_producers_connection_says_nothing_about_its_members(broker: Broker) -> None:
+    """Offsets inside a transaction come over another connection, whose end is not the end of the member."""
+    first = Seat(broker, "ada")
+    first.join()
+    producer = Session("the producer")
+    row = TransactionOffsets("billing", "ada", first.generation, rows(broker, 9, 0))
+    assert broker.transact(broker.stream(), [], [row], session=producer).state == "committed"
+    producer.close()
+    broker.advance(5)
+    first.beat()
+    assert len(first.numbers) == 10
+
+
+def rows(broker: Broker, offset: int, *numbers: int) -> list[GroupOffset]:
+    return [GroupOffset("orders", broker.incarnation(), number, offset) for number in numbers]

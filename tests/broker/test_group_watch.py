@@ -93,3 +93,19 @@ def test_a_broker_that_was_started_anew_asks_what_its_members_want(broker: Broke
     assert first.beat().forgotten and first.numbers == list(range(10))
     assert first.ask_beat(10_000).code == "waiting"
     assert described(again)["ada"]["topics"] == ["orders"]
+
+
+def test_a_broker_that_stood_still_takes_nobody_for_dead(broker: Broker) -> None:
+    """Its process was stopped, or its machine asleep: what the members said waits to be read."""
+    first, second = seats(broker, "ada bob")
+    first.disconnect()
+    broker.clock.advance(1000)
+    broker.engine.tick(broker.clock.monotonic())
+    broker.engine.turn_ended()
+    second.beat()
+    assert len(second.numbers) == 5
+    first.connect()
+    first.beat()
+    assert len(first.numbers) == 5
+    broker.advance(31)
+    assert described(broker) == {}

@@ -78,6 +78,12 @@ class Member:
         """Its connection is gone."""
         self.session, self.lost_at = None, now
 
+    def spare(self, now: float) -> None:
+        """Nobody listened: it has its time from now on, also to come back."""
+        self.seen = now
+        if self.lost_at is not None:
+            self.lost_at = now
+
     def deadline(self) -> float:
         """When it is dead if nothing more is heard of it."""
         seconds = self.session_ms / 1000

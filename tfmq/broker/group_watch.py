@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final
 
 from tfmq.broker.caller import Session
 from tfmq.broker.group import Group
 from tfmq.broker.group_member import Member
 from tfmq.broker.timers import Timers
+
+LATE_A_SESSION: Final = 0.1
+"""A broker that is late by more than this part of a session time is not only busy: it, or its machine, was stopped."""
 
 
 class GroupWatch:
@@ -72,9 +76,17 @@ class GroupWatch:
         member.timer = self._timers.after(seconds, partial(self._look, group, member))
 
     def _look(self, group: Group, member: Member) -> None:
-        """The time that it had when the timer was set is over; it may have more by now."""
+        """The time that it had when the timer was set is over; it may have more by now.
+
+        A broker that looks late stood still itself: what members said meanwhile is yet to be read, so they have their
+        session time from now on.
+        """
         member.timer = None
-        if self._timers.now() < member.deadline():
+        now = self._timers.now()
+        late = now - member.deadline()
+        if late > LATE_A_SESSION * member.session_ms / 1000:
+            member.spare(now)
+        if now < member.deadline():
             self._arm(group, member)
         else:
             self._dead(group, member)
