@@ -239,8 +239,8 @@ def test_a_hole_between_its_places_is_closed_before_anything_is_given_back(
             found = yield from super().apply(steps)
             kinds = {type(event) for _, event in steps}
             if events.Claim in kinds and not dropped:
-                dropped.append(steps[0][0])
-                yield from process.shelf.apply([(steps[0][0], events.Drop(process_ms(process)))])
+                dropped.append(steps[-1][0])
+                yield from process.shelf.apply([(dropped[0], events.Drop(process_ms(process)))])
             if events.Depart in kinds and len(dropped) == 1:
                 dropped.append("")
                 redrive(broker, store, killed_at=2)
