@@ -16,11 +16,12 @@ import tfmq.sql
 from tests.offsets.contract import PLACE, A, Contract, Open
 from tests.sql.shop import Order, orders
 from tests.sql.test_course import async_engine_of
-from tfmq.errors import BadRequest, Busy, Fenced, NotAllowed
+from tfmq.errors import BadRequest, Busy, Fenced, NotAllowed, StoreFailed
 from tfmq.offsets import sql, table
 from tfmq.offsets.sql import SqlOffsets
 from tfmq.offsets.stored import PartitionName
 from tfmq.testing import SimulatedBroker
+from tools.rigs.postgresql import PostgresServer
 
 ORDERS = PartitionName("orders", 0)
 
@@ -246,6 +247,20 @@ def test_asyncio_sessions_and_connections_are_awaited(
     first, second = next(consumer), next(consumer)
     asyncio.run(run())
     assert (orders(fresh), kept()) == ([1], second.next_offset)
+
+
+def test_a_database_that_was_started_again_is_used_again(
+    postgres: PostgresServer, postgres_engine: Engine
+) -> None:
+    table.TABLE.drop(postgres_engine, checkfirst=True)
+    storage = SqlOffsets(postgres.url())
+    storage.save("billing", 1, {A: PLACE})
+    postgres.stop()
+    with pytest.raises(StoreFailed):
+        storage.save("billing", 1, {A: PLACE})
+    postgres.start()
+    assert storage.read("billing", [A]) == {A: PLACE._replace(generation=1)}
+    storage.close()
 
 
 # What is refused
