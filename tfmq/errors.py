@@ -160,8 +160,8 @@ class Abandoned(Closed):
 
 class Fenced(TfmqError):
     number, code, outcome = 16, "fenced", NOT_DONE
-    happened = "Another member has taken over the place that this one held."
-    advice = "Join again, and drop work begun under the old generation."
+    happened = "What this member of a group held may be another one's by now."
+    advice = "Drop work begun with it, and join again if the place is lost."
 
 
 class UnknownProducer(TfmqError):

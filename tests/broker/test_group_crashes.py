@@ -1,0 +1,62 @@
+"""Every power cut in the middle of handovers: what a member was told is its is its behind the cut, or a later one's."""
+
+import random
+
+from journal.testing import Moment, crash_states
+from tests.broker.group_desk import Name, Seat
+from tests.broker.helpers import Broker
+from tests.scale import SEED, scaled
+
+Told = dict[str, dict[Name, int]]
+
+
+def test_what_members_were_told_survives_every_power_cut() -> None:
+    """Seeded by TFMQ_TEST_SEED. Nobody is let in before the owner's time is over, either."""
+    broker = Broker()
+    broker.create(partitions=4)
+    members = [Seat(broker, name) for name in ("ada", "bob", "eve")]
+    told: Told = {}
+    moments: list[tuple[Moment, Told]] = []
+    broker.disk.after = lambda kind, path: moments.append((Moment(broker.disk), dict(told)))
+
+    def note() -> None:
+        told.update({each.name: dict(each.held) for each in members if each.generation})
+        moments.append((Moment(broker.disk), dict(told)))
+
+    for each in members:
+        each.join()
+        note()
+    for _ in range(3):
+        for each in members:
+            each.beat()
+            note()
+            each.finish()
+            note()
+    members[0].leave()
+    told.pop("ada")
+    for each in members[1:]:
+        each.beat()
+        note()
+    broker.disk.after = None
+    assert len(moments) > 20
+    assert {name[2] for held in told.values() for name in held} == {0, 1, 2, 3}
+    for moment, expected in moments:
+        for disk in crash_states(moment, scaled(20), random.Random(SEED)):
+            examine(Broker(disk, broker.clock), expected)
+
+
+def examine(after: Broker, expected: Told) -> None:
+    row = after.engine.house.catalog.register.groups.get("billing")
+    for member, held in expected.items():
+        for (_, incarnation, number), grant in held.items():
+            owner = row and row.owners.get((incarnation, number))
+            assert owner, f"{member} was told of {number} by {grant}, and nobody has it"
+            assert (owner.member, owner.grant) == (member, grant) or owner.grant > grant, (
+                number,
+                member,
+                owner,
+            )
+    owned = set() if row is None else set(row.owners)
+    stranger = Seat(after, "joe")
+    stranger.join()
+    assert not {(name[1], name[2]) for name in stranger.held} & owned
