@@ -6,7 +6,7 @@ import pytest
 
 from tfmq import limits
 from tfmq.errors import CLASSES
-from tfmq.message import ATTEMPTS, BORN_AT, DELAY, KEY, PROPERTIES, TAG
+from tfmq.message import ATTEMPTS, BORN_AT, DELAY, KEY, PROPERTIES, REDRIVES, TAG
 from tfmq.protocol.commands import COMMANDS
 from tfmq.settings_table import SETTINGS
 
@@ -40,6 +40,6 @@ def test_the_page_has_every_key() -> None:
 
 
 def test_the_page_has_the_keys_of_the_attribute() -> None:
-    assert (BORN_AT, KEY, TAG, PROPERTIES, DELAY, ATTEMPTS) == (1, 2, 3, 4, 5, 6)
+    assert (BORN_AT, KEY, TAG, PROPERTIES, DELAY, ATTEMPTS, REDRIVES) == (1, 2, 3, 4, 5, 6, 7)
     assert "1 born time (ms), 2 key (text or bytes), 3 tag, 4 properties" in page("protocol.md")
-    assert "6 attempts; 5 is reserved" in page("protocol.md")
+    assert "6 attempts (how often its handling failed before), 7 redrives" in page("protocol.md")
