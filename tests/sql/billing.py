@@ -25,6 +25,7 @@ from tests.sql.dying import ROOT, Death, die_at_statement
 
 GROUP = "billing"
 TOPIC = "orders"
+SESSION_SECONDS = 1.0
 
 
 class Base(DeclarativeBase):
@@ -66,6 +67,14 @@ class Billers:
         """
         self.running.remove(process)
         self._ask(process)
+
+    def freeze(self, process: int) -> None:
+        """SIGSTOP, until it is thawed: it has whatever it had, also locks in the database."""
+        os.kill(process, signal.SIGSTOP)
+
+    def thaw(self, process: int) -> None:
+        """SIGCONT: it goes on as if nothing had been."""
+        os.kill(process, signal.SIGCONT)
 
     def _ask(self, what: Work | int) -> str:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -139,7 +148,7 @@ def bill(work: Work, engine: Engine) -> None:
         group=GROUP,
         commits="manual",
         offsets=f"sql:{work.url}",
-        session=1.0,
+        session=SESSION_SECONDS,
         refresh_every=0.2,
     ) as consumer:
         while True:

@@ -1,12 +1,13 @@
 """Invariant: whoever is killed, and when, each message has its result in the database exactly once.
 
 Consumers of one group write results and offsets in one transaction. They die by SIGKILL at any moment and at each
-statement, while others of the group go on; the broker dies, too.
+statement, while others of the group go on; they freeze, and come back as zombies; the broker dies, too.
 """
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from sqlalchemy import func, select
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 
 import tfmq
 from tests.scale import SCALE, scaled, seeded
-from tests.sql.billing import TOPIC, Base, Billers, Invoice, Work, billers
+from tests.sql.billing import SESSION_SECONDS, TOPIC, Base, Billers, Invoice, Work, billers
 from tfmq.offsets.table import TABLE
 from tools.rigs.live_server import LiveServer
 
@@ -51,6 +52,15 @@ def books(engine: Engine) -> Engine:
     return engine
 
 
+def freeze_one(crew: Billers, random: Random) -> None:
+    """For longer than its session, so that it comes back as one that has lost everything and does not know it."""
+    if crew.running:
+        frozen = random.choice(crew.running)
+        crew.freeze(frozen)
+        time.sleep(SESSION_SECONDS * random.uniform(1, 2.5))
+        crew.thaw(frozen)
+
+
 def counts(engine: Engine) -> dict[int, int]:
     """How many invoices each order has."""
     with Session(engine) as session:
@@ -77,6 +87,8 @@ def test_results_are_there_exactly_once_whoever_is_killed(
         if kill % 10 == 4:
             server.kill()
             server.start()
+        elif kill % 10 == 7 or kill == 1:
+            freeze_one(crew, random)
         elif crew.running:
             crew.kill(random.choice(crew.running))
     crew.start(Work(url, server.address, 20))
