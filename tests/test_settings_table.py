@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.settings_table import SETTINGS, TOPIC_KEYS, Address, Count, Seconds, Switch, measure
+from tfmq.settings_table import SETTINGS, TOPIC_KEYS, Address, Count, Ensemble, Seconds, Switch, measure
 
 every_key = pytest.mark.parametrize("key", SETTINGS)
 
@@ -77,3 +77,16 @@ def test_addresses_are_host_and_port(address: str) -> None:
 def test_other_texts_are_no_addresses(address: object) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         Address().read(address)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "127.0.0.1:2181", "a:1,b:2/meta", "zookeeper://a/x/y", "[::1]:2181/meta"]
+)
+def test_an_ensemble_is_hosts_and_a_path(text: str) -> None:
+    assert Ensemble().read(text) == text
+
+
+@pytest.mark.parametrize("wrong", ["http://a:1", "a b", "a:1/x y", 5, "/meta"])
+def test_what_is_no_ensemble_is_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="127\\.0\\.0\\.1:2181/meta"):
+        Ensemble().read(wrong)
