@@ -155,6 +155,14 @@ def test_a_member_is_to_be_told_what_it_does_not_know(desk: Desk) -> None:
     assert desk.group.unknown_to(ada, waiting(ada.generation, {desk.key(0): False}))
     assert desk.group.unknown_to(ada, waiting(ada.generation, {**keys, (99, 0): False}))
     assert not desk.group.unknown_to(ada, waiting(ada.generation, {**keys, (99, 0): True}))
+    ada.wishes = Wishes([], "sticky", None)
+    desk.group.stale = True
+    desk.plan()
+    assert desk.group.share(ada) == {}
+    assert desk.group.unknown_to(ada, waiting(ada.generation - 1, {})), (
+        "what it was never told of it must give up"
+    )
+    ada.wishes = Wishes(["orders"], "sticky", None)
     desk.enter("bob")
     desk.carry_out()
     share = desk.group.share(ada)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.broker.group_desk import Seat, seats
+from tests.broker.group_desk import Seat, seats, settle
 from tests.broker.helpers import Broker, Session
 from tfmq.protocol.commands import DescribeGroup
 
@@ -90,7 +90,7 @@ def test_a_broker_that_was_started_anew_asks_what_its_members_want(broker: Broke
     (first,) = seats(broker, "ada")
     again = broker.restart()
     first.connect(again)
-    assert first.beat().forgotten and first.numbers == list(range(10))
+    assert first.beat(10_000).forgotten and first.numbers == list(range(10))
     assert first.ask_beat(10_000).code == "waiting"
     assert described(again)["ada"]["topics"] == ["orders"]
 
@@ -102,10 +102,10 @@ def test_a_broker_that_stood_still_takes_nobody_for_dead(broker: Broker) -> None
     broker.clock.advance(1000)
     broker.engine.tick(broker.clock.monotonic())
     broker.engine.turn_ended()
-    second.beat()
+    settle(second)
     assert len(second.numbers) == 5
     first.connect()
-    first.beat()
+    settle(first, second)
     assert len(first.numbers) == 5
     broker.advance(31)
     assert described(broker) == {}

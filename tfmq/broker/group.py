@@ -97,7 +97,7 @@ class Group:
         if member.wishes is None:
             return True
         share, held = self.share(member), waiting.held
-        if any(held.get(key, True) or grant > waiting.generation for key, grant in share.items()):
+        if any(held.get(key, True) for key in share):
             return True
         if any(not leaving and key not in share for key, leaving in held.items()):
             return True
@@ -208,12 +208,7 @@ class Group:
             if self._pending.get(key) == owner:
                 del self._pending[key]
             member = self.members.get(owner.member)
-            if (
-                in_catalog
-                and member is not None
-                and member.joined <= owner.grant
-                and self._void.get(key) != owner.grant
-            ):
+            if in_catalog and member is not None and self._void.get(key) != owner.grant:
                 member.owned[key] = owner.grant
                 self._holders[key] = member.id
             if key not in self._holders or self.target.get(key) != owner.member:
@@ -224,7 +219,6 @@ class Group:
 
     def _retarget(self) -> None:
         self.stale = False
-        self._drop_gone()
         candidates = [each.candidate for each in self.members.values() if each.candidate is not None]
         pinned = {key: each.id for each in self.members.values() if each.wishes is None for key in each.owned}
         keys = {
@@ -232,7 +226,8 @@ class Group:
             for partition, key in self._partitions({topic for each in candidates for topic in each.topics})
             if key not in pinned
         }
-        owners = {partition: self._intended(key) for partition, key in keys.items()}
+        owned = {partition: self.owner(key) for partition, key in keys.items()}
+        owners = {partition: owner.member for partition, owner in owned.items() if owner is not None}
         assigned = assign(self.strategy, candidates, keys, owners) if candidates else {}
         self.target = pinned | {keys[partition]: member for partition, member in assigned.items()}
         self._awaited = {}
@@ -251,20 +246,6 @@ class Group:
             if topic is not None:
                 for number in range(len(topic.partitions)):
                     yield (name, number), (topic.incarnation, number)
-
-    def _intended(self, key: Key) -> str:
-        """Who shall have it by now, or has it."""
-        intended = self.target.get(key, "")
-        if intended in self.members:
-            return intended
-        owner = self.owner(key)
-        return "" if owner is None else owner.member
-
-    def _drop_gone(self) -> None:
-        """Partitions of topics that are gone are nobody's."""
-        for member in self.members.values():
-            for key in [key for key in member.owned if self._topics.by_incarnation(key[0]) is None]:
-                del member.owned[key], self._holders[key]
 
 
 _NOBODY = GroupRow()
