@@ -185,9 +185,14 @@ def test_a_node_that_may_not_be_made_is_a_final_failure(group: Joined, nodes: An
 
 
 def test_one_that_cannot_be_reached_says_so() -> None:
-    member = Coordination("127.0.0.1:1", GROUP, "a", session_seconds=1, changed=lambda: None)
+    now = [1000.0]
+    member = Coordination(
+        "127.0.0.1:1", GROUP, "a", session_seconds=1, changed=lambda: None, clock=lambda: now[0]
+    )
     member.wants({TOPIC: [0]})
-    assert "does not answer" in member.why_idle and member.generation == 0
+    assert member.why_idle == "" and member.generation == 0
+    now[0] += 5
+    assert "does not answer" in member.why_idle
     member.close()
     member.close()
     member.wants({TOPIC: [0]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from tfmq.errors import TfmqError
 from tfmq.offsets.stored import PartitionName
@@ -13,7 +14,9 @@ from tfmq.zookeeper.coordinator import Coordinator, Share
 from tfmq.zookeeper.layout import Layout
 from tfmq.zookeeper.runner import Runner
 
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS: Final = 10.0
+PATIENCE_SECONDS: Final = 3.0
+"""So long behind its start a member does not complain that nobody answers."""
 
 
 class Coordination:
@@ -43,6 +46,7 @@ class Coordination:
         layout = Layout(self.address.root, BROKER)
         self._coordinator = Coordinator(layout, self._group, member, self._seconds)
         self._runner = Runner(self.address, self._coordinator, self._changed, self._clock)
+        self._patient_until = float("-inf")
 
     # What it is told
 
@@ -54,6 +58,7 @@ class Coordination:
                 return
             self._coordinator.wants(partitions)
             if not runner.is_started:
+                self._patient_until = self._clock() + PATIENCE_SECONDS
                 runner.start()
             runner.wake()
 
@@ -88,7 +93,7 @@ class Coordination:
             if self.failure is not None:
                 return str(self.failure)
             if not coordinator.session:
-                return f"{self.address} does not answer."
+                return "" if self._clock() < self._patient_until else f"{self.address} does not answer."
             if coordinator.is_idle:
                 return (
                     f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"

@@ -212,7 +212,7 @@ class Coordinator:
 
     def _aim(self, target: frozenset[PartitionName]) -> None:
         """Take back what is not this member's any more; the client finishes it, however long that takes."""
-        self.is_idle = not target
+        self.is_idle = not target and any(self._wanted.values())
         revoked = self._held.keys() - target - self._released
         if revoked != self._revoked:
             self._revoked, self.changed = set(revoked), True
