@@ -32,6 +32,13 @@ class Broker:
         self.topics: dict[str, tuple[int, list[Bytes]]] = {}
         self.groups: dict[str, tuple[int, str]] = {}
         self.live: dict[str, str] = {}
+        self.wishes: dict[str, Any] = {}
+        self.given: dict[str, dict[tuple[str, int, int], int]] = {}
+        self.held: dict[str, dict[tuple[str, int, int], bool]] = {}
+        self.thieves: set[str] = set()
+        self.note = ""
+        self.stolen: set[tuple[str, int, int]] = set()
+        """Partitions that another member has, although this one does not know it yet."""
         self.offsets: dict[str, dict[tuple[str, int], wire.SavedOffset]] = {}
         self.fail: dict[type, list[TfmqError]] = {}
         self.requests: list[Any] = []
@@ -123,7 +130,10 @@ class Broker:
         member = request.member or f"member-{generation}"
         self.groups[request.group] = (generation, member)
         self.live[request.group] = member
-        return wire.JoinGroupReply(member, generation, self._grants(request, generation), "")
+        self.wishes[request.group] = request
+        self.given[request.group] = {}
+        grants = [wire.GrantedPartition(*name, grant) for name, grant in self.share(request.group).items()]
+        return wire.JoinGroupReply(member, generation, grants, self.note)
 
     def _grants(self, wishes: Any, generation: int) -> list[wire.GrantedPartition]:
         """All that a member asks for is its."""
@@ -135,19 +145,41 @@ class Broker:
         ]
 
     def take_over(self, group: str) -> None:
-        """Another member has the group now."""
+        """The member was taken for dead, and another one has everything from now on."""
         self.groups[group] = (self.groups[group][0] + 1, "thief")
         self.live[group] = "thief"
+        self.thieves.add(group)
+
+    def share(self, group: str) -> dict[tuple[str, int, int], int]:
+        """What the one member has now, with the grants."""
+        wishes = self.wishes[group]
+        known = self.given.setdefault(group, {})
+        found = [] if group in self.thieves else self._grants(wishes, self.groups[group][0])
+        share = {each[:3]: known.get(each[:3], each.grant) for each in found}
+        self.given[group] = {**known, **share}
+        return share
 
     def _require(self, request: Any) -> None:
-        if self.groups.get(request.group) != (request.generation, request.member):
+        generation, member = self.groups.get(request.group, (0, ""))
+        if member != request.member or request.generation > generation:
             raise Fenced()
 
     def on_heartbeat(self, request: wire.Heartbeat) -> Any:
+        """At once where the share is not what the member knows; else None: it waits."""
         self._require(request)
-        grants = self._grants(request.subscription, request.generation)
-        known = [tuple(each[:3]) for each in request.held] == [tuple(each[:3]) for each in grants]
-        return wire.HeartbeatReply(request.generation, None if known else grants, "")
+        if request.subscription is not None:
+            self.wishes[request.group] = request.subscription
+        generation = self.groups[request.group][0]
+        share = self.share(request.group)
+        self.held[request.group] = {tuple(each[:3]): each.leaving for each in request.held}
+        known = {name for name, leaving in self.held[request.group].items() if not leaving}
+        for name in [name for name in self.given[request.group] if name not in self.held[request.group]]:
+            if name not in share:
+                del self.given[request.group][name]
+        if known == share.keys():
+            return None
+        grants = [wire.GrantedPartition(*name, grant) for name, grant in share.items()]
+        return wire.HeartbeatReply(generation, grants, self.note)
 
     def on_leavegroup(self, request: wire.LeaveGroup) -> Any:
         self._require(request)
@@ -157,9 +189,16 @@ class Broker:
     def on_commitoffsets(self, request: wire.CommitOffsets) -> Any:
         self._require(request)
         kept = self.offsets.setdefault(request.group, {})
+        given, fenced = self.given[request.group], []
         for each in request.offsets:
-            kept[each.topic, each.partition] = wire.SavedOffset(*each, request.generation)
-        return wire.CommitOffsetsReply(len(request.offsets), [])
+            grant = given.get(each[:3])
+            if grant is None or grant > request.generation or each[:3] in self.stolen:
+                fenced.append(wire.PartitionName(each.topic, each.partition))
+            else:
+                kept[each.topic, each.partition] = wire.SavedOffset(*each, request.generation)
+        if fenced and len(fenced) == len(request.offsets):
+            raise Fenced()
+        return wire.CommitOffsetsReply(len(request.offsets) - len(fenced), fenced)
 
     def on_readoffsets(self, request: wire.ReadOffsets) -> Any:
         kept = self.offsets.get(request.group, {})
@@ -179,11 +218,13 @@ class ScriptedLink(Link):
         super().__init__(parse_servers("127.0.0.1:1"), lambda: self.time)
         self.broker = broker
         self.open: list[Call] = []
+        self.sent_at: dict[int, float] = {}
 
     def call(self, request: Any, *body: Any, seconds: float | None = 30.0, **options: Any) -> Call:
         deadline = NEVER if seconds is None else self.time + seconds
         call = Call(request, body, correlation=len(self.broker.requests) + 1, deadline=deadline)
         call.sent = True
+        self.sent_at[call.correlation] = self.time
         self.broker.requests.append(request)
         self.open.append(call)
         return call
@@ -219,16 +260,23 @@ class ScriptedLink(Link):
             if answer is not None:
                 call.reply, call.reply_body = answer[0], memoryview(answer[1])
                 self.end(call)
-            elif call.request.wait_ms <= self.time * 1000 - self.born(call):
+            elif self.due(call) <= self.time:
                 request = call.request
+                if isinstance(request, wire.Heartbeat):
+                    call.reply = wire.HeartbeatReply(
+                        self.broker.groups[request.group][0], None, self.broker.note
+                    )
+                    self.end(call)
+                    continue
                 log = self.broker.log(request.topic, request.incarnation, request.partition)
                 place = (request.offset,) * 3
                 call.reply = wire.FetchReply(*place, log.epoch, log.end, log.end, log.first, log.log_id)
                 self.end(call)
 
-    def born(self, call: Call) -> float:
-        sent: float = (call.deadline - 30.0) * 1000 - call.request.wait_ms
-        return sent
+    def due(self, call: Call) -> float:
+        """When it is answered although nothing came."""
+        wait_ms: float = getattr(call.request, "wait_ms", 0.0)
+        return self.sent_at[call.correlation] + wait_ms / 1000
 
 
 class Script:
@@ -269,7 +317,7 @@ class Script:
         if any(target.done for target in targets):
             return
         due = min(
-            until, self.core.tasks.next_time(), *(call.deadline - 30.0 for call in self.link.open), NEVER
+            until, self.core.tasks.next_time(), *(self.link.due(call) for call in self.link.open), NEVER
         )
         if due == NEVER:
             raise AssertionError("it would wait for ever")

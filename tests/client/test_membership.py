@@ -1,102 +1,163 @@
-"""One member of a group: its generation goes with whatever it saves, wherever that is kept."""
+"""One member of a group: what it says to the broker, and what it makes of the answers."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.client.scripted import Broker, Script, ScriptedLink
 from tfmq.client.membership import Membership
-from tfmq.client.offset_storage import FileOffsets, OffsetStorage, StoredOffset
 from tfmq.client.positions import PartitionName
-from tfmq.client.work import inline
-from tfmq.errors import Busy, Fenced
+from tfmq.client.tasks import Tasks
+from tfmq.errors import Busy, NotAllowed
 from tfmq.protocol import commands as wire
 
-NAME = PartitionName("orders", 0)
+FIRST, SECOND = PartitionName("orders", 0), PartitionName("orders", 1)
 FAR = 1e9
 
 
 class Member:
-    """A membership with somebody to run its operations."""
+    """A membership whose conversation goes on as time passes."""
 
-    def __init__(self, broker: Broker, storage: OffsetStorage | None = None) -> None:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
         self.script = Script(broker)
         self.link: ScriptedLink = self.script.link
-        self.membership = Membership(self.link, "g", run=inline, session_ms=9_000, storage=storage)
+        self.failures: list[Exception] = []
+        self.changes = 0
+        self.membership = Membership(self.link, "g", session_ms=9_000, changed=self._changed)
+        self.tasks: Tasks = self.script.core.tasks
+        self.tasks.start(self.membership.live(), self.failures.append)
 
-    def join(self) -> None:
-        self.script.run(self.membership.join(["orders"], FAR))
+    def _changed(self) -> None:
+        self.changes += 1
 
-    def save(self, offset: int) -> None:
-        stored = StoredOffset(offset, 0, 6, 1, 0)
-        self.script.run(self.membership.save({NAME: stored}, self.link.now() + 5))
+    def join(self) -> "Member":
+        self.membership.want(["orders"])
+        self.script.pass_time(0.1)
+        return self
 
-    def read(self) -> Any:
-        return self.script.run(self.membership.read([NAME])).get(NAME)
-
-
-def test_a_member_saves_and_reads_under_its_generation() -> None:
-    member = Member(Broker())
-    member.join()
-    member.save(700)
-    assert member.read() == StoredOffset(700, 0, 6, 1, generation=1)
+    def last(self, kind: type) -> Any:
+        return self.broker.sent(kind)[-1]
 
 
-def test_a_member_that_joins_again_is_the_same_one() -> None:
-    broker = Broker()
-    first = Member(broker)
-    first.join()
-    first.join()
-    assert (first.membership.member, first.membership.generation) == ("member-1", 2)
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create("orders", 2)
+    return made
 
 
-def test_a_heartbeat_is_due_three_times_a_session_and_a_save_counts_as_one() -> None:
-    member = Member(Broker())
-    assert member.membership.beat_due() == float("inf")
-    member.join()
-    assert member.membership.beat_due() == member.link.now() + 3
-    member.link.time += 2
-    member.save(1)
-    assert member.membership.beat_due() == member.link.now() + 3
-
-
-def test_a_heartbeat_that_fails_in_passing_is_left_to_the_next() -> None:
-    broker = Broker()
+def test_it_joins_once_it_is_known_what_it_wants_and_has_what_it_is_given(broker: Broker) -> None:
     member = Member(broker)
+    member.script.pass_time(1)
+    assert broker.sent(wire.JoinGroup) == []
     member.join()
-    broker.fail[wire.Heartbeat] = [Busy() for _ in range(100)]
-    member.script.run(member.membership.beat())
-    assert member.membership.failure is None
+    assert broker.sent(wire.JoinGroup)[0].member == member.membership.member
+    assert member.membership.share.keys() == {FIRST, SECOND} == member.membership.held.keys()
+    assert (member.changes, member.membership.generation) == (1, 1)
 
 
-def test_fenced_is_for_good() -> None:
-    broker = Broker()
-    member = Member(broker)
-    member.join()
+def test_its_heartbeat_waits_at_the_broker_for_a_third_of_a_session(broker: Broker) -> None:
+    member = Member(broker).join()
+    assert member.last(wire.Heartbeat).wait_ms == 3000
+    member.script.pass_time(9)
+    assert 3 <= len(broker.sent(wire.Heartbeat)) <= 5
+
+
+def test_what_is_revoked_is_held_and_said_to_be_leaving_until_it_is_released(broker: Broker) -> None:
+    member = Member(broker).join()
+    broker._grants = lambda wishes, generation: [  # type: ignore[method-assign]
+        wire.GrantedPartition("orders", broker.topics["orders"][0], 0, generation)
+    ]
+    member.script.pass_time(4)
+    assert member.membership.share.keys() == {FIRST}
+    assert member.membership.held.keys() == {FIRST, SECOND}
+    assert [each.leaving for each in member.last(wire.Heartbeat).held] == [False, True]
+    count = len(broker.sent(wire.Heartbeat))
+    member.membership.release([SECOND])
+    member.script.pass_time(0.1)
+    assert len(broker.sent(wire.Heartbeat)) == count + 1, "it says so at once"
+    assert [each.partition for each in member.last(wire.Heartbeat).held] == [0]
+
+
+def test_other_wishes_are_told_at_once_and_the_same_ones_are_not(broker: Broker) -> None:
+    member = Member(broker).join()
+    member.script.pass_time(0.1)
+    count = len(broker.sent(wire.Heartbeat))
+    member.membership.want(["orders"])
+    member.script.pass_time(0.1)
+    assert len(broker.sent(wire.Heartbeat)) == count
+    member.membership.want(["orders", "bills"], [FIRST])
+    member.script.pass_time(0.1)
+    told = [each.subscription for each in broker.sent(wire.Heartbeat)[count:]]
+    assert told[0].only == [("orders", 0)] and told[1:] in ([], [None])
+
+
+def test_a_broker_that_has_forgotten_is_told_again(broker: Broker) -> None:
+    member = Member(broker).join()
+    answer = broker.on_heartbeat
+
+    def forgetful(request: wire.Heartbeat) -> Any:
+        return answer(request) or (
+            wire.HeartbeatReply(1, None, "", True) if request.subscription is None else None
+        )
+
+    broker.on_heartbeat = forgetful  # type: ignore[method-assign]
+    member.script.pass_time(4)
+    assert [each.subscription is None for each in broker.sent(wire.Heartbeat)][-2:] == [True, False]
+
+
+def test_a_member_that_was_taken_for_dead_has_nothing_and_joins_again_under_its_name(broker: Broker) -> None:
+    member = Member(broker).join()
     broker.take_over("g")
-    member.script.run(member.membership.beat())
-    assert isinstance(member.membership.failure, Fenced)
-    assert member.membership.beat_due() == float("inf")
-    with pytest.raises(Fenced):
-        member.save(1)
-    member.script.run(member.membership.leave(FAR))
-    assert broker.live["g"] == "thief"
+    member.script.pass_time(4)
+    assert [each.member for each in broker.sent(wire.JoinGroup)] == [member.membership.member] * 2
+    assert member.membership.held == {} and member.membership.joined
+    broker.thieves.clear()
+    member.script.pass_time(4)
+    assert member.membership.share.keys() == {FIRST, SECOND}
 
 
-def test_offsets_in_a_file_are_fenced_by_the_brokers_generation(tmp_path: Path) -> None:
-    broker, path = Broker(), str(tmp_path / "offsets.json")
-    old = Member(broker, FileOffsets(path))
-    old.join()
-    old.save(100)
-    old.membership._storage.close()  # type: ignore[union-attr]
-    broker.live.clear()
-    new = Member(broker, FileOffsets(path))
-    new.join()
-    assert new.read().offset == 100
-    new.save(200)
-    new.membership.generation = 1
-    with pytest.raises(Fenced):
-        new.save(150)
-    assert isinstance(new.membership.failure, Fenced)
-    assert broker.offsets == {}
+def test_a_heartbeat_that_fails_in_passing_is_sent_again_and_a_refusal_is_raised(broker: Broker) -> None:
+    member = Member(broker).join()
+    broker.fail[wire.Heartbeat] = [Busy() for _ in range(3)]
+    member.script.pass_time(12)
+    assert member.failures == [] and broker.fail[wire.Heartbeat] == []
+    broker.fail[wire.Heartbeat] = [NotAllowed()]
+    member.script.pass_time(4)
+    assert [type(each) for each in member.failures] == [NotAllowed]
+
+
+def test_who_did_not_hear_of_the_broker_for_a_session_hands_out_nothing(broker: Broker) -> None:
+    member = Member(broker).join()
+    assert member.membership.may_hand_out()
+    broker.down = True
+    member.script.pass_time(8)
+    assert member.membership.may_hand_out()
+    member.script.pass_time(4)
+    assert not member.membership.may_hand_out()
+    broker.down = False
+    member.script.pass_time(3)
+    assert member.membership.may_hand_out()
+    assert member.membership.share.keys() == {FIRST, SECOND}, "the broker kept its place"
+
+
+def test_an_idle_member_says_why_once(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    broker._grants = lambda *_: []  # type: ignore[method-assign]
+    why = "2 members, 1 partition: tfmq topic grow"
+    broker.note = why
+    member = Member(broker).join()
+    member.script.pass_time(30)
+    assert caplog.text.count(f"reads nothing: {why}") == 1
+    assert member.membership.stats()["note"] == why
+
+
+def test_leaving_ends_it_and_a_forked_child_is_another_member(broker: Broker) -> None:
+    member = Member(broker).join()
+    name = member.membership.member
+    member.membership.renew()
+    assert member.membership.member != name and not member.membership.joined
+    other = Member(broker).join()
+    other.script.run(other.membership.leave(FAR))
+    assert broker.sent(wire.LeaveGroup)[0].member == other.membership.member
+    assert other.membership.held == {}

@@ -1,26 +1,29 @@
 """Which partitions a consumer reads, and from where: found at the start, and looked for again from time to time.
 
-A topic that is not there is waited for, and so is the end of a transaction that has the group's offsets. A partition's
-place is, in this order: what its group has saved for this incarnation of the topic; the earliest one, for a partition
-that appeared later; what the user said with `start`.
+In a group it reads its share, and no more: what is new in it is claimed before the first message is read, what is not
+in it any more is not read on. A topic that is not there is waited for, and so is the end of a transaction that has the
+group's offsets, and a storage that does not answer. A partition's place is, in this order: what its group has saved for
+this incarnation of the topic; the earliest one, for a partition that appeared later; what the user said with `start`.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
 
 from tfmq.client.asking import ask
 from tfmq.client.call import Call
 from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.decoder import Decoder
 from tfmq.client.fetcher import Feed, Fetcher
+from tfmq.client.group_offsets import GroupOffsets
+from tfmq.client.handover import Handover
 from tfmq.client.link import Link
 from tfmq.client.membership import Membership
 from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
 from tfmq.client.start import EARLIEST, Question
 from tfmq.client.waiting import Flag, Operation, Wait
-from tfmq.errors import Busy, NotSupported, UnknownTopic
+from tfmq.errors import NotSupported, TfmqError, UnknownTopic
 from tfmq.protocol.commands import Locate, Metadata
 
 log = logging.getLogger("tfmq.consumer")
@@ -30,8 +33,17 @@ MISSING_SECONDS_MAX: Final = 1.0
 """How soon a topic that is not there is looked for again, doubled up to the second."""
 
 
+class Group(NamedTuple):
+    """What a member of a group has besides what everybody has."""
+
+    membership: Membership
+    offsets: GroupOffsets
+    handover: Handover
+
+
 class Assignment:
-    """Keeps `fetcher` and `positions` at what the subscription means; `changed` is called when they grew."""
+    """Keeps `fetcher` and `positions` at what the subscription, and the share of the group, mean; `changed` is called
+    when they were looked at, `void` for a partition that is not read on."""
 
     def __init__(
         self,
@@ -39,82 +51,136 @@ class Assignment:
         link: Link,
         fetcher: Fetcher,
         positions: Positions,
-        membership: Membership | None,
+        group: Group | None,
         changed: Callable[[], None],
+        void: Callable[[PartitionName], None],
     ) -> None:
         self.looked = False
         self._options = options
         self._link = link
         self._fetcher = fetcher
         self._positions = positions
-        self._membership = membership
+        self._group = group
         self._changed = changed
+        self._void = void
         self._told_missing: set[str] = set()
-        self._told_busy = ""
+        self._told_trouble = ""
         self._topics: dict[str, int] = {}
+        self._wanted: dict[PartitionName, int] = {}
+        self._first: dict[PartitionName, int] | None = None
         self._grants: dict[PartitionName, int] = {}
+        self._news = Flag()
 
     def watch(self) -> Operation[None]:
         """Never ends: looks, waits, looks again. Raises what is no passing failure."""
-        pause = MISSING_SECONDS
+        pause, look_at = MISSING_SECONDS, 0.0
+        missing = False
         while True:
+            self._news = Flag()
+            again = True
             try:
-                missing = yield from self.look()
-                self.looked = True
-            except Busy as busy:
-                missing = True
-                self._tell_busy(busy)
+                if self._link.now() >= look_at or self._unknown():
+                    missing = yield from self._look()
+                    look_at = self._link.now() + self._options.refresh
+                again = (yield from self._apply()) or missing
+                self._told_trouble = "" if not again else self._told_trouble
+            except TfmqError as trouble:
+                if not trouble.retriable or not self._link.connections:
+                    raise
+                self._tell_trouble(trouble)
             self._changed()
-            if missing:
-                yield Wait(self._news(), min(pause, self._options.refresh))
+            wait = look_at - self._link.now()
+            if again:
+                wait, look_at = min(pause, self._options.refresh), self._link.now()
                 pause = min(pause * 2, MISSING_SECONDS_MAX)
             else:
                 pause = MISSING_SECONDS
-                yield Wait(self._news(), self._options.refresh)
+            yield Wait((self._news,), max(0.0, wait))
 
-    def _news(self) -> tuple[Flag, ...]:
-        """What is worth another look."""
-        return () if self._membership is None else (self._membership.changed,)
-
-    def look(self) -> Operation[bool]:
-        """Asks for the topics and takes on what is new; whether something named is not there."""
+    def _look(self) -> Operation[bool]:
+        """Asks for the topics; whether something named is not there."""
         subscription = self._options.subscription
         reply = yield from ask(self._link, Metadata(subscription.asked()), NEVER)
-        wanted = subscription.wanted(reply.topics)
-        membership = self._membership
-        self._drop_remade(wanted)
-        mine: Mapping[PartitionName, int] = wanted
-        if membership is not None:
-            mine = yield from self._share(membership, wanted)
+        self._wanted = subscription.wanted(reply.topics)
+        if self._first is None:
+            self._first = dict(self._wanted)
+        self._drop_remade()
+        if self._group is not None:
+            topics = subscription.asked() or sorted({name.topic for name in self._wanted})
+            some = subscription.single or subscription.numbers is not None
+            only = sorted(self._wanted.keys() | subscription.single) if some else None
+            self._group.membership.want(topics, only, self._wanted)
+        missing = subscription.missing(self._wanted)
+        self._tell_missing(missing)
+        return bool(missing)
+
+    def _unknown(self) -> bool:
+        """Whether the share has something of which the topic is not known."""
+        if self._group is None:
+            return False
+        share = self._group.membership.share
+        return any(self._wanted.get(name) != each.incarnation for name, each in share.items())
+
+    def _apply(self) -> Operation[bool]:
+        """Takes on what is new; whether something of it must be tried again."""
+        mine = self._mine()
         fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.feeds}
         if fresh:
-            yield from self._take_on(fresh, wanted)
-        missing = subscription.missing(wanted)
-        self._tell_missing(missing)
-        return bool(missing) or len(mine) < len(wanted)
+            yield from self._take_on(fresh)
+        self.looked = self.looked or self._group is None or self._group.membership.joined
+        return any(name not in self._fetcher.feeds for name in self._mine())
 
-    def _share(
-        self, membership: Membership, wanted: Mapping[PartitionName, int]
-    ) -> Operation[dict[PartitionName, int]]:
-        """What of `wanted` is this member's; what is not any more is dropped."""
-        subscription = self._options.subscription
-        topics = subscription.asked() or sorted({name.topic for name in wanted})
-        some = subscription.single or subscription.numbers is not None
-        only = sorted(wanted.keys() | subscription.single) if some else None
-        if not membership.joined:
-            yield from membership.join(topics, NEVER, only)
-        elif not all(membership.has(*each) for each in wanted.items()):
-            membership.want(topics, only)
-            yield from membership.beat()
-        grants = {name: each.grant for name, each in membership.granted.items()}
-        for name in list(self._fetcher.feeds):
-            if self._grants.get(name) != grants.get(name) and not self._fetcher.feeds[name].told:
-                self._fetcher.remove(name)
-                self._positions.remove(name)
-        self._grants = grants
+    def _mine(self) -> dict[PartitionName, int]:
+        if self._group is None:
+            return self._wanted
+        share = self._group.membership.share
         return {
-            name: incarnation for name, incarnation in wanted.items() if membership.has(name, incarnation)
+            name: incarnation
+            for name, incarnation in self._wanted.items()
+            if name in share and share[name].incarnation == incarnation
         }
+
+    # The share
+
+    def share_changed(self) -> None:
+        """The share is another one: what is not in it is not read on from this moment; the rest is for `watch`."""
+        if self._group is None:
+            return
+        membership, handover = self._group.membership, self._group.handover
+        for name in list(self._positions.names()):
+            grant = self._grants.get(name)
+            held = membership.held.get(name)
+            if held is None or held.grant != grant:
+                self._stop_reading(name)
+                handover.lost(name)
+                self._grants.pop(name, None)
+            elif name not in membership.share:
+                if name in self._fetcher.feeds:
+                    self._stop_reading(name)
+                    handover.revoke(name)
+            elif handover.back(name):
+                self._add_feed(name, held.incarnation, self._positions.handed_out(name))
+        leaving = membership.held.keys() - membership.share.keys()
+        membership.release(
+            [name for name in leaving if name not in self._positions]
+        )  # it never began with them
+        self._news.settle()
+
+    def refused(self, names: Iterable[PartitionName]) -> None:
+        """A save said that these are another's by now."""
+        if self._group is not None:
+            self._group.membership.refused(names)
+            self.share_changed()
+
+    def _stop_reading(self, name: PartitionName) -> None:
+        """Nothing more of it is fetched or handed out; a loop over a batch of it ends behind the current message."""
+        self._void(name)
+        if name in self._fetcher.feeds:
+            self._fetcher.remove(name)
+        if self._positions.ready is not None and self._positions.ready.name == name:
+            self._positions.drop_ready()
+
+    # Places
 
     def locate(self, name: PartitionName, incarnation: int, question: Question) -> Operation[Place]:
         """The place that `question` asks for."""
@@ -122,29 +188,34 @@ class Assignment:
         reply = yield from ask(self._link, request, self._link.now() + self._options.timeout)
         return Place(reply.offset, reply.ordinal, reply.epoch)
 
-    def _drop_remade(self, wanted: Mapping[PartitionName, int]) -> None:
+    def _drop_remade(self) -> None:
         """A deleted topic of which the user was told, and which was made anew, is read as a new one."""
         for name, feed in list(self._fetcher.feeds.items()):
             if (
                 feed.told
                 and isinstance(feed.failure, UnknownTopic)
-                and wanted.get(name, 0) not in (0, feed.incarnation)
+                and self._wanted.get(name, 0) not in (0, feed.incarnation)
             ):
                 self._fetcher.remove(name)
                 self._positions.remove(name)
 
-    def _take_on(
-        self, fresh: Mapping[PartitionName, int], wanted: Mapping[PartitionName, int]
-    ) -> Operation[None]:
-        stored: Mapping[PartitionName, StoredOffset] = {}
-        if self._membership is not None:
-            stored = yield from self._membership.read(wanted, while_busy=False)
-            stored = {**stored, **(yield from self._membership.claim(fresh))}
+    def _take_on(self, fresh: Mapping[PartitionName, int]) -> Operation[None]:
+        stored: dict[PartitionName, StoredOffset] = {}
+        grants: dict[PartitionName, int] = {}
+        refused: set[PartitionName] = set()
+        if self._group is not None:
+            share, offsets = self._group.membership.share, self._group.offsets
+            grants = {name: share[name].grant for name in fresh}
+            claimed, refused = yield from offsets.claim(fresh)
+            stored = {**(yield from offsets.read(self._wanted, while_busy=False)), **claimed}
+            self._tell_refused(refused)
         known = {name.topic: each.incarnation for name, each in stored.items()}
         places: dict[PartitionName, Place] = {}
         questions: dict[PartitionName, Question] = {}
         for name, incarnation in fresh.items():
             kept = stored.get(name)
+            if name in refused:
+                continue
             if kept is not None and kept.incarnation == incarnation:
                 places[name] = _place(name, kept)
             elif known.get(name.topic) == incarnation or self._appeared(name, incarnation):
@@ -154,13 +225,39 @@ class Assignment:
             else:
                 questions[name] = self._options.start
         places |= yield from self._locate_all(fresh, questions)
+        self._begin(fresh, grants, places, stored)
+
+    def _begin(
+        self,
+        fresh: Mapping[PartitionName, int],
+        grants: Mapping[PartitionName, int],
+        places: Mapping[PartitionName, Place],
+        stored: Mapping[PartitionName, StoredOffset],
+    ) -> None:
+        """Those of which the place is known, and which are still what they were when that was asked."""
+        share = {} if self._group is None else self._group.membership.share
+        taken = []
         for name, place in places.items():
+            if self._group is not None and (name not in share or share[name].grant != grants[name]):
+                continue
             kept = stored.get(name)
-            self._add(name, fresh[name], place, kept.offset if kept and place.offset == kept.offset else None)
+            saved = kept.offset if kept and place.offset == kept.offset else None
+            self._positions.add(name, place, saved, fresh[name])
+            self._add_feed(name, fresh[name], place)
+            self._grants[name] = grants.get(name, 0)
+            self._topics[name.topic] = fresh[name]
+            taken.append(name)
+        if self._group is not None:
+            self._group.handover.came(taken)
+
+    def _add_feed(self, name: PartitionName, incarnation: int, place: Place) -> None:
+        decoder = Decoder(name.topic, name.partition, incarnation, self._options.codec)
+        self._fetcher.add(Feed(name, incarnation, place, decoder))
+        log.debug("Reading %s from offset %d.", name, place.offset)
 
     def _appeared(self, name: PartitionName, incarnation: int) -> bool:
         """Whether the partition came up after this consumer had looked, so that its first messages are news."""
-        if not self.looked:
+        if self._first is None or self._first.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
 
@@ -190,18 +287,25 @@ class Assignment:
                 self._link.abandon(call)
         return found
 
-    def _add(self, name: PartitionName, incarnation: int, place: Place, saved: int | None) -> None:
-        decoder = Decoder(name.topic, name.partition, incarnation, self._options.codec)
-        self._positions.add(name, place, saved)
-        self._fetcher.add(Feed(name, incarnation, place, decoder))
-        self._topics[name.topic] = incarnation
-        log.debug("Reading %s from offset %d.", name, place.offset)
+    # Telling
 
-    def _tell_busy(self, busy: Busy) -> None:
-        """The offsets are part of a transaction that is in doubt: nobody knows yet where the group goes on."""
-        if busy.sentence != self._told_busy:
-            self._told_busy = busy.sentence
-            log.warning("Group %s waits for its offsets: %s", self._options.group, busy)
+    def _tell_trouble(self, trouble: TfmqError) -> None:
+        """The offsets are part of a transaction in doubt, or their storage does not answer: nobody knows yet where the
+        group goes on."""
+        if trouble.sentence != self._told_trouble:
+            self._told_trouble = trouble.sentence
+            log.warning("Group %s waits for its offsets: %s", self._options.group, trouble)
+
+    def _tell_refused(self, refused: Iterable[PartitionName]) -> None:
+        """Passing where another member has just got them; for ever where the storage is of another broker's time."""
+        names = ", ".join(map(str, sorted(refused)))
+        if names and names != self._told_trouble:
+            self._told_trouble = names
+            log.warning(
+                "Group %s: its storage of offsets knows a later owner of %s; trying again.",
+                self._options.group,
+                names,
+            )
 
     def _tell_missing(self, missing: list[str]) -> None:
         for name in missing:

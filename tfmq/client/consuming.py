@@ -1,47 +1,49 @@
 """A consumer without a face: what is fetched, handed out, processed and saved, as operations that any driver runs.
 
 `next_batch` and `poll` are where more is asked for, and so where what was handed out before becomes processed. Finding
-partitions, heartbeats and the saving of offsets go on beside them as tasks. A failure that ends the consumer (fenced,
-no second member allowed) or a partition (lost offsets, damage, a deleted topic) is raised by the next of these calls,
-behind everything that was read before it.
+partitions, heartbeats, the saving of offsets and the release of partitions go on beside them as tasks. A failure that
+ends a partition (lost offsets, damage, a deleted topic) is raised by the next of these calls, behind everything that
+was read before it. Partitions that went to another member are no failure: the consumer goes on with what it has.
 """
 
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from journal.record import tag_hash
-from tfmq.client.assignment import Assignment
-from tfmq.client.call import NEVER, Call
+from tfmq.client.assignment import Assignment, Group
+from tfmq.client.call import NEVER
 from tfmq.client.consumer_options import ConsumerOptions
-from tfmq.client.fetcher import Chunk, Feed, Fetcher, FetchPlan
+from tfmq.client.counts import counts
+from tfmq.client.fetcher import Feed, Fetcher
+from tfmq.client.fetching import Fetching
+from tfmq.client.group_offsets import GroupOffsets
+from tfmq.client.handover import Handover
 from tfmq.client.lag import Lag, measure
 from tfmq.client.link import Link
 from tfmq.client.membership import Membership
-from tfmq.client.positions import PartitionName, Place, Positions
+from tfmq.client.positions import Batch, PartitionName, Place, Positions
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.saving import Saving
 from tfmq.client.start import Question
 from tfmq.client.tasks import Task, Tasks
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.client.work import Run, inline
-from tfmq.errors import BadRequest, Closed, Fenced, TfmqError, TimedOut, UnknownPartition
-from tfmq.protocol.commands import Cancel
+from tfmq.client.zookeeper_membership import membership_of
+from tfmq.errors import BadRequest, Closed, TimedOut, UnknownPartition
 
 log = logging.getLogger("tfmq.consumer")
 
-FETCH_GRACE_SECONDS: Final = 30.0
-"""So much longer than the broker holds a fetch does the client wait for its answer."""
 LOOKS: Final = 3
 """A poll whose time is over looks again when something came: partitions, places, then messages. But no oftener."""
+SILENCE_SECONDS: Final = 0.1
+"""Between two looks whether the coordinator was heard of again: until then nothing is handed out."""
 
 
 class Consuming:
     """One consumer; give `tasks` to its driver's tickers.
 
     `run` does the work of offset storages; `attend` tells the driver that tasks are due although nobody waits, `flush`
-    that requests should leave now, although nobody waits yet.
+    that requests should leave now, although nobody waits yet, `raise_flag` settles a flag from another thread.
     """
 
     def __init__(
@@ -52,13 +54,16 @@ class Consuming:
         *,
         attend: Callable[[], None],
         flush: Callable[[], None],
+        raise_flag: Callable[[Flag], None] = Flag.settle,
     ) -> None:
-        self._attend, self._flush = attend, flush
+        self._attend = attend
         self.options = options
         self.link = link
         self.closed = False
         self.messages = 0
         self.stop_asked = Flag()
+        self.held: set[PartitionName] = set()
+        """Partitions of which nothing more is wanted for now: their handlers have enough."""
         self.tasks = Tasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
         self.fetcher = Fetcher(
@@ -68,83 +73,116 @@ class Consuming:
             skip_damage=options.skip_damage,
             reset=options.reset,
         )
+        self._fetching = Fetching(options, link, self.fetcher, arrived=self._arrived, flush=flush)
         self.membership: Membership | None = None
+        group = None
         if options.group is not None:
-            session_ms = int(options.session * 1000)
-            self.membership = Membership(
-                link, options.group, run=run, session_ms=session_ms, storage=options.storage
-            )
+            member = self.membership = membership_of(options, link, self._share_changed, raise_flag)
+            self.offsets = GroupOffsets(link, member, run, options.storage)
+            self._saving = Saving(options, link, self.positions, member, self.offsets, self._refused)
+            self.handover = Handover(options, link, self.positions, self._saving, member)
+            group = Group(member, self.offsets, self.handover)
         self.assignment = Assignment(
-            options, link, self.fetcher, self.positions, self.membership, self._changed
+            options, link, self.fetcher, self.positions, group, self._arrived, self._fetching.void
         )
-        self._hashes = None if options.tags is None else sorted({tag_hash(tag) for tag in options.tags})
-        self._calls: dict[PartitionName, Call] = {}
         self._arrival = Flag()
-        self._saving = Saving(options, link, self.positions, self.fetcher, self.membership)
-        self._watching: Task | None = None
-        self._keeping: Task | None = None
+        self._beside: dict[Callable[[], Operation[None]], Task | None] = dict.fromkeys(self._operations())
         self._failures: list[Exception] = []
-        self._told: TfmqError | None = None
+
+    def _operations(self) -> list[Callable[[], Operation[None]]]:
+        """What goes on beside, for ever."""
+        if self.membership is None:
+            return [self.assignment.watch]
+        found = [self.assignment.watch, self.membership.live, self.handover.watch]
+        return [*found, self._saving.keep] if self.options.commits == "auto" else found
 
     # Handing out
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
         """Messages for a loop, which sets `positions.current` to each; None once `stop` was called."""
-        self.positions.settle()
-        self._raise_failures()
-        if not self.positions.loop() and not (yield from self._receive(NEVER)):
-            return None
-        if self.options.commits == "before":
-            return (yield from self._saved_first(1))
-        self.messages += len(self.positions.loop())
-        return self.positions.loop()
+        self._settle()
+        while (yield from self._receive(NEVER)):
+            if self.options.commits != "before":
+                self.messages += len(self.positions.loop())
+                return self.positions.lend()
+            if found := (yield from self._saved_first(1)):
+                return found
+        return None
 
     def poll(self, seconds: float | None, count: int) -> Operation[list[ReceivedMessage]]:
         """Up to `count` messages, as soon as there are any; [] after `seconds` (None: no limit) without one."""
         if count < 1:
             raise BadRequest(f"max_messages={count} asks for nothing; it takes a number from 1 on.")
         until = NEVER if seconds is None else self.link.now() + seconds
+        self._settle()
+        while (yield from self._receive(until)):
+            if self.options.commits == "before":
+                found = yield from self._saved_first(count)
+            else:
+                found = self.positions.poll(count)
+                while len(found) < count and self._take():
+                    found += self.positions.poll(count - len(found))
+                self.messages += len(found)
+            if found:
+                return found
+        return []
+
+    def _settle(self) -> None:
+        """More is asked for: what was handed out is processed, and what waited for that may go."""
         self.positions.settle()
-        self._raise_failures()
-        if not self.positions.loop() and not (yield from self._receive(until)):
-            return []
-        if self.options.commits == "before":
-            return (yield from self._saved_first(count))
-        found = self.positions.poll(count)
-        while len(found) < count and self._take():
-            found += self.positions.poll(count - len(found))
-        self.messages += len(found)
-        return found
+        if self.membership is not None:
+            self.handover.look()
 
     def _receive(self, until: float) -> Operation[bool]:
         """Makes a batch with messages ready; False after `stop`, or at `until` and a look at the connection."""
         looks = 0
         while True:
-            self._raise_failures()
-            if self.stop_asked.done:
-                return False
             came = self._arrival.done
-            self._arrival = Flag() if came else self._arrival
-            if self.positions.loop() or self._take():  # another thread's poll may have left some
-                return True
-            failure = self.fetcher.failure() or self.fetcher.standstill()
-            if failure is not None:
-                raise failure
+            self._raise_failures()
+            if self.membership is not None and self.handover.has_news:
+                yield from self.handover.tell()
+                continue
+            if self.stop_asked.done or self.look():
+                return not self.stop_asked.done
             remaining = until - self.link.now()
             if remaining <= 0 and looks and (looks >= LOOKS or not came):
                 return False
-            looks, remaining = looks + 1, max(0.0, remaining)
-            retry = self.fetcher.next_retry()
-            if retry is not None:
-                remaining = min(remaining, max(0.0, retry - self.link.now()))
-            yield Wait((self._arrival, self.stop_asked), None if remaining == NEVER else remaining)
+            looks += 1
+            yield self.news(max(0.0, remaining))
+
+    def look(self) -> bool:
+        """Whether a batch is ready, made of what has arrived if need be. Raises what stopped a partition, or all."""
+        self._raise_failures()
+        self._arrival = Flag() if self._arrival.done else self._arrival
+        if self.silent:
+            return False
+        if self.positions.loop() or self._take():  # another thread's poll may have left some
+            return True
+        failure = self.fetcher.failure() or self.fetcher.standstill()
+        if failure is not None:
+            raise failure
+        return False
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was heard of the group for so long that others may have what is read here."""
+        return self.membership is not None and bool(self.fetcher.feeds) and not self.membership.may_hand_out()
+
+    def news(self, seconds: float, *flags: Flag) -> Wait:
+        """Until something may have come behind the last `look`, `stop` was called, or one of `flags` is raised."""
+        retry = self.fetcher.next_retry()
+        if retry is not None:
+            seconds = min(seconds, max(0.0, retry - self.link.now()))
+        if self.silent:
+            seconds = min(seconds, SILENCE_SECONDS)
+        return Wait((self._arrival, self.stop_asked, *flags), None if seconds == NEVER else seconds)
 
     def _take(self) -> bool:
         """Makes a batch with messages ready of what has arrived, if it has."""
-        self._send_fetches()  # the broker works on the next chunk while this one is decoded
+        self._fetching.send()  # the broker works on the next chunk while this one is decoded
         taken = False
         try:
-            while (batch := self.fetcher.take()) is not None:
+            while (batch := self._wanted(self.fetcher.take(self.held))) is not None:
                 self.positions.begin(batch)
                 if batch.messages:
                     break
@@ -152,22 +190,35 @@ class Consuming:
         finally:
             if not taken:  # interrupted (Ctrl-C) with a chunk in hand: read again what was not handed out
                 self._rewind()
-        self._send_fetches()
+        self._fetching.send()
         return batch is not None
+
+    def _wanted(self, batch: Batch | None) -> Batch | None:
+        """What of `batch` the user's filter says yes to; what that raises is raised."""
+        where = self.options.where
+        if batch is None or where is None:
+            return batch
+        return batch._replace(messages=[message for message in batch.messages if where(message)])
 
     def _saved_first(self, count: int) -> Operation[list[ReceivedMessage]]:
         """Up to `count` ready messages, once the store says that they are done. What cannot be saved is given later."""
         messages = self.positions.poll(count)
+        if not messages:
+            return []
+        first = messages[0]
+        name = PartitionName(first.topic, first.partition)
         self.positions.settle()
         saved = False
         try:
-            yield from self._saving.save(self.positions.unsaved, self.link.now() + self.options.timeout)
+            refused = yield from self._saving.save(
+                self.positions.unsaved, self.link.now() + self.options.timeout
+            )
             saved = True
         finally:
-            if not saved and messages:
-                first = messages[0]
-                name = PartitionName(first.topic, first.partition)
+            if not saved and name in self.fetcher.feeds:
                 self._go_to(name, Place(first.offset, first.ordinal, first.origin.epoch))
+        if name in refused:
+            return []
         self.messages += len(messages)
         return messages
 
@@ -175,42 +226,11 @@ class Consuming:
         """Nothing more is handed out; a driver's `raise_flag(stop_asked)` wakes who waits."""
         self.positions.drop_ready()
 
-    # Fetching
-
-    def _send_fetches(self) -> None:
-        plans = self.fetcher.plans(self.link.now())
-        for plan in plans:
-            request = plan.request(self.options.read, self._hashes)
-            call = self.link.call(request, seconds=plan.wait_ms / 1000 + FETCH_GRACE_SECONDS)
-            self._calls[plan.name] = call
-            call.when_done(partial(self._fetched, plan))
-        if plans:
-            self._flush()
-
-    def _fetched(self, plan: FetchPlan, call: Call) -> None:
-        if self._calls.get(plan.name) is call:
-            del self._calls[plan.name]
-        if call.error is not None:
-            self.fetcher.failed(plan, call.error, self.link.now())
-        else:
-            reply = call.reply
-            body = bytes(call.reply_body)
-            self.fetcher.arrived(
-                plan, Chunk(body, reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
-            )
-        self._arrival.settle()
-
-    def _void_fetch(self, name: PartitionName) -> None:
-        """What is under way for the partition is not wanted any more; the broker is told, so that it need not wait."""
-        call = self._calls.pop(name, None)
-        if call is not None and not call.done:
-            self.link.abandon(call)
-            if call.sent and self.link.state == "ready":
-                self.link.call(Cancel(call.correlation))
+    # Moving
 
     def _go_to(self, name: PartitionName, place: Place) -> None:
         """Reading and handing out go on at `place`."""
-        self._void_fetch(name)
+        self._fetching.void(name)
         self.positions.seek(name, place)
         self.fetcher.seek(name, place)
 
@@ -220,8 +240,6 @@ class Consuming:
         for name, feed in self.fetcher.feeds.items():
             if feed.failure is None:
                 self.fetcher.seek(name, self.positions.handed_out(name))
-
-    # Moving
 
     def seek(self, name: PartitionName, question: Question) -> Operation[None]:
         """Go on at the place that `question` asks for; a stopped partition goes on, too."""
@@ -236,7 +254,7 @@ class Consuming:
         if ready is not None and ready.name == name:
             place = self.positions.handed_out(name)
             self.positions.drop_ready()
-            self._void_fetch(name)
+            self._fetching.void(name)
             self.fetcher.seek(name, place)
         self.fetcher.pause(name)
 
@@ -281,46 +299,29 @@ class Consuming:
 
     def committed(self, name: PartitionName) -> Operation[int | None]:
         """The offset that the group's store has of the partition; None: none."""
-        membership = self.member()
+        self.member()
         feed = yield from self._feed(name)
-        stored = (yield from membership.read([name])).get(name)
+        stored = (yield from self.offsets.read([name])).get(name)
         return stored.offset if stored is not None and stored.incarnation == feed.incarnation else None
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and where it stands now."""
-        return {
-            "messages": self.messages,
-            "bytes": self.fetcher.bytes_read,
-            "fetches": self.fetcher.fetches,
-            "connections": self.link.connections,
-            "commits": self.membership.commits if self.membership is not None else 0,
-            "generation": self.membership.generation if self.membership is not None else 0,
-            "skipped": self.fetcher.skipped_count,
-            "skipped_ranges": [tuple(each) for each in self.fetcher.skipped],
-            "partitions": {
-                str(name): {
-                    "offset": self.positions.handed_out(name).offset,
-                    "processed_offset": self.positions.processed(name).offset,
-                    "saved_offset": self.positions.saved(name),
-                    "waiting_bytes": feed.chunk_bytes,
-                    "paused": feed.paused,
-                    "stopped": None if feed.failure is None else str(feed.failure),
-                }
-                for name, feed in self.fetcher.feeds.items()
-            },
-        }
+        return counts(self)
+
+    def standing(self) -> Mapping[str, Any]:
+        """Where it stands in its group, for `stats`."""
+        if self.membership is None:
+            return {"commits": 0, "generation": 0}
+        return {"commits": self.offsets.commits, **self.membership.stats()}
 
     # Saving
 
     def commit(self, message: ReceivedMessage | None = None) -> Operation[None]:
-        """Saves all that was handed out, or one partition up to `message` and including it."""
+        """Saves all that was handed out, or one partition up to `message` and including it. Raises Fenced where that is
+        another member's by now; all else is saved."""
         self.member()
-        try:
-            yield from self._saving.commit(message, self.link.now() + self.options.timeout)
-        except Fenced as fenced:
-            self._told = fenced
-            self.positions.drop_ready()
-            raise
+        yield from self._saving.commit(message, self.link.now() + self.options.timeout)
+        self.handover.look()
 
     def member(self) -> Membership:
         """Its place in the group. Raises `Closed`, `BadRequest` without a group."""
@@ -332,17 +333,16 @@ class Consuming:
 
     # Beside
 
-    def _changed(self) -> None:
-        """The partitions were looked for; from the first time on heartbeats and saves are due."""
-        if self.membership is not None and (self._keeping is None or self._keeping.done):
-            self._keeping = self.tasks.start(self._keep(), self._failed)
-            self._attend()
+    def _arrived(self) -> None:
+        """Something came: whoever waits looks again."""
         self._arrival.settle()
 
-    def _keep(self) -> Operation[None]:
-        yield from self._saving.keep()
-        self.positions.drop_ready()
+    def _share_changed(self) -> None:
+        self.assignment.share_changed()
         self._arrival.settle()
+
+    def _refused(self, names: Collection[PartitionName]) -> None:
+        self.assignment.refused(names)
 
     def _failed(self, error: Exception) -> None:
         """A task came to an end: the next call raises it."""
@@ -350,15 +350,15 @@ class Consuming:
         self._arrival.settle()
 
     def _raise_failures(self) -> None:
-        """Raises what a task met; begins to look for partitions where that is not being done."""
+        """Raises what a task met; begins what is not being done beside."""
         if self.closed or self.link.state == "closed":
             raise Closed("The consumer is closed; make a new one.")
-        if self.membership is not None and self.membership.failure is not None:
-            self.positions.drop_ready()
-            self._told = self.membership.failure
-            raise self._told
-        if not self._failures and (self._watching is None or self._watching.done):
-            self._watching = self.tasks.start(self.assignment.watch(), self._failed)
+        if not self._failures:
+            for operation, task in self._beside.items():
+                if task is None or task.done:
+                    self._beside[operation] = self.tasks.start(operation(), self._failed)
+                    if self.membership is not None:
+                        self._attend()
         if self._failures:
             raise self._failures.pop(0)
 
@@ -366,20 +366,21 @@ class Consuming:
 
     def renew(self) -> None:
         """In a forked child: a reader of its own, at the same places, that is no member of the group yet."""
-        self._calls.clear()
+        self._fetching.clear()
         self.tasks.cancel()
-        self._watching = self._keeping = None
+        self._beside = dict.fromkeys(self._beside)
         self._arrival = Flag()
-        self._saving.renew()
         self.fetcher.renew()
         self._rewind()
         if self.membership is not None:
+            self._saving.renew()
+            self.handover.renew()
             self.membership.renew()
 
     def close(self, processed: bool) -> Operation[None]:
         """Saves what is processed (`processed`: all that is out is), leaves the group. A second time does nothing.
 
-        Raises what kept the offsets from being saved.
+        Raises what kept the offsets from being saved; of partitions that are another's by now a warning tells.
         """
         if self.closed:
             return
@@ -387,14 +388,16 @@ class Consuming:
         try:
             if processed:
                 self.positions.settle()
+            self.positions.drop_ready()
             membership = self.membership
             if membership is not None and membership.joined and self.link.state != "closed":
-                if self.options.commits != "manual" and (membership.failure is None or self._told is None):
+                yield from self.handover.tell_the_end()
+                if self.options.commits != "manual":
                     yield from self._saving.save(self.positions.unsaved, until)
                 yield from membership.leave(until)
         finally:
             self.closed = True
             self.tasks.cancel()
-            self._calls.clear()
+            self._fetching.clear()
             if self.options.storage is not None:
                 self.options.storage.close()

@@ -11,6 +11,7 @@ What goes wrong stops its partition only, behind everything that was read before
 
 import logging
 from collections import deque
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from tfmq.client.decoder import Decoder
@@ -223,16 +224,8 @@ class Fetcher:
         self._under_way += 1
         self.fetches += 1
         filtered = self._tags is not None and feed.fetch_offset >= feed.unfiltered_until
-        return FetchPlan(
-            feed.name,
-            feed.incarnation,
-            feed.fetch_offset,
-            feed.fetch_epoch,
-            max_bytes,
-            wait_ms,
-            filtered,
-            feed.turn,
-        )
+        place = (feed.fetch_offset, feed.fetch_epoch, max_bytes, wait_ms)
+        return FetchPlan(feed.name, feed.incarnation, *place, filtered, feed.turn)
 
     # From the broker
 
@@ -299,10 +292,15 @@ class Fetcher:
 
     # To the user
 
-    def take(self) -> Batch | None:
-        """The next chunk as messages, of the partition whose turn it is; None if nothing has arrived."""
-        while self._ready:
+    def take(self, held: Collection[PartitionName] = ()) -> Batch | None:
+        """The next chunk as messages, of the partition whose turn it is, `held` ones left out; None: nothing came."""
+        passed = 0
+        while passed < len(self._ready):
             feed = self._ready.popleft()
+            if feed.name in held:
+                passed += 1
+                self._ready.append(feed)
+                continue
             feed.lined_up = False
             if feed.paused or not feed.chunks or self.feeds.get(feed.name) is not feed:
                 continue

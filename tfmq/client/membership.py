@@ -1,190 +1,244 @@
-"""A consumer's place in its group: joining, heartbeats, leaving, and offsets saved under the generation.
+"""A consumer's place in its group: what is its, by grants that the broker gives and takes back.
 
-The broker gives the partitions of a group to its members, by grants from a durable counter. What this member saves
-carries the last one that it knows, so whoever took a partition over cannot be overwritten. Once it is no member any
-more everything here raises `Fenced`, for good. A broken connection, or a restart of the broker, does not end a
-membership: the next request renews it.
+The broker gives each partition of a group to one member at a time. A heartbeat that waits at the broker is how both
+agree: it says what this member still holds, and is answered at once when that is to change. What is to go to another
+one is not in the `share` any more, and stays `held` until it is released. A member that was silent for too long has
+lost everything; it joins again by itself. A broken connection, or a restart of the broker, ends no membership.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import Final
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Final
 
-from tfmq.client.asking import ask
+from tfmq.client.asking import PAUSE_SECONDS, PAUSE_SECONDS_MAX, ask
+from tfmq.client.call import NEVER, Call
 from tfmq.client.link import Link
-from tfmq.client.offset_storage import OffsetStorage, StoredOffset, claim
 from tfmq.client.positions import PartitionName
-from tfmq.client.waiting import Flag, Operation
-from tfmq.client.work import Run, work
+from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.errors import Fenced, TfmqError
-from tfmq.protocol.commands import (
-    CommitOffsets,
-    GrantedPartition,
-    GroupOffset,
-    Heartbeat,
-    HeldPartition,
-    JoinGroup,
-    LeaveGroup,
-    ReadOffsets,
-    Subscription,
-)
+from tfmq.protocol.commands import GrantedPartition, Heartbeat, HeldPartition, JoinGroup, LeaveGroup
 from tfmq.protocol.commands import PartitionName as PartitionRow
+from tfmq.protocol.commands import Subscription as Wishes
 from tfmq.protocol.group_commands import STICKY
+
+log = logging.getLogger("tfmq.consumer")
 
 BEATS_A_SESSION: Final = 3
 """Heartbeats in one session time: two may be lost before the broker takes the member for dead."""
 
 
+def nothing() -> None:
+    """For who is told of nothing."""
+
+
 class Membership:
-    """One member of one group; `storage` None: the broker keeps the offsets."""
+    """One member of one group. `changed` is called, under the driver's lock, when `share` has."""
 
     def __init__(
         self,
         link: Link,
         group: str,
         *,
-        run: Run,
         session_ms: int,
-        storage: OffsetStorage | None = None,
+        strategy: str = STICKY,
+        changed: Callable[[], None] = nothing,
     ) -> None:
         self.group = group
-        self.member = ""
+        self.member = token_hex(8)
         self.generation = 0
         self.joined = False
         self.failure: TfmqError | None = None
-        self.commits = 0
-        self.granted: dict[PartitionName, GrantedPartition] = {}
-        """The partitions that are this member's."""
-        self.changed = Flag()
-        """Settled, and another one from then on, when `granted` has changed."""
-        self._wishes = Subscription([], session_ms, STICKY)
+        """Why it will never have anything."""
+        self.note = ""
+        """Why it has less than it asked for."""
+        self.share: dict[PartitionName, GrantedPartition] = {}
+        """What this member has and keeps."""
+        self.held: dict[PartitionName, GrantedPartition] = {}
+        """The share, and what is to go and was not released."""
         self._link = link
-        self._run = run
-        self._storage = storage
         self._session_ms = session_ms
-        self._beat_at = 0.0
+        self._strategy = strategy
+        self._changed = changed
+        self._wishes: Wishes | None = None
+        self._news = Flag()
+        self._to_tell = True
+        self._heard_at = 0.0
+        self._at_once = False
+        self._idle = False
+        link.on_ready.append(self._connected)
 
-    def join(
-        self, topics: Sequence[str], until: float, only: Sequence[PartitionName] | None = None
-    ) -> Operation[None]:
-        """Becomes a member of the group, and learns what is its."""
-        self.want(topics, only)
-        request = JoinGroup(self.group, self.member, *self._wishes)
-        reply = yield from ask(self._link, request, until)
-        self.member, self.generation, self.joined = reply.member, reply.generation, True
-        self._take(reply.partitions)
-        self._beat_at = self._link.now() + self.beat_seconds
+    # What is asked for
 
-    def want(self, topics: Sequence[str], only: Sequence[PartitionName] | None) -> None:
-        """What the next heartbeats ask for; `only`: no other partitions than these."""
+    def want(
+        self,
+        topics: Sequence[str],
+        only: Iterable[PartitionName] | None = None,
+        wanted: Mapping[PartitionName, int] | None = None,
+    ) -> None:
+        """What this member asks for from now on; `only`: no other partitions than these. `wanted`: what that means now,
+        with the incarnations. The first time it joins."""
         rows = None if only is None else [PartitionRow(*name) for name in only]
-        self._wishes = Subscription(list(topics), self._session_ms, STICKY, rows)
+        wishes = Wishes(list(topics), self._session_ms, self._strategy, rows)
+        if wishes != self._wishes:
+            self._wishes, self._to_tell = wishes, True
+            self._news.settle()
 
-    def has(self, name: PartitionName, incarnation: int) -> bool:
-        """Whether the partition of that incarnation is this member's."""
-        granted = self.granted.get(name)
-        return granted is not None and granted.incarnation == incarnation
+    def release(self, names: Iterable[PartitionName]) -> None:
+        """Nothing of these is in work, and all is saved: another member may have them."""
+        for name in names:
+            self.share.pop(name, None)
+            if self.held.pop(name, None) is not None:
+                self._news.settle()
 
-    def _take(self, rows: Sequence[GrantedPartition]) -> None:
-        self.granted = {PartitionName(each.topic, each.partition): each for each in rows}
-        changed, self.changed = self.changed, Flag()
-        changed.settle()
+    def refused(self, names: Iterable[PartitionName]) -> None:
+        """A save of these was fenced: they are another's. The broker is asked at once what there is."""
+        self.release(names)
+        self._news.settle()
+
+    # What there is
+
+    def generation_of(self, name: PartitionName) -> int:
+        """The number under which the partition was granted, which storages of offsets fence with."""
+        held = self.held.get(name)
+        return self.generation if held is None else held.grant
+
+    def may_hand_out(self) -> bool:
+        """Whether the broker was heard of so lately that nobody else can have what is held here."""
+        return self._link.now() < self._heard_at + self._session_ms / 1000
 
     @property
     def beat_seconds(self) -> float:
         return self._session_ms / 1000 / BEATS_A_SESSION
 
-    def beat_due(self) -> float:
-        """When the next heartbeat is due; infinity for who has not joined."""
-        return self._beat_at if self.joined and self.failure is None else float("inf")
+    # The conversation
 
-    def beat(self) -> Operation[None]:
-        """One heartbeat; a failure that is final is kept in `failure`, a passing one is left to the next beat."""
-        self._beat_at = self._link.now() + self.beat_seconds
-        held = [HeldPartition(each.topic, each.incarnation, each.partition) for each in self.granted.values()]
-        request = Heartbeat(self.group, self.member, self.generation, held, 0, self._wishes)
+    def live(self) -> Operation[None]:
+        """Never ends: joins, beats, joins again. Raises what is neither a passing failure nor a lost place."""
+        while True:
+            if self._wishes is None:
+                yield Wait((self._fresh_news(),))
+            elif not self.joined:
+                yield from self._join(self._wishes)
+            else:
+                yield from self._beat()
+
+    def _join(self, wishes: Wishes) -> Operation[None]:
+        """Begins anew, with nothing but what the answer gives."""
+        began = self._link.now()
+        self._to_tell = False
+        reply = yield from ask(
+            self._link, JoinGroup(self.group, self.member, *wishes), NEVER, unattended=True
+        )
+        self.generation, self.joined, self._heard_at = reply.generation, True, began
+        self._note(reply.note)
+        self._take(reply.partitions)
+
+    def _beat(self) -> Operation[None]:
+        """One heartbeat: until its answer came, or there is something to say."""
+        news, began = self._fresh_news(), self._link.now()
+        telling, self._to_tell = self._to_tell, False
+        call = self._link.call(self._heartbeat(telling), seconds=self._session_ms / 1000, unattended=True)
         try:
-            reply = yield from ask(self._link, request, self._beat_at, unattended=True)
-        except TfmqError as error:
-            self._note(error)
-            return
+            while not call.done and not news.done:
+                yield Wait((call, news))
+        finally:
+            self._link.abandon(call)  # a newer one ends it at the broker, too
+            self._to_tell = self._to_tell or (telling and call.error is not None)
+        if call.error is None:
+            yield from self._answered(call, began)
+        elif isinstance(call.error, Fenced):
+            self._lost(call.error)
+        elif not news.done:
+            if not call.error.retriable:
+                raise call.error
+            yield Wait((self._fresh_news(),), PAUSE_SECONDS_MAX)
+
+    def _heartbeat(self, telling: bool) -> Heartbeat:
+        held = [
+            HeldPartition(each.topic, each.incarnation, each.partition, name not in self.share)
+            for name, each in self.held.items()
+        ]
+        at_once, self._at_once = self._at_once or not self.may_hand_out(), False
+        wait_ms = 0 if at_once else int(self.beat_seconds * 1000)
+        return Heartbeat(
+            self.group, self.member, self.generation, held, wait_ms, self._wishes if telling else None
+        )
+
+    def _answered(self, call: Call, began: float) -> Operation[None]:
+        reply = call.reply
+        waits, lapsed = self._link.now() - began, not self.may_hand_out()
+        self._heard_at = began
         self.generation = reply.generation
+        self._to_tell = self._to_tell or reply.forgotten
+        self._note(reply.note)
         if reply.assigned is not None:
             self._take(reply.assigned)
+        elif lapsed:
+            self._changed()
+        elif call.request.wait_ms and waits < self.beat_seconds / 2 and not self._to_tell:
+            yield Wait(
+                (self._fresh_news(),), PAUSE_SECONDS
+            )  # whatever makes it answer so early: not in a circle
 
-    def read(
-        self, names: Iterable[PartitionName], while_busy: bool = True
-    ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """The offsets that the group has of these partitions. Raises `Busy` while a transaction in doubt has some of
-        them: at once, or with `while_busy` in the end.
-        """
-        wanted = list(names)
-        if self._storage is not None:
-            storage = self._storage
-            return dict((yield from work(self._run, lambda: storage.read(self.group, wanted))))
-        request = ReadOffsets(self.group, [PartitionRow(*name) for name in wanted])
-        until = self._link.now() + self._session_ms / 1000
-        reply = yield from ask(self._link, request, until, while_busy=while_busy)
-        return {
-            PartitionName(each.topic, each.partition): StoredOffset(
-                each.offset, each.index, each.incarnation, each.epoch, each.generation
-            )
-            for each in reply.offsets
-        }
+    def _take(self, rows: Iterable[GrantedPartition]) -> None:
+        share = {PartitionName(each.topic, each.partition): each for each in rows}
+        self.held = {**self.held, **share}
+        self.share = share
+        self._changed()
 
-    def claim(self, names: Iterable[PartitionName]) -> Operation[Mapping[PartitionName, StoredOffset]]:
-        """As `read`, of partitions that were granted; a storage of offsets takes nothing of their former owners now."""
-        storage = self._storage
-        found: dict[PartitionName, StoredOffset] = {}
-        if storage is not None:
-            grants: dict[int, list[PartitionName]] = {}
-            for name in names:
-                grants.setdefault(self.generation_of(name), []).append(name)
-            for generation, granted in grants.items():
-                call = partial(claim, storage, self.group, generation, granted)
-                found |= yield from work(self._run, call)
-        return found
+    def _lost(self, fenced: Fenced) -> None:
+        """It is no member any more: everything is another's, or may be."""
+        log.warning(
+            "This member of group %s was taken for dead, and joins again. %s", self.group, fenced.sentence
+        )
+        self._forget()
+        self._changed()
 
-    def generation_of(self, name: PartitionName) -> int:
-        """The number under which the partition was granted, which storages of offsets fence with."""
-        granted = self.granted.get(name)
-        return self.generation if granted is None else granted.grant
+    def _note(self, note: str) -> None:
+        """An idle member says why, once it is so for the time of a heartbeat."""
+        if note and note == self.note and not self.held and not self._idle:
+            log.warning("This member of group %s reads nothing: %s", self.group, note)
+            self._idle = True
+        elif note and note != self.note:
+            log.info("Group %s: %s", self.group, note)
+            self._idle = False
+        self.note = note
 
-    def save(self, offsets: Mapping[PartitionName, StoredOffset], until: float) -> Operation[None]:
-        """Keeps `offsets`; they are on the disk when this ends. Raises Fenced for a member that was replaced."""
-        if self.failure is not None:
-            raise self.failure
-        try:
-            if self._storage is not None:
-                storage, generation = self._storage, self.generation
-                yield from work(self._run, lambda: storage.save(self.group, generation, offsets))
-            else:
-                rows = [
-                    GroupOffset(
-                        name.topic, each.incarnation, name.partition, each.offset, each.index, each.epoch
-                    )
-                    for name, each in offsets.items()
-                ]
-                request = CommitOffsets(self.group, self.member, self.generation, rows)
-                reply = yield from ask(self._link, request, until, unattended=True)
-                self._beat_at = self._link.now() + (0 if reply.fenced else self.beat_seconds)
-        except TfmqError as error:
-            self._note(error)
-            raise
-        self.commits += 1
+    def _connected(self, _: object) -> None:
+        """Another connection: the broker is to hear, and say, at once how things are."""
+        self._at_once = True
+        self._news.settle()
+
+    def _fresh_news(self) -> Flag:
+        if self._news.done:
+            self._news = Flag()
+        return self._news
+
+    # The end
 
     def leave(self, until: float) -> Operation[None]:
         """Gives the place up, so that another member need not wait; best effort."""
-        if not self.joined or self.failure is not None:
+        if not self.joined:
             return
-        self.joined = False
+        self._forget()
         yield from ask(self._link, LeaveGroup(self.group, self.member, self.generation), until)
 
     def renew(self) -> None:
-        """In a forked child: the parent is the member, this one must join by itself."""
-        self.member, self.generation, self.joined, self.failure = "", 0, False, None
-        self._take(())
+        """In a forked child: the parent is the member, this one joins by itself under a name of its own."""
+        self._forget()
+        self.member, self.generation, self.note = token_hex(8), 0, ""
 
-    def _note(self, error: TfmqError) -> None:
-        if isinstance(error, Fenced):
-            self.failure = error
+    def _forget(self) -> None:
+        self.joined, self._to_tell = False, True
+        self.share, self.held = {}, {}
+
+    def stats(self) -> Mapping[str, Any]:
+        """Where this member stands."""
+        return {
+            "member": self.member,
+            "generation": self.generation,
+            "assigned": sorted(map(str, self.share)),
+            "releasing": sorted(map(str, self.held.keys() - self.share.keys())),
+            "note": self.note,
+        }

@@ -4,68 +4,97 @@ A message handed out by a loop is processed when the next one is asked for; what
 called again; both when the consumer is left without an error. With `manual`, only `commit` makes it so. `Positions`
 knows at any moment, per partition, the place before which everything is processed, and so what may be saved. No
 place goes back but by `seek`.
+
+A partition that is to go to another member stays here until it is released: what is out of it may still become
+processed. One that is lost is gone at once.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import NamedTuple
 
+from tfmq.client.ledger import IN_WORK, Ledger, Ledgers
+from tfmq.client.places import UNKNOWN as UNKNOWN
+from tfmq.client.places import Batch as Batch
+from tfmq.client.places import Place as Place
 from tfmq.client.received import ReceivedMessage
-from tfmq.errors import BadRequest
+from tfmq.errors import BadRequest, Fenced
 from tfmq.offsets.stored import PartitionName as PartitionName
-
-UNKNOWN = -1
-
-
-class Place(NamedTuple):
-    """A place in a partition: the offset where reading goes on, how many messages lie before it, and the log's
-    epoch when that was read (both -1 where not known)."""
-
-    offset: int
-    ordinal: int = UNKNOWN
-    epoch: int = UNKNOWN
-
-
-class Batch(NamedTuple):
-    """Messages of one partition in order, and the place behind them and behind what was left out there.
-
-    `messages` may be empty: then all that was read was left out, and `following` still moves on.
-    """
-
-    name: PartitionName
-    messages: list[ReceivedMessage]
-    following: Place
 
 
 class Positions:
     """The places of all partitions of one consumer.
 
     `current` is the message that a loop works on. The face sets it before it hands the message out, and nothing
-    else is done for a single message. `ready` is the batch that is being handed out.
+    else is done for a single message. `ready` is the batch that is being handed out; a loop that was `lent` it is in it
+    until more is asked for.
     """
 
     def __init__(self, *, manual: bool = False) -> None:
         self.current: ReceivedMessage | None = None
         self.ready: Batch | None = None
+        self.ledgers = Ledgers()
+        """What is out to handlers that `run` calls: processed as far as they are finished."""
         self._manual = manual
         self._polled: dict[PartitionName, Place] = {}
         self._out: dict[PartitionName, Place] = {}
         self._processed: dict[PartitionName, Place] = {}
         self._saved: dict[PartitionName, int | None] = {}
+        self._incarnations: dict[PartitionName, int] = {}
+        self._uncommitted: dict[PartitionName, int] = {}
+        self._lent: PartitionName | None = None
+        self._void: PartitionName | None = None
+        self._gone: set[PartitionName] = set()
+        self._lost: set[PartitionName] = set()
 
     # Partitions
 
-    def add(self, name: PartitionName, place: Place, saved: int | None = None) -> None:
-        """A partition is read from `place` on; `saved` is the offset that the store has of it, None: none."""
+    def add(self, name: PartitionName, place: Place, saved: int | None = None, incarnation: int = 0) -> None:
+        """A partition, of the topic of that `incarnation`, is read from `place` on; `saved` is the offset that the
+        store has of it, None: none."""
         self._processed[name] = place
         self._saved[name] = saved
+        self._incarnations[name] = incarnation
 
     def remove(self, name: PartitionName) -> None:
         """The partition is not this consumer's any more."""
         self._forget(name)
-        self._processed.pop(name, None)
-        self._saved.pop(name, None)
+        self._gone.add(name)
+        for places in (self._processed, self._saved, self._incarnations):
+            places.pop(name, None)
+
+    def lose(self, name: PartitionName) -> bool:
+        """As `remove`; whether something was handed out of it that is not saved, so that another gets it too."""
+        known = self._processed.get(name)
+        unsaved = known is not None and known.offset != self._saved[name]
+        open_ended = self.in_work(name) or self.uncommitted(name)
+        self.remove(name)
+        if open_ended:
+            self._lost.add(name)
+        return open_ended or unsaved
+
+    def check_lost(self, refused: Iterable[PartitionName] = ()) -> None:
+        """Raises Fenced, once, where something was handed out, and not saved in time, of partitions that are another's
+        now; `refused`: of these, too."""
+        lost = sorted(self._lost.union(refused))
+        self._lost.clear()
+        if lost:
+            raise Fenced(
+                f"{', '.join(map(str, lost))}: another member of the group has it by now, and will get again what was"
+                " handed out of it here.",
+                partitions=[list(name) for name in lost],
+            )
+
+    def incarnation(self, name: PartitionName) -> int:
+        return self._incarnations[name]
+
+    def in_work(self, name: PartitionName) -> bool:
+        """Whether a loop, or who polled, may be at work on a message of it."""
+        return name in self._polled or name == self._lent or self.ledgers.in_work(name)
+
+    def uncommitted(self, name: PartitionName) -> bool:
+        """Whether, with `manual`, a message of it was handed out that `commit` has not saved."""
+        return name in self._uncommitted
 
     def seek(self, name: PartitionName, place: Place) -> None:
         """Go on at `place`: what is before it counts as processed, what was handed out of the partition is void."""
@@ -82,7 +111,9 @@ class Positions:
         self.ready = batch
         if batch.messages:
             return
-        if batch.name in self._polled:
+        if self.ledgers.get(batch.name) is not None:
+            self.take()
+        elif batch.name in self._polled:
             self._polled[batch.name] = batch.following
         else:
             self._done(batch.name, batch.following)
@@ -90,6 +121,11 @@ class Positions:
     def loop(self) -> list[ReceivedMessage]:
         """The messages for a loop to go through, setting `current` to each."""
         return [] if self.ready is None else self.ready.messages
+
+    def lend(self) -> list[ReceivedMessage]:
+        """As `loop`; the loop goes through them from now on, until more is asked for."""
+        self._lent = None if self.ready is None else self.ready.name
+        return self.loop()
 
     def poll(self, count: int) -> list[ReceivedMessage]:
         """Up to `count` messages of the ready batch, which go out by `poll`."""
@@ -102,13 +138,22 @@ class Positions:
             self._shorten(ready, len(messages))
         return messages
 
+    def take(self) -> Ledger | None:
+        """All that is ready of a partition is out to handlers: processed as far as its ledger says."""
+        ready, self.ready = self.ready, None
+        return None if ready is None else self.ledgers.take(ready, self._processed[ready.name])
+
     def settle(self) -> None:
         """More is asked for, or the consumer is left without an error: all that is out is processed."""
-        current, ready = self.current, self.ready
+        current, ready = self._in_hand(), self.ready
         for name, place in self._outstanding():
             self._done(name, place)
+            if self._manual and name in self and place.offset != self._saved[name]:
+                self._uncommitted[name] = place.offset
         self._polled.clear()
-        self.current = None
+        self.current = self._lent = self._void = None
+        if not self._manual:
+            self._lost.clear()
         if current is None or ready is None or _name(current) != ready.name:
             return
         if ready.messages and ready.messages[-1] is current:
@@ -120,10 +165,16 @@ class Positions:
         """`commit()`: all that is out counts as processed, the message in work included."""
         for name, place in (*self._out.items(), *self._outstanding()):
             self._advance(name, place)
+        for name in self.ledgers.names():
+            self._advance(name, self._committable(name))
 
     def settle_to(self, message: ReceivedMessage) -> PartitionName:
         """`commit(message)`: its partition is processed up to it and including it. Raises as `through`."""
         name, behind = self.through(message)
+        ledger = self.ledgers.get(name)
+        if ledger is not None:
+            ledger.finish(message)
+            behind = ledger.place
         self._advance(name, behind)
         return name
 
@@ -134,8 +185,10 @@ class Positions:
         """
         name, behind = _name(message), self._behind(message)
         if name not in self._processed:
+            self._check_gone(name)
             raise BadRequest(f"This consumer does not read {name}, so it cannot commit a message of it.")
         if behind.offset > self.handed_out(name).offset:
+            self._check_gone(name)
             raise BadRequest(f"The message at offset {message.offset} of {name} was not handed out yet.")
         return name, behind
 
@@ -152,13 +205,19 @@ class Positions:
         places = [self._processed[name], *(place for each, place in self._outstanding() if each == name)]
         if name in self._out:
             places.append(self._out[name])
+        ledger = self.ledgers.get(name)
+        if ledger is not None:
+            places.append(ledger.following)
         return max(places)
 
     def processed(self, name: PartitionName) -> Place:
         """The place before which everything of the partition is processed."""
-        current = self.current
+        current = self._in_hand()
         if current is not None and not self._manual and _name(current) == name:
             self._advance(name, Place(current.offset, current.ordinal, current.origin.epoch))
+        ledger = self.ledgers.get(name)
+        if ledger is not None and not self._manual:
+            self._advance(name, ledger.place)
         return self._processed[name]
 
     def saved(self, name: PartitionName) -> int | None:
@@ -171,8 +230,9 @@ class Positions:
         return {name: place for name, place in places.items() if place.offset != self._saved[name]}
 
     def unsaved_out(self) -> dict[PartitionName, Place]:
-        """The places behind all that was handed out, by partition, where the store has another one."""
-        places = {name: self.handed_out(name) for name in self._processed}
+        """The places behind all that was handed out, by partition, where the store has another one; of what is out to
+        handlers those behind all that is finished, the message of the calling one included."""
+        places = {name: self._committable(name) for name in self._processed}
         return {name: place for name, place in places.items() if place.offset != self._saved[name]}
 
     def saved_elsewhere(self, places: Mapping[PartitionName, Place]) -> None:
@@ -186,20 +246,36 @@ class Positions:
         """The store has `places` now."""
         for name in places.keys() & self._saved.keys():
             self._saved[name] = places[name].offset
+            if self._uncommitted.get(name, UNKNOWN) <= places[name].offset:
+                self._uncommitted.pop(name, None)
 
     def names(self) -> Iterable[PartitionName]:
         return self._processed.keys()
 
     # Inside
 
+    def _committable(self, name: PartitionName) -> Place:
+        """The place behind all that was handed out, as far as no other handler is at work on it."""
+        ledger = self.ledgers.get(name)
+        if ledger is None:
+            return self.handed_out(name)
+        message = IN_WORK.get()
+        own = message if message is not None and _name(message) == name else None
+        return max(self._processed[name], ledger.place_with(own))
+
+    def _in_hand(self) -> ReceivedMessage | None:
+        """What a loop works on, unless its partition went away meanwhile: a loop sets `current` without a lock."""
+        current = self.current
+        return None if current is None or _name(current) == self._void else current
+
     def _outstanding(self) -> list[tuple[PartitionName, Place]]:
         """The places behind what is out and not processed."""
-        current = self.current
+        current = self._in_hand()
         found = list(self._polled.items())
         return found if current is None else [*found, (_name(current), self._behind(current))]
 
     def _done(self, name: PartitionName, place: Place) -> None:
-        if self._manual:
+        if self._manual and name in self:
             self._out[name] = place
         else:
             self._advance(name, place)
@@ -217,6 +293,13 @@ class Positions:
             return ready.following
         return Place(message.next_offset, message.ordinal + 1, message.origin.epoch)
 
+    def _check_gone(self, name: PartitionName) -> None:
+        if name in self._gone:
+            raise Fenced(
+                f"{name} went to another member of the group after that message was handed out.",
+                partitions=[list(name)],
+            )
+
     def _advance(self, name: PartitionName, place: Place) -> None:
         known = self._processed.get(name)
         if known is not None and place.offset > known.offset:
@@ -224,8 +307,11 @@ class Positions:
 
     def _forget(self, name: PartitionName) -> None:
         """Nothing of the partition is out or ready any more."""
-        self._polled.pop(name, None)
-        self._out.pop(name, None)
+        self.ledgers.void(name)
+        for places in (self._polled, self._out, self._uncommitted):
+            places.pop(name, None)
+        if self._lent == name:
+            self._void = name
         if self.ready is not None and self.ready.name == name:
             self.ready.messages.clear()
             self.ready = None

@@ -5,18 +5,18 @@ also where requests are repeated over a broken connection.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from tfmq.client.consumer_options import ConsumerOptions
-from tfmq.client.fetcher import Fetcher
+from tfmq.client.group_offsets import GroupOffsets
 from tfmq.client.link import Link
 from tfmq.client.membership import Membership
 from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import PartitionName, Place, Positions
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.waiting import Flag, Operation, Wait
-from tfmq.errors import Fenced, TfmqError, TimedOut
+from tfmq.errors import TfmqError, TimedOut
 
 log = logging.getLogger("tfmq.consumer")
 
@@ -24,90 +24,87 @@ NEVER: Final = float("inf")
 
 
 class Saving:
-    """The saves of one consumer; without a membership there is nothing to save to, and nothing is done."""
+    """The saves of one member. `refused` is called with partitions that were another's by then."""
 
     def __init__(
         self,
         options: ConsumerOptions,
         link: Link,
         positions: Positions,
-        fetcher: Fetcher,
-        membership: Membership | None,
+        membership: Membership,
+        offsets: GroupOffsets,
+        refused: Callable[[Collection[PartitionName]], None],
     ) -> None:
         self._options = options
         self._link = link
         self._positions = positions
-        self._fetcher = fetcher
         self._membership = membership
+        self._offsets = offsets
+        self._refused = refused
         self._under_way: Flag | None = None
 
     def commit(self, message: ReceivedMessage | None, until: float) -> Operation[None]:
-        """Saves all that was handed out, or one partition up to `message` and including it."""
+        """Saves all that was handed out, or one partition up to `message` and including it. Raises Fenced where some of
+        that is another's by now; all else is saved."""
         positions = self._positions
         if message is None:
             positions.settle_all_out()
             names: Iterable[PartitionName] = list(positions.names())
         else:
             names = [positions.settle_to(message)]
-        yield from self.save(lambda: self._unsaved(names), until)
+        refused = yield from self.save(lambda: self._unsaved(names), until)
+        positions.check_lost(refused)
 
-    def save(self, choose: Callable[[], dict[PartitionName, Place]], until: float) -> Operation[None]:
-        """Saves what `choose` gives when its turn has come. Raises TimedOut at `until`, Fenced, what the store does."""
+    def save(
+        self, choose: Callable[[], Mapping[PartitionName, Place]], until: float
+    ) -> Operation[Collection[PartitionName]]:
+        """Saves what `choose` gives when its turn has come; which of it is another's by now. Raises TimedOut at
+        `until`, and what the store does."""
         while self._under_way is not None:
             if self._link.now() >= until:
                 raise TimedOut("An earlier save of offsets has not ended yet.")
             yield Wait((self._under_way,), until - self._link.now())
-        membership = self._membership
-        if membership is None:
-            return
-        if membership.failure is not None:
-            raise membership.failure
         places = choose()
         if not places:
-            return
+            return ()
         under_way = self._under_way = Flag()
         try:
-            stored = {name: self._stored(membership, name, place) for name, place in places.items()}
-            yield from membership.save(stored, until)
-            self._positions.note_saved(places)
+            stored = {name: self._stored(name, place) for name, place in places.items()}
+            refused = yield from self._offsets.save(stored, until)
+            self._positions.note_saved({n: place for n, place in places.items() if n not in refused})
         finally:
             self._under_way = None
             under_way.settle()
+        lost = [name for name in refused if self._generation(name) == stored[name].generation]
+        if lost:
+            self._refused(lost)
+        return refused
 
     def keep(self) -> Operation[None]:
-        """Heartbeats and saves in time; ends when the place in the group is lost, raises what the store does."""
-        membership, link = self._membership, self._link
-        if membership is None:
-            return
-        automatic = self._options.commits == "auto"
-        save_at = link.now() + self._options.save if automatic else NEVER
-        while membership.failure is None:
-            yield Wait((), max(0.0, min(membership.beat_due(), save_at) - link.now()))
-            if link.now() >= save_at:
-                yield from self._save_beside(link.now() + self._options.timeout)
-                save_at = link.now() + self._options.save
-            if link.now() >= membership.beat_due():
-                yield from membership.beat()
+        """Never ends: saves in time. Raises what the store does and does not pass."""
+        while True:
+            yield Wait((), self._options.save)
+            until = self._link.now() + self._options.timeout
+            try:
+                yield from self.save(self._positions.unsaved, until)
+            except TfmqError as error:
+                if not error.retriable:
+                    raise
+                log.warning(
+                    "Offsets of group %s were not saved, trying again: %s", self._options.group, error
+                )
 
     def renew(self) -> None:
         """In a forked child: no save is under way."""
         self._under_way = None
 
-    def _save_beside(self, until: float) -> Operation[None]:
-        """A save that nobody waits for: a passing failure is left to the next one, any other is raised."""
-        try:
-            yield from self.save(self._positions.unsaved, until)
-        except Fenced:
-            return
-        except TfmqError as error:
-            if not error.retriable:
-                raise
-            log.warning("Offsets of group %s were not saved, trying again: %s", self._options.group, error)
-
     def _unsaved(self, names: Iterable[PartitionName]) -> dict[PartitionName, Place]:
         unsaved = self._positions.unsaved()
         return {name: unsaved[name] for name in names if name in unsaved}
 
-    def _stored(self, membership: Membership, name: PartitionName, place: Place) -> StoredOffset:
-        incarnation = self._fetcher.feeds[name].incarnation
-        return StoredOffset(place.offset, 0, incarnation, place.epoch, membership.generation_of(name))
+    def _generation(self, name: PartitionName) -> int:
+        return self._membership.generation_of(name)
+
+    def _stored(self, name: PartitionName, place: Place) -> StoredOffset:
+        incarnation = self._positions.incarnation(name)
+        return StoredOffset(place.offset, 0, incarnation, place.epoch, self._generation(name))

@@ -50,14 +50,15 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
             )
         if membership.failure is not None:
             raise membership.failure
-        positions, feeds = consuming.positions, consuming.fetcher.feeds
+        positions = consuming.positions
+        if message is None:
+            positions.check_lost()
         places = positions.unsaved_out() if message is None else dict([positions.through(message)])
         offsets = {
             name: StoredOffset(
-                place.offset, 0, feeds[name].incarnation, place.epoch, membership.generation_of(name)
+                place.offset, 0, positions.incarnation(name), place.epoch, membership.generation_of(name)
             )
             for name, place in places.items()
-            if name in feeds
         }
         return Standing(
             consuming,

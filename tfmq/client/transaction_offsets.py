@@ -52,17 +52,17 @@ def _standing(consuming: Consuming) -> tuple[TransactionOffsets, dict[PartitionN
         )
     if membership.failure is not None:
         raise membership.failure
+    consuming.positions.check_lost()
     places = consuming.positions.unsaved_out()
     rows = [
         GroupOffset(
             name.topic,
-            consuming.fetcher.feeds[name].incarnation,
+            consuming.positions.incarnation(name),
             name.partition,
             place.offset,
             0,
             place.epoch,
         )
         for name, place in places.items()
-        if name in consuming.fetcher.feeds
     ]
     return TransactionOffsets(membership.group, membership.member, membership.generation, rows), places

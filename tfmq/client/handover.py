@@ -1,0 +1,206 @@
+"""How partitions come and go: one that is to go is finished, saved, told and released; one that came is told of.
+
+From the moment in which a partition is revoked nothing more of it is handed out. It is released when nothing of it is
+in work: a loop asked for the next message, a polled batch was followed by the next poll, `busy` says that no lane has
+one; and, where only `commit` saves, when what was handed out is committed, or a session's time later. There is no other
+limit: a handler may take minutes. What is to be saved is saved first.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from tfmq.client.consumer_options import ConsumerOptions, Told
+from tfmq.client.link import Link
+from tfmq.client.membership import Membership
+from tfmq.client.positions import PartitionName, Positions
+from tfmq.client.saving import Saving
+from tfmq.client.waiting import Flag, Operation, Wait, Waitable
+from tfmq.errors import TfmqError
+
+log = logging.getLogger("tfmq.consumer")
+
+RETRY_SECONDS: Final = 1.0
+"""Between two tries to save what is to be released."""
+
+
+class Telling:
+    """Calls `told(names)` when a driver goes through what is waited for: outside of its lock, so it may commit and
+    seek. What it returns is awaited, where that can be."""
+
+    def __init__(self, told: Callable[[list[PartitionName]], Any], names: Iterable[PartitionName]) -> None:
+        self._told = told
+        self._names = sorted(names)
+        self._done = Flag()
+        self._task: asyncio.Future[Any] | None = None
+
+    def __iter__(self) -> Iterator[Waitable]:
+        found = self._told(self._names)
+        if inspect.isawaitable(found):
+            self._task = asyncio.ensure_future(found)
+            self._task.add_done_callback(lambda _: self._done.settle())
+        else:
+            self._done.settle()
+        return iter((self._done,))
+
+    def run(self) -> Operation[None]:
+        """Until it returned. Raises what it raises."""
+        yield Wait(self)
+        while not self._done.done:
+            yield Wait((self._done,))
+        if self._task is not None:
+            self._task.result()
+
+
+class Handover:
+    """The comings and goings of one consumer's partitions. `busy(name)`: something of it is in work elsewhere."""
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        link: Link,
+        positions: Positions,
+        saving: Saving,
+        membership: Membership,
+    ) -> None:
+        self.busy: Callable[[PartitionName], bool] = lambda name: False
+        self._options = options
+        self._link = link
+        self._positions = positions
+        self._saving = saving
+        self._membership = membership
+        self._revoked: dict[PartitionName, float] = {}
+        self._came: set[PartitionName] = set()
+        self._going: set[PartitionName] = set()
+        self._telling = False
+        self._look = Flag()
+
+    # What happens
+
+    def came(self, names: Iterable[PartitionName]) -> None:
+        """These are read from now on."""
+        if self._options.on_assigned is not None:
+            self._came.update(names)
+
+    def revoke(self, name: PartitionName) -> None:
+        """It is to go to another member."""
+        self._revoked[name] = self._link.now()
+        self._note_going(name)
+        self.look()
+
+    def back(self, name: PartitionName) -> bool:
+        """It was to go, and stays after all; whether it was."""
+        self._going.discard(name)
+        return self._revoked.pop(name, None) is not None
+
+    def lost(self, name: PartitionName) -> None:
+        """It is another's already."""
+        if self._revoked.pop(name, None) is None:
+            self._note_going(name)
+        if self._positions.lose(name):
+            log.warning(
+                "%s is another member's of group %s by now; what was handed out of it and not saved comes again there.",
+                name,
+                self._options.group,
+            )
+
+    def look(self) -> None:
+        """Something may have become free."""
+        if self._revoked:
+            self._look.settle()
+
+    def _note_going(self, name: PartitionName) -> None:
+        if name in self._came:  # nobody was told of it
+            self._came.discard(name)
+        elif self._options.on_revoked is not None:
+            self._going.add(name)
+
+    # Telling the user
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._came or self._going) and not self._telling
+
+    def tell(self) -> Operation[None]:
+        """Calls the user's functions, in the thread that asked for messages. Raises what they raise."""
+        while self.has_news:
+            going, came = set(self._going), self._came
+            self._came = set()
+            self._telling = True
+            try:
+                yield from self._call(self._options.on_revoked, going)
+                self._going = self._going - going
+                yield from self._call(self._options.on_assigned, came & self._membership.share.keys())
+            finally:
+                self._telling = False
+                self._going = self._going - going
+            self.look()
+
+    def tell_the_end(self) -> Operation[None]:
+        """All of them go: the consumer is closed."""
+        if self._options.on_revoked is not None and not self._telling:
+            self._going.update(set(self._positions.names()) - self._came)
+            self._came.clear()
+            yield from self.tell()
+
+    def _call(self, told: Told, names: set[PartitionName]) -> Operation[None]:
+        if told is not None and names:
+            yield from Telling(told, names).run()
+
+    # Releasing
+
+    def watch(self) -> Operation[None]:
+        """Never ends: releases what is free. Raises what is no passing failure of a save."""
+        while True:
+            free = [name for name in self._revoked if self._is_free(name)]
+            if free:
+                yield from self._release(free)
+                continue
+            self._look = Flag()
+            yield Wait((self._look,), self._options.session if self._revoked else None)
+
+    def _is_free(self, name: PartitionName) -> bool:
+        positions = self._positions
+        if positions.in_work(name) or self.busy(name) or name in self._going:
+            return False
+        waited = self._link.now() - self._revoked[name]
+        return not positions.uncommitted(name) or waited >= self._options.session
+
+    def _release(self, names: list[PartitionName]) -> Operation[None]:
+        failure: TfmqError | None = None
+        try:
+            if self._options.commits != "manual":
+                yield from self._saving.save(lambda: self._unsaved(names), self._link.now() + RETRY_SECONDS)
+        except TfmqError as error:
+            if error.retriable:
+                log.warning("The offsets of %s were not saved, trying again: %s", _listed(names), error)
+                yield Wait((), RETRY_SECONDS)
+                return
+            failure = error
+        going = [name for name in names if name in self._revoked]  # others came back, or were lost, meanwhile
+        for name in going:
+            del self._revoked[name]
+            self._positions.lose(name)
+        self._membership.release(going)
+        if going:
+            log.info("Group %s: gave up %s.", self._options.group, _listed(going))
+        if failure is not None:
+            raise failure
+
+    def _unsaved(self, names: Iterable[PartitionName]) -> Mapping[PartitionName, Any]:
+        unsaved = self._positions.unsaved()
+        return {name: unsaved[name] for name in names if name in unsaved}
+
+    def renew(self) -> None:
+        """In a forked child: nothing is under way."""
+        self._revoked.clear()
+        self._came.clear()
+        self._going.clear()
+        self._telling = False
+
+
+def _listed(names: Iterable[PartitionName]) -> str:
+    return ", ".join(map(str, sorted(names)))
