@@ -58,7 +58,7 @@ def billed(engine: Engine) -> list[int]:
 def kept(broker: SimulatedBroker, url: str) -> list[str]:
     """What the group's next member gets."""
     with broker.consumer("orders", group="billing", commits="manual", offsets=f"sql:{url}") as consumer:
-        return [message.text for message in consumer.poll()]
+        return [message.text for message in consumer.poll(30)]
 
 
 def test_a_loop_bills_each_order_once(broker: SimulatedBroker, engine: Engine, url: str) -> None:

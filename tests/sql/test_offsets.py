@@ -119,7 +119,7 @@ def test_without_a_message_all_that_was_handed_out_is_meant(
     assert kept() == second.next_offset
     consumer.close()
     again = broker.consumer("orders", group="billing", commits="manual", offsets=f"sql:{url_of(fresh)}")
-    assert [message.text for message in again.poll()] == ["2", "3"]
+    assert [message.text for message in again.poll(30)] == ["2", "3"]
     again.close()
 
 

@@ -154,7 +154,7 @@ def test_a_consumer_goes_on_where_its_group_was(address: str, nodes: Any, root: 
             assert [next(consumer).text, next(consumer).text] == ["0", "1"]
         assert nodes.get(f"{root}/consumers/billing/offsets/orders/0-0")[0].startswith(b"0-")
         with broker.consumer("orders", **options) as consumer:
-            assert [message.text for message in consumer.poll()] == ["2", "3"]
+            assert [message.text for message in consumer.poll(30)] == ["2", "3"]
 
 
 def test_a_zookeeper_that_is_gone_is_passing_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
