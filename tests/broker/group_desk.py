@@ -141,10 +141,12 @@ def settle(*members: Seat) -> None:
     """Everybody beats and finishes until nobody learns anything."""
     for _ in range(100):
         before = [(dict(each.held), set(each.leaving)) for each in members]
+        asked = any(each.forgotten for each in members)
         for each in members:
             each.beat()
             if each.leaving:
                 each.finish()
-        if before == [(each.held, each.leaving) for each in members]:
+        asked = asked or any(each.forgotten for each in members)
+        if not asked and before == [(each.held, each.leaving) for each in members]:
             return
     raise AssertionError("the group does not come to rest")

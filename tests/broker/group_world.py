@@ -74,7 +74,7 @@ class Worker(Seat):
             chance.choice(answered)()
         elif not self.joined:
             if self.joining is None:
-                self.asked_in = self.lapses
+                self.asked_in, self.beat_at = self.lapses, self.world.now()
                 self.joining = self.ask_join()
         else:
             chance.choice(
@@ -91,6 +91,8 @@ class Worker(Seat):
             self.saved.clear()
             self.take_join(answer)
             self.joined, self.mended = True, self.asked_in
+            if self.world.now() - self.beat_at > BEAT_SECONDS:
+                self.goes_away()  # it was long in coming, and nothing was heard of its member meanwhile
             self.world.told(self)
         return True
 
@@ -253,7 +255,8 @@ class World:
 
     def begins(self, name: Name, place: int) -> int:
         """A worker read this place: never one before what was saved."""
-        assert place >= self.kept.get(name, 0), f"{name} goes back to {place} from {self.kept[name]}"
+        if name in self.names():  # of a topic that is gone nothing is saved any more
+            assert place >= self.kept.get(name, 0), f"{name} goes back to {place} from {self.kept[name]}"
         return place
 
     def worked(self, worker: Worker, name: Name, place: int) -> None:
@@ -296,8 +299,8 @@ class World:
         began = self.broker.begin(self.broker.stream(), f"x{self.fresh()}", session=worker.session)
         prepared = self.broker.prepare(began, [row], session=worker.session)
         self.broker.work()
-        if prepared.code != "ok":
-            return prepared
+        if prepared.code != "ok" or prepared.state != "prepared":
+            return prepared  # refused, or all of it was of topics that are gone
         answer = Answer(0, type(prepared.fields))
         self.doubt.append((began, answer))
         return answer

@@ -187,12 +187,13 @@ def test_a_producers_connection_says_nothing_about_its_members(broker: Broker) -
 def test_a_member_is_heard_of_in_the_transactions_with_its_offsets_too(broker: Broker) -> None:
     first = Seat(broker, "ada")
     first.join()
-    for offset in range(5):
-        broker.advance(20)
-        row = TransactionOffsets("billing", "ada", first.generation, rows(broker, offset, 0))
-        assert broker.transact(broker.stream(), [], [row], session=Session()).state == "committed"
     second = Seat(broker, "bob")
     second.join()
+    for offset in range(8):
+        broker.advance(10)
+        second.beat()
+        row = TransactionOffsets("billing", "ada", first.generation, rows(broker, offset, 0))
+        assert broker.transact(broker.stream(), [], [row], session=Session()).state == "committed"
     assert second.held == {}
 
 

@@ -103,7 +103,7 @@ def test_a_broker_that_stood_still_takes_nobody_for_dead(broker: Broker) -> None
     broker.engine.tick(broker.clock.monotonic())
     broker.engine.turn_ended()
     settle(second)
-    assert len(second.numbers) == 5
+    assert len(second.numbers) == 5, "nobody else was taken for dead, either"
     first.connect()
     settle(first, second)
     assert len(first.numbers) == 5
