@@ -1,7 +1,7 @@
 """The asyncio consumer: one method a line over `tfmq.client.consuming`; a cancelled call leaves it usable."""
 
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Literal
@@ -24,16 +24,18 @@ from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.lag import Lag
-from tfmq.client.later import LaterConsuming
+from tfmq.client.listeners import Function, Listener, Listeners
 from tfmq.client.offset_storage import OffsetStorage
 from tfmq.client.positions import PartitionName
 from tfmq.client.reach import reach
 from tfmq.client.received import Codec, ReceivedMessage, Value
+from tfmq.client.run_tasks import TaskRun
 from tfmq.client.start import Start, seek_question
 from tfmq.hooks import Hook
+from tfmq.runs import begin_run
 
 
-class Consumer(LaterConsuming, Generic[Value]):
+class Consumer(Generic[Value]):
     """Reads topics, in `async for` or by `poll`: names, arguments and meaning are those of `tfmq.Consumer`.
 
     Making one touches neither network nor event loop; it belongs to the loop that first waits for it.
@@ -71,12 +73,18 @@ class Consumer(LaterConsuming, Generic[Value]):
         prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
         options = checked(Arguments.of(locals()))
-        link, self._driver, _ = reach(servers, AsyncDriver)
+        link, self._driver, self._wall_clock = reach(servers, AsyncDriver)
         self._core = Consuming(
-            options, link, self._driver.in_threads, attend=self._driver.attend, flush=self._driver.flush
+            options,
+            link,
+            self._driver.in_threads,
+            attend=self._driver.attend,
+            flush=self._driver.flush,
+            raise_flag=self._driver.raise_flag,
         )
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
+        self._listeners = Listeners()
         self._loop: AsyncIterator[ReceivedMessage[Value]] | None = None
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
@@ -149,6 +157,43 @@ class Consumer(LaterConsuming, Generic[Value]):
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and where each partition stands."""
         return self._core.stats()
+
+    async def run(
+        self,
+        listener: Listener | None = None,
+        *,
+        workers: int = 1,
+        order: Literal["partition", "key", "none"] = "partition",
+        signals: bool = True,
+    ) -> None:
+        """Call `listener`, or what was registered with `on`, with each message, until `stop`, a signal or an error.
+
+        Returning acknowledges. What is raised has the message called again, up to `retries` times with growing pauses,
+        then it is a dead letter; `tfmq.Reject` makes it one at once, `tfmq.RetryLater(seconds)` puts it off. Without
+        a store of dead letters the error is raised here. `workers`: so many messages at a time · `order`: a message
+        waits for the one before it in its "partition", for the one before it with its "key", or for "none" · `signals`:
+        SIGTERM and SIGINT finish what is in work, a second one ends at once (in the main thread only). What a listener
+        returns is awaited where that can be. At the end, however it comes, what is finished is saved, the group left,
+        and the consumer closed.
+        """
+        running = begin_run(
+            self._core,
+            self._listeners,
+            listener,
+            workers=workers,
+            order=order,
+            beside=self._driver.in_threads,
+            wall_clock=self._wall_clock,
+        )
+        hooks = self._core.options.hooks
+        try:
+            await TaskRun(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
+        finally:
+            await self._driver.close()
+
+    def on(self, topic: str) -> Callable[[Function], Function]:
+        """Register a listener for a topic: `@consumer.on("orders")` above a function, which `run` calls then."""
+        return self._listeners.on(topic)
 
     def stop(self) -> None:
         """End the loop behind the current message, from any thread or a signal handler; `poll` gives [] then."""

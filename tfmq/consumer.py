@@ -1,7 +1,7 @@
 """The blocking consumer: one method a line over `tfmq.client.consuming`; every wait happens in the calling thread."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Literal
@@ -24,16 +24,18 @@ from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.lag import Lag
-from tfmq.client.later import LaterConsuming
+from tfmq.client.listeners import Function, Listener, Listeners
 from tfmq.client.offset_storage import OffsetStorage
 from tfmq.client.positions import PartitionName
 from tfmq.client.reach import reach
 from tfmq.client.received import Codec, ReceivedMessage, Value
+from tfmq.client.run_threads import ThreadRun
 from tfmq.client.start import Start, seek_question
 from tfmq.hooks import Hook
+from tfmq.runs import begin_run
 
 
-class Consumer(LaterConsuming, Generic[Value]):
+class Consumer(Generic[Value]):
     """Reads topics, in a loop or by `poll`. Making one touches no network; leave `with`, or call `close`, at the end.
 
     `topics`: a name, several, or a compiled pattern · `partitions`: pairs (topic, number), or numbers of the topics ·
@@ -48,7 +50,7 @@ class Consumer(LaterConsuming, Generic[Value]):
     `tags`: only messages with one of these tags; "a || b" is both, "*" is all · `where`: only messages for which this
     function says yes · `codec`: what makes `message.value` · `hooks`: see `tfmq.Hook` · `strategy`: how a group's
     partitions are shared out ("sticky" moves the fewest; "range", "consistent_hash") · `broadcast`: True: every machine
-    has the whole topic, under offsets of its own; a text instead of the machine's name · `coordinator`: "broker", or the
+    has the whole topic, under offsets of its own; a text stands for the machine's name · `coordinator`: "broker", or a
     "zookeeper://..." that shares the partitions out, and has the offsets · `on_assigned`, `on_revoked`: called with the
     partitions that came, before anything of them is handed out, and with those that are to go, before they go ·
     `timeout`: seconds that a commit, a seek or `close` tries · `session`: seconds after which a silent member loses its
@@ -92,10 +94,18 @@ class Consumer(LaterConsuming, Generic[Value]):
         prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
         options = checked(Arguments.of(locals()))
-        link, self._driver, _ = reach(servers, BlockingDriver)
-        self._core = Consuming(options, link, attend=self._driver.attend, flush=self._driver.flush)
+        link, self._driver, self._wall_clock = reach(servers, BlockingDriver)
+        self._core = Consuming(
+            options,
+            link,
+            self._driver.beside,
+            attend=self._driver.attend,
+            flush=self._driver.flush,
+            raise_flag=self._driver.raise_flag,
+        )
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
+        self._listeners = Listeners()
         self._loop: Iterator[ReceivedMessage[Value]] | None = None
 
     def __iter__(self) -> Iterator[ReceivedMessage[Value]]:
@@ -167,6 +177,43 @@ class Consumer(LaterConsuming, Generic[Value]):
         """Counts since the start, and where each partition stands."""
         with self._driver.lock:
             return self._core.stats()
+
+    def run(
+        self,
+        listener: Listener | None = None,
+        *,
+        workers: int = 1,
+        order: Literal["partition", "key", "none"] = "partition",
+        signals: bool = True,
+    ) -> None:
+        """Call `listener`, or what was registered with `on`, with each message, until `stop`, a signal or an error.
+
+        Returning acknowledges. What is raised has the message called again, up to `retries` times with growing pauses,
+        then it is a dead letter; `tfmq.Reject` makes it one at once, `tfmq.RetryLater(seconds)` puts it off. Without
+        a store of dead letters the error is raised here. `workers`: so many messages at a time · `order`: a message
+        waits for the one before it in its "partition", for the one before it with its "key", or for "none" · `signals`:
+        SIGTERM and SIGINT finish what is in work, a second one ends at once (in the main thread only). What a listener
+        returns is awaited where that can be. At the end, however it comes, what is finished is saved, the group left,
+        and the consumer closed.
+        """
+        running = begin_run(
+            self._core,
+            self._listeners,
+            listener,
+            workers=workers,
+            order=order,
+            beside=self._driver.beside,
+            wall_clock=self._wall_clock,
+        )
+        hooks = self._core.options.hooks
+        try:
+            ThreadRun(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
+        finally:
+            self._driver.close()
+
+    def on(self, topic: str) -> Callable[[Function], Function]:
+        """Register a listener for a topic: `@consumer.on("orders")` above a function, which `run` calls then."""
+        return self._listeners.on(topic)
 
     def stop(self) -> None:
         """End the loop behind the current message, from any thread or a signal handler; `poll` gives [] then."""

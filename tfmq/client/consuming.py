@@ -7,7 +7,7 @@ was read before it. Partitions that went to another member are no failure: the c
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from tfmq.client.assignment import Assignment, Group
@@ -82,6 +82,7 @@ class Consuming:
             self._saving = Saving(options, link, self.positions, member, self.offsets, self._refused)
             self.handover = Handover(options, link, self.positions, self._saving, member)
             group = Group(member, self.offsets, self.handover)
+            self.positions.ledgers.freed = self.handover.look
         self.assignment = Assignment(
             options, link, self.fetcher, self.positions, group, self._arrived, self._fetching.void
         )
@@ -210,9 +211,7 @@ class Consuming:
         self.positions.settle()
         saved = False
         try:
-            refused = yield from self._saving.save(
-                self.positions.unsaved, self.link.now() + self.options.timeout
-            )
+            refused = yield from self.save()
             saved = True
         finally:
             if not saved and name in self.fetcher.feeds:
@@ -308,12 +307,6 @@ class Consuming:
         """Counts since the start, and where it stands now."""
         return counts(self)
 
-    def standing(self) -> Mapping[str, Any]:
-        """Where it stands in its group, for `stats`."""
-        if self.membership is None:
-            return {"commits": 0, "generation": 0}
-        return {"commits": self.offsets.commits, **self.membership.stats()}
-
     # Saving
 
     def commit(self, message: ReceivedMessage | None = None) -> Operation[None]:
@@ -322,6 +315,10 @@ class Consuming:
         self.member()
         yield from self._saving.commit(message, self.link.now() + self.options.timeout)
         self.handover.look()
+
+    def save(self) -> Operation[Collection[PartitionName]]:
+        """Saves what is processed; which of that is another member's by now. Raises what the store does."""
+        return (yield from self._saving.save(self.positions.unsaved, self.link.now() + self.options.timeout))
 
     def member(self) -> Membership:
         """Its place in the group. Raises `Closed`, `BadRequest` without a group."""

@@ -16,7 +16,7 @@ def counts(core: Consuming) -> dict[str, Any]:
         "bytes": fetcher.bytes_read,
         "fetches": fetcher.fetches,
         "connections": core.link.connections,
-        **core.standing(),
+        **_standing(core),
         "skipped": fetcher.skipped_count,
         "skipped_ranges": [tuple(each) for each in fetcher.skipped],
         "partitions": {
@@ -31,3 +31,10 @@ def counts(core: Consuming) -> dict[str, Any]:
             for name, feed in fetcher.feeds.items()
         },
     }
+
+
+def _standing(core: Consuming) -> dict[str, Any]:
+    """Where it stands in its group."""
+    if core.membership is None:
+        return {"commits": 0, "generation": 0}
+    return {"commits": core.offsets.commits, **core.membership.stats()}

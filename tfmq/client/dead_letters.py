@@ -21,6 +21,10 @@ TRACEBACK_CHARACTERS: Final = 8000
 """Of a traceback, its end, which names the place: some hundred frames, more only come of a recursion."""
 
 
+class NotCalled(Exception):
+    """A message was taken to be handled again, and its consumer ended before a handler was called with it."""
+
+
 class Failure(NamedTuple):
     """One call of a handler that failed. `at_ms`: when, in ms since 1970 · `error`: class and sentence on one line ·
     `traceback`: as Python prints it, "" where there is none."""

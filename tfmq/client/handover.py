@@ -87,12 +87,14 @@ class Handover:
     def revoke(self, name: PartitionName) -> None:
         """It is to go to another member."""
         self._revoked[name] = self._link.now()
+        self._positions.ledgers.leave(name)
         self._note_going(name)
         self.look()
 
     def back(self, name: PartitionName) -> bool:
         """It was to go, and stays after all; whether it was."""
         self._going.discard(name)
+        self._positions.ledgers.stay(name)
         return self._revoked.pop(name, None) is not None
 
     def lost(self, name: PartitionName) -> None:

@@ -121,7 +121,7 @@ class Ledgers:
     def stay(self, name: PartitionName) -> None:
         """It stays after all."""
         ledger = self._ledgers.get(name)
-        if ledger is not None:
+        if ledger is not None and ledger.leaving:
             ledger.leaving = False
             self.stayed()
 

@@ -75,9 +75,12 @@ class Positions:
 
     def check_lost(self, refused: Iterable[PartitionName] = ()) -> None:
         """Raises Fenced, once, where something was handed out, and not saved in time, of partitions that are another's
-        now; `refused`: of these, too."""
+        now; `refused`: of these, too. To a handler only its own partition matters."""
         lost = sorted(self._lost.union(refused))
-        self._lost.clear()
+        message = IN_WORK.get()
+        if message is not None:
+            lost = [name for name in lost if name == _name(message)]
+        self._lost.difference_update(lost)
         if lost:
             raise Fenced(
                 f"{', '.join(map(str, lost))}: another member of the group has it by now, and will get again what was"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from tfmq.client.dead_letters import DeadLetters, Due, Failure
+from tfmq.client.dead_letters import DeadLetters, Due, Failure, NotCalled
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.client.waiting import Flag, Operation, Wait
@@ -30,7 +30,9 @@ RENEWALS: Final = 3
 """A lease is renewed so many times before it would be over, so that one slow answer does not lose it."""
 
 Handle = Callable[[ReceivedMessage[Any]], Operation[None]]
-"""Calls the listener with a message, as an operation; raises what that raises (`Reject` and `RetryLater` too)."""
+"""Calls the listener with a message, as an operation; raises what that raises (`Reject` and `RetryLater` too), and
+`NotCalled`
+where it was not called because its consumer ends."""
 
 
 class Retrying:
@@ -104,6 +106,8 @@ class Retrying:
         store = self.store
         try:
             yield from self._kept_alive(self._handle(due.message))
+        except NotCalled:
+            return partial(store.give_back, due)
         except RetryLater as later:
             return partial(store.put_off, due, later.seconds, later.reason)
         except Reject as rejected:

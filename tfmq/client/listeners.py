@@ -1,0 +1,104 @@
+"""Who handles messages: functions by topic, and what happens around each call of one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tfmq import limits
+from tfmq.client.ledger import IN_WORK
+from tfmq.client.received import ReceivedMessage
+from tfmq.errors import BadRequest
+
+log = logging.getLogger("tfmq.consumer")
+
+Listener = Callable[[ReceivedMessage[Any]], Any]
+"""Called with a message; what it returns is awaited where that can be. Returning acknowledges."""
+Function = TypeVar("Function", bound=Listener)
+
+
+class Listeners:
+    """Those of one consumer."""
+
+    def __init__(self) -> None:
+        self.default: Listener | None = None
+        self._by_topic: dict[str, Listener] = {}
+
+    def on(self, topic: str) -> Callable[[Function], Function]:
+        """A decorator: the function handles what comes from `topic`. Raises BadRequest for no topic's name, and where
+        the topic has a listener already."""
+        if not limits.valid_name(topic):
+            raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+        if topic in self._by_topic:
+            raise BadRequest(f"The topic {topic} has a listener already; a topic has one.")
+
+        def register(function: Function) -> Function:
+            self._by_topic[topic] = checked(function)
+            return function
+
+        return register
+
+    def of(self, topic: str) -> Listener:
+        """Who handles messages of `topic`. Raises BadRequest where nobody does."""
+        found = self._by_topic.get(topic, self.default)
+        if found is None:
+            raise BadRequest(
+                f'Nobody handles the topic {topic}: register a listener with @consumer.on("{topic}"), or give run() one'
+                " for all."
+            )
+        return found
+
+    def check(self, topics: Sequence[str]) -> None:
+        """Raises BadRequest unless each of `topics` has a listener, and there is any at all."""
+        for topic in topics:
+            self.of(topic)
+        if self.default is None and not self._by_topic:
+            raise BadRequest(
+                'run() needs a listener: give it one, or register some with @consumer.on("orders").'
+            )
+
+
+def checked(listener: Any) -> Listener:
+    """`listener`, which can be called. Raises BadRequest."""
+    if not callable(listener):
+        raise BadRequest(f"A listener is a function that takes a message; {listener!r} cannot be called.")
+    found: Listener = listener
+    return found
+
+
+def awaits(listener: Listener) -> bool:
+    """Whether calling it only makes a coroutine, so that it belongs into an event loop."""
+    while isinstance(listener, functools.partial):
+        listener = listener.func
+    called = getattr(listener, "__call__", None)  # noqa: B004 - its code is looked at, it is not called
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(called)
+
+
+@contextmanager
+def in_work(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iterator[None]:
+    """Around a call of a handler, in its thread, or in its task: hooks, and `commit()` knows which message is meant.
+
+    What `before_handle` raises is the handler's failure; what `after_handle` raises is logged.
+    """
+    token = IN_WORK.set(message)
+    entered: list[Any] = []
+    failure: BaseException | None = None
+    try:
+        for hook in hooks:
+            hook.before_handle(message)
+            entered.append(hook)
+        yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        for hook in reversed(entered):
+            try:
+                hook.after_handle(message, failure)
+            except Exception:
+                log.exception("after_handle of %s raised.", type(hook).__name__)
+        IN_WORK.reset(token)

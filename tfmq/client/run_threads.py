@@ -1,0 +1,133 @@
+"""`run` of the blocking consumer: one worker is the calling thread, several are threads of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.handler_lanes import Job
+from tfmq.client.listeners import Listeners, in_work
+from tfmq.client.run_signals import Signals
+from tfmq.client.running import Running
+from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.errors import Closed
+
+JOIN_SECONDS: Final = 5.0
+"""Workers that have nothing in work any more end at once."""
+
+
+class ThreadRun:
+    """One run. `stop` is the consumer's."""
+
+    def __init__(
+        self,
+        running: Running,
+        driver: BlockingDriver,
+        listeners: Listeners,
+        hooks: Sequence[Any],
+        stop: Callable[[], None],
+    ) -> None:
+        self._running = running
+        self._driver = driver
+        self._listeners = listeners
+        self._hooks = hooks
+        self._stop = stop
+        self._loop: Any = None
+        self._left = 0
+        self._all_ended = Flag()
+
+    def run(self, workers: int, signals: bool) -> None:
+        """Until `stop`, a signal, or an error, which is raised. Then what is finished is saved, and the group left."""
+        driver, running = self._driver, self._running
+        try:
+            with Signals(self._stop, signals):
+                try:
+                    driver.run(running.starting())
+                    if workers == 1:
+                        self._work()
+                    else:
+                        self._work_beside(workers)
+                except BaseException as error:
+                    driver.run(running.failed(error))
+                driver.run(running.closing())
+        finally:
+            if self._loop is not None:
+                self._loop.stop()
+            if running.store is not None:
+                running.store.close()
+        if running.failure is not None:
+            raise running.failure
+
+    def _work(self) -> None:
+        """One worker: a message at a time, until the run ends."""
+        driver, running = self._driver, self._running
+        while (job := driver.run(running.next_job())) is not None:
+            settled = False
+            try:
+                error = self._called(job)
+                driver.run(running.settle(job, error))
+                settled = True
+            finally:
+                if not settled:
+                    with contextlib.suppress(Closed):
+                        driver.run(running.abandon(job))
+
+    def _called(self, job: Job) -> Exception | None:
+        """What the listener raised; None: it returned."""
+        listener = self._listeners.of(job.message.topic)
+        try:
+            with in_work(job.message, self._hooks):
+                found = listener(job.message)
+                if inspect.isawaitable(found):
+                    self._waited(found)
+        except Exception as error:
+            return error
+        return None
+
+    def _waited(self, awaitable: Any) -> None:
+        with self._driver.lock:
+            if self._loop is None:
+                from tfmq.client.listener_loop import ListenerLoop  # who awaits nothing needs no event loop
+
+                self._loop = ListenerLoop()
+        self._loop.run(awaitable)
+
+    # Several workers
+
+    def _work_beside(self, workers: int) -> None:
+        """The calling thread waits, and takes signals. Threads that a second one leaves behind end with the process."""
+        threads = [
+            threading.Thread(target=self._work_in_thread, name=f"tfmq-worker-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        self._left = workers
+        for thread in threads:
+            thread.start()
+        self._driver.run(self._ended())
+        for thread in threads:
+            thread.join(JOIN_SECONDS)
+
+    def _work_in_thread(self) -> None:
+        try:
+            self._work()
+        except Closed:
+            pass  # the run ended without this worker, at once
+        except BaseException as error:
+            self._driver.run(self._running.failed(error))
+        finally:
+            with contextlib.suppress(Closed):
+                self._driver.run(self._end())
+
+    def _end(self) -> Operation[None]:
+        yield from ()
+        self._left -= 1
+        if not self._left:
+            self._all_ended.settle()
+
+    def _ended(self) -> Operation[None]:
+        while not self._all_ended.done:
+            yield Wait((self._all_ended,))

@@ -1,0 +1,339 @@
+"""A consumer that runs handlers, without a face: which message is next, and what becomes of it, as operations.
+
+Workers, threads or tasks of a face, do the same each: `next_job`, the call, `settle`. Returning acknowledges. A failure
+is noted in the store of dead letters and called again after a pause, while its lane waits; when its calls are used up
+the store has it, and the offset may pass. Without a store the error ends the run. What may be saved is, of each
+partition, the place before its lowest unfinished message; heartbeats and saves are tasks of the consumer's own, and so
+is the loop over dead letters whose time has come, which workers handle like others.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
+
+from tfmq.client.backoff import pause_seconds
+from tfmq.client.consuming import Consuming
+from tfmq.client.dead_letters import DeadLetters, Failure, NotCalled
+from tfmq.client.handler_lanes import HandlerLanes, Job
+from tfmq.client.ledger import Ledger
+from tfmq.client.received import ReceivedMessage
+from tfmq.client.steering import Reject, RetryLater
+from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.errors import DecodeFailed, Fenced, TfmqError
+
+log = logging.getLogger("tfmq.consumer")
+
+Result = TypeVar("Result")
+
+FAILING: Final = "failing"
+"""What a store says of a message that is to be called again."""
+CAREFUL: Final = 16
+"""So many messages of a partition, the first behind a start, may have ended the process before: their calls are counted
+before they begin. Each costs two commits of the store."""
+CAREFUL_SAVES_MAX: Final = 4096
+"""Behind 16, 32 ... messages of a partition its offset is saved at once, up to so many: what ends the process again and
+again comes among the first few of some start."""
+OUT_BYTES: Final = 4 << 20
+"""A partition whose lowest unfinished message lies so far back is read no further until that is done."""
+FENCES_MAX: Final = 8
+"""So often `Fenced` from a handler is taken for a partition that went away, which the next heartbeat would say: that is
+half a minute. Then it is a failure as any other."""
+LOOK_SECONDS: Final = 60.0
+"""A worker that waits looks again after so long, whatever it waits for."""
+
+
+class RetryLoop(Protocol):
+    """The loop over dead letters whose time has come."""
+
+    stop_asked: Flag
+
+    def run(self) -> Operation[None]: ...
+
+
+class Running:
+    """One run of one consumer. `chance` gives numbers from 0 to 1, `wall_clock` seconds since 1970."""
+
+    def __init__(
+        self,
+        core: Consuming,
+        store: DeadLetters | None,
+        *,
+        order: str = "partition",
+        wall_clock: Callable[[], float],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.failure: BaseException | None = None
+        """What ended the run; None: `stop` did."""
+        self.retry_loop: RetryLoop | None = None
+        self.store = store
+        self._core = core
+        self._lanes = HandlerLanes(order)
+        self._wall_clock = wall_clock
+        self._chance = chance
+        self._news = Flag()
+        self._retried = Flag()
+        self._idle = 0
+        core.positions.ledgers.stayed = self._wake
+
+    # The beginning and the end
+
+    def starting(self) -> Operation[None]:
+        """Dead letters are handled again from now on."""
+        yield from ()
+        if self.retry_loop is not None:
+            self._core.tasks.start(self._retry(self.retry_loop), self._fail)
+
+    def failed(self, error: BaseException) -> Operation[None]:
+        """The run ends because of `error`: nothing more begins, what is in work is finished."""
+        yield from ()
+        self._fail(error)
+
+    def closing(self) -> Operation[None]:
+        """Save what is finished, leave the group. Bounded by the consumer's `timeout`."""
+        core = self._core
+        if core.closed:
+            return
+        until = core.link.now() + core.options.timeout
+        core.stop()
+        core.stop_asked.settle()
+        if self.retry_loop is not None:
+            self.retry_loop.stop_asked.settle()
+            while not self._retried.done and core.link.now() < until:
+                yield Wait((self._retried,), until - core.link.now())
+        yield from core.close(processed=False)
+
+    @property
+    def ending(self) -> bool:
+        """Whether nothing more begins."""
+        return self._core.stop_asked.done
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._core.stop()
+        self._core.stop_asked.settle()
+
+    # What is next
+
+    def next_job(self) -> Operation[Job | None]:
+        """A message to call a handler with, to be settled then; None: the run ends. Raises what stopped a partition."""
+        core = self._core
+        while not self.ending:
+            if core.membership is not None and core.handover.has_news:
+                yield from core.handover.tell()
+            job = None if core.silent else self._lanes.next(core.link.now())
+            if job is not None:
+                if self._idle and self._lanes.has_ready:
+                    self._wake()
+                if (yield from self._begins(job)):
+                    return job
+            elif not self._fill():
+                yield from self._rest()
+        return None
+
+    def _fill(self) -> bool:
+        """Takes what was read of one partition into the lanes."""
+        core, ledgers = self._core, self._core.positions.ledgers
+        core.held = {each.name for each in ledgers if each.span >= OUT_BYTES}
+        if not core.look():
+            return False
+        ready = core.positions.ready
+        messages = [] if ready is None else list(ready.messages)
+        ledger = core.positions.take()
+        if ledger is not None:
+            first = ledger.met - len(messages)
+            for number, message in enumerate(messages, first):
+                self._lanes.add(Job(message, ledger, careful=number < CAREFUL))
+        core.messages += len(messages)
+        return True
+
+    def _rest(self) -> Operation[None]:
+        """Until there may be something to do."""
+        core = self._core
+        if self._news.done:
+            self._news = Flag()
+        self._idle += 1
+        try:
+            seconds = min(LOOK_SECONDS, self._lanes.next_time() - core.link.now())
+            yield core.news(max(0.0, seconds), self._news)
+        finally:
+            self._idle -= 1
+
+    def _wake(self) -> None:
+        self._news.settle()
+
+    def _begins(self, job: Job) -> Operation[bool]:
+        """Whether its handler is to be called; what is to be written down before that is."""
+        job.started = job.working = True
+        if job.ledger is None:
+            return True
+        job.ledger.in_work += 1
+        begins = False
+        try:
+            begins = yield from self._counted(job, job.ledger)
+        except BaseException:
+            self._put_down(job)
+            raise
+        if not begins:
+            self._over(job)
+        return begins
+
+    def _counted(self, job: Job, ledger: Ledger) -> Operation[bool]:
+        core, store, message = self._core, self.store, job.message
+        if core.options.commits == "before":
+            ledger.finish(message)
+            refused = yield from self._sure(core.save)
+            if ledger.name in refused or ledger.void:
+                return False
+        if store is not None and job.careful:
+            state = yield from self._sure(lambda: store.begin(message))
+            job.begun = True
+            return state == FAILING
+        return True
+
+    # What became of it
+
+    def settle(self, job: Job, error: Exception | None) -> Operation[None]:
+        """Its handler returned, or raised `error`. Raises what ends the run."""
+        try:
+            pause = yield from self._outcome(job, error)
+        except BaseException:
+            self._put_down(job)
+            raise
+        if pause is None:
+            self._over(job)
+        else:
+            self._put_down(job)
+            self._lanes.again(job, self._core.link.now() + pause)
+            self._wake()
+
+    def abandon(self, job: Job) -> Operation[None]:
+        """Its call was broken off: it is not finished, and nothing is known of it."""
+        yield from ()
+        self._put_down(job)
+
+    def _outcome(self, job: Job, error: Exception | None) -> Operation[float | None]:
+        """The pause before its next call; None: it is over."""
+        store, message = self.store, job.message
+        if job.ledger is None:
+            job.error = error
+            return None
+        if job.ledger.void:
+            return None
+        if error is None:
+            if store is not None and (job.noted or job.begun):
+                yield from self._sure(lambda: store.passed(message))
+            return None
+        if isinstance(error, Fenced) and job.fences < FENCES_MAX:
+            job.fences += 1
+            return pause_seconds(job.fences, self._chance())
+        job.failures += 1
+        if store is None:
+            return self._without_store(job, error)
+        return (yield from self._with_store(store, job, error))
+
+    def _without_store(self, job: Job, error: Exception) -> float:
+        final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._once
+        if final or job.failures > self._core.options.retries:
+            raise error
+        return self._paused(job, error)
+
+    def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:
+        message = job.message
+        failure = Failure.of(error, round(self._wall_clock() * 1000))
+        counted = 0 if job.begun else 1
+        if isinstance(error, RetryLater):
+            later = error.seconds
+            yield from self._sure(lambda: store.keep(message, [failure], calls=counted, retry_after=later))
+        elif isinstance(error, Reject | DecodeFailed) or self._once:
+            yield from self._sure(lambda: store.keep(message, [failure], calls=counted))
+        else:
+            job.noted = True
+            state = yield from self._sure(lambda: store.note(message, failure, begun=job.begun))
+            if state == FAILING:
+                return self._paused(job, error)
+        return None
+
+    @property
+    def _once(self) -> bool:
+        """Whether a message is called at most once: its offset was saved before."""
+        return self._core.options.commits == "before"
+
+    def _paused(self, job: Job, error: Exception) -> float:
+        pause = pause_seconds(job.failures, self._chance())
+        log.warning(
+            "%r: a call of its handler failed (%s); it is called again in %.1f s.",
+            job.message,
+            type(error).__name__,
+            pause,
+        )
+        return pause
+
+    def _over(self, job: Job) -> None:
+        """It is finished: the offset may pass it, its lane goes on."""
+        ledger = job.ledger
+        if ledger is not None and not ledger.void:
+            ledger.finish(job.message)
+            self._save_early(ledger)
+        self._put_down(job)
+        self._lanes.done(job)
+        if self._idle and (self._lanes.has_ready or self._core.held):
+            self._wake()
+
+    def _put_down(self, job: Job) -> None:
+        """No handler is at work on it any more. A second time does nothing."""
+        if job.working:
+            job.working = False
+            if job.ledger is not None:
+                self._core.positions.ledgers.rested(job.ledger)
+        job.ended.settle()
+
+    def _save_early(self, ledger: Ledger) -> None:
+        done = ledger.done
+        early = CAREFUL <= done <= CAREFUL_SAVES_MAX and not done & (done - 1)
+        if early and self.store is not None and self._core.options.commits == "auto":
+            self._core.tasks.start(self._core.save(), self._not_saved)
+
+    def _not_saved(self, error: Exception) -> None:
+        log.debug("Offsets were not saved early: %s", error)
+
+    def _sure(self, make: Callable[[], Operation[Result]]) -> Operation[Result]:
+        """What `make()` does, done again as long as its store does not answer. Raises the rest, and that at the end."""
+        tries = 0
+        while True:
+            try:
+                return (yield from make())
+            except TfmqError as error:
+                if not error.retriable or self.ending:
+                    raise
+                tries += 1
+                pause = pause_seconds(tries, self._chance())
+                log.error("A handled message waits, and is tried again in %.1f s: %s", pause, error)
+            yield Wait((self._core.stop_asked,), pause)
+
+    # Dead letters whose time has come
+
+    def again(self, message: ReceivedMessage[Any]) -> Operation[None]:
+        """Has a worker call the handler with it. Raises what that raises; `NotCalled` where the run ends before."""
+        job = Job(message)
+        self._lanes.add(job)
+        self._wake()
+        try:
+            while not job.ended.done:
+                if self.ending and not job.started:
+                    raise NotCalled
+                stop = () if self.ending else (self._core.stop_asked,)
+                yield Wait((job.ended, *stop))
+        finally:
+            job.cancelled = True
+        if job.error is not None:
+            raise job.error
+
+    def _retry(self, loop: RetryLoop) -> Operation[None]:
+        try:
+            yield from loop.run()
+        finally:
+            self._retried.settle()

@@ -1,0 +1,77 @@
+"""What `consumer.run` of every face is made of: its arguments checked, the store of dead letters opened, and a
+`Running` on the consumer's core."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from tfmq.client.consumer_options import OWN_STORE, ConsumerOptions
+from tfmq.client.consuming import Consuming
+from tfmq.client.dead_letters import DeadLetters
+from tfmq.client.handler_lanes import ORDERS
+from tfmq.client.listeners import Listener, Listeners, checked
+from tfmq.client.running import Running
+from tfmq.client.work import Run
+from tfmq.dead_letters import Retrying, open_dead_letters
+from tfmq.errors import BadRequest
+
+log = logging.getLogger("tfmq.consumer")
+
+WORKERS_MAX: Final = 1000
+"""More threads of one process only wait for each other."""
+
+
+def begin_run(
+    core: Consuming,
+    listeners: Listeners,
+    listener: Listener | None,
+    *,
+    workers: int,
+    order: str,
+    beside: Run,
+    wall_clock: Callable[[], float],
+) -> Running:
+    """A run that nobody works for yet. `beside` does the work of a store. Raises BadRequest for wrong arguments."""
+    options = core.options
+    if type(workers) is not int or not 1 <= workers <= WORKERS_MAX:
+        raise BadRequest(
+            f"workers={workers!r} is no number of workers; it takes one from 1 to {WORKERS_MAX}."
+        )
+    if order not in ORDERS:
+        words = ", ".join(f'"{each}"' for each in ORDERS)
+        raise BadRequest(f"order={order!r} is not known; it takes {words}.")
+    if options.commits == "before" and order != "partition":
+        raise BadRequest(
+            'commits="before" needs order="partition": an offset cannot be saved before one message and behind another.'
+        )
+    if listener is not None:
+        listeners.default = checked(listener)
+    listeners.check(options.subscription.asked() or ())
+    store = open_store(options, beside, core, wall_clock)
+    running = Running(core, store, order=order, wall_clock=wall_clock)
+    if store is not None:
+        log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
+        running.retry_loop = Retrying(store, running.again, now=core.link.now, wall_clock=wall_clock)
+    return running
+
+
+def open_store(
+    options: ConsumerOptions, beside: Run, core: Consuming, wall_clock: Callable[[], float]
+) -> DeadLetters | None:
+    """The store of dead letters that a consumer was told; None: there is none. Raises BadRequest."""
+    where: Any = options.dead_letters
+    if where is None or (options.group is None and where == OWN_STORE):
+        return None
+    if options.group is None:
+        raise BadRequest("dead_letters= needs a group: the letters of a store belong to one.")
+    return open_dead_letters(
+        where,
+        group=options.group,
+        calls_max=options.retries + 1,
+        codec=options.codec,
+        run=beside,
+        link=core.link,
+        wall_clock=wall_clock,
+    )
