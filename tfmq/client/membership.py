@@ -66,6 +66,7 @@ class Membership:
         self._heard_at = 0.0
         self._at_once = False
         self._idle = False
+        self._left = False
         link.on_ready.append(self._connected)
 
     # What is asked for
@@ -114,8 +115,8 @@ class Membership:
     # The conversation
 
     def live(self) -> Operation[None]:
-        """Never ends: joins, beats, joins again. Raises what is neither a passing failure nor a lost place."""
-        while True:
+        """Until it leaves: joins, beats, joins again. Raises what is neither a passing failure nor a lost place."""
+        while not self._left:
             if self._wishes is None:
                 yield Wait((self._fresh_news(),))
             elif not self.joined:
@@ -145,6 +146,8 @@ class Membership:
         finally:
             self._link.abandon(call)  # a newer one ends it at the broker, too
             self._to_tell = self._to_tell or (telling and call.error is not None)
+        if self._left:
+            return
         if call.error is None:
             yield from self._answered(call, began)
         elif isinstance(call.error, Fenced):
@@ -219,6 +222,8 @@ class Membership:
 
     def leave(self, until: float) -> Operation[None]:
         """Gives the place up, so that another member need not wait; best effort."""
+        self._left = True
+        self._news.settle()
         if not self.joined:
             return
         self._forget()
