@@ -175,20 +175,21 @@ class Membership:
         self.generation = reply.generation
         self._to_tell = self._to_tell or reply.forgotten
         self._note(reply.note)
-        if reply.assigned is not None:
-            self._take(reply.assigned)
-        elif lapsed:
+        fresh = reply.assigned is not None and self._take(reply.assigned)
+        if lapsed and not fresh:
             self._changed()
-        elif call.request.wait_ms and waits < self.beat_seconds / 2 and not self._to_tell:
-            yield Wait(
-                (self._fresh_news(),), PAUSE_SECONDS
-            )  # whatever makes it answer so early: not in a circle
+        early = call.request.wait_ms and waits < self.beat_seconds / 2
+        if early and not fresh and not self._to_tell:  # whatever makes it answer so early: not in a circle
+            yield Wait((self._fresh_news(),), PAUSE_SECONDS)
 
-    def _take(self, rows: Iterable[GrantedPartition]) -> None:
+    def _take(self, rows: Iterable[GrantedPartition]) -> bool:
+        """The share is this; whether that is new."""
         share = {PartitionName(each.topic, each.partition): each for each in rows}
+        fresh = share != self.share
         self.held = {**self.held, **share}
         self.share = share
         self._changed()
+        return fresh
 
     def _lost(self, fenced: Fenced) -> None:
         """It is no member any more: everything is another's, or may be."""
