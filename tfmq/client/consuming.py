@@ -132,7 +132,7 @@ class Consuming:
         """More is asked for: what was handed out is processed, and what waited for that may go."""
         self.positions.settle()
         if self.membership is not None:
-            self.handover.look()
+            self.handover.asked()
 
     def _receive(self, until: float) -> Operation[bool]:
         """Makes a batch with messages ready; False after `stop`, or at `until` and a look at the connection."""

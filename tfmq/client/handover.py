@@ -2,8 +2,8 @@
 
 From the moment in which a partition is revoked nothing more of it is handed out. It is released when nothing of it is
 in work: a loop asked for the next message, a polled batch was followed by the next poll, `busy` says that no lane has
-one; and, where only `commit` saves, when what was handed out is committed, or a session's time later. There is no other
-limit: a handler may take minutes. What is to be saved is saved first.
+one; and, where only `commit` saves, when what was handed out is committed, or more was asked for a session's time later
+without a commit. There is no other limit: a handler may take minutes. What is to be saved is saved first.
 """
 
 import asyncio
@@ -75,6 +75,7 @@ class Handover:
         self._came: set[PartitionName] = set()
         self._going: set[PartitionName] = set()
         self._telling = False
+        self._asked_at = 0.0
         self._look = Flag()
 
     # What happens
@@ -107,6 +108,11 @@ class Handover:
                 name,
                 self._options.group,
             )
+
+    def asked(self) -> None:
+        """The user asked for more: what he had is done."""
+        self._asked_at = self._link.now()
+        self.look()
 
     def look(self) -> None:
         """Something may have become free."""
@@ -162,13 +168,13 @@ class Handover:
                 yield from self._release(free)
                 continue
             self._look = Flag()
-            yield Wait((self._look,), self._options.session if self._revoked else None)
+            yield Wait((self._look,))
 
     def _is_free(self, name: PartitionName) -> bool:
         positions = self._positions
         if positions.in_work(name) or self.busy(name) or name in self._going:
             return False
-        waited = self._link.now() - self._revoked[name]
+        waited = self._asked_at - self._revoked[name]
         return not positions.uncommitted(name) or waited >= self._options.session
 
     def _release(self, names: list[PartitionName]) -> Operation[None]:
