@@ -40,7 +40,7 @@ class Seat:
             on_revoked=course.random.choice([None, self.revoked]),
         )
         self.in_hand: list[Any] = []
-        self.frozen_at: float | None = None
+        self.cuts = 0
 
     def revoked(self, names: list[Any]) -> None:
         """As users do: what is done of them is saved before they go."""
@@ -90,10 +90,12 @@ class Course:
         self.broker.admin().create_topic(TOPIC, partitions=PARTITIONS)
         self.producer = self.broker.producer()
         self.commits = self.random.choice(["auto", "auto", "manual"])
-        self.strategies = self.random.choice([["sticky"], ["range"], ["consistent_hash"], ["sticky", "range"]])
+        self.strategies = self.random.choice(
+            [["sticky"], ["range"], ["consistent_hash"], ["sticky", "range"]]
+        )
         self.seats: list[Seat] = []
         self.frozen: list[Seat] = []
-        self.joined = 0
+        self.joined = self.cuts = 0
         self.sent = [0] * PARTITIONS
         self.reached = [0] * PARTITIONS
         self.repeated = 0
@@ -164,7 +166,7 @@ class Course:
     def freeze(self) -> None:
         if len(self.seats) > 1:
             seat = self.taken()
-            seat.frozen_at = self.broker.clock.monotonic()
+            seat.cuts = self.cuts
             if seat.driver in self.broker._world.clients:
                 self.broker._world.clients.remove(seat.driver)
             self.frozen.append(seat)
@@ -174,7 +176,9 @@ class Course:
             seat = self.frozen.pop(self.random.randrange(len(self.frozen)))
             self.broker._world.clients.append(seat.driver)
             self.seats.append(seat)
-            self.random.choice([self.broker.settle, lambda: seat.poll(5)])()
+            if seat.cuts == self.cuts and self.random.random() < 0.5:
+                seat.poll(5)  # before it has heard of anything; a cut it would hear of first
+            self.broker.settle()
 
     def poll(self) -> None:
         self.random.choice(self.seats).poll(self.random.choice([1, 3, 20]))
@@ -196,10 +200,12 @@ class Course:
         self.broker.clock.advance(self.random.choice([0.01, 0.3, 1.0, 4.0, 12.0]))
 
     def restart(self) -> None:
+        self.cuts += 1
         down = self.random.choice([0, 0.5, 3, 15])
         self.broker.restart(down=down) if self.random.random() < 0.5 else self.broker.crash(down=down)
 
     def disconnect(self) -> None:
+        self.cuts += 1
         self.broker.disconnect()
 
     def taken(self) -> Seat:

@@ -313,12 +313,20 @@ class Consuming:
         """Saves all that was handed out, or one partition up to `message` and including it. Raises Fenced where that is
         another member's by now; all else is saved."""
         self.member()
+        if message is None:
+            self.void_lost()
         yield from self._saving.commit(message, self.link.now() + self.options.timeout)
         self.handover.look()
 
     def save(self) -> Operation[Collection[PartitionName]]:
         """Saves what is processed; which of that is another member's by now. Raises what the store does."""
         return (yield from self._saving.save(self.positions.unsaved, self.link.now() + self.options.timeout))
+
+    def void_lost(self) -> None:
+        """What is about to be told as lost, and has come back since, is handed out again: who is told drops it all."""
+        for name in self.positions.lost_and_back():
+            if name in self.fetcher.feeds:
+                self._go_to(name, self.positions.processed(name))
 
     def member(self) -> Membership:
         """Its place in the group. Raises `Closed`, `BadRequest` without a group."""

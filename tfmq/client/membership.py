@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from tfmq.client.asking import PAUSE_SECONDS, PAUSE_SECONDS_MAX, ask
+from tfmq.client.asking import PAUSE_SECONDS, ask
 from tfmq.client.call import NEVER, Call
 from tfmq.client.link import Link
 from tfmq.client.positions import PartitionName
@@ -26,6 +26,10 @@ log = logging.getLogger("tfmq.consumer")
 
 BEATS_A_SESSION: Final = 3
 """Heartbeats in one session time: two may be lost before the broker takes the member for dead."""
+RETRY_SECONDS: Final = 0.25
+"""Between a heartbeat that failed and the next; where there is no connection the link's own back-off comes before."""
+GONE_A_SESSION: Final = 10
+"""Who has no connection for that part of a session is taken for dead, too."""
 
 
 def nothing() -> None:
@@ -64,6 +68,7 @@ class Membership:
         self._news = Flag()
         self._to_tell = True
         self._heard_at = 0.0
+        self._heard_on = 0
         self._at_once = False
         self._idle = False
         self._left = False
@@ -106,7 +111,10 @@ class Membership:
 
     def may_hand_out(self) -> bool:
         """Whether the broker was heard of so lately that nobody else can have what is held here."""
-        return self._link.now() < self._heard_at + self._session_ms / 1000
+        seconds = self._session_ms / 1000
+        if self._link.state != "ready" or self._link.connections != self._heard_on:
+            seconds /= GONE_A_SESSION
+        return self._link.now() < self._heard_at + seconds
 
     @property
     def beat_seconds(self) -> float:
@@ -131,7 +139,8 @@ class Membership:
         reply = yield from ask(
             self._link, JoinGroup(self.group, self.member, *wishes), NEVER, unattended=True
         )
-        self.generation, self.joined, self._heard_at = reply.generation, True, began
+        self.generation, self.joined = reply.generation, True
+        self._heard_at, self._heard_on = began, self._link.connections
         self._note(reply.note)
         self._take(reply.partitions)
 
@@ -155,7 +164,7 @@ class Membership:
         elif not news.done:
             if not call.error.retriable:
                 raise call.error
-            yield Wait((self._fresh_news(),), PAUSE_SECONDS_MAX)
+            yield Wait((self._fresh_news(),), RETRY_SECONDS)
 
     def _heartbeat(self, telling: bool) -> Heartbeat:
         held = [
@@ -171,7 +180,7 @@ class Membership:
     def _answered(self, call: Call, began: float) -> Operation[None]:
         reply = call.reply
         waits, lapsed = self._link.now() - began, not self.may_hand_out()
-        self._heard_at = began
+        self._heard_at, self._heard_on = began, self._link.connections
         self.generation = reply.generation
         self._to_tell = self._to_tell or reply.forgotten
         self._note(reply.note)

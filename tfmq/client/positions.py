@@ -73,6 +73,10 @@ class Positions:
             self._lost.add(name)
         return open_ended or unsaved
 
+    def lost_and_back(self) -> list[PartitionName]:
+        """Partitions that were lost with something in work, which `check_lost` will say, and are this one's again."""
+        return [name for name in self._lost if name in self]
+
     def check_lost(self, refused: Iterable[PartitionName] = ()) -> None:
         """Raises Fenced, once, where something was handed out, and not saved in time, of partitions that are another's
         now; `refused`: of these, too. To a handler only its own partition matters."""

@@ -52,6 +52,7 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
             raise membership.failure
         positions = consuming.positions
         if message is None:
+            consuming.void_lost()
             positions.check_lost()
         places = positions.unsaved_out() if message is None else dict([positions.through(message)])
         offsets = {

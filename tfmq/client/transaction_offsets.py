@@ -52,6 +52,7 @@ def _standing(consuming: Consuming) -> tuple[TransactionOffsets, dict[PartitionN
         )
     if membership.failure is not None:
         raise membership.failure
+    consuming.void_lost()
     consuming.positions.check_lost()
     places = consuming.positions.unsaved_out()
     rows = [

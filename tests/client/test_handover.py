@@ -1,0 +1,229 @@
+"""How partitions come and go: finished, saved, told, released; and never in the middle of a handler."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tfmq
+import tfmq.aio
+from tfmq.testing import SimulatedBroker
+
+LONG = 3600.0
+
+
+@pytest.fixture
+def broker() -> Iterator[SimulatedBroker]:
+    with SimulatedBroker({"topics.partitions": 2}) as made:
+        made.admin().create_topic("orders", partitions=2)
+        producer = made.producer()
+        for number in range(8):
+            producer.send("orders", str(number), partition=number % 2).result()
+        yield made
+
+
+def member(broker: SimulatedBroker, **options: Any) -> tfmq.Consumer[Any]:
+    return broker.consumer("orders", **{"group": "billing", "session": 10, "save_every": LONG, **options})
+
+
+def assigned(consumer: tfmq.Consumer[Any]) -> set[str]:
+    return set(consumer.stats()["assigned"])
+
+
+def look(broker: SimulatedBroker, *consumers: tfmq.Consumer[Any], seconds: float = 2.0) -> list[str]:
+    """They ask for messages for a while; the texts that came."""
+    found: list[str] = []
+    for _ in range(int(seconds / 0.25)):
+        for consumer in consumers:
+            found += [message.text for message in consumer.poll(timeout=0)]
+        broker.clock.advance(0.25)
+    return found
+
+
+def other_than(partition: int) -> int:
+    return 1 - partition
+
+
+def test_what_is_to_go_is_released_at_once_where_nothing_of_it_is_in_work(broker: SimulatedBroker) -> None:
+    first = member(broker)
+    message = next(first)  # a message of one partition; the other one may go while it is worked on
+    second = member(broker)
+    look(broker, second)
+    assert assigned(second) == {f"orders-{other_than(message.partition)}"} or first.stats()["releasing"]
+    assert assigned(first) | assigned(second) | set(first.stats()["releasing"]) == {"orders-0", "orders-1"}
+
+
+def test_a_handler_of_minutes_keeps_its_partition_and_the_one_who_waits_says_for_whom(
+    broker: SimulatedBroker,
+) -> None:
+    first = member(broker)
+    in_work = {message.partition for message in first.poll(timeout=1)}
+    assert in_work == {0, 1}
+    second = member(broker)
+    assert look(broker, second, seconds=300) == []
+    assert second.stats()["assigned"] == [] and "finishes what it has in work" in second.stats()["note"]
+    first.poll(timeout=0)
+    assert look(broker, first, second) == [], "all of it was processed, and saved before it went"
+    assert assigned(first) | assigned(second) == {"orders-0", "orders-1"}
+    assert len(assigned(second)) == 1
+
+
+def test_a_loop_ends_its_batch_behind_the_current_message(broker: SimulatedBroker) -> None:
+    """What was read ahead of a partition that is to go is the next one's."""
+    first, second = member(broker, strategy="range"), member(broker, strategy="range")
+    seen = [next(first).text]
+    mine: set[str] = set()
+    found: list[str] = []
+    for _ in range(12):
+        found += [message.text for message in second.poll(timeout=0)]
+        broker.clock.advance(1)
+        mine = assigned(first)
+        if len(mine) == 1 and not first.stats()["releasing"]:
+            break
+        if first.stats()["releasing"]:
+            seen += [message.text for message in first.poll(timeout=0, max_messages=1)]
+    seen += look(broker, first)
+    found += look(broker, second)
+    assert sorted(seen + found) == [str(n) for n in range(8)], "each one once"
+
+
+def test_on_assigned_is_told_before_anything_is_handed_out(broker: SimulatedBroker) -> None:
+    events: list[Any] = []
+    consumer = member(broker, on_assigned=lambda names: events.append([tuple(name) for name in names]))
+    for message in consumer.poll(timeout=1, max_messages=3):
+        events.append(message.text)
+    assert events[0] == [("orders", 0), ("orders", 1)]
+    assert len(events) > 1
+
+
+def test_on_assigned_may_seek(broker: SimulatedBroker) -> None:
+    def to_the_end(names: list[Any]) -> None:
+        for name in names:
+            consumer.seek(*name, to="latest")
+
+    consumer = member(broker, on_assigned=to_the_end)
+    assert look(broker, consumer) == []
+
+
+def test_on_revoked_may_commit_and_only_then_it_goes(broker: SimulatedBroker) -> None:
+    told: list[Any] = []
+
+    def revoked(names: list[Any]) -> None:
+        told.append((names, assigned(second)))
+        first.commit()
+
+    first = member(broker, commits="manual", on_revoked=revoked)
+    assert len(look(broker, first)) == 8
+    second = member(broker)
+    assert look(broker, first, second, seconds=5) == [], "nothing comes again"
+    ((names, had),) = told
+    assert had == set() and assigned(second) == {f"{topic}-{number}" for topic, number in names}
+
+
+def test_without_a_commit_the_next_member_gets_it_all_again_a_session_later(broker: SimulatedBroker) -> None:
+    first = member(broker, commits="manual")
+    assert len(look(broker, first)) == 8
+    second = member(broker)
+    assert look(broker, first, second, seconds=5) == [], "it waits for the commit"
+    again = look(broker, first, second, seconds=10)
+    assert len(again) == 4, "those of one partition"
+    with pytest.raises(tfmq.Fenced, match=f"{next(iter(assigned(second)))}"):
+        first.commit()
+    first.commit()
+
+
+def test_offsets_of_what_is_lost_do_not_go_into_a_transaction(broker: SimulatedBroker) -> None:
+    producer, first = broker.producer(), member(broker, commits="manual")
+    assert len(look(broker, first)) == 8
+    second = member(broker)
+    look(broker, first, second, seconds=20)
+    with pytest.raises(tfmq.Fenced), producer.transaction() as tx:
+        tx.send("bills", "all of them")
+        tx.commit_offsets(first)
+    assert broker.sent("bills") == []
+
+
+def test_what_is_to_go_waits_for_the_transaction_that_has_its_offsets(broker: SimulatedBroker) -> None:
+    producer, first = broker.producer(), member(broker, commits="manual")
+    assert len(look(broker, first)) == 8
+    second = member(broker)
+    look(broker, second, seconds=60)
+    with producer.transaction() as tx:
+        tx.send("bills", "all of them")
+        tx.commit_offsets(first)
+    assert look(broker, first, second, seconds=5) == []
+    assert len(assigned(first)) == len(assigned(second)) == 1
+
+
+def test_on_revoked_is_told_at_the_end_and_of_what_was_lost(broker: SimulatedBroker) -> None:
+    told: list[list[str]] = []
+    consumer = member(broker, on_revoked=lambda names: told.append([str(name) for name in names]))
+    consumer.poll(timeout=1)
+    consumer.close()
+    assert told == [["orders-0", "orders-1"]]
+    frozen = member(broker, on_revoked=lambda names: told.append([str(name) for name in names]))
+    frozen.poll(timeout=1)
+    broker._world.clients.remove(frozen._driver)  # type: ignore[arg-type]
+    look(broker, member(broker), seconds=30)
+    broker._world.clients.append(frozen._driver)  # type: ignore[arg-type]
+    look(broker, frozen)
+    assert told[1:] == [["orders-0", "orders-1"]]
+
+
+def test_what_a_callback_raises_is_raised_to_who_asked(broker: SimulatedBroker) -> None:
+    def refuses(names: Any) -> None:
+        raise RuntimeError("not these")
+
+    consumer = member(broker, on_assigned=refuses)
+    with pytest.raises(RuntimeError, match="not these"):
+        consumer.poll(timeout=1)
+    assert len(consumer.poll(timeout=1)) > 0, "it was told"
+
+
+def test_coroutine_functions_are_awaited(broker: SimulatedBroker) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async def assigned_to(names: list[Any]) -> None:
+            await consumer.committed("orders", 0)
+            told.extend(map(str, names))
+
+        consumer = tfmq.aio.Consumer(broker.servers, topics="orders", group="g", on_assigned=assigned_to)
+        assert await consumer.poll(timeout=1)
+        await consumer.close()
+
+    asyncio.run(main())
+    assert told == ["orders-0", "orders-1"]
+
+
+def test_a_storage_that_does_not_answer_is_waited_for(broker: SimulatedBroker, caplog: Any) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            self.kept: dict[Any, Any] = {}
+            self.down = False
+
+        def read(self, group: str, partitions: Any) -> Any:
+            self._check()
+            return {name: self.kept[name] for name in partitions if name in self.kept}
+
+        def save(self, group: str, generation: int, offsets: Any) -> None:
+            self._check()
+            self.kept.update(offsets)
+
+        def close(self) -> None: ...
+
+        def _check(self) -> None:
+            if self.down:
+                raise tfmq.Busy("planted")
+
+    store = Broken()
+    first = member(broker, offsets=store)
+    assert len(look(broker, first)) == 8
+    store.down = True
+    second = member(broker, offsets=store)
+    look(broker, first, second, seconds=20)
+    assert second.stats()["assigned"] == [] and "planted" in caplog.text
+    store.down = False
+    assert look(broker, first, second, seconds=5) == []
+    assert len(assigned(second)) == 1
