@@ -413,6 +413,36 @@ def test_the_hash_goes_to_the_broker_and_the_tag_is_compared_here(broker: Broker
     assert broker.sent(wire.Fetch)[0].tags is not None
 
 
+def test_where_leaves_out_what_it_says_no_to_and_the_place_advances(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g", where=lambda message: int(message.payload) % 2)
+    assert script.poll() + script.poll() == [b"1", b"3"]
+    script.close(processed=True)
+    assert broker.saved("g") == log.end
+    rejecting = Script(broker, group="h", where=lambda message: False)
+    assert rejecting.poll() == []
+    rejecting.close(processed=True)
+    assert broker.saved("h") == log.end
+
+
+def test_what_where_raises_is_raised_and_its_message_stays(broker: Broker) -> None:
+    filled(broker, 3)
+    broken = [True]
+
+    def where(message: Any) -> bool:
+        if message.payload == b"1" and broken[0]:
+            raise ValueError("planted")
+        return True
+
+    script = Script(broker, where=where)
+    assert script.poll() == [b"0"]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="planted"):
+            script.poll()
+    broken[0] = False
+    assert script.poll() == [b"1", b"2"]
+
+
 # The end
 
 

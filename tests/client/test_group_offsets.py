@@ -1,0 +1,119 @@
+"""The offsets of a group at the broker and in storages: each partition for itself, under a generation."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.scripted import Broker, Script
+from tfmq.client.group_offsets import GroupOffsets
+from tfmq.client.offset_storage import FileOffsets, OffsetStorage, StoredOffset
+from tfmq.client.positions import PartitionName
+from tfmq.client.work import inline
+from tfmq.errors import Fenced, StoreFailed
+from tfmq.protocol import commands as wire
+
+FIRST, SECOND = PartitionName("orders", 0), PartitionName("orders", 1)
+
+
+class Holder:
+    """A member by hand; `grants` are the generations of single partitions."""
+
+    def __init__(self, generation: int = 1, **grants: int) -> None:
+        self.group, self.member, self.generation = "g", "member-1", generation
+        self.grants = {FIRST: grants.get("first", generation), SECOND: grants.get("second", generation)}
+
+    def generation_of(self, name: PartitionName) -> int:
+        return self.grants[name]
+
+
+class Desk:
+    def __init__(self, holder: Holder, storage: OffsetStorage | None = None) -> None:
+        self.broker = Broker()
+        self.broker.create("orders", 2)
+        self.script = Script(self.broker)
+        self.script.run(self._join())
+        self.offsets = GroupOffsets(self.script.link, holder, inline, storage)
+        self.holder = holder
+
+    def _join(self) -> Any:
+        from tfmq.client.asking import ask
+
+        yield from ask(self.script.link, wire.JoinGroup("g", "member-1", ["orders"]), 1e9)
+
+    def save(self, first: int, second: int | None = None) -> set[PartitionName]:
+        inc = self.broker.topics["orders"][0]
+        rows = {FIRST: StoredOffset(first, 0, inc, 1, self.holder.generation_of(FIRST))}
+        if second is not None:
+            rows[SECOND] = StoredOffset(second, 0, inc, 1, self.holder.generation_of(SECOND))
+        return set(self.script.run(self.offsets.save(rows, self.script.link.now() + 5)))
+
+    def read(self) -> dict[PartitionName, int]:
+        found = self.script.run(self.offsets.read([FIRST, SECOND]))
+        return {name: each.offset for name, each in found.items()}
+
+    def claim(self) -> tuple[dict[PartitionName, int], set[PartitionName]]:
+        found, refused = self.script.run(self.offsets.claim([FIRST, SECOND]))
+        return {name: each.offset for name, each in found.items()}, refused
+
+
+def test_the_broker_keeps_and_gives_them() -> None:
+    desk = Desk(Holder())
+    assert desk.save(100, 200) == set()
+    assert desk.read() == {FIRST: 100, SECOND: 200}
+    assert desk.offsets.commits == 1
+    assert desk.claim() == ({}, set()), "the broker fences by itself"
+
+
+def test_a_partition_of_another_is_refused_and_the_rest_is_kept() -> None:
+    desk = Desk(Holder())
+    desk.broker.stolen.add(("orders", desk.broker.topics["orders"][0], 0))
+    assert desk.save(100, 200) == {FIRST}
+    assert desk.read() == {SECOND: 200}
+    assert desk.save(300) == {FIRST}, "where it is all of them the broker answers with an error"
+    assert desk.offsets.commits == 1
+
+
+def test_a_storage_is_claimed_by_grant_and_refuses_the_owner_before(tmp_path: Path) -> None:
+    path = str(tmp_path / "offsets.json")
+    old = Desk(Holder(4), FileOffsets(path))
+    assert old.claim() == ({}, set())
+    assert old.save(100, 200) == set()
+    new = Desk(Holder(9, first=9, second=4), FileOffsets(path))
+    assert new.claim() == ({FIRST: 100, SECOND: 200}, set())
+    assert old.save(150, 250) == {FIRST}, "the second one is under the grant that it always was"
+    assert new.read() == {FIRST: 100, SECOND: 250}
+
+
+def test_a_claim_that_comes_too_late_gives_the_others_all_the_same(tmp_path: Path) -> None:
+    path = str(tmp_path / "offsets.json")
+    later = Desk(Holder(9), FileOffsets(path))
+    later.save(100)
+    assert Desk(Holder(5), FileOffsets(path)).claim() == ({}, {FIRST})
+
+
+class Plain:
+    """A storage that claims nothing, and names nothing."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
+        return {}
+
+    def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None: ...
+
+
+def test_a_storage_of_ones_own_that_names_nothing_has_refused_it_all() -> None:
+    storage = Plain()
+    desk = Desk(Holder(), storage)
+    storage.error = Fenced("planted")
+    assert desk.save(1, 2) == {FIRST, SECOND}
+    storage.error = StoreFailed("planted")
+    with pytest.raises(StoreFailed):
+        desk.save(1, 2)
