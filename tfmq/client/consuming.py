@@ -16,6 +16,7 @@ from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.counts import counts
 from tfmq.client.fetcher import Feed, Fetcher
 from tfmq.client.fetching import Fetching
+from tfmq.client.filtering import filtered
 from tfmq.client.group_offsets import GroupOffsets
 from tfmq.client.handover import Handover
 from tfmq.client.lag import Lag, measure
@@ -195,11 +196,14 @@ class Consuming:
         return batch is not None
 
     def _wanted(self, batch: Batch | None) -> Batch | None:
-        """What of `batch` the user's filter says yes to; what that raises is raised."""
+        """What of `batch` the user's filter says yes to; what that raises is raised, behind what came before."""
         where = self.options.where
         if batch is None or where is None:
             return batch
-        return batch._replace(messages=[message for message in batch.messages if where(message)])
+        batch, again = filtered(batch, where)
+        if again is not None:
+            self.fetcher.seek(batch.name, again)
+        return batch
 
     def _saved_first(self, count: int) -> Operation[list[ReceivedMessage]]:
         """Up to `count` ready messages, once the store says that they are done. What cannot be saved is given later."""
