@@ -14,15 +14,14 @@ from tfmq.client.assignment import Assignment, Group
 from tfmq.client.call import NEVER
 from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.counts import counts
-from tfmq.client.fetcher import Feed, Fetcher
-from tfmq.client.fetching import Fetching
-from tfmq.client.filtering import filtered
+from tfmq.client.fetcher import Feed
+from tfmq.client.fetching import Fetching, fetcher_of
 from tfmq.client.group_offsets import GroupOffsets
 from tfmq.client.handover import Handover
 from tfmq.client.lag import Lag, measure
 from tfmq.client.link import Link
 from tfmq.client.membership import Membership
-from tfmq.client.positions import Batch, PartitionName, Place, Positions
+from tfmq.client.positions import PartitionName, Place, Positions
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.saving import Saving
 from tfmq.client.start import Question
@@ -67,13 +66,7 @@ class Consuming:
         """Partitions of which nothing more is wanted for now: their handlers have enough."""
         self.tasks = Tasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
-        self.fetcher = Fetcher(
-            fetch_bytes=options.fetch_bytes,
-            prefetch_bytes=options.prefetch_bytes,
-            tags=options.tags,
-            skip_damage=options.skip_damage,
-            reset=options.reset,
-        )
+        self.fetcher = fetcher_of(options)
         self._fetching = Fetching(options, link, self.fetcher, arrived=self._arrived, flush=flush)
         self.membership: Membership | None = None
         group = None
@@ -184,7 +177,7 @@ class Consuming:
         self._fetching.send()  # the broker works on the next chunk while this one is decoded
         taken = False
         try:
-            while (batch := self._wanted(self.fetcher.take(self.held))) is not None:
+            while (batch := self._fetching.take(self.held)) is not None:
                 self.positions.begin(batch)
                 if batch.messages:
                     break
@@ -194,16 +187,6 @@ class Consuming:
                 self._rewind()
         self._fetching.send()
         return batch is not None
-
-    def _wanted(self, batch: Batch | None) -> Batch | None:
-        """What of `batch` the user's filter says yes to; what that raises is raised, behind what came before."""
-        where = self.options.where
-        if batch is None or where is None:
-            return batch
-        batch, again = filtered(batch, where)
-        if again is not None:
-            self.fetcher.seek(batch.name, again)
-        return batch
 
     def _saved_first(self, count: int) -> Operation[list[ReceivedMessage]]:
         """Up to `count` ready messages, once the store says that they are done. What cannot be saved is given later."""

@@ -1,6 +1,6 @@
-"""The fetches of one consumer: sent as its `Fetcher` plans them, their answers given to it."""
+"""The fetches of one consumer: sent as its `Fetcher` plans them, their answers given to it, and taken from there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
@@ -8,12 +8,24 @@ from journal.record import tag_hash
 from tfmq.client.call import Call
 from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.fetcher import Chunk, Fetcher, FetchPlan
+from tfmq.client.filtering import filtered
 from tfmq.client.link import Link
-from tfmq.client.positions import PartitionName
+from tfmq.client.positions import Batch, PartitionName
 from tfmq.protocol.commands import Cancel
 
 FETCH_GRACE_SECONDS: Final = 30.0
 """So much longer than the broker holds a fetch does the client wait for its answer."""
+
+
+def fetcher_of(options: ConsumerOptions) -> Fetcher:
+    """What decides what to fetch, as these options have it."""
+    return Fetcher(
+        fetch_bytes=options.fetch_bytes,
+        prefetch_bytes=options.prefetch_bytes,
+        tags=options.tags,
+        skip_damage=options.skip_damage,
+        reset=options.reset,
+    )
 
 
 class Fetching:
@@ -29,6 +41,7 @@ class Fetching:
         flush: Callable[[], None],
     ) -> None:
         self._read = options.read
+        self._where = options.where
         self._hashes = None if options.tags is None else sorted({tag_hash(tag) for tag in options.tags})
         self._link = link
         self._fetcher = fetcher
@@ -46,6 +59,17 @@ class Fetching:
             call.when_done(partial(self._fetched, plan))
         if plans:
             self._flush()
+
+    def take(self, held: Collection[PartitionName] = ()) -> Batch | None:
+        """The next batch of what has arrived, without what the user's filter says no to; `held` ones are left out. What
+        the filter raises is raised, behind what stands before it."""
+        batch = self._fetcher.take(held)
+        if batch is None or self._where is None:
+            return batch
+        batch, again = filtered(batch, self._where)
+        if again is not None:
+            self._fetcher.seek(batch.name, again)
+        return batch
 
     def void(self, name: PartitionName) -> None:
         """What is under way for the partition is not wanted any more; the broker is told, so that it need not wait."""
