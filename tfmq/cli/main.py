@@ -16,6 +16,7 @@ import click
 COMMANDS = {
     "send": "tfmq.cli.send:send",
     "read": "tfmq.cli.read:read",
+    "run": "tfmq.cli.run:run",
     "topic": "tfmq.cli.topic:topic",
     "group": "tfmq.cli.group:group",
     "tx": "tfmq.cli.tx:tx",

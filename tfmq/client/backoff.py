@@ -15,5 +15,5 @@ JITTER: Final = 0.2
 
 def pause_seconds(failures: int, chance: float) -> float:
     """The pause behind the `failures`-th failure: doubled each time; `chance` is from 0 to 1."""
-    pause = min(MAX_SECONDS, FIRST_SECONDS * 2 ** min(DOUBLINGS_MAX, max(0, failures - 1)))
+    pause = min(MAX_SECONDS, FIRST_SECONDS * (1 << min(DOUBLINGS_MAX, max(0, failures - 1))))
     return pause * (1 + JITTER * chance)

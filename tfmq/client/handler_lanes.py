@@ -26,7 +26,7 @@ class Job:
 
     `ledger` None: a dead letter that is handled again; `ended` is raised then, with `error` · `failures`: calls that
     failed here, `fences` those in which its partition seemed to be another's · `careful`: its calls are counted before
-    they begin · `begun`, `noted`: what the store knows of it · `started`: it was given out; `working`: it is.
+    they begin · `begun`: the next one was counted; `noted`: the store knows of it · `started`: it was given out; `working`: it is.
     """
 
     __slots__ = (
@@ -85,12 +85,16 @@ class HandlerLanes:
         self._order = order
         self._lanes: dict[Hashable, Lane] = {}
         self._ready: deque[Lane] = deque()
+        self._letters: deque[Job] = deque()
         self._waiting: list[tuple[float, int, Lane]] = []
         self._parked: list[Lane] = []
         self._numbers = itertools.count()
 
     def add(self, job: Job) -> None:
-        """Behind everything of its lane."""
+        """Behind everything of its lane; a dead letter is in none."""
+        if job.ledger is None:
+            self._letters.append(job)
+            return
         key = self._key(job)
         lane = None if key is None else self._lanes.get(key)
         if lane is None:
@@ -101,8 +105,19 @@ class HandlerLanes:
         job.lane = lane
         lane.jobs.append(job)
 
+    def next_letter(self) -> Job | None:
+        """A dead letter to begin now, which `done` ends."""
+        while self._letters:
+            job = self._letters.popleft()
+            if not job.void:
+                return job
+        return None
+
     def next(self, now: float) -> Job | None:
-        """The job to begin now; `done` or `again` ends that. None: all wait, or are in work."""
+        """The job to begin now; `done` or `again` ends that. None: all wait, or are in work. Dead letters come first."""
+        letter = self.next_letter()
+        if letter is not None:
+            return letter
         while self._waiting and self._waiting[0][0] <= now:
             self._ready.append(heapq.heappop(self._waiting)[2])
         if self._parked and not self._ready:
@@ -124,7 +139,9 @@ class HandlerLanes:
     def done(self, job: Job) -> None:
         """It is over, one way or another: the next of its lane may begin."""
         lane = job.lane
-        assert lane is not None and lane.jobs[0] is job
+        if lane is None:
+            return
+        assert lane.jobs[0] is job
         lane.jobs.popleft()
         if lane.jobs:
             self._ready.append(lane)
@@ -143,7 +160,7 @@ class HandlerLanes:
     @property
     def has_ready(self) -> bool:
         """Whether `next` may have something at once."""
-        return bool(self._ready)
+        return bool(self._ready or self._letters)
 
     def _end(self, lane: Lane) -> None:
         if lane.key is not None:
@@ -152,7 +169,7 @@ class HandlerLanes:
     def _key(self, job: Job) -> Hashable | None:
         """What its lane is called; None: it has one of its own."""
         message = job.message
-        if job.ledger is None or self._order == "none":
+        if self._order == "none":
             return None
         place = (message.topic, message.partition)
         if self._order == "partition":

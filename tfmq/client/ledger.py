@@ -66,7 +66,8 @@ class Ledger:
         while self._out and self._out[0].offset in self._finished:
             done = self._out.popleft()
             self._finished.discard(done.offset)
-            self.place = self._behind.pop(done.offset, None) or behind(done)
+            known = done.offset in self._behind
+            self.place = self._behind.pop(done.offset) if known else behind(done)
 
     def place_with(self, message: ReceivedMessage | None) -> Place:
         """The place as it would be if `message` were finished, too."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -19,6 +19,11 @@ from tfmq.client.received import ReceivedMessage
 from tfmq.client.run_signals import SIGNALS, at_once, tell
 from tfmq.client.running import Running
 from tfmq.errors import Closed
+
+
+def to_the_end(run: Coroutine[Any, Any, None]) -> None:
+    """A run in an event loop of its own."""
+    asyncio.run(run)
 
 
 class HandlerThreads:
@@ -103,7 +108,10 @@ class TaskRun:
             except BaseException as error:
                 await self._cancel()
                 await driver.run(running.failed(error))
-            await driver.run(running.closing())
+            try:
+                await driver.run(running.closing())
+            except Exception as error:
+                await driver.run(running.failed_late(error))
         finally:
             for number in installed:
                 asyncio.get_running_loop().remove_signal_handler(number)

@@ -53,7 +53,10 @@ class ThreadRun:
                         self._work_beside(workers)
                 except BaseException as error:
                     driver.run(running.failed(error))
-                driver.run(running.closing())
+                try:
+                    driver.run(running.closing())
+                except Exception as error:
+                    driver.run(running.failed_late(error))
         finally:
             if self._loop is not None:
                 self._loop.stop()

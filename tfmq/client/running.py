@@ -91,6 +91,13 @@ class Running:
         yield from ()
         self._fail(error)
 
+    def failed_late(self, error: Exception) -> Operation[None]:
+        """Closing met `error`: it is what ended the run, unless there was another one before."""
+        yield from ()
+        if self.failure is not None:
+            log.warning("Closing behind an error met another one: %s", error)
+        self._fail(error)
+
     def closing(self) -> Operation[None]:
         """Save what is finished, leave the group. Bounded by the consumer's `timeout`."""
         core = self._core
@@ -108,7 +115,7 @@ class Running:
     @property
     def ending(self) -> bool:
         """Whether nothing more begins."""
-        return self._core.stop_asked.done
+        return self._core.stop_asked.done or self._core.closed
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
@@ -124,7 +131,7 @@ class Running:
         while not self.ending:
             if core.membership is not None and core.handover.has_news:
                 yield from core.handover.tell()
-            job = None if core.silent else self._lanes.next(core.link.now())
+            job = self._lanes.next_letter() if core.silent else self._lanes.next(core.link.now())
             if job is not None:
                 if self._idle and self._lanes.has_ready:
                     self._wake()
@@ -188,7 +195,7 @@ class Running:
             refused = yield from self._sure(core.save)
             if ledger.name in refused or ledger.void:
                 return False
-        if store is not None and job.careful:
+        if store is not None and job.careful and not job.begun:
             state = yield from self._sure(lambda: store.begin(message))
             job.begun = True
             return state == FAILING
@@ -252,7 +259,8 @@ class Running:
             yield from self._sure(lambda: store.keep(message, [failure], calls=counted))
         else:
             job.noted = True
-            state = yield from self._sure(lambda: store.note(message, failure, begun=job.begun))
+            begun, job.begun = job.begun, False
+            state = yield from self._sure(lambda: store.note(message, failure, begun=begun))
             if state == FAILING:
                 return self._paused(job, error)
         return None

@@ -1,0 +1,167 @@
+"""`run` of the asyncio consumer: tasks, plain functions in threads, cancellation, signals."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfmq.aio
+from tests.client.handling_rig import GROUP, TOPIC, Bench
+from tfmq.client.ledger import IN_WORK
+from tfmq.client.run_tasks import HandlerThreads, to_the_end
+from tfmq.testing import SimulatedBroker
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with SimulatedBroker() as broker:
+        made = Bench(broker, tmp_path)
+        made.send("a", "b", "c")
+        yield made
+
+
+def consumer_of(bench: Bench, **options: Any) -> tfmq.aio.Consumer[Any]:
+    return tfmq.aio.Consumer(
+        bench.broker.servers, topics=TOPIC, **{"group": GROUP, "dead_letters": None, **options}
+    )
+
+
+def test_coroutine_functions_are_awaited_in_turn_and_the_end_is_saved(bench: Bench) -> None:
+    async def scenario() -> list[str]:
+        consumer, seen = consumer_of(bench), []
+
+        @consumer.on(TOPIC)
+        async def handle(message: Any) -> None:
+            await asyncio.sleep(0)
+            assert IN_WORK.get() is message
+            seen.append(message.text)
+            if len(seen) == 3:
+                consumer.stop()
+
+        await consumer.run()
+        return seen
+
+    assert asyncio.run(scenario()) == ["a", "b", "c"]
+    assert (bench.saved() or 0) > bench.place("c")
+
+
+def test_plain_functions_are_called_in_a_thread_so_the_loop_goes_on(bench: Bench) -> None:
+    threads = []
+
+    async def scenario() -> int:
+        consumer = consumer_of(bench)
+        turns = 0
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.001)
+
+        def handle(message: Any) -> None:
+            threads.append(threading.current_thread())
+            before = turns
+            until = time.monotonic() + 10
+            while turns < before + 3 and time.monotonic() < until:
+                time.sleep(0.001)
+            if message.text == "c":
+                consumer.stop()
+
+        ticking = asyncio.create_task(turn())
+        await consumer.run(handle, signals=False)
+        ticking.cancel()
+        return turns
+
+    assert asyncio.run(scenario()) > 6
+    assert len(threads) == 3 and threading.main_thread() not in threads
+
+
+def test_many_workers_are_at_work_at_the_same_time(bench: Bench) -> None:
+    async def scenario() -> int:
+        consumer = consumer_of(bench)
+        at_work = most = 0
+        all_there = asyncio.Event()
+
+        async def handle(message: Any) -> None:
+            nonlocal at_work, most
+            at_work += 1
+            most = max(most, at_work)
+            if at_work == 3:
+                all_there.set()
+            await asyncio.wait_for(all_there.wait(), 20)
+            consumer.stop()
+
+        await consumer.run(handle, workers=3, order="none", signals=False)
+        return most
+
+    assert asyncio.run(scenario()) == 3
+
+
+def test_a_run_that_is_cancelled_saves_what_is_finished_and_says_cancelled(bench: Bench) -> None:
+    async def scenario() -> None:
+        consumer = consumer_of(bench)
+        second = asyncio.Event()
+
+        async def handle(message: Any) -> None:
+            if message.text == "b":
+                second.set()
+                await asyncio.sleep(3600)
+
+        running = asyncio.create_task(consumer.run(handle, signals=False))
+        await second.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(scenario())
+    assert bench.saved() == bench.place("b")
+
+
+def test_sigterm_finishes_the_message_in_work(bench: Bench) -> None:
+    async def scenario() -> list[str]:
+        consumer, done = consumer_of(bench), []
+
+        async def handle(message: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            done.append(message.text)
+
+        await consumer.run(handle)
+        return done
+
+    assert asyncio.run(scenario()) == ["a"]
+    assert bench.saved() == bench.place("b")
+
+
+def test_a_second_sigterm_ends_at_once(bench: Bench) -> None:
+    async def handle(message: Any) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(3600)
+
+    async def scenario() -> None:
+        await consumer_of(bench).run(handle)
+
+    with pytest.raises(SystemExit) as ended:
+        to_the_end(scenario())
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert bench.saved() in (None, bench.place("a"))
+
+
+def test_threads_are_started_as_needed_and_hand_back_what_is_raised() -> None:
+    async def scenario() -> None:
+        threads = HandlerThreads()
+        assert await threads.call(lambda: 1) == 1
+        assert await threads.call(threading.current_thread) is await threads.call(threading.current_thread)
+        with pytest.raises(ZeroDivisionError):
+            await threads.call(lambda: 1 / 0)
+        threads.stop()
+
+    asyncio.run(scenario())

@@ -1,0 +1,428 @@
+"""Handlers that return, fail, reject, put off; lanes, stores that are away, partitions that go."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfmq
+import tfmq.aio
+from tests.client.handling_rig import GROUP, TOPIC, Bench
+from tfmq.client import running
+from tfmq.client.dead_letters import Failure
+from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.errors import StoreFailed
+from tfmq.testing import SimulatedBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[SimulatedBroker]:
+    with SimulatedBroker() as made:
+        yield made
+
+
+@pytest.fixture
+def bench(broker: SimulatedBroker, tmp_path: Path) -> Bench:
+    return Bench(broker, tmp_path, partitions=2)
+
+
+def fail_on(*texts: str, error: Exception | None = None) -> Any:
+    def handler(message: Any) -> None:
+        if message.text in texts:
+            raise error or ValueError(f"no {message.text}")
+
+    return handler
+
+
+# Failing
+
+
+def test_a_failing_message_is_called_again_with_growing_pauses_then_it_is_a_dead_letter(bench: Bench) -> None:
+    bench.send("a", "b")
+    times = []
+
+    def handler(message: Any) -> None:
+        if message.text == "a":
+            times.append(bench.broker.clock.monotonic())
+            raise ValueError("never")
+
+    bench.run(handler, until=5, retries=3)
+    assert bench.handled == ["a", "a", "a", "a", "b"]
+    pauses = [after - before for before, after in pairwise(times)]
+    assert all(
+        expected <= pause <= 1.3 * expected for expected, pause in zip((0.1, 0.2, 0.4), pauses, strict=True)
+    )
+    letter = bench.letters()["a"]
+    assert (letter.state, letter.calls, len(letter.failures)) == ("dead", 4, 4)
+    assert "ValueError: never" in letter.failures[-1].error and "handler" in letter.failures[-1].traceback
+
+
+def test_item_29_too_many_retries_do_not_stop_those_behind(bench: Bench) -> None:
+    bench.send("a", "b", "c", "d")
+    bench.run(fail_on("a", "c"), until=6, retries=1)
+    assert bench.handled == ["a", "a", "b", "c", "c", "d"]
+    assert {text: each.state for text, each in bench.letters().items() if each.state == "dead"} == {
+        "a": "dead",
+        "c": "dead",
+    }
+
+
+def test_while_one_partition_waits_the_other_goes_on(bench: Bench) -> None:
+    bench.send("a1", "a2", partition=0)
+    bench.send("b1", "b2", partition=1)
+    failed: list[str] = []
+
+    def handler(message: Any) -> None:
+        if message.text == "a1" and not failed:
+            failed.append("a1")
+            raise ValueError("once")
+
+    bench.run(handler, until=5)
+    order = bench.handled
+    assert sorted(order) == ["a1", "a1", "a2", "b1", "b2"]
+    assert max(order.index("b1"), order.index("b2")) < len(order) - 1 - order[::-1].index("a1")
+    assert order.index("a2") == 4
+
+
+def test_by_key_only_those_with_its_key_wait(bench: Bench) -> None:
+    bench.send("x1", key="x")
+    bench.send("y1", key="y")
+    bench.send("x2", key="x")
+    bench.send("plain")
+    failed: list[str] = []
+
+    def handler(message: Any) -> None:
+        if message.text == "x1" and not failed:
+            failed.append("x1")
+            raise ValueError("once")
+
+    bench.run(handler, until=5, run={"order": "key"})
+    assert bench.handled == ["x1", "y1", "plain", "x1", "x2"]
+
+
+def test_without_an_order_nobody_waits(bench: Bench) -> None:
+    bench.send("a", "b", "c")
+    bench.run(fail_on("a"), until=4, retries=1, run={"order": "none"})
+    assert bench.handled == ["a", "b", "c", "a"]
+
+
+def test_a_message_that_succeeds_behind_failures_is_no_dead_letter(bench: Bench) -> None:
+    bench.send("a", "b")
+    bench.run(lambda message: 1 / 0 if bench.handled == ["a"] else None, until=3)
+    assert bench.handled == ["a", "a", "b"]
+    assert bench.letters()["a"].state == "handled"
+
+
+def test_reject_makes_it_a_dead_letter_at_once(bench: Bench) -> None:
+    bench.send("a", "b")
+    bench.run(fail_on("a", error=tfmq.Reject("not ours")), until=2)
+    assert bench.handled == ["a", "b"]
+    letter = bench.letters()["a"]
+    assert letter.state == "dead" and letter.error.endswith("Reject: not ours")
+
+
+def test_what_cannot_be_decoded_is_a_dead_letter_at_once(bench: Bench) -> None:
+    bench.send("{", "2")
+    values = []
+
+    def handler(message: Any) -> None:
+        values.append(message.value)
+
+    bench.run(handler, until=2, codec=tfmq.codecs.json)
+    assert (bench.handled, values) == (["{", "2"], [2])
+    assert bench.letters()["{"].state == "dead"
+
+
+def test_retry_later_lets_the_lane_go_on_and_brings_it_again_at_its_time(bench: Bench) -> None:
+    bench.send("a", "b")
+    times = []
+
+    def handler(message: Any) -> None:
+        times.append(bench.broker.clock.monotonic())
+        if bench.handled == ["a"]:
+            raise tfmq.RetryLater(600)
+
+    bench.run(handler, until=3)
+    assert bench.handled == ["a", "b", "a"]
+    assert 600 <= times[2] - times[0] < 610
+    assert bench.letters()["a"].state == "handled"
+
+
+def test_a_retried_letter_that_fails_waits_longer_and_is_dead_in_the_end(bench: Bench) -> None:
+    bench.send("a")
+
+    def handler(message: Any) -> None:
+        if bench.handled == ["a"]:
+            raise tfmq.RetryLater(1)
+        raise ValueError("never")
+
+    bench.run(handler, until=3, retries=2)
+    assert bench.letters()["a"].state == "dead"
+    assert bench.letters()["a"].calls == 3
+
+
+@pytest.mark.parametrize("error", [tfmq.Reject("no"), tfmq.RetryLater(5)])
+def test_without_a_store_it_ends_the_run(bench: Bench, error: Exception) -> None:
+    bench.send("a")
+    with pytest.raises(type(error)):
+        bench.run(fail_on("a", error=error), dead_letters=None)
+    assert bench.handled == ["a"]
+
+
+def test_calls_are_counted_over_a_consumer_that_dies(bench: Bench) -> None:
+    """Two calls of three are noted, and the third was begun; the next consumer has none left."""
+    bench.send("a", "b")
+
+    def handler(message: Any) -> None:
+        if len(bench.handled) == 3:
+            raise KeyboardInterrupt
+        raise ValueError("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(handler, retries=2)
+    bench.run(fail_on("a"), until=1, retries=2)
+    assert bench.handled == ["a", "a", "a", "b"]
+    assert bench.letters()["a"].state == "dead"
+
+
+def test_what_ends_its_process_each_time_is_not_called_for_ever(bench: Bench) -> None:
+    bench.send("a", "b")
+
+    def handler(message: Any) -> None:
+        if message.text == "a":
+            raise KeyboardInterrupt  # as a process that ends: nothing is noted of the call
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            bench.run(handler, retries=2)
+    bench.run(handler, until=1, retries=2)
+    assert bench.handled == ["a", "a", "a", "b"]
+    assert "process ended" in bench.letters()["a"].error
+
+
+# The store
+
+
+def test_a_store_that_fails_holds_the_offset_and_calls_nobody_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a", "b")
+    apply, refused = SqlStore.apply, []
+
+    def failing(self: SqlStore, steps: Any) -> Any:
+        if bench.handled == ["a"] and len(refused) < 3:
+            refused.append(bench.saved())
+            raise StoreFailed("the disk is full")
+        return apply(self, steps)
+
+    monkeypatch.setattr(SqlStore, "apply", failing)
+    bench.run(fail_on("a", error=tfmq.Reject("no")), until=2)
+    assert (bench.handled, len(refused)) == (["a", "b"], 3)
+    assert set(refused) <= {None, bench.place("a")}
+    assert bench.letters()["a"].state == "dead"
+    assert "the disk is full" in caplog.text
+
+
+def test_due_letters_are_handled_while_the_broker_is_down(bench: Bench) -> None:
+    bench.send("a")
+    bench.run(fail_on("a", error=tfmq.RetryLater(30)), until=1)
+
+    def handler(message: Any) -> None:
+        if message.text == "b":
+            bench.broker.stop()
+        else:
+            assert bench.consumer is not None
+            bench.broker.start()
+
+    bench.send("b")
+    bench.run(handler, until=2)
+    assert bench.handled == ["a", "b", "a"]
+    assert bench.letters()["a"].state == "handled"
+
+
+def test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused(bench: Bench) -> None:
+    bench.send("a")
+    with pytest.raises(ValueError, match="no a"):
+        bench.run(fail_on("a"), group=None, dead_letters=running_default(), retries=0)
+    with pytest.raises(tfmq.BadRequest, match="group"):
+        bench.run(group=None)
+
+
+def running_default() -> str:
+    from tfmq.client.consumer_options import OWN_STORE
+
+    return OWN_STORE
+
+
+# Lanes and the offset
+
+
+def test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "OUT_BYTES", 1000)
+    for _ in range(8):
+        bench.send(*(f"{number:0200}" for number in range(20)))
+    failed = []
+
+    def handler(message: Any) -> None:
+        assert bench.consumer is not None
+        ledger = bench.consumer._core.positions.ledgers.get(tfmq.client.positions.PartitionName(TOPIC, 0))
+        failed.append(ledger.span)
+        if len(failed) < 4:
+            raise ValueError("stuck")
+
+    bench.run(handler, until=8 * 20 + 3, fetch_bytes=2000, prefetch_bytes=16 << 10)
+    assert max(failed) < 1000 + 2 * 16 * 1024
+    assert len(bench.handled) == 8 * 20 + 3
+
+
+def test_the_offset_is_the_lowest_unfinished_one_with_many_workers(bench: Bench) -> None:
+    async def scenario() -> int | None:
+        consumer: tfmq.aio.Consumer[Any] = tfmq.aio.Consumer(
+            bench.broker.servers, topics=TOPIC, group=GROUP, dead_letters=None
+        )
+        others = asyncio.Event()
+        done: list[str] = []
+
+        async def handle(message: Any) -> None:
+            if message.text == "b":
+                await others.wait()
+                raise ValueError("at last")
+            done.append(message.text)
+            if len(done) == 3:
+                others.set()
+
+        with pytest.raises(ValueError, match="at last"):
+            async with consumer:
+                await consumer.run(handle, workers=4, order="none", signals=False)
+        return bench.saved()
+
+    bench.send("a", "b", "c", "d")
+    assert asyncio.run(retried_never(scenario)) == bench.place("b")
+
+
+async def retried_never(scenario: Any) -> Any:
+    return await scenario()
+
+
+# Who handles
+
+
+def test_listeners_by_topic_and_one_for_the_rest(bench: Bench) -> None:
+    bench.send("a")
+    with bench.broker.producer() as producer:
+        producer.send("bills", "b").result()
+    consumer = bench.open(topics=[TOPIC, "bills"])
+    seen = []
+
+    @consumer.on("bills")
+    def bills(message: Any) -> None:
+        seen.append(("bills", message.text))
+        if len(seen) == 2:
+            consumer.stop()
+
+    def rest(message: Any) -> None:
+        seen.append(("rest", message.text))
+        if len(seen) == 2:
+            consumer.stop()
+
+    assert bills is not None
+    consumer.run(rest)
+    assert sorted(seen) == [("bills", "b"), ("rest", "a")]
+
+
+def test_a_topic_that_nobody_handles_is_refused_before_anything_is_read(bench: Bench) -> None:
+    consumer = bench.open(topics=[TOPIC, "bills"])
+    consumer.on("bills")(print)
+    with pytest.raises(tfmq.BadRequest, match="register a listener"):
+        consumer.run()
+    with pytest.raises(tfmq.BadRequest, match="needs a listener"):
+        bench.open(topics=re.compile("o.*")).run()
+
+
+def test_a_coroutine_function_is_awaited_by_the_blocking_consumer(bench: Bench) -> None:
+    bench.send("a", "b")
+    consumer, seen = bench.open(), []
+
+    async def handle(message: Any) -> None:
+        await asyncio.sleep(0)
+        seen.append(message.text)
+        if message.text == "b":
+            consumer.stop()
+
+    consumer.run(handle)
+    assert seen == ["a", "b"]
+
+
+def test_what_a_hook_raises_before_is_the_handlers_failure_and_after_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a")
+    told = []
+
+    class Told(tfmq.Hook):
+        def before_handle(self, message: Any) -> None:
+            told.append("before")
+            if len(told) == 1:
+                raise ValueError("not yet")
+
+        def after_handle(self, message: Any, error: BaseException | None) -> None:
+            told.append(type(error).__name__)
+            raise RuntimeError("after")
+
+    consumer = bench.open(hooks=[Told()])
+    consumer.run(lambda message: consumer.stop())
+    assert told == ["before", "before", "NoneType"]
+    assert "after_handle of Told raised" in caplog.text
+
+
+# Partitions that go
+
+
+def test_a_handler_of_minutes_keeps_its_group_and_a_partition_that_goes_is_finished_first(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a1", "a2", partition=0)
+    bench.send("b1", "b2", partition=1)
+    with caplog.at_level(logging.INFO):
+        got: list[str] = []
+        other = bench.broker.consumer(TOPIC, group=GROUP, commits="manual")
+
+        def handler(message: Any) -> None:
+            if len(bench.handled) == 1:
+                got.extend(each.text for each in other.poll(0))
+                bench.broker.clock.advance(minutes=5)
+                got.extend(each.text for each in other.poll(1))
+                assert bench.handled[0] not in got, "what is at work is not given away"
+
+        bench.run(handler, until=2)
+        for _ in range(5):
+            got += [each.text for each in other.poll(30)]
+    assert sorted({*bench.handled, *got}) == ["a1", "a2", "b1", "b2"]
+    assert not set(bench.handled[:1]) & set(got)
+
+
+def test_fenced_of_a_handler_is_no_failure_of_its_message(bench: Bench) -> None:
+    bench.send("a")
+    bench.run(
+        lambda message: fail_on("a", error=tfmq.Fenced("gone"))(message) if len(bench.handled) < 3 else None,
+        until=3,
+        retries=0,
+    )
+    assert bench.handled == ["a"] * 3
+    assert bench.letters().get("a") is None or bench.letters()["a"].state == "handled"
+
+
+def test_the_class_of_an_error_is_logged_and_never_its_words(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a")
+    bench.run(fail_on("a", error=ValueError("secret")), until=2, retries=1)
+    assert "ValueError" in caplog.text and "secret" not in caplog.text
+    assert Failure.of(ValueError("x"), 0).error == "ValueError: x"
