@@ -193,6 +193,12 @@ class Server:
         bool,
         Setting(Switch(), "Allow listening outside of this machine although there are no users and no TLS."),
     ] = False
+    idle_exit_seconds: Annotated[
+        float,
+        Setting(
+            Seconds(0, YEARS), "Stop when no client was connected for so long; 0: never. For `file:PATH`."
+        ),
+    ] = 0
     log_level: Annotated[
         str, Setting(Choice("debug", "info", "warning", "error"), "How much is logged on standard error.")
     ] = "info"

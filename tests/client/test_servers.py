@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.client.servers import Server, parse_servers
+from tfmq.client.servers import Server, folder_of, parse_servers
 from tfmq.errors import BadRequest, NotSupported
 
 
@@ -58,3 +58,37 @@ def test_none_means_the_environment_then_this_machine(monkeypatch: pytest.Monkey
 
 def test_addresses_print_as_they_are_written() -> None:
     assert [str(each) for each in parse_servers("a:1,[::1]:2")] == ["a:1", "[::1]:2"]
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("file:./data", "./data"),
+        ("file:/var/lib/a,b", "/var/lib/a,b"),
+        ("file:///var/lib/tfmq", "/var/lib/tfmq"),
+        ("file://localhost/data", "/data"),
+        (["file:~/data"], "~/data"),
+        ("host:1", None),
+        (["file", "host:1"], None),
+        (None, None),
+    ],
+)
+def test_a_folder_is_an_address(
+    monkeypatch: pytest.MonkeyPatch, written: str | list[str] | None, path: str | None
+) -> None:
+    monkeypatch.delenv("TFMQ_SERVERS", raising=False)
+    assert folder_of(written) == path
+
+
+def test_the_environment_may_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFMQ_SERVERS", "file:data")
+    assert folder_of(None) == "data"
+    assert folder_of("host:1") is None
+
+
+@pytest.mark.parametrize(
+    "written", ["file:", "file://elsewhere/data", ["file:a", "host:1"], ["file:a", "file:b"]]
+)
+def test_a_folder_stands_alone_and_has_a_path(written: str | list[str]) -> None:
+    with pytest.raises(BadRequest, match="stands alone"):
+        folder_of(written)

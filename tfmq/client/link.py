@@ -19,6 +19,7 @@ from typing import Any
 
 from tfmq import limits
 from tfmq.client.call import NEVER, Call, Renew, reply_error
+from tfmq.client.folders import Folder
 from tfmq.client.servers import Server
 from tfmq.errors import (
     NOT_DONE,
@@ -60,7 +61,7 @@ class Link:
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[Server | Folder],
         clock: Clock,
         *,
         client: str = "tfmq-python",
@@ -101,7 +102,7 @@ class Link:
     # What the parts built on a link use
 
     @property
-    def server(self) -> Server:
+    def server(self) -> Server | Folder:
         """The address in use, or the next to try."""
         return self.servers[self._turn % len(self.servers)]
 

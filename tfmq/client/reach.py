@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from tfmq.client.folders import PATIENCE_SECONDS, Folder
 from tfmq.client.link import Link
-from tfmq.client.servers import Server, parse_servers
+from tfmq.client.servers import Server, folder_of, parse_servers
 
 Driver = TypeVar("Driver")
 
@@ -47,6 +48,10 @@ def moves_out(server: Server) -> None:
 
 def reach(servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
     """A link to `servers`, as users write them, and its driver. Touches no network. Raises as `parse_servers`."""
+    path = folder_of(servers)
+    if path is not None:
+        link = Link((Folder(path),), time.monotonic, patience_seconds=PATIENCE_SECONDS)
+        return Reached(link, driver_type(link), time.time)
     found = parse_servers(servers)
     broker = _inside.get(found[0])
     if broker is not None:

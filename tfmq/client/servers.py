@@ -11,6 +11,8 @@ from tfmq.errors import BadRequest, NotSupported
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8367  # T-F-M-Q on a telephone
 ENVIRONMENT = "TFMQ_SERVERS"
+FOLDER_SCHEME = "file:"
+"""Before the path of a data folder, instead of a host and port; see `folders`."""
 
 
 class Server(NamedTuple):
@@ -21,6 +23,25 @@ class Server(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def folder_of(servers: str | Sequence[str] | None) -> str | None:
+    """The path in `file:PATH`, or in $TFMQ_SERVERS for None; None where `servers` are hosts and ports.
+
+    Raises `BadRequest` for a `file:` without a path, or with another address beside it.
+    """
+    given = os.environ.get(ENVIRONMENT) if servers is None else servers
+    texts = [given] if isinstance(given, str) else list(given or ())
+    folders = [each for each in texts if isinstance(each, str) and each.strip().startswith(FOLDER_SCHEME)]
+    if not folders:
+        return None
+    path = folders[0].strip().removeprefix(FOLDER_SCHEME).strip()
+    if path.startswith("//"):  # as in a URL: file:///var/lib/tfmq
+        host, slash, rest = path[2:].partition("/")
+        path = slash + rest if host in ("", "localhost") else ""
+    if len(texts) > 1 or not path:
+        raise BadRequest(f"{given!r}: file: is followed by the path of a data folder, and stands alone.")
+    return path
 
 
 def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[Server, ...]:

@@ -91,8 +91,10 @@ def run(config: Config) -> int:
     service = _started(config, reactor)
     _calm_collector()
     memory.keep_freed()
-    reactor.callWhenRunning(_announce, service.address)
-    _stop_on_signals(reactor, service)
+    data = os.path.abspath(config.server.data)
+    reactor.callWhenRunning(_announce, service.address, data)
+    _stop_on_signals(reactor, service, data)
+    service.on_idle = lambda: _stop(reactor, service, data, "having no client")
     reactor.run(installSignalHandlers=False)
     logger.info("stopped")
     return 0
@@ -117,9 +119,11 @@ def _started(config: Config, reactor: Any) -> Service:
     return service
 
 
-def _announce(address: str) -> None:
+def _announce(address: str, data: str) -> None:
+    from tfmq.server.address_file import write_address
     from tfmq.server.readiness import notify_systemd, say_ready
 
+    write_address(data, address)
     say_ready(sys.stdout, address)
     notify_systemd("READY=1")
 
@@ -132,7 +136,7 @@ def _calm_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _stop_on_signals(reactor: Any, service: Service) -> None:
+def _stop_on_signals(reactor: Any, service: Service, data: str) -> None:
     """The first SIGTERM or SIGINT stops cleanly, the second at once: recovery is made for that."""
     stopping = False
 
@@ -141,16 +145,18 @@ def _stop_on_signals(reactor: Any, service: Service) -> None:
         if stopping:
             os._exit(1)
         stopping = True
-        reactor.callFromThread(_stop, reactor, service, signal.Signals(number).name)
+        reactor.callFromThread(_stop, reactor, service, data, signal.Signals(number).name)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
 
 
-def _stop(reactor: Any, service: Service, why: str) -> None:
+def _stop(reactor: Any, service: Service, data: str, why: str) -> None:
+    from tfmq.server.address_file import remove_address
     from tfmq.server.readiness import notify_systemd
 
     logger.info("stopping on %s", why)
+    remove_address(data)
     notify_systemd("STOPPING=1")
     service.stop(reactor.stop)
 

@@ -26,6 +26,7 @@ from tfmq.server import listening, memory
 from tfmq.server.alarm import Alarm
 from tfmq.server.commands import HANDLERS
 from tfmq.server.forces import Forces
+from tfmq.server.idleness import Idleness
 from tfmq.server.in_doubt import InDoubt
 from tfmq.server.reactor import Turn
 from tfmq.server.registering import Registering, registering
@@ -64,6 +65,11 @@ class Service:
         self._pool = Pool()
         self._sessions: set[Session] = set()
         self._sessions_max = config.limits["connections"]
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when nobody was connected for `server.idle_exit_seconds`."""
+        self._idleness = Idleness(
+            reactor.callLater, config.server.idle_exit_seconds, self._count, lambda: self.on_idle()
+        )
         self._refused = 0
         self._listener: Listener | None = None
         self._alarm = Alarm(reactor, clock, self._tick)
@@ -100,6 +106,7 @@ class Service:
         self._turn.at_end(self._arm)
         self._listen(bound, host)
         self._in_doubt.start()
+        self._idleness.start()
         if self._registering is not None:
             self._registering.start()
         self._turn.want()
@@ -111,6 +118,7 @@ class Service:
             self._listener.stopListening()
             self._listener = None
         self._in_doubt.stop()
+        self._idleness.stop()
         if self._registering is not None:
             self._registering.stop()
         self._engine.stop(lambda: self._engine_stopped(done))
@@ -186,10 +194,21 @@ class Service:
                 turn_wanted=self._turn.want,
                 status=self._status,
                 allow=everybody,
-                opened=self._sessions.add,
-                closed=self._sessions.discard,
+                opened=self._opened,
+                closed=self._closed,
             )
         return welcome
+
+    def _opened(self, session: Session) -> None:
+        self._sessions.add(session)
+        self._idleness.look()
+
+    def _closed(self, session: Session) -> None:
+        self._sessions.discard(session)
+        self._idleness.look()
+
+    def _count(self) -> int:
+        return len(self._sessions)
 
     def _status(self) -> dict[str, Any]:
         pool = self._pool.stats()

@@ -12,7 +12,6 @@ Everything built on the link is touched under `lock` only. Users' callbacks run 
 from __future__ import annotations
 
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from tfmq.client.drivers.callbacks import Callbacks, refuse_in_callback
 from tfmq.client.drivers.channel import Channel, choose
 from tfmq.client.drivers.fork import after_fork
 from tfmq.client.drivers.keeper import Keeper
+from tfmq.client.drivers.lookup import look_up
 from tfmq.client.drivers.timers import Timer, Timers
 from tfmq.client.drivers.wake import WakePipe
 from tfmq.client.link import Link
@@ -377,14 +377,10 @@ class BlockingDriver:
         server = self.link.server
         self.lock.release()
         try:
-            found: list[tuple[object, ...]] | OSError = list(
-                socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
-            )
-        except OSError as error:
-            found = OSError(f"the name {server.host} cannot be looked up ({error.strerror})")
+            found = look_up(server)
         finally:
             self.lock.acquire()
-        if isinstance(found, OSError):
+        if not isinstance(found, list):
             self.channel.broke(found)
         elif not self.closed:
             self.channel.open(choose(found))

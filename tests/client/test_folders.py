@@ -1,0 +1,147 @@
+"""`file:PATH`: who is joined, who starts, and what is told; the locks are real, the brokers are made up."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from tfmq.client.folders import ADDRESS_NAME, LOCK_NAME, LOG_NAME, Folder
+from tfmq.client.servers import Server
+from tfmq.errors import ConnectionFailed
+
+
+class Brokers:
+    """Starts nothing; holds what a broker would hold."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.started = 0
+        self.held: list[int] = []
+
+    def start(self, path: str, descriptor: int) -> None:
+        self.started += 1
+        self.held.append(os.dup(descriptor))  # as the process that inherits it
+
+    def lock(self) -> None:
+        descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(descriptor, b"4711\n", 0)
+        self.held.append(descriptor)
+
+    def ready(self, address: str = "127.0.0.1:1234", process: int = 4711) -> None:
+        (self.path / ADDRESS_NAME).write_text(f"{address} {process}\n")
+
+    def die(self) -> None:
+        for descriptor in self.held:
+            os.close(descriptor)
+        self.held.clear()
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Brokers:
+    return Brokers(tmp_path)
+
+
+def not_ready(folder: Folder) -> str:
+    with pytest.raises(ConnectionFailed) as caught:
+        folder.find()
+    assert caught.value.retriable
+    return caught.value.sentence
+
+
+def test_one_that_runs_is_joined(brokers: Brokers) -> None:
+    brokers.lock()
+    brokers.ready()
+    folder = Folder(str(brokers.path), brokers.start)
+    assert folder.find() == Server("127.0.0.1", 1234)
+    assert brokers.started == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("0.0.0.0:5", Server("127.0.0.1", 5)),
+        ("[::]:5", Server("::1", 5)),
+        ("[::1]:5", Server("::1", 5)),
+        ("here:5", Server("here", 5)),
+    ],
+)
+def test_one_that_listens_everywhere_is_reached_on_this_machine(
+    brokers: Brokers, said: str, meant: Server
+) -> None:
+    brokers.lock()
+    brokers.ready(said)
+    assert Folder(str(brokers.path), brokers.start).find() == meant
+
+
+def test_the_first_starts_one_and_the_others_wait_for_it(brokers: Brokers) -> None:
+    folders = [Folder(str(brokers.path), brokers.start) for _ in range(5)]
+    for _ in range(3):
+        for folder in folders:
+            assert "starts" in not_ready(folder)
+    assert brokers.started == 1
+    brokers.lock()
+    assert all("not ready" in not_ready(folder) for folder in folders)
+    brokers.ready()
+    assert {folder.find() for folder in folders} == {Server("127.0.0.1", 1234)}
+    assert brokers.started == 1
+
+
+def test_what_a_kill_left_behind_is_not_believed(brokers: Brokers) -> None:
+    brokers.lock()
+    brokers.ready()
+    folder = Folder(str(brokers.path), brokers.start)
+    folder.find()
+    brokers.die()
+    assert "starts" in not_ready(folder)
+    assert brokers.started == 1
+    assert not (brokers.path / ADDRESS_NAME).exists()
+    brokers.lock()
+    brokers.ready("127.0.0.1:77")
+    assert folder.find().port == 77
+
+
+def test_the_address_of_the_one_before_is_not_that_of_the_one_that_starts(brokers: Brokers) -> None:
+    brokers.ready(process=99)
+    brokers.lock()  # started by hand, on its way to be ready
+    assert "held by process 4711" in not_ready(Folder(str(brokers.path), brokers.start))
+    assert brokers.started == 0
+
+
+def test_a_start_that_fails_is_told_with_its_last_words_and_tried_again_by_the_next(brokers: Brokers) -> None:
+    folder = Folder(str(brokers.path), brokers.start)
+    not_ready(folder)
+    (brokers.path / LOG_NAME).write_text("tfmq-server: starting\ntfmq-server: the disk is on fire.\n")
+    brokers.die()
+    with pytest.raises(ConnectionFailed, match="the disk is on fire") as caught:
+        folder.find()
+    assert not caught.value.retriable
+    not_ready(folder)
+    assert brokers.started == 2
+
+
+def test_a_broker_that_cannot_be_started_frees_the_way_for_others(tmp_path: Path) -> None:
+    def refuse(path: str, descriptor: int) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with pytest.raises(ConnectionFailed, match="No such file") as caught:
+        Folder(str(tmp_path), refuse).find()
+    assert not caught.value.retriable
+    brokers = Brokers(tmp_path)
+    not_ready(Folder(str(tmp_path), brokers.start))
+    assert brokers.started == 1
+
+
+def test_a_path_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConnectionFailed, match="cannot be used for a broker") as caught:
+        Folder(str(tmp_path / "file" / "below")).find()
+    assert not caught.value.retriable
+
+
+def test_a_path_is_that_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(Folder("data")) == f"file:{tmp_path}/data"
+    assert str(Folder("~/data")) == "file:/home/me/data"

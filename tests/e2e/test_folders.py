@@ -1,0 +1,130 @@
+"""`file:PATH` with real brokers: joined or started, of nobody's terminal, back after a kill, gone when unused."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tfmq
+from tfmq import aio
+from tfmq.client import folders
+from tools.rigs.live_server import LiveServer
+
+SECONDS = 60.0
+STARTERS = 5
+SENDER = """
+import sys, tfmq
+with tfmq.Producer(timeout=60) as producer:
+    producer.send("orders", sys.argv[1])
+"""
+
+
+def process_of(data: Path) -> int:
+    """The broker that runs on the folder."""
+    return int((data / folders.ADDRESS_NAME).read_text().split()[1])
+
+
+def runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for_end(process: int) -> None:
+    until = time.monotonic() + SECONDS
+    while runs(process):
+        assert time.monotonic() < until, "it runs on"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose broker, if one was started, has ended with the test."""
+    monkeypatch.setattr(folders, "IDLE_SECONDS", 2)
+    yield tmp_path / "data"
+    if (tmp_path / "data" / folders.ADDRESS_NAME).exists():
+        process = process_of(tmp_path / "data")
+        if runs(process):
+            os.kill(process, signal.SIGTERM)
+            wait_for_end(process)
+
+
+def read(servers: str, count: int) -> list[bytes]:
+    with tfmq.Consumer(servers, topics="orders") as consumer:
+        found: list[bytes] = []
+        until = time.monotonic() + SECONDS
+        while len(found) < count and time.monotonic() < until:
+            found += [each.payload or b"" for each in consumer.poll(5.0)]
+        return found
+
+
+def test_one_is_started_comes_back_after_a_kill_and_ends_when_nobody_uses_it(data: Path) -> None:
+    servers = f"file:{data}"
+    with tfmq.Producer(servers, timeout=SECONDS) as producer:
+        producer.send("orders", b"one").result()
+        first = process_of(data)
+        assert os.getsid(first) != os.getsid(0), "Ctrl-C in our terminal is not for it"
+        os.kill(first, signal.SIGKILL)
+        producer.send("orders", b"two").result()
+        second = process_of(data)
+        assert second != first
+    assert read(servers, 2) == [b"one", b"two"]
+    wait_for_end(second)
+    assert not (data / folders.ADDRESS_NAME).exists()
+    assert "Traceback" not in (data / folders.LOG_NAME).read_text()
+
+
+def test_of_many_starters_one_wins_and_all_are_served(data: Path) -> None:
+    environment = os.environ | {"TFMQ_SERVERS": f"file:{data}"}
+    starters = [
+        subprocess.Popen(
+            [sys.executable, "-c", SENDER, str(number)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for number in range(STARTERS)
+    ]
+    assert [(each.communicate(timeout=SECONDS)[1], each.returncode) for each in starters] == [
+        ("", 0)
+    ] * STARTERS
+    assert sorted(read(f"file:{data}", STARTERS)) == [b"%d" % number for number in range(STARTERS)]
+    assert (data / folders.LOG_NAME).read_text() == "", "nobody else tried to start one"
+
+
+def test_one_that_somebody_started_is_joined_and_left_running(data: Path) -> None:
+    server = LiveServer(data)
+    server.start()
+    assert process_of(data) == server.process.pid  # type: ignore[union-attr]
+    with tfmq.Admin(f"file:{data}") as admin:
+        assert admin.status()["listen"] == server.address
+    assert server.stop() == 0
+    assert not (data / folders.ADDRESS_NAME).exists()
+
+
+def test_the_asyncio_face_starts_one_too(data: Path) -> None:
+    async def send() -> None:
+        async with aio.Producer(f"file:{data}", timeout=SECONDS) as producer:
+            await producer.send("orders", b"one")
+
+    asyncio.run(send())
+    assert read(f"file:{data}", 1) == [b"one"]
+
+
+def test_why_it_cannot_be_started_is_told(data: Path) -> None:
+    data.mkdir()
+    (data / "meta").write_text("a file where a folder belongs")
+    with (
+        tfmq.Admin(f"file:{data}") as admin,
+        pytest.raises(tfmq.ConnectionFailed, match="It said: tfmq-server"),
+    ):
+        admin.status()

@@ -1,0 +1,179 @@
+"""`file:PATH` as an address: the broker that runs on that folder, or one that is started for it.
+
+A broker writes DATA/address, `HOST:PORT PROCESS`, when it is ready, and removes it at a clean stop. It is believed
+while DATA/lock is held, and by that process: what a kill left behind is found out so. Where no broker runs, one is started:
+in a session of its own, so that neither Ctrl-C nor the end of the program that started it ends it; it ends by itself
+when nobody was connected for `IDLE_SECONDS`. Of several starters one holds DATA/starting; it hands the lock to the
+broker, which has it for as long as it lives, so there is one start at a time, and the others wait for its address.
+
+Nothing here waits for a broker: `Folder.find` says "not ready yet", and a link asks again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from tfmq.client.servers import DEFAULT_HOST, Server
+from tfmq.errors import NOT_DONE, ConnectionFailed
+
+ADDRESS_NAME: Final = "address"
+LOCK_NAME: Final = "lock"
+STARTING_NAME: Final = "starting"
+LOG_NAME: Final = "server.log"
+LOG_BYTES_MAX: Final = 1 << 20
+"""A longer log is put aside at the next start, in place of the one before: it is read when a start failed."""
+IDLE_SECONDS: Final = 10
+"""A broker that was started here ends when nobody was connected for so long: enough for a shell script between two
+commands, short enough to be gone when somebody looks what still runs."""
+PATIENCE_SECONDS: Final = 30.0
+"""How long a first connection is waited for: Python starts, and what a crash left is looked through."""
+WORDS_BYTES: Final = 2000
+"""So much of the end of the log is told when a start failed."""
+_ANYWHERE: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
+"""What a broker that listens everywhere is reached under from the same machine."""
+_PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from tfmq.server.main import main; main()"
+_IN_BACKGROUND: Final = '"$@" &'
+"""For a shell: nobody here is the parent of what it starts, so nobody need wait for its end."""
+
+
+class Folder:
+    """The address of whichever broker runs on the data folder at `path`."""
+
+    def __init__(self, path: str, start: Callable[[str, int], None] | None = None) -> None:
+        self.path = os.path.abspath(os.path.expanduser(path))
+        self._start = start or start_broker
+        self._started = False
+
+    def __str__(self) -> str:
+        return f"file:{self.path}"
+
+    def find(self) -> Server:
+        """Where the broker listens. Starts one where none runs.
+
+        Raises `ConnectionFailed`: retriable while the broker is not ready, and not where it cannot be started.
+        """
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            return self._address() or self._join_or_start()
+        except OSError as error:
+            if isinstance(error, ConnectionFailed):
+                raise
+            raise ConnectionFailed(
+                f"The folder {self.path} cannot be used for a broker: {error.strerror}.",
+                outcome=NOT_DONE,
+                retriable=False,
+            ) from error
+
+    def _address(self) -> Server | None:
+        """What DATA/address says, where the process that wrote it holds the lock."""
+        words = self._text(ADDRESS_NAME).split()
+        if len(words) != 2 or words[1] != self._text(LOCK_NAME).strip() or not self._is_held():
+            return None
+        host, _, port = words[0].rpartition(":")
+        host = host.strip("[]")
+        self._started = False
+        return Server(_ANYWHERE.get(host, host), int(port))
+
+    def _join_or_start(self) -> Server:
+        descriptor = os.open(
+            os.path.join(self.path, STARTING_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+        handed_over = False
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._not_ready("starts, or stops") from None
+            if self._is_held():
+                holder = self._text(LOCK_NAME).strip()
+                raise self._not_ready(f"is held by process {holder}, which has no address yet")
+            if self._started:
+                self._started = False
+                raise self._failed()
+            self._remove_stale()
+            self._start(self.path, descriptor)
+            handed_over = self._started = True
+        finally:
+            if not handed_over:  # also where another thread forks meanwhile: its copy must not keep the lock
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        raise self._not_ready("starts")
+
+    def _is_held(self) -> bool:
+        """Whether a process has the data folder. Shared for a moment, so that two who look do not see each other."""
+        try:
+            descriptor = os.open(os.path.join(self.path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+
+    def _remove_stale(self) -> None:
+        try:
+            os.unlink(os.path.join(self.path, ADDRESS_NAME))
+        except FileNotFoundError:
+            return
+
+    def _text(self, name: str) -> str:
+        try:
+            with open(os.path.join(self.path, name), encoding="ascii", errors="replace") as file:
+                return file.read(100)
+        except FileNotFoundError:
+            return ""
+
+    def _not_ready(self, what: str) -> ConnectionFailed:
+        return ConnectionFailed(f"The broker on {self.path} is not ready: it {what}.", outcome=NOT_DONE)
+
+    def _failed(self) -> ConnectionFailed:
+        log = os.path.join(self.path, LOG_NAME)
+        with open(log, "rb") as file:
+            file.seek(max(0, os.path.getsize(log) - WORDS_BYTES))
+            said = file.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return ConnectionFailed(
+            f"A broker was started on {self.path} and ended at once. It said: {said or 'nothing'} ({log}).",
+            outcome=NOT_DONE,
+            retriable=False,
+        )
+
+
+def start_broker(path: str, descriptor: int) -> None:
+    """Start a broker on the folder `path`, nobody's child and of no terminal; `descriptor` stays open in it.
+
+    Raises OSError, and `ConnectionFailed` where there is no Python to start it with.
+    """
+    if not sys.executable:
+        raise ConnectionFailed(
+            "This program knows no Python to start a broker with: start tfmq-server yourself.",
+            retriable=False,
+        )
+    log = os.path.join(path, LOG_NAME)
+    if os.path.exists(log) and os.path.getsize(log) > LOG_BYTES_MAX:
+        os.replace(log, log + ".1")
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    settings = ["--data", path, "--listen", f"{DEFAULT_HOST}:0", "--log-level", "warning"]
+    settings += ["--set", f"server.idle_exit_seconds={IDLE_SECONDS}"]
+    command = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", sys.executable, "-c", _PROGRAM, root, *settings]
+    environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+    with open(log, "ab") as out:
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=out,
+            pass_fds=(descriptor,),
+            cwd=path,
+            env=environment,  # the service manager waits for the program, not for its broker
+            start_new_session=True,
+            check=True,
+        )
