@@ -3,6 +3,8 @@
 import sys
 import types
 from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
 
 import pytest
 
@@ -19,17 +21,38 @@ def test_a_hook_changes_nothing_by_itself() -> None:
     hook.after_handle(message, None)
 
 
+ACTIVE: ContextVar[Any] = ContextVar("active", default=None)
+
+
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[dict[str, str]], None]], None]:
-    """Puts a module in the place of opentelemetry.propagate, as the package has it."""
+    """Puts modules in the place of opentelemetry.propagate and .context, as the package has them."""
 
     def put(inject: Callable[[dict[str, str]], None]) -> None:
-        module = types.ModuleType("opentelemetry.propagate")
-        module.inject = inject  # type: ignore[attr-defined]
+        propagate, context = (
+            types.ModuleType("opentelemetry.propagate"),
+            types.ModuleType("opentelemetry.context"),
+        )
+        vars(propagate).update(inject=inject, extract=lambda carrier: carrier.get("traceparent"))
+        vars(context).update(attach=ACTIVE.set, detach=ACTIVE.reset)
         monkeypatch.setitem(sys.modules, "opentelemetry", types.ModuleType("opentelemetry"))
-        monkeypatch.setitem(sys.modules, "opentelemetry.propagate", module)
+        monkeypatch.setitem(sys.modules, "opentelemetry.propagate", propagate)
+        monkeypatch.setitem(sys.modules, "opentelemetry.context", context)
 
     return put
+
+
+def test_a_handler_stands_under_the_span_that_sent_its_message(install: Callable[[object], None]) -> None:
+    install(lambda carrier: None)
+    hook = Tracing()
+    outer, inner = (Message(b"x", properties={"traceparent": name}) for name in ("00-outer", "00-inner"))
+    hook.before_handle(outer)
+    hook.before_handle(inner)
+    assert ACTIVE.get() == "00-inner"
+    hook.after_handle(inner, None)
+    assert ACTIVE.get() == "00-outer"
+    hook.after_handle(outer, ValueError())
+    assert ACTIVE.get() is None
 
 
 def test_tracing_adds_the_active_span(install: Callable[[object], None]) -> None:

@@ -12,6 +12,7 @@ reaches the caller; `after_send` runs in whichever thread reads, and what it rai
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
@@ -42,12 +43,24 @@ class Hook:
 
 
 class Tracing(Hook):
-    """Puts the active OpenTelemetry span into the property `traceparent`. Needs the package opentelemetry-api; the
-    constructor raises `ImportError` without it.
+    """Puts the active OpenTelemetry span into the property `traceparent`, and has what a handler does stand under the
+    span that sent its message. Needs the package opentelemetry-api; the constructor raises `ImportError` without it.
     """
 
     def __init__(self) -> None:
-        self._inject = import_module("opentelemetry.propagate").inject
+        propagate = import_module("opentelemetry.propagate")
+        self._inject, self._extract = propagate.inject, propagate.extract
+        self._context = import_module("opentelemetry.context")
+        self._tokens: ContextVar[tuple[Any, ...]] = ContextVar("tfmq_trace_tokens", default=())
+
+    def before_handle(self, message: Any) -> None:
+        context = self._extract(message.properties)
+        self._tokens.set((*self._tokens.get(), self._context.attach(context)))
+
+    def after_handle(self, message: Any, error: BaseException | None) -> None:
+        *rest, token = self._tokens.get()
+        self._tokens.set(tuple(rest))
+        self._context.detach(token)
 
     def before_send(self, topic: str, message: Message) -> Message:
         properties = dict(message.properties or {})

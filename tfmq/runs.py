@@ -13,6 +13,7 @@ from tfmq.client.dead_letters import DeadLetters
 from tfmq.client.handler_lanes import ORDERS
 from tfmq.client.listeners import Listener, Listeners, checked
 from tfmq.client.running import Running
+from tfmq.client.waiting import Flag
 from tfmq.client.work import Run
 from tfmq.dead_letters import Retrying, open_dead_letters
 from tfmq.errors import BadRequest
@@ -32,8 +33,10 @@ def begin_run(
     order: str,
     beside: Run,
     wall_clock: Callable[[], float],
+    raise_flag: Callable[[Flag], None] = Flag.settle,
 ) -> Running:
-    """A run that nobody works for yet. `beside` does the work of a store. Raises BadRequest for wrong arguments."""
+    """A run that nobody works for yet. `beside` does the work of a store; `raise_flag` wakes other threads. Raises
+    BadRequest for wrong arguments."""
     options = core.options
     if type(workers) is not int or not 1 <= workers <= WORKERS_MAX:
         raise BadRequest(
@@ -50,7 +53,7 @@ def begin_run(
         listeners.default = checked(listener)
     listeners.check(options.subscription.asked() or ())
     store = open_store(options, beside, core, wall_clock)
-    running = Running(core, store, order=order, wall_clock=wall_clock)
+    running = Running(core, store, order=order, wall_clock=wall_clock, raise_flag=raise_flag)
     if store is not None:
         log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
         running.retry_loop = Retrying(store, running.again, now=core.link.now, wall_clock=wall_clock)

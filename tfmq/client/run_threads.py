@@ -124,6 +124,7 @@ class ThreadRun:
         finally:
             with contextlib.suppress(Closed):
                 self._driver.run(self._end())
+            self._driver.raise_flag(Flag())  # the caller may sleep on the socket
 
     def _end(self) -> Operation[None]:
         yield from ()

@@ -54,7 +54,8 @@ class RetryLoop(Protocol):
 
 
 class Running:
-    """One run of one consumer. `chance` gives numbers from 0 to 1, `wall_clock` seconds since 1970."""
+    """One run of one consumer. `chance` gives numbers from 0 to 1, `wall_clock` seconds since 1970; `raise_flag` wakes
+    who waits for a flag in another thread."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class Running:
         *,
         order: str = "partition",
         wall_clock: Callable[[], float],
+        raise_flag: Callable[[Flag], None] = Flag.settle,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.failure: BaseException | None = None
@@ -72,6 +74,7 @@ class Running:
         self._core = core
         self._lanes = HandlerLanes(order)
         self._wall_clock = wall_clock
+        self._raise_flag = raise_flag
         self._chance = chance
         self._news = Flag()
         self._retried = Flag()
@@ -105,9 +108,9 @@ class Running:
             return
         until = core.link.now() + core.options.timeout
         core.stop()
-        core.stop_asked.settle()
+        self._raise(core.stop_asked)
         if self.retry_loop is not None:
-            self.retry_loop.stop_asked.settle()
+            self._raise(self.retry_loop.stop_asked)
             while not self._retried.done and core.link.now() < until:
                 yield Wait((self._retried,), until - core.link.now())
         yield from core.close(processed=False)
@@ -121,7 +124,11 @@ class Running:
         if self.failure is None:
             self.failure = error
         self._core.stop()
-        self._core.stop_asked.settle()
+        self._raise(self._core.stop_asked)
+
+    def _raise(self, flag: Flag) -> None:
+        flag.settle()
+        self._raise_flag(flag)
 
     # What is next
 
@@ -170,7 +177,8 @@ class Running:
             self._idle -= 1
 
     def _wake(self) -> None:
-        self._news.settle()
+        if self._idle:
+            self._raise(self._news)
 
     def _begins(self, job: Job) -> Operation[bool]:
         """Whether its handler is to be called; what is to be written down before that is."""
@@ -344,4 +352,4 @@ class Running:
         try:
             yield from loop.run()
         finally:
-            self._retried.settle()
+            self._raise(self._retried)

@@ -47,8 +47,10 @@ class Keeper:
         """End it; wait for that at most `seconds`."""
         self._stopping = True
         self._gate.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(seconds)
+        thread = self._thread
+        started = thread is not None and thread.ident is not None  # another thread may be about to start it
+        if thread is not None and started and thread is not threading.current_thread():
+            thread.join(seconds)
 
     def _run(self) -> None:
         pause: float | None = 0.0
