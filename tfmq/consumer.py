@@ -204,6 +204,7 @@ class Consumer(Generic[Value]):
             order=order,
             beside=self._driver.beside,
             wall_clock=self._wall_clock,
+            raise_flag=self._driver.raise_flag,
         )
         hooks = self._core.options.hooks
         try:
