@@ -99,7 +99,13 @@ def imports(path: Path) -> Iterator[str]:
 
 # Which folders may import a library; everything else may not.
 ONLY_FOR = {
-    "twisted": ("tfmq/server/", "tfmq/twisted.py", "tools/"),
+    "twisted": (
+        "tfmq/server/",
+        "tfmq/twisted",
+        "tfmq/client/drivers/twisted.py",
+        "tfmq/client/run_deferreds.py",
+        "tools/",
+    ),
     "socket": ("tfmq/server/", "tfmq/client/", "tfmq/local.py", "tools/"),
     "asyncio": ("tfmq/client/", "tfmq/aio", "tfmq/sql/", "tfmq/cli/delay.py", "tools/"),
     "rich": ("tfmq/cli/", "tools/"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tfmq import codecs as codecs
     from tfmq import dead_letters as dead_letters
     from tfmq import sql as sql
+    from tfmq import twisted as twisted
     from tfmq.admin import Admin as Admin
     from tfmq.client.batch import Deliveries as Deliveries
     from tfmq.client.batch import Delivery as Delivery
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
     from tfmq.transactions import Transaction as Transaction
     from tfmq.xa import XAResource as XAResource
 
-_MODULES = ("aio", "codecs", "dead_letters", "errors", "hooks", "sql")
+_MODULES = ("aio", "codecs", "dead_letters", "errors", "hooks", "sql", "twisted")
 _ERRORS = (
     "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed"
     " DeliveryFailed DiskFull Fenced GroupFenced GroupIncomplete GroupStale HeuristicOutcome LogTruncated"

@@ -1,0 +1,84 @@
+"""Three faces, one contract: blocking, asyncio and Twisted have the same names, parameters and docs."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+import tfmq
+from tfmq import aio, twisted
+
+FACES = {
+    "Producer": (tfmq.Producer, aio.Producer, twisted.Producer),
+    "Consumer": (tfmq.Consumer, aio.Consumer, twisted.Consumer),
+    "Admin": (tfmq.Admin, aio.Admin, twisted.Admin),
+    "Transaction": (tfmq.Transaction, aio.Transaction, twisted.Transaction),
+    "XAResource": (tfmq.XAResource, aio.XAResource, twisted.XAResource),
+}
+OTHERS = [
+    pytest.param(faces[0], other, id=f"{other.__module__}.{name}")
+    for name, faces in FACES.items()
+    for other in faces[1:]
+]
+WITHOUT_WAITING = {"Producer": {"send_nowait"}}
+"""Only who gets an acknowledged result from `send` needs another way to wait for nothing."""
+REACTOR = {"reactor"}
+"""A loop runs around those who await; a reactor may be another one than the installed."""
+
+
+def public(face: type) -> dict[str, Any]:
+    return {name: each for name, each in vars(face).items() if not name.startswith("_") and callable(each)}
+
+
+def parameters(member: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(member).parameters.values())
+
+
+@pytest.mark.parametrize(("blocking", "other"), OTHERS)
+def test_the_names_are_the_same(blocking: type, other: type) -> None:
+    assert set(public(other)) == set(public(blocking)) | WITHOUT_WAITING.get(blocking.__name__, set())
+
+
+@pytest.mark.parametrize(("blocking", "other"), OTHERS)
+def test_the_parameters_are_the_same(blocking: type, other: type) -> None:
+    for name, member in public(blocking).items():
+        assert parameters(member) == parameters(public(other)[name]), name
+
+
+@pytest.mark.parametrize(("blocking", "other"), OTHERS)
+def test_they_are_made_with_the_same_arguments(blocking: type, other: type) -> None:
+    theirs = [each for each in parameters(other) if each.name not in REACTOR]
+    mine = parameters(blocking)
+    assert [each.name for each in theirs] == [each.name for each in mine]
+    assert [each.default for each in theirs] == [each.default for each in mine]
+    assert [each.kind for each in theirs] == [each.kind for each in mine]
+
+
+@pytest.mark.parametrize(("blocking", "other"), OTHERS)
+def test_the_docs_are_the_same(blocking: type, other: type) -> None:
+    """What one face adds stands behind; what is said of all of them is said in all of them."""
+    for name, member in public(blocking).items():
+        assert member.__doc__, name
+        assert (public(other)[name].__doc__ or "").startswith(member.__doc__), name
+    for name in WITHOUT_WAITING.get(blocking.__name__, ()):
+        assert public(other)[name].__doc__
+
+
+@pytest.mark.parametrize("name", FACES)
+def test_deferreds_give_what_coroutines_return(name: str) -> None:
+    _, asynchronous, deferred = FACES[name]
+    for method, member in public(asynchronous).items():
+        theirs = inspect.signature(public(deferred)[method]).return_annotation
+        ours = inspect.signature(member).return_annotation
+        if inspect.iscoroutinefunction(member):
+            text = ours if isinstance(ours, str) else inspect.formatannotation(ours)
+            assert theirs == f"Deferred[{text}]", method
+        else:
+            assert theirs == ours, method
+
+
+@pytest.mark.parametrize("name", sorted(set(FACES) - {"XAResource"}))
+def test_each_is_entered_and_left_in_its_own_way(name: str) -> None:
+    blocking, *others = FACES[name]
+    assert hasattr(blocking, "__exit__")
+    assert all(hasattr(other, "__aexit__") for other in others)

@@ -1,0 +1,220 @@
+"""The Twisted driver: operations of many callers over one connection, in one reactor.
+
+It takes the reactor that it was given, or the installed one when somebody first waits, and imports none before. An
+operation whose Deferred is cancelled leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial, wraps
+from inspect import formatannotation, signature
+from typing import Any, ParamSpec, TypeVar
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.interfaces import IReadDescriptor, IWriteDescriptor
+from twisted.python.failure import Failure
+from twisted.python.threadable import isInIOThread
+from zope.interface import implementer
+
+from tfmq.client.drivers.channel import Channel
+from tfmq.client.drivers.events import EventDriver
+from tfmq.client.drivers.lookup import look_up
+from tfmq.client.link import Link
+from tfmq.client.waiting import Flag, Waitable
+from tfmq.errors import NotAllowed
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def deferred(
+    method: Callable[Parameters, Coroutine[Any, Any, Result]],
+) -> Callable[Parameters, Deferred[Result]]:
+    """A decorator: a coroutine method begins when it is called, and gives a Deferred. `cancel` of that cancels it."""
+
+    @wraps(method)
+    def begin(*arguments: Parameters.args, **named: Parameters.kwargs) -> Deferred[Result]:
+        begun: Deferred[Result] = ensureDeferred(method(*arguments, **named))
+        return begun
+
+    told = signature(method)
+    result = told.return_annotation
+    gives = f"Deferred[{result if isinstance(result, str) else formatannotation(result)}]"
+    begin.__annotations__ = {**method.__annotations__, "return": gives}
+    begin.__signature__ = told.replace(return_annotation=gives)  # type: ignore[attr-defined]
+    return begin
+
+
+@implementer(IReadDescriptor, IWriteDescriptor)
+class Watched:
+    """A socket as a reactor sees it. The descriptor stays the same, whatever becomes of the socket."""
+
+    def __init__(self, driver: DeferredDriver, fileno: int) -> None:
+        self._driver = driver
+        self._fileno = fileno
+
+    def fileno(self) -> int:
+        return self._fileno
+
+    def logPrefix(self) -> str:
+        return "tfmq"
+
+    def doRead(self) -> None:
+        self._driver._readable()
+
+    def doWrite(self) -> None:
+        self._driver._writable()
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The reactor has seen that it is over, and has forgotten this already."""
+        self._driver._hung_up(self)
+
+
+class WatchedChannel(Channel):
+    """A channel whose socket is taken from the reactor before it is closed: its number may soon be another's."""
+
+    def __init__(self, link: Link, unwatch: Callable[[], None]) -> None:
+        super().__init__(link)
+        self._unwatch = unwatch
+
+    def close(self) -> None:
+        self._unwatch()
+        super().close()
+
+
+class DeferredDriver(EventDriver):
+    """Runs operations as coroutines that wait for Deferreds."""
+
+    reactor: Any = None
+    """The reactor; None before anybody waited, unless it was given."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.channel = WatchedChannel(self.link, self._unwatch)
+        self._descriptor: Watched | None = None
+        self._ready: deque[Deferred[None]] = deque()
+        self._firing = False
+        self._looking_up = False
+
+    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+        waited = tuple(targets)
+        if any(target.done for target in waited):
+            return True
+        reactor = self.take_reactor()
+        over: Deferred[None] = Deferred()
+
+        def wake(_: object = None) -> None:
+            self._fire_soon(over)
+
+        for target in waited:
+            target.when_done(wake)
+        timer = None if seconds is None else reactor.callLater(max(0.0, seconds), wake)
+        self.attend()
+        try:
+            await over
+        finally:
+            if timer is not None and timer.active():
+                timer.cancel()
+            for target in waited:
+                target.forget(wake)
+        return any(target.done for target in waited)
+
+    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        reactor = self.take_reactor()
+
+        def finished(succeeded: bool, result: Any) -> None:
+            done(*((result, None) if succeeded else (None, result.value)))
+            self.attend()
+
+        # The pool calls `partial` in its own thread.
+        back = partial(reactor.callFromThread, finished)
+        reactor.getThreadPool().callInThreadWithCallback(back, work)
+
+    def raise_flag(self, flag: Flag) -> None:
+        if self.reactor is None:
+            flag.settle()
+        else:
+            self.reactor.callFromThread(flag.settle)
+
+    async def close(self) -> None:
+        """Drop the connection; open calls fail."""
+        self.close_now()
+
+    def renew(self) -> None:
+        self._descriptor = None  # what the child's reactor watches is what the parent's does
+        super().renew()
+
+    def take_reactor(self) -> Any:
+        """The reactor, the installed one if none was given. Raises `NotAllowed` in a thread that is not its own."""
+        if self.reactor is None:
+            from twisted.internet import reactor
+
+            self.reactor = reactor
+        if self.reactor.running and not isInIOThread():
+            raise NotAllowed(
+                "This client belongs to the thread of its reactor; from others, use reactor.callFromThread or"
+                " twisted.internet.threads.blockingCallFromThread."
+            )
+        return self.reactor
+
+    # Inside
+
+    def _fire_soon(self, over: Deferred[None]) -> None:
+        """Callers go on in a turn of their own, never in the middle of what woke them."""
+        self._ready.append(over)
+        if not self._firing:
+            self._firing = True
+            self.reactor.callLater(0, self._fire)
+
+    def _fire(self) -> None:
+        self._firing = False
+        ready, self._ready = self._ready, deque()
+        for over in ready:
+            if not over.called:
+                over.callback(None)
+
+    def _has_loop(self) -> bool:
+        return self.take_reactor() is not None
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        self.reactor.callLater(0, function)
+
+    def _start_timer(self, seconds: float) -> Any:
+        return self.reactor.callLater(seconds, self._look)
+
+    def _stop_timer(self) -> None:
+        if self._handle is not None and self._handle.active():
+            self._handle.cancel()
+        self._handle = None
+
+    def _watch_socket(self, fileno: int, to_write: bool) -> None:
+        self._descriptor = Watched(self, fileno)
+        self.reactor.addReader(self._descriptor)
+        if to_write:
+            self.reactor.addWriter(self._descriptor)
+
+    def _unwatch(self) -> None:
+        self._watched = None
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            self.reactor.removeReader(descriptor)
+            self.reactor.removeWriter(descriptor)
+
+    def _hung_up(self, descriptor: Watched) -> None:
+        if descriptor is not self._descriptor:
+            return
+        self._descriptor = self._watched = None
+        self._readable()  # what came before the end is taken, at last the end itself
+
+    def _look_up(self) -> None:
+        if self._looking_up:
+            return
+        self._looking_up = True
+
+        def done(found: Any, error: BaseException | None) -> None:
+            self._looking_up = False
+            self._found(found if error is None else OSError(0, str(error)))
+
+        self.in_threads(partial(look_up, self.link.server), done)

@@ -1,0 +1,196 @@
+"""The Twisted faces: the same names, parameters and promises as `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`;
+methods that wait give Deferreds.
+
+    producer = tfmq.twisted.Producer()
+    producer.send("orders", b"...", key="42").addCallback(lambda result: print(result.offset))
+
+One client belongs to one reactor, `reactor=`, or the installed one when it is first used; making one needs none. A
+Deferred may be cancelled: then nobody waits any more, and the client goes on. What is wrong with arguments fails the
+Deferred too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import tfmq.producer
+from tfmq.client import exiting
+from tfmq.client.batch import Delivery
+from tfmq.client.delays import Rescheduled
+from tfmq.client.documented import documented_as
+from tfmq.client.drivers.twisted import DeferredDriver, deferred
+from tfmq.client.dues import Delay, Moment, When
+from tfmq.client.owners import AsyncOwner
+from tfmq.client.partition_selector import PartitionSelector
+from tfmq.client.producing import (
+    BATCH_BYTES,
+    BUFFER_BYTES,
+    LINGER_MS,
+    TIMEOUT_SECONDS,
+    ProducerCore,
+    Settings,
+)
+from tfmq.client.transaction_checks import Check
+from tfmq.codecs import Codec
+from tfmq.errors import Busy, TfmqError
+from tfmq.hooks import Hook
+from tfmq.message import SendResult
+from tfmq.twisted_admin import Admin as Admin
+from tfmq.twisted_consumer import Consumer as Consumer
+from tfmq.twisted_transactions import Transaction as Transaction
+from tfmq.twisted_transactions import checked_in
+from tfmq.twisted_xa import XAResource as XAResource
+
+
+@documented_as(tfmq.producer.Producer)
+class Producer:
+    """`tfmq.Producer` for Twisted: methods that wait give Deferreds, those of `send` and `send_many` acknowledged
+    results.
+
+    `reactor`: None: the installed one.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        acks: str | None = None,
+        linger_ms: float = LINGER_MS,
+        batch_bytes: int = BATCH_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+        selector: PartitionSelector | str | None = None,
+        codec: Codec[Any] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        hooks: Sequence[Hook] = (),
+        reactor: Any = None,
+    ) -> None:
+        settings = Settings(
+            servers, group, acks, linger_ms, batch_bytes, buffer_bytes, selector, codec, timeout, hooks
+        )
+        self._core = ProducerCore(AsyncOwner, DeferredDriver, settings)
+        self._driver: DeferredDriver = self._core.driver
+        self._driver.reactor = reactor
+        exiting.opened(self._core.owner)
+
+    @deferred
+    async def send(
+        self,
+        topic: str,
+        payload: Any,
+        key: bytes | bytearray | memoryview | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        partition: int | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> SendResult:
+        """Here the Deferred gives the acknowledged `SendResult`; sends of many callers share batches. What is cancelled
+        has been sent all the same.
+        """
+        core = self._core
+        message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        delivery = await self._driver.run(core.sending(topic, message, core.payload(message)))
+        return await delivery
+
+    def send_nowait(
+        self,
+        topic: str,
+        payload: Any,
+        key: bytes | bytearray | memoryview | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        partition: int | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> Delivery:
+        """Send one message without waiting: a handle on it, to be awaited in a coroutine. Raises `Busy` when the buffer
+        is full, and what `send` raises of arguments.
+        """
+        core = self._core
+        message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        data = core.payload(message)
+        if not core.sender.has_room():
+            raise Busy(f"The buffer of {core.options.buffer_bytes} bytes is full: wait for something first.")
+        delivery = core.append(topic, message, data)
+        self._driver.attend()
+        return delivery
+
+    @deferred
+    async def send_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        delay: Delay | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> list[SendResult]:
+        """Here the Deferred waits for all acknowledgements and gives the list of results."""
+        deliveries = await self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
+        return await deliveries
+
+    @deferred
+    async def cancel(self, handle: str) -> str:
+        return await self._driver.run(self._core.cancelling(handle))
+
+    @deferred
+    async def reschedule(
+        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
+    ) -> Rescheduled:
+        return await self._driver.run(self._core.rescheduling(handle, delay, deliver_at))
+
+    @deferred
+    async def flush(self, timeout: float | None = None) -> None:
+        await self._driver.run(self._core.flushing(timeout))
+
+    @deferred
+    async def close(self, timeout: float | None = None) -> None:
+        seconds = self._core.options.timeout if timeout is None else timeout
+        exiting.closed(self._core.owner)
+        try:
+            await self._driver.run(self._core.closing(seconds))
+        finally:
+            await self._driver.close()
+
+    def stats(self) -> dict[str, Any]:
+        return self._core.stats()
+
+    def transaction(self) -> Transaction:
+        """Here, in coroutines: `async with producer.transaction() as tx: await tx.send(...)`."""
+        return Transaction(self._core.transactions.begin())
+
+    @deferred
+    async def begin(self, xid: str | None = None, timeout: float | None = None) -> Transaction:
+        core = self._core.transactions.begin(xid, timeout)
+        await self._driver.run(core.beginning())
+        return Transaction(core)
+
+    @deferred
+    async def resume(self, xid: str) -> Transaction:
+        return Transaction(await self._driver.run(self._core.transactions.resuming(xid)))
+
+    def transaction_check(self, function: Check) -> Check:
+        """Here `function` may be a coroutine function or one of `inlineCallbacks`: those run in the reactor."""
+        self._core.transactions.check(checked_in(self._driver, function))
+        self._driver.attend()
+        return function
+
+    def xa(self) -> XAResource:
+        return XAResource(self)
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except TfmqError as failure:
+            if error is None:
+                raise
+            error.add_note(f"Besides: {failure}")

@@ -1,0 +1,231 @@
+"""The Twisted face of what an operator does: `tfmq.twisted.Admin`, the names and promises of `tfmq.Admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import tfmq.admin
+from tfmq.client.administration import Administration, Place
+from tfmq.client.cluster import Topic
+from tfmq.client.delays import DelayedCounts, DelayedDescription, DelayedQuery, Rescheduled
+from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
+from tfmq.client.documented import documented_as
+from tfmq.client.drivers.twisted import DeferredDriver, deferred
+from tfmq.client.dues import Delay, Moment
+from tfmq.client.link import SECONDS
+from tfmq.client.reach import reach
+from tfmq.client.schedules import ScheduleDescription, ScheduleWish
+from tfmq.client.transaction_descriptions import (
+    CommitGroupDescription,
+    CommitGroupEnd,
+    TransactionDescription,
+    TransactionEnd,
+)
+
+
+@documented_as(tfmq.admin.Admin)
+class Admin:
+    """`tfmq.Admin` for Twisted: methods give Deferreds. `reactor`: None: the installed one."""
+
+    def __init__(
+        self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS, reactor: Any = None
+    ) -> None:
+        _, self._driver, _ = reach(servers, DeferredDriver)
+        self._driver.reactor = reactor
+        self._operations = Administration(self._driver.link, timeout)
+
+    @deferred
+    async def ping(self) -> int:
+        return await self._driver.run(self._operations.ping())
+
+    @deferred
+    async def status(self) -> dict[str, Any]:
+        return await self._driver.run(self._operations.status())
+
+    @deferred
+    async def topics(self) -> list[Topic]:
+        return await self._driver.run(self._operations.topics())
+
+    @deferred
+    async def topic(self, name: str) -> TopicDescription:
+        return await self._driver.run(self._operations.topic(name))
+
+    @deferred
+    async def create_topic(
+        self, name: str, partitions: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> TopicDescription:
+        return await self._driver.run(self._operations.create_topic(name, partitions, settings))
+
+    @deferred
+    async def grow_topic(self, name: str, partitions: int) -> int:
+        return await self._driver.run(self._operations.grow_topic(name, partitions))
+
+    @deferred
+    async def delete_topic(self, name: str) -> bool:
+        return await self._driver.run(self._operations.delete_topic(name))
+
+    @deferred
+    async def resume(self, topic: str, partition: int) -> str:
+        return await self._driver.run(self._operations.resume(topic, partition))
+
+    @deferred
+    async def truncate_before(self, topic: str, partition: int, offset: int) -> int:
+        return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
+
+    @deferred
+    async def locate(self, topic: str, partition: int, place: Place) -> Located:
+        return await self._driver.run(self._operations.locate(topic, partition, place))
+
+    @deferred
+    async def groups(self) -> list[GroupSummary]:
+        return await self._driver.run(self._operations.groups())
+
+    @deferred
+    async def group(self, name: str) -> GroupDescription:
+        return await self._driver.run(self._operations.group(name))
+
+    @deferred
+    async def reset_group(
+        self, name: str, topic: str, place: Place, partition: int | None = None
+    ) -> dict[int, int]:
+        return await self._driver.run(self._operations.reset_group(name, topic, place, partition))
+
+    @deferred
+    async def transactions(
+        self,
+        states: Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> list[TransactionDescription]:
+        return await self._driver.run(self._operations.transactions(states, group, after, limit))
+
+    @deferred
+    async def transaction(self, xid: str, epoch: int = 0) -> TransactionDescription:
+        return await self._driver.run(self._operations.transaction(xid, epoch))
+
+    @deferred
+    async def commit_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
+        return await self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic))
+
+    @deferred
+    async def rollback_transaction(
+        self, xid: str, epoch: int = 0, *, heuristic: bool = True
+    ) -> TransactionEnd:
+        return await self._driver.run(self._operations.rollback_transaction(xid, epoch, heuristic))
+
+    @deferred
+    async def forget_transaction(self, xid: str, epoch: int = 0) -> bool:
+        return await self._driver.run(self._operations.forget_transaction(xid, epoch))
+
+    @deferred
+    async def commit_groups(self) -> list[CommitGroupDescription]:
+        return await self._driver.run(self._operations.commit_groups())
+
+    @deferred
+    async def commit_group(
+        self,
+        name: str,
+        sequence: int,
+        run: str,
+        transactions: Sequence[tuple[str, int]],
+        rows: int,
+        *,
+        other_total: bool = False,
+    ) -> CommitGroupEnd:
+        operation = self._operations.commit_group(name, sequence, run, transactions, rows, other_total)
+        return await self._driver.run(operation)
+
+    @deferred
+    async def abort_commit_group(self, name: str, sequence: int, run: str) -> str:
+        return await self._driver.run(self._operations.abort_commit_group(name, sequence, run))
+
+    @deferred
+    async def forget_commit_group(self, name: str) -> bool:
+        return await self._driver.run(self._operations.forget_commit_group(name))
+
+    @deferred
+    async def delayed(
+        self,
+        topic: str | None = None,
+        *,
+        partition: int | None = None,
+        key: str | bytes | None = None,
+        first: Moment | None = None,
+        end: Moment | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[DelayedDescription]:
+        asked = DelayedQuery(topic, partition, key, first, end)
+        return await self._driver.run(self._operations.delayed(asked, after, limit))
+
+    @deferred
+    async def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> DelayedCounts:
+        return await self._driver.run(self._operations.delayed_histogram(edges, topic))
+
+    @deferred
+    async def describe_delayed(self, handle: str) -> DelayedDescription:
+        return await self._driver.run(self._operations.describe_delayed(handle))
+
+    @deferred
+    async def cancel(self, handle: str) -> str:
+        return await self._driver.run(self._operations.cancel(handle))
+
+    @deferred
+    async def reschedule(
+        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
+    ) -> Rescheduled:
+        return await self._driver.run(self._operations.reschedule(handle, delay, deliver_at))
+
+    @deferred
+    async def schedule(
+        self,
+        cron: str,
+        topic: str,
+        payload: Any,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        misfire: str = "one",
+    ) -> ScheduleDescription:
+        wish = ScheduleWish(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
+        return await self._driver.run(self._operations.schedule(wish))
+
+    @deferred
+    async def schedules(self) -> list[ScheduleDescription]:
+        return await self._driver.run(self._operations.schedules())
+
+    @deferred
+    async def describe_schedule(self, name: str) -> ScheduleDescription:
+        return await self._driver.run(self._operations.describe_schedule(name))
+
+    @deferred
+    async def pause_schedule(self, name: str) -> ScheduleDescription:
+        return await self._driver.run(self._operations.pause_schedule(name))
+
+    @deferred
+    async def resume_schedule(self, name: str) -> ScheduleDescription:
+        return await self._driver.run(self._operations.resume_schedule(name))
+
+    @deferred
+    async def remove_schedule(self, name: str) -> bool:
+        return await self._driver.run(self._operations.remove_schedule(name))
+
+    @deferred
+    async def close(self) -> None:
+        await self._driver.close()
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

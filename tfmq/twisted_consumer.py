@@ -1,0 +1,217 @@
+"""The Twisted consumer: one method a line over `tfmq.client.consuming`; a cancelled Deferred leaves it usable."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Literal
+
+import tfmq.consumer
+from tfmq.client.consumer_options import (
+    OWN_STORE,
+    REFRESH_SECONDS,
+    RETRIES,
+    SAVE_SECONDS,
+    SESSION_SECONDS,
+    TIMEOUT_SECONDS,
+    Arguments,
+    Partitions,
+    Told,
+    Topics,
+    Where,
+    checked,
+)
+from tfmq.client.consuming import Consuming, log
+from tfmq.client.documented import documented_as
+from tfmq.client.drivers.twisted import DeferredDriver, deferred
+from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
+from tfmq.client.lag import Lag
+from tfmq.client.listeners import Function, Listener, Listeners
+from tfmq.client.offset_storage import OffsetStorage
+from tfmq.client.positions import PartitionName
+from tfmq.client.reach import reach
+from tfmq.client.received import Codec, ReceivedMessage, Value
+from tfmq.client.run_deferreds import DeferredRun
+from tfmq.client.start import Start, seek_question
+from tfmq.hooks import Hook
+from tfmq.runs import begin_run
+
+
+@documented_as(tfmq.consumer.Consumer)
+class Consumer(Generic[Value]):
+    """`tfmq.Consumer` for Twisted: methods that wait give Deferreds, and coroutines read in `async for`.
+
+    `reactor`: None: the installed one.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        topics: Topics = None,
+        partitions: Partitions = None,
+        group: str | None = None,
+        start: Start = "earliest",
+        read: Literal["forced", "written"] = "forced",
+        on_damage: Literal["stop", "skip"] = "stop",
+        on_out_of_range: Literal["stop", "earliest", "latest"] = "stop",
+        commits: Literal["auto", "manual", "before"] = "auto",
+        offsets: str | OffsetStorage = "broker",
+        retries: int = RETRIES,
+        dead_letters: str | os.PathLike[str] | None = OWN_STORE,
+        tags: str | Iterable[str] | None = None,
+        where: Where = None,
+        codec: Codec[Value] | None = None,
+        hooks: Sequence[Hook] = (),
+        strategy: Literal["sticky", "range", "consistent_hash"] = "sticky",
+        broadcast: bool | str = False,
+        coordinator: str = "broker",
+        on_assigned: Told = None,
+        on_revoked: Told = None,
+        timeout: float = TIMEOUT_SECONDS,
+        session: float = SESSION_SECONDS,
+        save_every: float = SAVE_SECONDS,
+        refresh_every: float = REFRESH_SECONDS,
+        fetch_bytes: int = FETCH_BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        reactor: Any = None,
+    ) -> None:
+        options = checked(Arguments.of(locals()))
+        link, self._driver, self._wall_clock = reach(servers, DeferredDriver)
+        self._driver.reactor = reactor
+        self._core = Consuming(
+            options,
+            link,
+            self._driver.in_threads,
+            attend=self._driver.attend,
+            flush=self._driver.flush,
+            raise_flag=self._driver.raise_flag,
+        )
+        self._driver.tickers.append(self._core.tasks)
+        self._driver.on_fork.append(self._core.renew)
+        self._listeners = Listeners()
+        self._loop: AsyncIterator[ReceivedMessage[Value]] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
+        """Every message in turn, without end; until `stop` is called."""
+        core = self._core
+        positions = core.positions
+        while (messages := await self._driver.run(core.next_batch())) is not None:
+            for message in messages:
+                positions.current = message
+                yield message
+
+    async def __anext__(self) -> ReceivedMessage[Value]:
+        """The next message; waits for it."""
+        loop = self._loop = self._loop or aiter(self)
+        try:
+            return await anext(loop)
+        except BaseException:
+            self._loop = None
+            raise
+
+    @deferred
+    async def poll(
+        self, timeout: float | None = 1.0, max_messages: int = 500
+    ) -> list[ReceivedMessage[Value]]:
+        return await self._driver.run(self._core.poll(timeout, max_messages))
+
+    @deferred
+    async def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
+        await self._driver.run(self._core.commit(message))
+
+    @deferred
+    async def seek(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int | None = None,
+        ordinal: int | None = None,
+        time: datetime | None = None,
+        to: Literal["earliest", "latest"] | None = None,
+    ) -> None:
+        question = seek_question(offset, ordinal, time, to)
+        await self._driver.run(self._core.seek(PartitionName(topic, partition), question))
+
+    @deferred
+    async def pause(self, topic: str, partition: int) -> None:
+        await self._driver.run(self._core.pause(PartitionName(topic, partition)))
+
+    @deferred
+    async def resume(self, topic: str, partition: int) -> None:
+        await self._driver.run(self._core.resume(PartitionName(topic, partition)))
+
+    @deferred
+    async def lag(self) -> Lag:
+        return await self._driver.run(self._core.lag())
+
+    @deferred
+    async def position(self, topic: str, partition: int) -> int:
+        return await self._driver.run(self._core.position(PartitionName(topic, partition)))
+
+    @deferred
+    async def committed(self, topic: str, partition: int) -> int | None:
+        return await self._driver.run(self._core.committed(PartitionName(topic, partition)))
+
+    def stats(self) -> dict[str, Any]:
+        return self._core.stats()
+
+    @deferred
+    async def run(
+        self,
+        listener: Listener | None = None,
+        *,
+        workers: int = 1,
+        order: Literal["partition", "key", "none"] = "partition",
+        signals: bool = True,
+    ) -> None:
+        """Here listeners are called in the reactor: they must not block, and may be coroutine functions or return
+        Deferreds; what blocks goes through `deferToThread`. `signals`: a reactor that is told to stop, by SIGTERM and
+        SIGINT too, waits for the end of `run`; a second signal ends at once.
+        """
+        running = begin_run(
+            self._core,
+            self._listeners,
+            listener,
+            workers=workers,
+            order=order,
+            beside=self._driver.in_threads,
+            wall_clock=self._wall_clock,
+        )
+        hooks = self._core.options.hooks
+        try:
+            await DeferredRun(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
+        finally:
+            await self._driver.close()
+
+    def on(self, topic: str) -> Callable[[Function], Function]:
+        return self._listeners.on(topic)
+
+    def stop(self) -> None:
+        self._core.stop()
+        self._driver.raise_flag(self._core.stop_asked)
+
+    @deferred
+    async def close(self) -> None:
+        await self._close(processed=False)
+
+    async def _close(self, processed: bool) -> None:
+        try:
+            await self._driver.run(self._core.close(processed))
+        finally:
+            await self._driver.close()
+
+    async def __aenter__(self) -> "Consumer[Value]":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self._close(processed=True)
+            return
+        try:
+            await self._close(processed=False)
+        except Exception as closing:
+            log.warning("Closing behind an error met another one: %s", closing)

@@ -1,0 +1,133 @@
+"""The Twisted face of a transaction: names, parameters and promises as in `tfmq.transactions`, with Deferreds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from inspect import iscoroutinefunction, isgeneratorfunction, unwrap
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from twisted.internet.threads import blockingCallFromThread
+
+import tfmq.transactions
+from tfmq.client.batch import Deliveries, Delivery
+from tfmq.client.documented import documented_as
+from tfmq.client.drivers.twisted import DeferredDriver, deferred
+from tfmq.client.dues import Delay, Moment, When
+from tfmq.client.transaction import TransactionCore
+from tfmq.client.transaction_checks import Check, InDoubt
+from tfmq.client.transaction_handle import TransactionHandle
+from tfmq.client.transaction_offsets import handed_out
+
+if TYPE_CHECKING:
+    from tfmq.twisted_consumer import Consumer
+
+
+@documented_as(tfmq.transactions.Transaction)
+class Transaction(TransactionHandle):
+    """`tfmq.transactions.Transaction` for Twisted: methods give Deferreds; `async with` in coroutines. A Deferred of
+    such a coroutine that is cancelled inside rolls back.
+    """
+
+    def __init__(self, core: TransactionCore) -> None:
+        self._core = core
+        self._producer = core.producer
+        self._driver: DeferredDriver = core.producer.driver
+
+    @deferred
+    async def send(
+        self,
+        topic: str,
+        payload: Any,
+        key: bytes | bytearray | memoryview | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        delay: Delay | None = None,
+        partition: int | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> Delivery:
+        """Here a Deferred gives the handle, which a coroutine may await behind the commit."""
+        core = self._core
+        message = self._producer.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        data = self._producer.payload(message)
+        if not core.may_append(topic):
+            return await self._driver.run(core.sending(topic, message, data))
+        delivery = core.append(topic, message, data)
+        if self._producer.link.unattended:
+            self._driver.attend()
+        return delivery
+
+    @deferred
+    async def send_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        delay: Delay | None = None,
+        *,
+        deliver_at: Moment | None = None,
+    ) -> Deliveries:
+        return await self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
+
+    def commit_offsets(self, consumer: Consumer[Any]) -> None:
+        self._core.add_offsets(handed_out(consumer))
+
+    @deferred
+    async def prepare(self) -> str:
+        return await self._driver.run(self._core.preparing())
+
+    @deferred
+    async def commit(self) -> str:
+        try:
+            return await self._driver.run(self._core.committing())
+        finally:
+            self._tell()
+
+    @deferred
+    async def rollback(self) -> str:
+        return await self._driver.run(self._core.rolling_back())
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "A transaction of tfmq.twisted is awaited: write `async with producer.transaction() as tx:`, not `with`; or"
+            " begin(), then commit() and rollback() in callbacks."
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Never reached; Python looks for it before it enters."""
+
+    async def __aenter__(self) -> Transaction:
+        self._core.enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, GeneratorExit):  # a coroutine is thrown away, perhaps without a reactor
+            self._core.drop(None)
+            self._driver.attend()
+            return
+        try:
+            await self._driver.run(self._core.leaving(error))
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"Besides: {failure}")
+        finally:
+            self._tell()
+
+
+def checked_in(driver: DeferredDriver, function: Any) -> Check:
+    """`function` as a thread can call it: one that is a coroutine function, or made by `inlineCallbacks`, runs in the
+    reactor.
+    """
+    if not iscoroutinefunction(function) and not isgeneratorfunction(unwrap(function)):
+        check: Check = function
+        return check
+
+    def ask(transaction: InDoubt) -> Any:
+        return blockingCallFromThread(driver.reactor, function, transaction)
+
+    return ask
