@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal
 
@@ -23,6 +24,7 @@ from tfmq.client.consumer_options import (
 from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
+from tfmq.client.handling import LoopHandling
 from tfmq.client.lag import Lag
 from tfmq.client.listeners import Function, Listener, Listeners
 from tfmq.client.offset_storage import OffsetStorage
@@ -32,7 +34,7 @@ from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.run_tasks import TaskRun
 from tfmq.client.start import Start, seek_question
 from tfmq.hooks import Hook
-from tfmq.runs import begin_run
+from tfmq.runs import begin_run, open_store
 
 
 class Consumer(Generic[Value]):
@@ -85,6 +87,14 @@ class Consumer(Generic[Value]):
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
         self._listeners = Listeners()
+        self._handling = LoopHandling(
+            self._core,
+            self._driver.run,
+            partial(open_store, options, self._driver.in_threads, self._core, self._wall_clock),
+            wall_clock=self._wall_clock,
+            awaited=True,
+        )
+        self._core.fetcher.handler = self._handling
         self._loop: AsyncIterator[ReceivedMessage[Value]] | None = None
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
@@ -208,6 +218,7 @@ class Consumer(Generic[Value]):
         try:
             await self._driver.run(self._core.close(processed))
         finally:
+            self._handling.close()
             await self._driver.close()
 
     async def __aenter__(self) -> "Consumer[Value]":

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal
 
@@ -23,6 +24,7 @@ from tfmq.client.consumer_options import (
 from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
+from tfmq.client.handling import LoopHandling
 from tfmq.client.lag import Lag
 from tfmq.client.listeners import Function, Listener, Listeners
 from tfmq.client.offset_storage import OffsetStorage
@@ -32,7 +34,7 @@ from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.run_threads import ThreadRun
 from tfmq.client.start import Start, seek_question
 from tfmq.hooks import Hook
-from tfmq.runs import begin_run
+from tfmq.runs import begin_run, open_store
 
 
 class Consumer(Generic[Value]):
@@ -106,6 +108,14 @@ class Consumer(Generic[Value]):
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
         self._listeners = Listeners()
+        self._handling = LoopHandling(
+            self._core,
+            self._driver.run,
+            partial(open_store, options, self._driver.beside, self._core, self._wall_clock),
+            wall_clock=self._wall_clock,
+            awaited=False,
+        )
+        self._core.fetcher.handler = self._handling
         self._loop: Iterator[ReceivedMessage[Value]] | None = None
 
     def __iter__(self) -> Iterator[ReceivedMessage[Value]]:
@@ -229,6 +239,7 @@ class Consumer(Generic[Value]):
         try:
             self._driver.run(self._core.close(processed))
         finally:
+            self._handling.close()
             self._driver.close()
 
     def __enter__(self) -> "Consumer[Value]":

@@ -34,12 +34,14 @@ def consumer_of(bench: Bench, **options: Any) -> tfmq.aio.Consumer[Any]:
 
 def test_coroutine_functions_are_awaited_in_turn_and_the_end_is_saved(bench: Bench) -> None:
     async def scenario() -> list[str]:
-        consumer, seen = consumer_of(bench), []
+        consumer = consumer_of(bench)
+        seen: list[str] = []
 
         @consumer.on(TOPIC)
         async def handle(message: Any) -> None:
             await asyncio.sleep(0)
-            assert IN_WORK.get() is message
+            in_work: Any = IN_WORK.get()
+            assert in_work is message
             seen.append(message.text)
             if len(seen) == 3:
                 consumer.stop()
@@ -125,7 +127,8 @@ def test_a_run_that_is_cancelled_saves_what_is_finished_and_says_cancelled(bench
 
 def test_sigterm_finishes_the_message_in_work(bench: Bench) -> None:
     async def scenario() -> list[str]:
-        consumer, done = consumer_of(bench), []
+        consumer = consumer_of(bench)
+        done: list[str] = []
 
         async def handle(message: Any) -> None:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def topic(server: LiveServer, request: pytest.FixtureRequest) -> str:
-    name = request.node.name[:200].replace("[", "-").replace("]", "")
+    name = str(request.node.name)[:200].replace("[", "-").replace("]", "")
     with tfmq.Producer(server.address) as producer:
         producer.send_many(name, [str(number) for number in range(8)]).result()
     return name

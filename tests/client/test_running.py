@@ -212,7 +212,8 @@ def test_a_store_that_fails_holds_the_offset_and_calls_nobody_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.send("a", "b")
-    apply, refused = SqlStore.apply, []
+    apply = SqlStore.apply
+    refused: list[int | None] = []
 
     def failing(self: SqlStore, steps: Any) -> Any:
         if bench.handled == ["a"] and len(refused) < 3:
@@ -273,6 +274,7 @@ def test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window(
     def handler(message: Any) -> None:
         assert bench.consumer is not None
         ledger = bench.consumer._core.positions.ledgers.get(tfmq.client.positions.PartitionName(TOPIC, 0))
+        assert ledger is not None
         failed.append(ledger.span)
         if len(failed) < 4:
             raise ValueError("stuck")

@@ -58,7 +58,7 @@ def run(
     return Processes(begin, processes, say=output.say, folder=Path.cwd() if reload else None).run()
 
 
-def work(target: str, workers: int, order: str, quiet: bool) -> None:
+def work(target: str, workers: int, order: Any, quiet: bool) -> None:
     """One process of it, until a signal or an error."""
     consumer = consumer_of(target)
     if not quiet:

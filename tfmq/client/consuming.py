@@ -21,6 +21,7 @@ from tfmq.client.handover import Handover
 from tfmq.client.lag import Lag, measure
 from tfmq.client.link import Link
 from tfmq.client.membership import Membership
+from tfmq.client.places import partition_of
 from tfmq.client.positions import PartitionName, Place, Positions
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.saving import Saving
@@ -193,8 +194,7 @@ class Consuming:
         messages = self.positions.poll(count)
         if not messages:
             return []
-        first = messages[0]
-        name = PartitionName(first.topic, first.partition)
+        name = partition_of(first := messages[0])
         self.positions.settle()
         saved = False
         try:
@@ -219,6 +219,11 @@ class Consuming:
         self._fetching.void(name)
         self.positions.seek(name, place)
         self.fetcher.seek(name, place)
+
+    def again(self, message: ReceivedMessage) -> None:
+        """A loop gets `message` next, and those behind it."""
+        if (name := partition_of(message)) in self.fetcher.feeds:
+            self._go_to(name, Place(message.offset, message.ordinal, message.origin.epoch))
 
     def _rewind(self) -> None:
         """Reading goes on behind what was handed out, whatever had been read ahead."""

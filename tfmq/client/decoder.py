@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, repeat
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from journal.record import (
@@ -96,7 +96,12 @@ class Decoder:
         self.incarnation = incarnation
         self.log_id = make_log_id(incarnation, partition)
         self.codec = codec
+        self.handler: Any = None
         self._singles = SingleBlocks(topic, partition, incarnation, self.log_id, codec)
+
+    def handle_by(self, handler: Any) -> None:
+        """What handles failures of the messages: their origins name it."""
+        self.handler = self._singles.handler = handler
 
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
@@ -158,7 +163,7 @@ class Decoder:
             sentence = f"{self._where(control.offset)}: the block's records do not fit together ({bad})."
             raise Damaged(sentence, first=control.offset, next=following) from None
         self._check_records(columns, control)
-        origin = Origin(self.incarnation, control.append_time, control.epoch, self.codec)
+        origin = Origin(self.incarnation, control.append_time, control.epoch, self.codec, self.handler)
         offsets, next_offsets = _offsets(columns.positions, shift, following)
         rows = zip(
             columns.payloads,

@@ -12,7 +12,7 @@ What goes wrong stops its partition only, behind everything that was read before
 import logging
 from collections import deque
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tfmq.client.decoder import Decoder
 from tfmq.client.positions import UNKNOWN, Batch, PartitionName, Place
@@ -147,6 +147,7 @@ class Fetcher:
         self.feeds: dict[PartitionName, Feed] = {}
         self.skipped: list[Skipped] = []
         self.skipped_count = 0
+        self.handler: Any = None
         self.fetches = 0
         self.bytes_read = 0
         self._ready: deque[Feed] = deque()
@@ -163,6 +164,7 @@ class Fetcher:
 
     def add(self, feed: Feed) -> None:
         """Read one more partition."""
+        feed.decoder.handle_by(self.handler)
         self.feeds[feed.name] = feed
         self._hungry[feed] = None
 

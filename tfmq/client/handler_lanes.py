@@ -26,7 +26,8 @@ class Job:
 
     `ledger` None: a dead letter that is handled again; `ended` is raised then, with `error` · `failures`: calls that
     failed here, `fences` those in which its partition seemed to be another's · `careful`: its calls are counted before
-    they begin · `begun`: the next one was counted; `noted`: the store knows of it · `started`: it was given out; `working`: it is.
+    they begin · `begun`: the next one was counted; `noted`: the store knows of it · `started`: it was given out;
+    `working`: it is.
     """
 
     __slots__ = (
@@ -114,7 +115,7 @@ class HandlerLanes:
         return None
 
     def next(self, now: float) -> Job | None:
-        """The job to begin now; `done` or `again` ends that. None: all wait, or are in work. Dead letters come first."""
+        """The job to begin now, dead letters first; `done` or `again` ends that. None: all wait, or are in work."""
         letter = self.next_letter()
         if letter is not None:
             return letter

@@ -9,16 +9,18 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, cast
 
-from tfmq.client.later import later
-from tfmq.errors import DecodeFailed
+from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
 
 DECODED_KEPT: Final = 64
 """Decoded attributes that are remembered: several fields of one message are read one after the other."""
 NO_ATTRIBUTE: Final = Attribute()
 
+
+if TYPE_CHECKING:
+    from tfmq.client.handling import Handling
 
 if TYPE_CHECKING:  # typing has the default only from Python 3.13 on
     from typing_extensions import TypeVar
@@ -40,15 +42,18 @@ class Codec(Protocol[Made]):
 
 class Origin:
     """What the messages of one control block share: `incarnation` of the topic, `append_ms` (ms since 1970) when
-    the broker wrote it, `epoch` of the log then, the consumer's `codec`."""
+    the broker wrote it, `epoch` of the log then, the consumer's `codec`, and what handles its messages' failures."""
 
-    __slots__ = ("_appended_at", "append_ms", "codec", "epoch", "incarnation")
+    __slots__ = ("_appended_at", "append_ms", "codec", "epoch", "handler", "incarnation")
 
-    def __init__(self, incarnation: int, append_ms: int, epoch: int, codec: Codec | None) -> None:
+    def __init__(
+        self, incarnation: int, append_ms: int, epoch: int, codec: Codec | None, handler: Any = None
+    ) -> None:
         self.incarnation = incarnation
         self.append_ms = append_ms
         self.epoch = epoch
         self.codec = codec
+        self.handler = handler
         self._appended_at: datetime | None = None
 
     @property
@@ -188,9 +193,15 @@ class ReceivedMessage(_Fields, Generic[Value]):
         except ValueError as error:
             raise self._unreadable(f"the payload is not JSON ({error})") from None
 
-    def handling(self) -> NoReturn:
-        """Retries and dead letters around a loop's body: a later release. Raises `NotSupported`."""
-        later("handling()", "handle errors in the loop")
+    def handling(self) -> "Handling":
+        """Around the body of a loop: `with message.handling():` has it come again when the body raises, and makes it a
+        dead letter in the end, as `run` does. With asyncio it is `async with`. Raises NotAllowed for a message that no
+        consumer gave."""
+        from tfmq.client.handling import Handling  # most messages need none
+
+        if self.origin.handler is None:
+            raise NotAllowed("handling() is for a message that a consumer gave to a loop.")
+        return Handling(self.origin.handler, self)
 
     @property
     def value(self) -> Value:

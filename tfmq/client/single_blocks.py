@@ -8,7 +8,7 @@ slow way goes on there and names what it finds.
 
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from journal.control import CONTROL_RECORD, CONTROL_SIZE, CONTROL_VERSION, control_mark
@@ -47,6 +47,7 @@ class SingleBlocks:
         self._log_id = log_id
         self._mark = control_mark(log_id)
         self._codec = codec
+        self.handler: Any = None
 
     def take(self, body: bytes, position: int, place: int, limit: int) -> Run:
         """The run that begins at `position` of `body`, which is offset `place`, and ends at most at offset `limit`."""
@@ -78,7 +79,7 @@ class SingleBlocks:
                     break
                 if append_time != time or block_epoch != epoch or origin is None:
                     time, epoch = append_time, block_epoch
-                    origin = Origin(self._incarnation, time, epoch, self._codec)
+                    origin = Origin(self._incarnation, time, epoch, self._codec, self.handler)
                 ordinal = first_ordinal
                 fields = (
                     body[payload_begins:at], topic, partition, place, following, ordinal, id,

@@ -1,0 +1,125 @@
+"""`with message.handling():` gives a loop what run has: calls again, rejects, dead letters."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfmq
+from tests.client.blocks import INCARNATION
+from tests.client.handling_rig import GROUP, TOPIC, Bench
+from tfmq.client.received import Origin, ReceivedMessage
+from tfmq.errors import NotAllowed
+from tfmq.testing import SimulatedBroker
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with SimulatedBroker() as broker:
+        made = Bench(broker, tmp_path)
+        made.send("a", "b", "c")
+        yield made
+
+
+def loop(bench: Bench, body: Any, **options: Any) -> list[str]:
+    """Until "c" was handled."""
+    seen: list[str] = []
+    with bench.open(**options) as consumer:
+        for message in consumer:
+            with message.handling():
+                seen.append(message.text)
+                body(message.text, seen)
+            if message.text == "c":
+                break
+    return seen
+
+
+def fails_twice(text: str, seen: list[str]) -> None:
+    if text == "b" and seen.count("b") < 3:
+        raise ValueError("not yet")
+
+
+def test_a_message_whose_body_raises_comes_again_and_then_the_next(bench: Bench) -> None:
+    before = bench.broker.clock.monotonic()
+    assert loop(bench, fails_twice) == ["a", "b", "b", "b", "c"]
+    assert bench.broker.clock.monotonic() - before >= 0.3
+    assert bench.letters()["b"].state == "handled"
+    assert (bench.saved() or 0) > bench.place("c")
+
+
+def test_its_calls_used_up_it_is_a_dead_letter(bench: Bench) -> None:
+    assert loop(bench, fails_twice, retries=1) == ["a", "b", "b", "c"]
+    assert bench.letters()["b"].state == "dead"
+
+
+def test_reject_makes_it_one_at_once(bench: Bench) -> None:
+    def body(text: str, seen: list[str]) -> None:
+        if text == "b":
+            raise tfmq.Reject("no")
+
+    assert loop(bench, body) == ["a", "b", "c"]
+    assert bench.letters()["b"].state == "dead"
+
+
+def test_without_a_store_the_error_leaves_the_loop_when_its_calls_are_used_up(bench: Bench) -> None:
+    assert loop(bench, fails_twice, dead_letters=None) == ["a", "b", "b", "b", "c"]
+    with pytest.raises(ValueError, match="not yet"):
+        loop(bench, lambda text, seen: fails_twice("b", []), dead_letters=None, retries=0, group="other")
+
+
+def test_ctrl_c_leaves_it_unprocessed(bench: Bench) -> None:
+    def body(text: str, seen: list[str]) -> None:
+        if text == "b":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop(bench, body)
+    assert bench.saved() == bench.place("b")
+
+
+def test_retry_later_belongs_to_run(bench: Bench) -> None:
+    def body(text: str, seen: list[str]) -> None:
+        raise tfmq.RetryLater(5)
+
+    with pytest.raises(NotAllowed, match="belongs to run"):
+        loop(bench, body)
+
+
+def test_a_polled_message_that_fails_is_a_dead_letter_at_once(bench: Bench) -> None:
+    with bench.open() as consumer:
+        messages = consumer.poll(5)
+        for message in messages:
+            with message.handling():
+                if message.text == "b":
+                    raise ValueError("no")
+        assert consumer.poll(0) == []
+    assert bench.letters()["b"].state == "dead"
+    assert (bench.saved() or 0) > bench.place("c")
+
+
+def test_with_asyncio_it_is_async_with(bench: Bench) -> None:
+    async def scenario() -> list[str]:
+        seen: list[str] = []
+        async with tfmq.aio.Consumer(
+            bench.broker.servers, topics=TOPIC, group=GROUP, dead_letters=bench.store
+        ) as consumer:
+            async for message in consumer:
+                with pytest.raises(NotAllowed), message.handling():
+                    pass
+                async with message.handling():
+                    seen.append(message.text)
+                    fails_twice(message.text, seen)
+                if message.text == "c":
+                    return seen
+        return []
+
+    assert asyncio.run(scenario()) == ["a", "b", "b", "b", "c"]
+
+
+def test_a_message_of_no_consumer_has_nobody_who_handles_it() -> None:
+    origin = Origin(INCARNATION, 0, 0, None)
+    message = ReceivedMessage(b"x", "orders", 0, 0, 21, 0, 1, None, origin)
+    with pytest.raises(NotAllowed, match="a consumer gave"):
+        message.handling()

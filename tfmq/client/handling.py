@@ -1,0 +1,145 @@
+"""`with message.handling():` in a loop: the same message comes again when its body fails, and is a dead letter in the end.
+
+What the body raises is swallowed here, but for what ends the program, and for what there is no store for. The loop goes
+on with the same message, after a pause, until its calls are used up; behind it wait those of its partition, and the
+others of the loop. A message that `poll` gave cannot come again in its place: it is a dead letter at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from tfmq.client.backoff import pause_seconds
+from tfmq.client.consuming import Consuming
+from tfmq.client.dead_letters import DeadLetters, Failure
+from tfmq.client.listeners import in_work
+from tfmq.client.received import ReceivedMessage
+from tfmq.client.running import FAILING
+from tfmq.client.steering import Reject, RetryLater
+from tfmq.client.waiting import Operation, Wait
+from tfmq.errors import DecodeFailed, Fenced, NotAllowed
+
+
+class LoopHandling:
+    """That of one consumer. `run` is its driver's; `open_store` gives its store of dead letters, or None."""
+
+    def __init__(
+        self,
+        core: Consuming,
+        run: Callable[[Operation[Any]], Any],
+        open_store: Callable[[], DeadLetters | None],
+        *,
+        wall_clock: Callable[[], float],
+        awaited: bool,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.run = run
+        self.awaited = awaited
+        self.hooks = core.options.hooks
+        self._core = core
+        self._open_store = open_store
+        self._opened = False
+        self._store: DeadLetters | None = None
+        self._wall_clock = wall_clock
+        self._chance = chance
+        self._failing: tuple[ReceivedMessage[Any], int] | None = None
+
+    def close(self) -> None:
+        """The store, if it was opened."""
+        if self._store is not None:
+            self._store.close()
+        self._opened, self._store = False, None
+
+    def ended(self, message: ReceivedMessage[Any], error: BaseException | None) -> Operation[bool]:
+        """The body came to its end, or raised `error`; whether that is dealt with."""
+        if error is None:
+            if self._calls(message):
+                self._failing = None
+                if self._store is not None:
+                    yield from self._store.passed(message)
+            return True
+        if isinstance(error, Fenced | RetryLater) or not isinstance(error, Exception):
+            if isinstance(error, RetryLater):
+                raise NotAllowed(
+                    "RetryLater belongs to run(): a loop gets no message at a later time."
+                ) from error
+            return False
+        return (yield from self._failed(message, error))
+
+    def _failed(self, message: ReceivedMessage[Any], error: Exception) -> Operation[bool]:
+        options, core = self._core.options, self._core
+        if not self._opened:
+            self._store, self._opened = self._open_store(), True
+        calls = self._calls(message) + 1
+        here = core.positions.current is message
+        final = isinstance(error, Reject | DecodeFailed) or options.commits == "before"
+        if self._store is None:
+            if final or not here or calls > options.retries:
+                return False
+        else:
+            failure = Failure.of(error, round(self._wall_clock() * 1000))
+            if final or not here:
+                yield from self._store.keep(message, [failure])
+                return True
+            if (yield from self._store.note(message, failure)) != FAILING:
+                self._failing = None
+                return True
+        self._failing = (message, calls)
+        yield Wait((core.stop_asked,), pause_seconds(calls, self._chance()))
+        core.again(message)
+        return True
+
+    def _calls(self, message: ReceivedMessage[Any]) -> int:
+        """How many calls of it failed here."""
+        known, calls = self._failing or (None, 0)
+        same = known is not None and (known.topic, known.partition, known.offset) == (
+            message.topic,
+            message.partition,
+            message.offset,
+        )
+        return calls if same else 0
+
+
+class Handling:
+    """What `message.handling()` gives: `with` it, and with an asyncio consumer `async with`."""
+
+    def __init__(self, handler: LoopHandling, message: ReceivedMessage[Any]) -> None:
+        self._handler = handler
+        self._message = message
+        self._around = in_work(message, handler.hooks)
+
+    def __enter__(self) -> Handling:
+        if self._handler.awaited:
+            raise NotAllowed("With an asyncio consumer it is: async with message.handling().")
+        self._around.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._leave(kind, error, trace)
+        return bool(self._handler.run(self._handler.ended(self._message, error))) and error is not None
+
+    async def __aenter__(self) -> Handling:
+        if not self._handler.awaited:
+            raise NotAllowed("With a blocking consumer it is: with message.handling().")
+        self._around.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._leave(kind, error, trace)
+        return bool(await self._handler.run(self._handler.ended(self._message, error))) and error is not None
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._around.__exit__(kind, error, trace)
+        except BaseException as again:
+            if again is not error:
+                raise
