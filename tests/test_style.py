@@ -104,6 +104,7 @@ ONLY_FOR = {
         "tfmq/twisted",
         "tfmq/client/drivers/twisted.py",
         "tfmq/client/run_deferreds.py",
+        "tfmq/testing/deferred.py",
         "tools/",
     ),
     "socket": ("tfmq/server/", "tfmq/client/", "tfmq/local.py", "tools/"),

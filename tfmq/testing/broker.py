@@ -204,6 +204,10 @@ class SimulatedBroker:
         link = Link(servers, self.clock.monotonic, jitter=lambda: 0.5)
         if driver_type is BlockingDriver:
             made: Any = InsideBlockingDriver(link, self._world)
+        elif getattr(driver_type, "in_a_reactor", False):
+            from tfmq.testing.deferred import InsideDeferredDriver
+
+            made = InsideDeferredDriver(link, self._world)
         else:
             from tfmq.testing.asynchronous import InsideAsyncDriver  # without it no event loop is loaded
 

@@ -87,6 +87,8 @@ class WatchedChannel(Channel):
 class DeferredDriver(EventDriver):
     """Runs operations as coroutines that wait for Deferreds."""
 
+    in_a_reactor = True
+    """How a broker in this process tells it from the other drivers, without loading them."""
     reactor: Any = None
     """The reactor; None before anybody waited, unless it was given."""
 
