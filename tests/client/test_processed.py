@@ -207,12 +207,13 @@ def test_what_is_processed_is_saved_every_five_seconds(broker: SimulatedBroker) 
 
 def test_what_is_processed_is_saved_at_a_rebalance(broker: SimulatedBroker) -> None:
     broker.admin().grow_topic("orders", 2)
+    broker.producer().send("orders", "other", partition=1).result()
     first = member(broker, strategy="range", save_every=3600)
     broker.drain(first)
     first.poll(timeout=0)
     second = member(broker, strategy="range", save_every=3600)
     for _ in range(10):
-        second.poll(timeout=0)
+        assert second.poll(timeout=0) == []
         first.poll(timeout=0)
         broker.clock.advance(0.5)
     (given,) = second.stats()["assigned"]
