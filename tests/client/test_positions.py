@@ -4,6 +4,7 @@ import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
 from tfmq.client.decoder import Decoder
+from tfmq.client.ledger import IN_WORK
 from tfmq.client.positions import Batch, PartitionName, Place, Positions
 from tfmq.client.received import ReceivedMessage
 from tfmq.errors import BadRequest
@@ -205,3 +206,52 @@ def test_a_manual_commit_covers_the_message_in_work() -> None:
     first, second, _ = list(looped(made, ready, 1))
     made.settle_all_out()
     assert made.unsaved()[A].offset == second.offset == first.next_offset
+
+
+def handed_to_handlers(manual: bool = False) -> tuple[Positions, list[ReceivedMessage]]:
+    made, ready = positions(manual=manual), batch()
+    messages = list(ready.messages)
+    made.begin(ready)
+    assert made.take() is not None
+    return made, messages
+
+
+def test_what_is_out_to_handlers_is_processed_up_to_the_lowest_unfinished() -> None:
+    made, (first, second, third) = handed_to_handlers()
+    ledger = made.ledgers.get(A)
+    assert ledger is not None
+    ledger.finish(second)
+    assert made.processed(A) == Place(0, 0, 1)
+    assert made.handed_out(A).offset >= third.next_offset
+    ledger.finish(first)
+    assert made.processed(A).offset == second.next_offset
+
+
+def test_commit_of_a_handler_saves_no_further_than_what_others_are_at_work_on() -> None:
+    made, (first, second, _) = handed_to_handlers(manual=True)
+    assert made.settle_to(second) == A
+    assert made.unsaved() == {}
+    made.settle_to(first)
+    assert made.unsaved()[A].offset == second.next_offset
+
+
+def test_an_offset_that_goes_into_a_transaction_covers_its_message_or_is_refused() -> None:
+    made, (first, second, _) = handed_to_handlers(manual=True)
+    assert made.through(first)[1].offset == first.next_offset
+    with pytest.raises(BadRequest, match="partition"):
+        made.through(second)
+    token = IN_WORK.set(second)
+    try:
+        with pytest.raises(BadRequest, match="partition"):
+            made.unsaved_out()
+    finally:
+        IN_WORK.reset(token)
+
+
+def test_a_seek_makes_what_is_out_to_handlers_void() -> None:
+    made, (first, *_) = handed_to_handlers()
+    ledger = made.ledgers.get(A)
+    assert ledger is not None
+    made.seek(A, Place(7, 0, 1))
+    ledger.finish(first)
+    assert ledger.void and made.processed(A).offset == 7

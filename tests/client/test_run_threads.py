@@ -1,6 +1,7 @@
 """`run` of the blocking consumer over a real broker: workers in threads, heartbeats beside handlers, real signals."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,38 @@ def topic(server: LiveServer, request: pytest.FixtureRequest) -> str:
     with tfmq.Producer(server.address) as producer:
         producer.send_many(name, [str(number) for number in range(8)]).result()
     return name
+
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "handling.md"
+
+
+def test_the_program_of_the_page_runs_as_it_stands_there(server: LiveServer, tmp_path: Path) -> None:
+    program = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    with tfmq.Producer(server.address) as producer:
+        producer.send("orders", '{"total": 1}', key="42").result()
+        producer.send("orders", '{"total": -1}', key="43").result()
+        producer.send("refunds", "{}", key="44").result()
+        producer.send("orders", '{"total": 1}', key="45").result()
+    surroundings = {
+        **os.environ,
+        "TFMQ_SERVERS": server.address,
+        "XDG_STATE_HOME": str(tmp_path),
+        "PYTHONUNBUFFERED": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=surroundings, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    billed = {process.stdout.readline() for _ in range(2)}
+    until = time.monotonic() + SECONDS
+    states: set[str] = set()
+    while states != {"dead", "waiting"} and time.monotonic() < until:
+        time.sleep(0.1)
+        with tfmq.dead_letters.Desk(tmp_path / "tfmq" / "billing.db") as desk:
+            states = {each.state for each in desk.letters()} - {"handled"}
+    process.terminate()
+    assert process.wait(SECONDS) == 0
+    assert billed == {"billed 42\n", "billed 45\n"} and states == {"dead", "waiting"}
 
 
 def saved(server: LiveServer, topic: str, group: str = "workers") -> int:

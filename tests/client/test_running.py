@@ -72,6 +72,27 @@ def test_item_29_too_many_retries_do_not_stop_those_behind(bench: Bench) -> None
     }
 
 
+def test_item_29_a_filter_that_raises_ends_the_run_and_loses_nothing(bench: Bench) -> None:
+    bench.send("a", "b", "c")
+
+    def where(message: Any) -> bool:
+        if message.text == "b":
+            raise LookupError("no such filter")
+        return True
+
+    with pytest.raises(LookupError, match="no such filter"):
+        bench.run(where=where)
+    assert bench.handled == []
+    bench.run(until=3)
+    assert bench.handled == ["a", "b", "c"]
+
+
+def test_item_29_a_message_larger_than_a_fetch_is_fetched_all_the_same(bench: Bench) -> None:
+    bench.send("a", "x" * 300_000, "b")
+    bench.run(until=3, fetch_bytes=16 << 10, prefetch_bytes=64 << 10)
+    assert [len(text) for text in bench.handled] == [1, 300_000, 1]
+
+
 def test_while_one_partition_waits_the_other_goes_on(bench: Bench) -> None:
     bench.send("a1", "a2", partition=0)
     bench.send("b1", "b2", partition=1)

@@ -176,8 +176,9 @@ class Positions:
             self._advance(name, self._committable(name))
 
     def settle_to(self, message: ReceivedMessage) -> PartitionName:
-        """`commit(message)`: its partition is processed up to it and including it. Raises as `through`."""
-        name, behind = self.through(message)
+        """`commit(message)`: its partition is processed up to it and including it, as far as those before it are
+        finished. Raises BadRequest for a message that this consumer was not given."""
+        name, behind = self._given(message)
         ledger = self.ledgers.get(name)
         if ledger is not None:
             ledger.finish(message)
@@ -188,8 +189,13 @@ class Positions:
     def through(self, message: ReceivedMessage) -> tuple[PartitionName, Place]:
         """The partition of `message`, and the place behind it.
 
-        Raises BadRequest for a message that this consumer was not given.
+        Raises BadRequest for a message that this consumer was not given, and where one before it is not finished.
         """
+        name, behind = self._given(message)
+        ledger = self.ledgers.get(name)
+        return name, behind if ledger is None else self._covering(name, message)
+
+    def _given(self, message: ReceivedMessage) -> tuple[PartitionName, Place]:
         name, behind = _name(message), self._behind(message)
         if name not in self._processed:
             self._check_gone(name)
@@ -239,6 +245,9 @@ class Positions:
     def unsaved_out(self) -> dict[PartitionName, Place]:
         """The places behind all that was handed out, by partition, where the store has another one; of what is out to
         handlers those behind all that is finished, the message of the calling one included."""
+        message = IN_WORK.get()
+        if message is not None and self.ledgers.get(_name(message)) is not None:
+            self._covering(_name(message), message)
         places = {name: self._committable(name) for name in self._processed}
         return {name: place for name, place in places.items() if place.offset != self._saved[name]}
 
@@ -260,6 +269,18 @@ class Positions:
         return self._processed.keys()
 
     # Inside
+
+    def _covering(self, name: PartitionName, message: ReceivedMessage) -> Place:
+        """The place behind `message`, which is out to a handler. Raises BadRequest where it is not behind it."""
+        ledger = self.ledgers.get(name)
+        assert ledger is not None
+        place = max(self._processed[name], ledger.place_with(message))
+        if place.offset <= message.offset:
+            raise BadRequest(
+                f"Messages of {name} before offset {message.offset} are not finished, so its offset cannot be saved"
+                ' together with its results: that needs run(order="partition").'
+            )
+        return place
 
     def _committable(self, name: PartitionName) -> Place:
         """The place behind all that was handed out, as far as no other handler is at work on it."""
