@@ -23,7 +23,7 @@ from tfmq.client.consumer_options import (
 )
 from tfmq.client.consuming import Consuming, log
 from tfmq.client.documented import documented_as
-from tfmq.client.drivers.twisted import DeferredDriver, deferred
+from tfmq.client.drivers.twisted import DeferredDriver, begin_deferred, deferred
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.lag import Lag
 from tfmq.client.listeners import Function, Listener, Listeners
@@ -87,6 +87,8 @@ class Consumer(Generic[Value]):
             flush=self._driver.flush,
             raise_flag=self._driver.raise_flag,
         )
+        if self._core.membership is not None:
+            self._core.handover.begin = begin_deferred
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
         self._listeners = Listeners()

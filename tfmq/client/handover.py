@@ -6,10 +6,9 @@ one; and, where only `commit` saves, when what was handed out is committed, or m
 without a commit. There is no other limit: a handler may take minutes. What is to be saved is saved first.
 """
 
-import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from tfmq.client.consumer_options import ConsumerOptions, Told
@@ -26,32 +25,58 @@ RETRY_SECONDS: Final = 1.0
 """Between two tries to save what is to be released."""
 
 
+Begin = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
+"""Begins to wait for something in a face's own way, and tells at the end what it raised; what it gives is held."""
+
+
+def begin_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
+    """`Begin` in the running event loop."""
+    import asyncio  # where nothing is awaited no event loop is loaded
+
+    def over(task: asyncio.Future[Any]) -> None:
+        done(asyncio.CancelledError() if task.cancelled() else task.exception())
+
+    task = asyncio.ensure_future(awaited)
+    task.add_done_callback(over)
+    return task
+
+
 class Telling:
     """Calls `told(names)` when a driver goes through what is waited for: outside of its lock, so it may commit and
     seek. What it returns is awaited, where that can be."""
 
-    def __init__(self, told: Callable[[list[PartitionName]], Any], names: Iterable[PartitionName]) -> None:
+    def __init__(
+        self,
+        told: Callable[[list[PartitionName]], Any],
+        names: Iterable[PartitionName],
+        begin: Begin = begin_task,
+    ) -> None:
         self._told = told
+        self._begin = begin
         self._names = sorted(names)
         self._done = Flag()
-        self._task: asyncio.Future[Any] | None = None
+        self._task: object = None
+        self._error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Waitable]:
         found = self._told(self._names)
         if inspect.isawaitable(found):
-            self._task = asyncio.ensure_future(found)
-            self._task.add_done_callback(lambda _: self._done.settle())
+            self._task = self._begin(found, self._over)
         else:
             self._done.settle()
         return iter((self._done,))
+
+    def _over(self, error: BaseException | None) -> None:
+        self._error = error
+        self._done.settle()
 
     def run(self) -> Operation[None]:
         """Until it returned. Raises what it raises."""
         yield Wait(self)
         while not self._done.done:
             yield Wait((self._done,))
-        if self._task is not None:
-            self._task.result()
+        if self._error is not None:
+            raise self._error
 
 
 class Handover:
@@ -66,6 +91,7 @@ class Handover:
         membership: Membership,
     ) -> None:
         self.busy: Callable[[PartitionName], bool] = lambda name: False
+        self.begin: Begin = begin_task
         self._options = options
         self._link = link
         self._positions = positions
@@ -156,7 +182,7 @@ class Handover:
 
     def _call(self, told: Told, names: set[PartitionName]) -> Operation[None]:
         if told is not None and names:
-            yield from Telling(told, names).run()
+            yield from Telling(told, names, self.begin).run()
 
     # Releasing
 

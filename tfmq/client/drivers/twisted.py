@@ -7,7 +7,7 @@ operation whose Deferred is cancelled leaves nothing behind.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial, wraps
 from inspect import formatannotation, signature
 from typing import Any, ParamSpec, TypeVar
@@ -45,6 +45,20 @@ def deferred(
     begin.__annotations__ = {**method.__annotations__, "return": gives}
     begin.__signature__ = told.replace(return_annotation=gives)  # type: ignore[attr-defined]
     return begin
+
+
+def begin_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
+    """Wait for it in the reactor, a Deferred or a coroutine; `done` hears what it raised, or None."""
+
+    async def wait() -> None:
+        error: BaseException | None = None
+        try:
+            await awaited
+        except BaseException as failure:
+            error = failure
+        done(error)
+
+    return ensureDeferred(wait())
 
 
 @implementer(IReadDescriptor, IWriteDescriptor)
