@@ -31,6 +31,8 @@ log = logging.getLogger("tfmq.consumer")
 MISSING_SECONDS: Final = 0.1
 MISSING_SECONDS_MAX: Final = 1.0
 """How soon a topic that is not there is looked for again, doubled up to the second."""
+TOLD_SECONDS: Final = 60.0
+"""How often is looked for what should have been told: a thousand idle members cost a broker next to nothing so."""
 
 
 class Group(NamedTuple):
@@ -81,7 +83,7 @@ class Assignment:
             try:
                 if self._link.now() >= look_at or self._unknown():
                     missing = yield from self._look()
-                    look_at = self._link.now() + self._options.refresh
+                    look_at = self._link.now() + self._refresh_seconds
                 again = (yield from self._apply()) or missing
                 self._told_trouble = "" if not again else self._told_trouble
             except TfmqError as trouble:
@@ -96,6 +98,13 @@ class Assignment:
             else:
                 pause = MISSING_SECONDS
             yield Wait((self._news,), max(0.0, wait))
+
+    @property
+    def _refresh_seconds(self) -> float:
+        """A group is told of what its topics have; only topics of a pattern have to be looked for."""
+        refresh = self._options.refresh
+        told = self._group is not None and self._options.subscription.pattern is None
+        return max(refresh, TOLD_SECONDS) if told and self._options.coordinator is None else refresh
 
     def _look(self) -> Operation[bool]:
         """Asks for the topics; whether something named is not there."""
