@@ -155,7 +155,8 @@ class Broker:
         wishes = self.wishes[group]
         known = self.given.setdefault(group, {})
         found = [] if group in self.thieves else self._grants(wishes, self.groups[group][0])
-        share = {each[:3]: known.get(each[:3], each.grant) for each in found}
+        names = {(each.topic, each.incarnation, each.partition): each.grant for each in found}
+        share = {name: known.get(name, grant) for name, grant in names.items()}
         self.given[group] = {**known, **share}
         return share
 
@@ -171,7 +172,9 @@ class Broker:
             self.wishes[request.group] = request.subscription
         generation = self.groups[request.group][0]
         share = self.share(request.group)
-        self.held[request.group] = {tuple(each[:3]): each.leaving for each in request.held}
+        self.held[request.group] = {
+            (each.topic, each.incarnation, each.partition): each.leaving for each in request.held
+        }
         known = {name for name, leaving in self.held[request.group].items() if not leaving}
         for name in [name for name in self.given[request.group] if name not in self.held[request.group]]:
             if name not in share:

@@ -7,7 +7,7 @@ from tfmq.client.decoder import Decoder
 from tfmq.client.ledger import IN_WORK
 from tfmq.client.positions import Batch, PartitionName, Place, Positions
 from tfmq.client.received import ReceivedMessage
-from tfmq.errors import BadRequest
+from tfmq.errors import BadRequest, Fenced
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)
 
@@ -255,3 +255,68 @@ def test_a_seek_makes_what_is_out_to_handlers_void() -> None:
     made.seek(A, Place(7, 0, 1))
     ledger.finish(first)
     assert ledger.void and made.processed(A).offset == 7
+
+
+# Partitions that go
+
+
+def test_a_batch_that_a_loop_goes_through_is_in_work_until_more_is_asked_for() -> None:
+    made, ready = positions(A, B), batch()
+    made.begin(ready)
+    made.lend()
+    assert made.in_work(A) and not made.in_work(B), "also before the loop has set its first message"
+    made.settle()
+    assert not made.in_work(A)
+
+
+def test_a_polled_batch_is_in_work_until_more_is_asked_for() -> None:
+    made = positions()
+    made.begin(batch())
+    made.poll(2)
+    assert made.in_work(A)
+    made.settle()
+    assert not made.in_work(A)
+
+
+def test_with_manual_what_was_handed_out_waits_for_the_commit() -> None:
+    made = positions(manual=True)
+    made.begin(batch())
+    made.poll(3)
+    made.settle()
+    assert not made.in_work(A) and made.uncommitted(A)
+    made.settle_all_out()
+    made.note_saved(made.unsaved())
+    assert not made.uncommitted(A)
+
+
+def test_a_loss_with_something_in_work_is_told_once() -> None:
+    made = positions(manual=True)
+    made.begin(batch())
+    message = made.poll(1)[0]
+    assert made.lose(A)
+    with pytest.raises(Fenced, match="orders-0") as caught:
+        made.check_lost()
+    assert caught.value.details["partitions"] == [["orders", 0]]
+    made.check_lost()
+    with pytest.raises(Fenced):
+        made.through(message)
+
+
+def test_a_loss_of_what_is_saved_is_nothing_to_tell() -> None:
+    made = positions()
+    assert not made.lose(A)
+    made.check_lost()
+
+
+def test_what_a_loop_takes_in_the_moment_of_the_loss_does_not_count() -> None:
+    """The loop sets `current` without a lock: perhaps behind the loss of its partition."""
+    made, ready = positions(A), batch()
+    messages = list(ready.messages)
+    made.begin(ready)
+    made.lend()
+    made.lose(A)
+    made.add(A, Place(0, 0, 1), saved=0)  # and it is this one's again
+    made.current = messages[2]
+    made.settle()
+    assert made.processed(A) == Place(0, 0, 1)
+    assert made.handed_out(A) == Place(0, 0, 1)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_ctrl_c_saves_what_was_processed_and_leaves_the_group(server: LiveServer
     assert set(handled.values()) == {1}
     with tfmq.Consumer(server.address, topics="orders", group="billing") as rest:
         began = time.monotonic()
-        found = []
+        found: list[int] = []
         while len(found) + len(handled) < MESSAGES and time.monotonic() < began + SECONDS:
             found += [int(message.text) for message in rest.poll(timeout=1)]
         assert time.monotonic() - began < SESSION * 5, "it left, so nobody waited for it"
@@ -126,7 +127,7 @@ def test_ctrl_c_saves_what_was_processed_and_leaves_the_group(server: LiveServer
 
 def test_a_handler_that_takes_longer_than_a_session_keeps_its_partition(server: LiveServer) -> None:
     send(server, 0, PARTITIONS)
-    options = {"group": "billing", "session": 1.0, "save_every": SAVE_EVERY}
+    options: Any = {"group": "billing", "session": 1.0, "save_every": SAVE_EVERY}
     with (
         tfmq.Consumer(server.address, topics="orders", **options) as slow,
         tfmq.Consumer(server.address, topics="orders", **options) as other,
