@@ -124,7 +124,9 @@ class DeferredRun:
         """Workers end where they are; they are waited for."""
         if self._open:
             self._all_over = Deferred()
-            self._cancel_workers(error)
+            self._cancelled = error
+            # In a turn of its own: a worker whose listener asks for it does not wait for anything yet.
+            self._driver.take_reactor().callLater(0, self._cancel_workers, error)
             await self._all_over
 
     def _cancel_workers(self, error: BaseException) -> None:
