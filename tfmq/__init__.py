@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tfmq.client.received import ReceivedMessage as ReceivedMessage
     from tfmq.client.steering import Reject as Reject
     from tfmq.client.steering import RetryLater as RetryLater
+    from tfmq.client.strict_partitions import StrictPartitions as StrictPartitions
     from tfmq.consumer import Consumer as Consumer
     from tfmq.errors import Abandoned as Abandoned
     from tfmq.errors import BadFrame as BadFrame
@@ -108,6 +109,7 @@ _PLACES: dict[str, str] = {
     "RetryLater": "tfmq.client.steering",
     "SendResult": "tfmq.message",
     "StoredOffset": "tfmq.client.offset_storage",
+    "StrictPartitions": "tfmq.client.strict_partitions",
     "Transaction": "tfmq.transactions",
     "XAResource": "tfmq.xa",
     "local_server": "tfmq.local",

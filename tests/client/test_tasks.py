@@ -85,3 +85,20 @@ def test_a_cancelled_task_leaves_nothing_behind() -> None:
     rig.flag.settle()
     assert rig.steps == ["begun"]
     assert rig.tasks.next_time() == float("inf")
+
+
+def test_a_task_that_is_cancelled_from_inside_ends_at_its_next_wait() -> None:
+    rig = Rig()
+    ended: list[str] = []
+
+    def cancels() -> Operation[None]:
+        try:
+            yield Wait((rig.flag,))
+            rig.tasks.cancel()
+            yield Wait((), 1.0)
+        finally:
+            ended.append("yes")
+
+    task = rig.tasks.start(cancels(), rig.errors.append)
+    rig.flag.settle()
+    assert (task.done, ended, rig.errors) == (True, ["yes"], [])

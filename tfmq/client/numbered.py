@@ -23,16 +23,19 @@ from tfmq.client.encoder import Encoded, attribute_part, encode_each
 from tfmq.client.link import SECONDS, Link
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.waiting import Operation, Wait
-from tfmq.errors import TfmqError
+from tfmq.errors import TfmqError, UnknownPartition, UnknownTopic
 from tfmq.ids import pack_id
 from tfmq.packing import Buffer
 from tfmq.protocol.commands import (
     ACKS_SYNCED,
+    BY_LATEST,
     EPOCH_UNKNOWN,
     Fetch,
     LeaseProducerIds,
     Locate,
+    Metadata,
     Produce,
+    ProduceReply,
     SucceedProducer,
 )
 
@@ -64,6 +67,23 @@ def lease_id(link: Link, until: float) -> Operation[int]:
     return found
 
 
+def begin_stream(link: Link, topic: str, partition: int, until: float) -> Operation[tuple[Stream, int]]:
+    """A stream under an id that nobody had, to the topic as it is now, and the end of the log before it.
+
+    Raises `UnknownTopic`, `UnknownPartition`.
+    """
+    reply = yield from ask(link, Metadata([topic], True), until)
+    if not reply.topics:
+        raise UnknownTopic(f"There is no topic {topic}, and the broker makes none by itself.")
+    row = reply.topics[0]
+    if partition >= len(row.partitions):
+        raise UnknownPartition(f"{topic} has partitions 0 to {len(row.partitions) - 1}, not {partition}.")
+    producer_id = yield from lease_id(link, until)
+    stream = Stream(topic, row.incarnation, partition, producer_id)
+    end = yield from locate_end(link, stream, BY_LATEST, until)
+    return stream, end
+
+
 def locate_end(link: Link, stream: Stream, by: int, until: float) -> Operation[int]:
     """The offset at an end of the partition: `by` BY_EARLIEST, or BY_LATEST, behind the last record that is forced."""
     reply = yield from ask(link, Locate(stream.topic, stream.incarnation, stream.partition, by), until)
@@ -80,10 +100,19 @@ def send_numbered(
     Asks again until `until` (the link's clock) while nothing is known, then raises what it met last.
     """
     encoded = _encoded(stream, sequence, contents)
-    place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, len(contents))
+    reply = yield from send_encoded(link, stream, sequence, encoded, len(contents), until)
+    return _offsets(encoded, len(contents), reply.positions)
+
+
+def send_encoded(
+    link: Link, stream: Stream, sequence: int, encoded: Encoded, count: int, until: float
+) -> Operation[ProduceReply]:
+    """As `send_numbered`, for records that have their numbers already; what PRODUCE answered."""
+    place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
     request = Produce(*place, ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
     call = yield from _answered(link, request, encoded.data, until=until)
-    return _offsets(encoded, len(contents), call.reply.positions)
+    reply: ProduceReply = call.reply
+    return reply
 
 
 def close_stream(link: Link, stream: Stream, until: float) -> Operation[int]:

@@ -26,6 +26,9 @@ class PartitionSelector(ABC):
     """True: the choice for a message without a key may serve all such messages of one batch, so that small topics'
     many partitions do not cut batches into crumbs."""
 
+    strict = False
+    """True: it is asked about every message, also one that names its partition, or whose topic has only one."""
+
     @abstractmethod
     def get_partition(self, topic: str, partitions: Sequence[Partition], message: Message) -> Partition:
         """The partition for `message`; `partitions` is in order of number and never empty."""
@@ -111,6 +114,8 @@ def _load(name: str) -> PartitionSelector:
 def choose_partition(selector: PartitionSelector, topic: Topic, message: Message) -> int:
     """The number of the partition that `message` names, or else `selector` chooses. Raises `UnknownPartition`."""
     partitions = topic.partitions
+    if selector.strict:
+        return selector.get_partition(topic.name, partitions, message).number
     if message.partition is not None:
         if not 0 <= message.partition < len(partitions):
             raise UnknownPartition(

@@ -5,73 +5,31 @@ A face adds the waiting (its driver) and the names that users see.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from tfmq.client.batch import Batch, Deliveries, Delivery
 from tfmq.client.cluster import Cluster
 from tfmq.client.delays import Rescheduled, cancelling, rescheduling
 from tfmq.client.dues import AT_ONCE, Delay, Given, Moment, When, due_of
+from tfmq.client.forwarding import Forwarding
 from tfmq.client.link import Link
 from tfmq.client.operations import all_done
-from tfmq.client.partition_selector import PartitionSelector, find_selector
+from tfmq.client.partition_selector import find_selector
+from tfmq.client.producer_settings import BATCH_BYTES as BATCH_BYTES
+from tfmq.client.producer_settings import BUFFER_BYTES as BUFFER_BYTES
+from tfmq.client.producer_settings import LINGER_MS as LINGER_MS
+from tfmq.client.producer_settings import TIMEOUT_SECONDS as TIMEOUT_SECONDS
+from tfmq.client.producer_settings import Settings as Settings
 from tfmq.client.reach import reach
-from tfmq.client.sender import Options, Sender
+from tfmq.client.sender import Sender
+from tfmq.client.strict_partitions import StrictPartitions
 from tfmq.client.taking import Taking, cut, in_time
 from tfmq.client.transactions import Transactions
 from tfmq.client.waiting import Flag, Operation, Wait
-from tfmq.codecs import Codec
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TfmqError, TimedOut
-from tfmq.hooks import Hook
 from tfmq.limits import valid_name
 from tfmq.message import Message, payload_bytes
-from tfmq.protocol.commands import ACKS
-
-LINGER_MS = 5.0
-"""How long a batch waits for company while nobody waits for it."""
-BATCH_BYTES = 256 << 10
-"""Larger ones gain nothing, and a batch is what one refusal costs."""
-BUFFER_BYTES = 32 << 20
-TIMEOUT_SECONDS = 30.0
-BATCH_BYTES_MAX = 8 << 20
-"""A broker refuses frames of 16 MiB and more. One message alone may be larger than a batch."""
-
-
-class Settings(NamedTuple):
-    """The arguments of a producer, checked."""
-
-    servers: str | Sequence[str] | None
-    group: str | None
-    acks: str | None
-    linger_ms: float
-    batch_bytes: int
-    buffer_bytes: int
-    selector: PartitionSelector | str | None
-    codec: Codec[Any] | None
-    timeout: float
-    hooks: Sequence[Hook]
-
-    def options(self) -> Options:
-        """How the sender is set. Raises `BadRequest` for values that make no sense."""
-        if self.acks is not None and self.acks not in ACKS:
-            raise BadRequest(f"acks is None, {', '.join(map(repr, ACKS))}, not {self.acks!r}.")
-        if self.group is not None and not valid_name(self.group):
-            raise BadRequest(f"{self.group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
-        for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not (value > 0 or (value == 0 and name == "linger_ms")):
-                raise BadRequest(f"{name} must be a number above 0, not {value!r}.")
-        if self.batch_bytes > BATCH_BYTES_MAX:
-            raise BadRequest(
-                f"batch_bytes is at most {BATCH_BYTES_MAX}, not {self.batch_bytes}; larger gain nothing."
-            )
-        if self.codec is not None and (isinstance(self.codec, str) or not hasattr(self.codec, "encode")):
-            raise BadRequest(
-                f"A codec has encode and decode, as tfmq.codecs.json has; {self.codec!r} is none."
-            )
-        acks = None if self.acks is None else ACKS[self.acks]
-        batch_bytes = min(int(self.batch_bytes), int(self.buffer_bytes))
-        return Options(acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout))
 
 
 class ProducerCore:
@@ -113,10 +71,22 @@ class ProducerCore:
             self.wall_clock,
         )
         self.driver.tickers.append(self.sender)
+        self.forwarding = self._forwarding()
+        if self.forwarding is not None:
+            self.driver.tickers.append(self.forwarding)
+
+    def _forwarding(self) -> Forwarding | None:
+        selector = self.selector
+        if isinstance(selector, StrictPartitions) and selector.store is not None:
+            return Forwarding(self, selector, selector.store)
+        return None
 
     def _forked(self) -> None:
         self.driver.tickers.remove(self.sender)
         self.sender.orphan()
+        if self.forwarding is not None:
+            self.driver.tickers.remove(self.forwarding)
+            self.forwarding.forked()
         self._begin()
         self.transactions = self.transactions.renewed()
         self.ended.done = self.closed  # the thread that was closing it is the parent's
@@ -174,6 +144,8 @@ class ProducerCore:
 
     def may_append(self, topic: str, message: Message) -> bool:
         """Whether `append` needs no waiting: there is room, and the partition can be chosen, now or later."""
+        if self.forwarding is not None:
+            return self.sender.has_room()
         free = message.partition is None and message.key is None and self.selector.per_batch
         return self.sender.has_room() and (free or self.sender.lanes.knows(topic))
 
@@ -182,7 +154,10 @@ class ProducerCore:
     ) -> Delivery:
         """Take the message into a batch; a delay counts from `called_at` (None: now). Raises `Closed`."""
         self.check_open()
-        delivery = self.sender.append(topic, message, payload, called_at)
+        if self.forwarding is not None:
+            delivery = self.forwarding.append(topic, message, payload)
+        else:
+            delivery = self.sender.append(topic, message, payload, called_at)
         self.hook(topic, message, delivery)
         return delivery
 
@@ -202,7 +177,9 @@ class ProducerCore:
         called_at = self.link.now()
         if not self.may_append(topic, message):
             yield from self._making_room()
-            if not (message.key is None and message.partition is None and self.selector.per_batch):
+            if self.forwarding is None and not (
+                message.key is None and message.partition is None and self.selector.per_batch
+            ):
                 yield from self.knowing(topic)
         return self.append(topic, message, payload, called_at)
 
@@ -219,7 +196,7 @@ class ProducerCore:
             if not taking.chunk:
                 break
             called_at = self.link.now()
-            if not deliveries.runs:
+            if not deliveries.runs and self.forwarding is None:
                 yield from self.knowing(topic)
             chunk = taking.plain() if self.plain else None
             if chunk is not None:
@@ -357,6 +334,8 @@ class ProducerCore:
             yield from all_done(waited, timeout, self.link)
         finally:
             self.transactions.stop()
+            if self.forwarding is not None:
+                self.forwarding.close()
             self.sender.abandon(
                 TimedOut(f"The producer was closed, and it was not delivered within {timeout:g} s.")
             )

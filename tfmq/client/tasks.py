@@ -36,9 +36,14 @@ class Task:
             while True:
                 self._forget()
                 wait = next(self._operation)
+                if self.done:  # cancelled from inside
+                    self._operation.close()
+                    break
                 targets = tuple(wait.targets)
                 if not any(target.done for target in targets):
                     break
+            if self.done:
+                return
             self._targets = targets
             self.due = NEVER if wait.seconds is None else self._clock() + wait.seconds
             for target in targets:
@@ -52,10 +57,11 @@ class Task:
             self._stepping = False
 
     def cancel(self) -> None:
-        """Ends it where it waits."""
+        """Ends it where it waits; one that goes on right now, and calls this: at its next wait."""
         self._forget()
         self.done = True
-        self._operation.close()
+        if not getattr(self._operation, "gi_running", False):
+            self._operation.close()
 
     def _forget(self) -> None:
         for target in self._targets:

@@ -1,0 +1,115 @@
+"""The file that keeps batches: order, bound, one process, and what it says of a broken disk."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfmq.client.local_store import NOWHERE, LocalStore, Place
+from tfmq.errors import Busy, NotAllowed, StoreFailed
+
+BLOCKS = [(5, 1, 77)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path / "below" / "store"), 1000)
+
+
+def keep(store: LocalStore, *data: bytes, topic: str = "orders", partition: int = 0) -> None:
+    store.keep(topic, partition, [(1, BLOCKS, each, NOWHERE) for each in data])
+
+
+def test_what_is_kept_comes_back_in_order_after_it_was_closed(store: LocalStore) -> None:
+    keep(store, b"a", b"b")
+    keep(store, b"x", partition=1)
+    keep(store, b"c")
+    store.close()
+    again = LocalStore(store.path, 1000)
+    assert sorted(again.partitions()) == [("orders", 0), ("orders", 1)]
+    rows = again.first("orders", 0, 10, 1000)
+    assert [row.data for row in rows] == [b"a", b"b", b"c"]
+    assert [row.id for row in rows] == sorted(row.id for row in rows)
+    assert {(row.count, tuple(row.blocks), row.place) for row in rows} == {(1, (BLOCKS[0],), NOWHERE)}
+
+
+def test_a_look_is_bounded_and_gives_at_least_one(store: LocalStore) -> None:
+    keep(store, b"a" * 100, b"b" * 100, b"c" * 100)
+    assert len(store.first("orders", 0, 2, 1000)) == 2
+    assert len(store.first("orders", 0, 9, 250)) == 2
+    assert len(store.first("orders", 0, 9, 1)) == 1
+    assert store.first("orders", 7, 9, 1000) == []
+
+
+def test_places_are_written_down_and_what_arrived_goes(store: LocalStore) -> None:
+    keep(store, b"a", b"b")
+    first, second = store.first("orders", 0, 9, 1000)
+    store.place([(first.id, Place(3, 7, 0, 99)), (second.id, Place(3, 7, 1, 99))])
+    store.remove([first])
+    store.close()
+    (left,) = store.first("orders", 0, 9, 1000)
+    assert (left.data, left.place) == (b"b", Place(3, 7, 1, 99))
+
+
+def test_the_bound_counts_what_an_earlier_process_left_and_what_went(store: LocalStore) -> None:
+    keep(store, b"a" * 600)
+    store.close()
+    with pytest.raises(Busy, match="keeps 600 bytes"):
+        keep(store, b"b" * 300, b"b" * 101)
+    assert len(store.first("orders", 0, 9, 9999)) == 1, "all or none"
+    store.remove(store.first("orders", 0, 9, 9999))
+    keep(store, b"c" * 1000)
+
+
+def test_another_process_is_refused_until_this_one_is_gone(store: LocalStore) -> None:
+    program = "from tfmq.client import local_store as s; import sys; print(s.LocalStore(sys.argv[1], 9).partitions())"
+    keep(store, b"a")
+    refused = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True)
+    assert "in use by another producer" in refused.stderr
+    store.close()
+    taken = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True)
+    assert taken.stdout == "[('orders', 0)]\n"
+
+
+def test_a_forked_child_has_nothing_of_its_parents(store: LocalStore) -> None:
+    keep(store, b"a")
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            store.forked()
+            store.partitions()
+        except NotAllowed:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    keep(store, b"b")
+    assert len(store.first("orders", 0, 9, 1000)) == 2
+
+
+def test_every_commit_is_forced(store: LocalStore) -> None:
+    keep(store, b"a")
+    database = store._database
+    assert database is not None
+    assert database.execute("pragma synchronous").fetchone() == (2,)
+    assert database.execute("pragma journal_mode").fetchone() == ("wal",)
+
+
+def test_a_file_that_is_none_of_ours_is_told(tmp_path: Path) -> None:
+    (tmp_path / "store").write_bytes(b"something else entirely" * 100)
+    store = LocalStore(str(tmp_path / "store"), 1000)
+    with pytest.raises(StoreFailed, match="not a database"):
+        store.partitions()
+    (tmp_path / "store").unlink()
+    assert store.partitions() == []
+
+
+def test_a_statement_that_fails_leaves_nothing_half_done(store: LocalStore) -> None:
+    keep(store, b"a")
+    with pytest.raises((sqlite3.Error, StoreFailed)):
+        store.keep("orders", 0, [(1, BLOCKS, b"b", NOWHERE), (None, BLOCKS, b"c", NOWHERE)])  # type: ignore[list-item]
+    assert [row.data for row in store.first("orders", 0, 9, 1000)] == [b"a"]

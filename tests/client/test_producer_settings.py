@@ -1,0 +1,38 @@
+"""A producer's arguments: checked when it is made, each refusal names its value."""
+
+from typing import Any
+
+import pytest
+
+from tfmq.client.producer_settings import Settings
+from tfmq.errors import BadRequest
+from tfmq.protocol.commands import ACKS_WRITTEN
+
+FINE = Settings(None, None, None, 5.0, 1000, 10_000, None, None, 30.0, ())
+
+
+def test_units_are_seconds_inside() -> None:
+    options = FINE._replace(acks="written", linger_ms=20).options()
+    assert (options.acks, options.linger_seconds, options.timeout) == (ACKS_WRITTEN, 0.02, 30.0)
+
+
+def test_a_batch_is_no_larger_than_the_buffer() -> None:
+    assert FINE._replace(buffer_bytes=100).options().batch_bytes == 100
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"acks": "all"},
+        {"group": "a b"},
+        {"linger_ms": -1},
+        {"timeout": 0},
+        {"batch_bytes": 9 << 20},
+        {"buffer_bytes": "1"},
+        {"codec": "json"},
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_value(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        FINE._replace(**wrong).options()
+    assert str(next(iter(wrong.values()))) in caught.value.sentence

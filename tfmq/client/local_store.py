@@ -1,0 +1,181 @@
+"""Batches that wait for their partition, in an SQLite file: committed and forced before `keep` returns.
+
+A row is a batch of records as they go out, with the place under which it may have been sent: incarnation, producer id,
+sequence, and the end of the log before. Nothing written: never sent. So whoever opens the file after a crash can find
+out at the broker which rows arrived. One living process has the file: DATABASE.lock, given back however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from tfmq.errors import Busy, NotAllowed, StoreFailed
+
+_TABLE: Final = """create table if not exists kept (
+    id integer primary key autoincrement, topic text not null, partition integer not null, count integer not null,
+    blocks text not null, data blob not null, incarnation integer not null, producer_id integer not null,
+    sequence integer not null, from_offset integer not null)"""
+_INDEX: Final = "create index if not exists kept_by_partition on kept (topic, partition, id)"
+_COLUMNS: Final = "id, count, blocks, data, incarnation, producer_id, sequence, from_offset"
+
+
+class Place(NamedTuple):
+    """Under what a batch was, or may have been, sent. `producer_id` 0: it never was."""
+
+    incarnation: int
+    producer_id: int
+    sequence: int
+    from_offset: int
+
+
+NOWHERE: Final = Place(0, 0, 0, 0)
+
+
+class Kept(NamedTuple):
+    """A batch to be forwarded; `id` grows in the order in which batches were kept. `blocks`: as PRODUCE has them."""
+
+    id: int
+    count: int  # type: ignore[assignment]
+    blocks: list[tuple[int, int, int]]
+    data: bytes
+    place: Place
+
+
+class LocalStore:
+    """The store at `path`. Every method may wait for the disk; one at a time, from any thread.
+
+    Raises `StoreFailed` where the file cannot be read or written, `NotAllowed` where another process has it.
+    """
+
+    def __init__(self, path: str, bytes_max: int) -> None:
+        self.path = os.path.abspath(os.path.expanduser(path))
+        self._bytes_max = bytes_max
+        self._guard = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+        self._descriptor = -1
+        self._bytes = 0
+        self._parents: list[sqlite3.Connection | None] = []
+
+    def partitions(self) -> list[tuple[str, int]]:
+        """Those for which something is kept."""
+        with self._using() as database:
+            return list(database.execute("select distinct topic, partition from kept"))
+
+    def keep(
+        self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, Place]]
+    ) -> None:
+        """Store (count, blocks, data, place) of each behind what is there, all or none. Beyond the bound: `Busy`."""
+        rows = [
+            (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *place)
+            for count, blocks, data, place in batches
+        ]
+        size = sum(len(row[4]) for row in rows)
+        with self._using() as database:
+            if self._bytes + size > self._bytes_max:
+                raise Busy(
+                    f"{self.path} keeps {self._bytes} bytes for partitions that take no writes, and may keep"
+                    f" {self._bytes_max}: get {topic}/{partition} going, or allow more with store_bytes."
+                )
+            database.executemany("insert into kept values (null, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            database.commit()
+            self._bytes += size
+
+    def first(self, topic: str, partition: int, count_max: int, bytes_max: int) -> list[Kept]:
+        """The oldest rows of a partition, at least one if there is any."""
+        found: list[Kept] = []
+        size = 0
+        with self._using() as database:
+            cursor = database.execute(
+                f"select {_COLUMNS} from kept where topic = ? and partition = ? order by id limit ?",
+                (topic, partition, count_max),
+            )
+            for number, count, blocks, data, *place in cursor:
+                size += len(data)
+                if found and size > bytes_max:
+                    break
+                found.append(Kept(number, count, list(map(tuple, json.loads(blocks))), data, Place(*place)))
+            cursor.close()
+        return found
+
+    def place(self, places: Iterable[tuple[int, Place]]) -> None:
+        """Write down under what these rows are about to be sent."""
+        with self._using() as database:
+            database.executemany(
+                "update kept set incarnation = ?, producer_id = ?, sequence = ?, from_offset = ? where id = ?",
+                [(*place, number) for number, place in places],
+            )
+            database.commit()
+
+    def remove(self, rows: Iterable[Kept]) -> None:
+        """These have arrived."""
+        gone = list(rows)
+        with self._using() as database:
+            database.executemany("delete from kept where id = ?", [(row.id,) for row in gone])
+            database.commit()
+            self._bytes -= sum(len(row.data) for row in gone)
+
+    def close(self) -> None:
+        """Give it back; the next call opens it again."""
+        with self._guard:
+            database, self._database = self._database, None
+            if database is not None:
+                database.close()
+            self._give_back()
+
+    def forked(self) -> None:
+        """In a child: the parent has it. SQLite's part is left as it is: to close it here might take it from there."""
+        self._guard = threading.Lock()
+        self._parents.append(self._database)
+        self._database = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        with self._guard:
+            try:
+                database = self._database or self._open()
+                try:
+                    yield database
+                except BaseException:
+                    database.rollback()
+                    raise
+            except (OSError, sqlite3.Error) as error:
+                if isinstance(error, Busy | NotAllowed):
+                    raise
+                raise StoreFailed(f"{self.path}: {error}") from error
+
+    def _open(self) -> sqlite3.Connection:
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        descriptor = os.open(self.path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise NotAllowed(
+                f"{self.path} is in use by another producer: give each process a store of its own."
+            ) from None
+        try:
+            database = sqlite3.connect(self.path, check_same_thread=False)
+            database.execute("pragma journal_mode = wal")
+            database.execute("pragma synchronous = full")  # in this mode, forced at every commit
+            database.execute(_TABLE)
+            database.execute(_INDEX)
+            database.commit()
+            self._bytes = database.execute("select coalesce(sum(length(data)), 0) from kept").fetchone()[0]
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor, self._database = descriptor, database
+        return database
