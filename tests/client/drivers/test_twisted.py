@@ -1,0 +1,235 @@
+"""Callers over one connection in one reactor, on real sockets."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from inspect import signature
+from typing import Any
+
+import pytest
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, gatherResults
+from twisted.internet.threads import deferToThreadPool
+
+from tests import reactor as rig
+from tests.client.fake_broker import CUT, HOLD, FakeBroker, listening
+from tests.reactor import pause
+from tfmq.client.drivers.twisted import DeferredDriver, begin_deferred, deferred
+from tfmq.client.link import Link
+from tfmq.client.operations import request
+from tfmq.client.servers import parse_servers
+from tfmq.client.waiting import Flag
+from tfmq.errors import Abandoned, Closed, ConnectionFailed, NotAllowed
+from tfmq.protocol.commands import Ping
+
+SECONDS = 20.0
+
+
+class Client:
+    def __init__(self, servers: str, reactor: Any) -> None:
+        self.link = Link(parse_servers(servers), time.monotonic)
+        self.driver = DeferredDriver(self.link)
+        self.driver.reactor = reactor
+
+    @deferred
+    async def ping(self, seconds: float = SECONDS) -> int:
+        return int((await self.driver.run(request(self.link, Ping(), seconds=seconds))).time_ms)
+
+
+Story = Callable[[Client, FakeBroker, Any], Coroutine[Any, Any, Any]]
+
+
+def play(story: Story, servers: str | None = None) -> None:
+    broker = FakeBroker()
+    with listening(broker) as address:
+
+        async def whole(reactor: Any) -> None:
+            client = Client(servers or address, reactor)
+            try:
+                await story(client, broker, reactor)
+            finally:
+                await client.driver.close()
+                left = set(reactor.getReaders()) | set(reactor.getWriters())
+                assert left == set(reactor._internalReaders)
+
+        rig.play(whole)
+
+
+def test_callers_share_a_connection() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        assert all(await gatherResults([client.ping() for _ in range(100)]))
+        assert len(broker.sessions) == 1
+
+    play(story)
+
+
+def test_a_cancelled_caller_leaves_the_client_usable() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        await client.ping()
+        broker.plan(Ping, HOLD)
+        asked = client.ping()
+        await pause(reactor, 0.05)
+        asked.cancel()
+        with pytest.raises(CancelledError):
+            await asked
+        broker.release()
+        assert await client.ping() > 0
+        assert len(broker.sessions) == 1
+
+    play(story)
+
+
+def test_a_broken_connection_is_made_again() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        await client.ping()
+        broker.plan(Ping, CUT)
+        assert await client.ping() > 0
+        assert client.link.connections == 2
+
+    play(story)
+
+
+def test_nobody_there_is_an_error() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        with pytest.raises(ConnectionFailed, match="start tfmq-server"):
+            await client.ping(0.3)
+
+    play(story, "127.0.0.1:1")
+
+
+def test_a_name_that_nobody_has_is_an_error() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        with pytest.raises(ConnectionFailed, match="cannot be looked up"):
+            await client.ping(0.3)
+
+    play(story, "nobody.invalid:1234")
+
+
+def test_closing_fails_what_is_open() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        await client.ping()
+        broker.plan(Ping, HOLD)
+        asked = client.ping()
+        await pause(reactor, 0.05)
+        await client.driver.close()
+        with pytest.raises((Closed, Abandoned)):
+            await asked
+
+    play(story)
+
+
+def test_waiting_ends_in_time_or_when_one_is_done() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        first, second = Flag(), Flag()
+        assert await client.driver.wait((first, second), 0.01) is False
+        reactor.callLater(0.01, second.settle)
+        assert await client.driver.wait((first, second), SECONDS) is True
+        assert await client.driver.wait((first, second)) is True
+        assert (first.callbacks, second.callbacks) == ([], []), "nothing is left behind"
+
+    play(story)
+
+
+def test_who_waited_goes_on_outside_of_what_woke_it() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        flag, order = Flag(), list[str]()
+
+        async def wait() -> None:
+            await client.driver.wait((flag,), SECONDS)
+            order.append("woken")
+
+        waiting = ensureDeferred(wait())
+        flag.settle()
+        order.append("settled")
+        await waiting
+        assert order == ["settled", "woken"]
+
+    play(story)
+
+
+def test_a_flag_is_raised_from_another_thread() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        flag = Flag()
+        thread = threading.Thread(target=lambda: client.driver.raise_flag(flag))
+        thread.start()
+        assert await client.driver.wait((flag,), SECONDS)
+        thread.join()
+
+    play(story)
+
+
+def test_work_is_done_in_another_thread_and_its_end_told_in_the_reactor() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        told: list[Any] = []
+        for work in (threading.get_ident, lambda: 1 // 0):
+            over: Deferred[None] = Deferred()
+
+            def done(result: Any, error: BaseException | None, over: Deferred[None] = over) -> None:
+                told.append((result, error, threading.get_ident()))
+                over.callback(None)
+
+            client.driver.in_threads(work, done)
+            await over
+        assert told[0][0] != threading.get_ident() == told[0][2]
+        assert isinstance(told[1][1], ZeroDivisionError)
+
+    play(story)
+
+
+def test_another_thread_is_refused_with_a_sentence() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        def ask() -> None:
+            failed: list[Any] = []
+            client.ping().addErrback(lambda failure: failed.append(failure.value))
+            raise failed[0]
+
+        with pytest.raises(NotAllowed, match="callFromThread"):
+            await deferToThreadPool(reactor, reactor.getThreadPool(), ask)
+
+    play(story)
+
+
+def test_timers_run_in_the_reactor() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        flag = Flag()
+        client.driver.call_later(0.01, flag.settle)
+        client.driver.call_later(0.0, lambda: None).cancel()
+        assert await client.driver.wait((flag,), SECONDS)
+
+    play(story)
+
+
+def test_what_is_begun_tells_its_end() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        ends: list[BaseException | None] = []
+
+        async def wrong() -> None:
+            raise KeyError("mine")
+
+        begin_deferred(pause(reactor, 0), ends.append)
+        begin_deferred(wrong(), ends.append)
+        await pause(reactor, 0.01)
+        assert [type(each) for each in ends] == [KeyError, type(None)]
+
+    play(story)
+
+
+def test_a_method_keeps_its_parameters_and_gives_a_deferred() -> None:
+    told = signature(Client.ping)
+    assert list(told.parameters) == ["self", "seconds"]
+    assert told.return_annotation == "Deferred[int]"
+
+
+def test_a_forked_child_leaves_the_parents_connection_alone() -> None:
+    async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
+        await client.ping()
+        child = os.fork()
+        if not child:
+            fresh = client.driver.channel.socket is None and client.link.state != "ready"
+            os._exit(0 if fresh else 1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert await client.ping() > 0
+        assert (client.link.connections, len(broker.sessions)) == (1, 1)
+
+    play(story)
