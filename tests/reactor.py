@@ -14,23 +14,29 @@ SECONDS = 20.0
 
 
 @contextmanager
-def a_reactor() -> Iterator[Any]:
+def a_reactor(kind: Callable[[], Any] = EPollReactor) -> Iterator[Any]:
     """A reactor whose descriptors are closed at the end."""
-    reactor = EPollReactor()
+    reactor = kind()
     internal = list(reactor._internalReaders)
     try:
         yield reactor
     finally:
         for reader in internal:
             reader.connectionLost(None)
-        reactor._poller.close()
+        if kind is EPollReactor:
+            reactor._poller.close()
 
 
-def play(story: Callable[[Any], Coroutine[Any, Any, Any]], *, stops: bool = True) -> Any:
+def play(
+    story: Callable[[Any], Coroutine[Any, Any, Any]],
+    *,
+    stops: bool = True,
+    kind: Callable[[], Any] = EPollReactor,
+) -> Any:
     """Run `story(reactor)` in a reactor to its end and give its result; raises what it raises, or that it took too
     long. `stops`: else the story stops the reactor by itself."""
     ends: list[Any] = []
-    with a_reactor() as reactor:
+    with a_reactor(kind) as reactor:
 
         def over(result: Any) -> None:
             ends.append(result)

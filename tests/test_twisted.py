@@ -179,6 +179,26 @@ def test_a_connection_that_the_broker_ends_is_made_again() -> None:
     assert play(story).payloads("orders") == [b"a", b"b"]
 
 
+def test_a_producer_that_nobody_closed_is_given_up_at_the_end_with_a_log() -> None:
+    broker = FakeBroker()
+    broker.plan(Produce, HOLD)
+    program = (
+        "import sys, tfmq.twisted as t\n"
+        "from twisted.internet.task import deferLater, react\n"
+        "async def main(reactor):\n"
+        "    made = t.Producer(sys.argv[1], timeout=20)\n"
+        "    made.send_nowait('orders', b'x')\n"
+        "    await deferLater(reactor, 0.3)\n"
+        "react(main)\n"
+    )
+    with listening(broker) as servers:
+        ended = subprocess.run(
+            [sys.executable, "-c", program, servers], capture_output=True, text=True, timeout=60
+        )
+    assert "1 messages were not delivered when the program ended" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_making_one_needs_no_reactor_and_installs_none() -> None:
     program = (
         "import sys, tfmq.twisted as t\n"

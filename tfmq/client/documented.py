@@ -1,4 +1,4 @@
-"""One description for both faces: the asyncio classes take their docs from the blocking ones."""
+"""One description for all faces: the asyncio and Twisted classes take their docs from the blocking ones."""
 
 from __future__ import annotations
 

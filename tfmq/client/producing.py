@@ -1,4 +1,4 @@
-"""What both producer faces do, once: messages checked, sends as operations, flush and close.
+"""What all producer faces do, once: messages checked, sends as operations, flush and close.
 
 A face adds the waiting (its driver) and the names that users see.
 """

@@ -1,4 +1,4 @@
-"""One transaction without its waiting: what it gathers, how it ends, and what its handles say. Both faces wrap it.
+"""One transaction without its waiting: what it gathers, how it ends, and what its handles say. The faces wrap it.
 
 A small one stays here until its commit, which is one frame. One that outgrows `FRAME_BYTES`, has a name, or is to be
 prepared, is begun at the broker and sent as it grows (`transaction_pipeline`). Steps are operations, one at a time;

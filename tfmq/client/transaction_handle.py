@@ -1,4 +1,4 @@
-"""What the transactions of both faces are: a core, and what needs no waiting."""
+"""What the transactions of all faces are: a core, and what needs no waiting."""
 
 from __future__ import annotations
 

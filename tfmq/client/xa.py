@@ -1,4 +1,4 @@
-"""A producer's transactions as the branches of a transaction manager: what both faces of `XAResource` do.
+"""A producer's transactions as the branches of a transaction manager: what all faces of `XAResource` do.
 
 The rules of XA that a plain transaction does not have: work ends (`end`) before a branch is prepared; a branch that was
 not prepared is committed only where the manager says that it is the only one (`one_phase`), and a prepared one only

@@ -1,14 +1,19 @@
 """Callers over one connection in one reactor, on real sockets."""
 
+import asyncio
 import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import pytest
+from twisted.internet.asyncioreactor import AsyncioSelectorReactor
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, gatherResults
+from twisted.internet.pollreactor import PollReactor
+from twisted.internet.selectreactor import SelectReactor
 from twisted.internet.threads import deferToThreadPool
 
 from tests import reactor as rig
@@ -212,6 +217,25 @@ def test_what_is_begun_tells_its_end() -> None:
         assert [type(each) for each in ends] == [KeyError, type(None)]
 
     play(story)
+
+
+@pytest.mark.parametrize("kind", ["select", "poll", "asyncio"])
+def test_every_kind_of_reactor_does(kind: str) -> None:
+    loop = asyncio.new_event_loop()
+    kinds = {"select": SelectReactor, "poll": PollReactor, "asyncio": partial(AsyncioSelectorReactor, loop)}
+
+    async def story(reactor: Any) -> None:
+        client = Client(servers, reactor)
+        assert all(await gatherResults([client.ping() for _ in range(20)]))
+        broker.plan(Ping, CUT)
+        assert await client.ping() > 0
+        assert client.link.connections == 2
+        await client.driver.close()
+
+    broker = FakeBroker()
+    with listening(broker) as servers:
+        rig.play(story, kind=kinds[kind])
+    loop.close()
 
 
 def test_a_method_keeps_its_parameters_and_gives_a_deferred() -> None:
