@@ -13,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tfmq
 from tests.scale import SCALE, scaled, seeded
 from tfmq.dead_letters.desk import Desk
@@ -47,7 +49,7 @@ class Rig:
         while time.monotonic() < until:
             worker = self.python(
                 *("-m", "tools.rigs.poison", self.server.address, TOPIC, self.store),
-                *(str(self.folder), str(MESSAGES)),
+                str(self.folder),
             )
             assert worker.stdout is not None
             assert worker.stdout.readline() == "started\n"
@@ -102,6 +104,7 @@ class Rig:
         return Counter(int(line.split()[0]) for line in lines)
 
 
+@pytest.mark.timeout(LONGEST_SECONDS)
 def test_poison_is_called_so_often_and_no_more_none_is_lost_and_a_killed_redrive_doubles_nothing(
     tmp_path: Path,
 ) -> None:
