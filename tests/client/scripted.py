@@ -237,7 +237,8 @@ class ScriptedLink(Link):
             self.end(call, error or Abandoned())
 
     def end(self, call: Call, error: TfmqError | None = None) -> None:
-        self.open.remove(call)
+        if call in self.open:  # else it was the parent's, before a fork
+            self.open.remove(call)
         call.error = error
         call.settle()
 

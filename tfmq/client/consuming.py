@@ -317,8 +317,8 @@ class Consuming:
     def void_lost(self) -> None:
         """What is about to be told as lost, and has come back since, is handed out again: who is told drops it all."""
         for name in self.positions.lost_and_back():
-            if name in self.fetcher.feeds:
-                self._go_to(name, self.positions.processed(name))
+            forget = self._go_to if name in self.fetcher.feeds else self.positions.seek
+            forget(name, self.positions.processed(name))
 
     def member(self) -> Membership:
         """Its place in the group. Raises `Closed`, `BadRequest` without a group."""
