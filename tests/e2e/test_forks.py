@@ -1,0 +1,303 @@
+"""Programs that fork before, while and after they use clients: preforking servers, groups over a fork, an event loop
+that is not there yet. Beside `test_forking`, which has the streams of producers and of readers without a group."""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfmq
+from tests.e2e.reading import payloads
+from tests.scale import scaled
+from tfmq import aio
+from tools.rigs.live_server import LiveServer
+
+SECONDS = 60.0
+WORKERS = 3
+CLOSE_SECONDS = 8.0
+"""What a close with a timeout of 1 second may take on a busy machine."""
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot be had here: fork")
+
+
+class Worker:
+    """A child of ours that does `work(say)`; `say(value)` puts a line into its file, at once."""
+
+    def __init__(self, path: Path, work: Callable[[Callable[[Any], None]], object]) -> None:
+        self.path = path
+        self.process = os.fork()
+        if self.process:
+            return
+        code = 1
+        try:
+            with path.open("a") as file:
+
+                def say(value: Any) -> None:
+                    file.write(json.dumps(value) + "\n")
+                    file.flush()
+
+                work(say)
+            code = 0
+        finally:
+            os._exit(code)
+
+    @property
+    def said(self) -> list[Any]:
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def wait_for(self, count: int) -> None:
+        until = time.monotonic() + SECONDS
+        while len(self.said) < count:
+            assert time.monotonic() < until, self.said
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+    def end(self) -> int:
+        """Its exit code; one that does not end is killed."""
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            ended, status = os.waitpid(self.process, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        self.kill()
+        raise AssertionError("the child stood still")
+
+
+def test_a_preforking_server_shares_one_producer_by_name_and_loses_nothing_with_a_worker(
+    broker: LiveServer, topic: str, tmp_path: Path
+) -> None:
+    """As gunicorn with preload: made and used in the master, used in each worker; a killed worker is forked anew."""
+    count = max(30, scaled(500))
+    with tfmq.Producer(broker.address, timeout=SECONDS) as producer:
+        producer.send(topic, "master first").result()
+
+        def serve(name: str, forever: bool) -> Callable[[Callable[[Any], None]], None]:
+            def work(say: Callable[[Any], None]) -> None:
+                number = 0
+                while number < count or forever:
+                    text = f"{name} {number}"
+                    producer.send(topic, text).result()
+                    say(text)
+                    number += 1
+                producer.close()
+
+            return work
+
+        doomed = Worker(tmp_path / "doomed", serve("doomed", True))
+        workers = [Worker(tmp_path / f"{n}", serve(f"worker{n}", False)) for n in range(WORKERS)]
+        doomed.wait_for(count // 2)
+        doomed.kill()
+        workers.append(Worker(tmp_path / "again", serve("again", False)))
+        producer.send(topic, "master last").result()
+        assert [worker.end() for worker in workers] == [0] * len(workers)
+        producer.send(topic, "master after").result()
+    found = [payload.decode() for payload in payloads(broker.address, topic)]
+    assert len(found) == len(set(found))
+    acknowledged = [text for worker in (doomed, *workers) for text in worker.said]
+    assert set(acknowledged) <= set(found)
+    assert len(found) - len(acknowledged) in (3, 4), (
+        "the master's, and at most one that died before it was told"
+    )
+    for worker in workers:
+        name = worker.said[0].split()[0]
+        assert [text for text in found if text.startswith(name + " ")] == worker.said, "in order"
+
+
+def test_preforked_consumers_share_the_partitions_of_a_group(
+    broker: LiveServer, topic: str, tmp_path: Path
+) -> None:
+    """Made in the master, used by the workers only: each is a member of its own."""
+    count = max(60, scaled(1_000))
+    with tfmq.Admin(broker.address) as admin:
+        admin.create_topic(topic, partitions=WORKERS * 2)
+    consumer = tfmq.Consumer(broker.address, topics=topic, group=topic)
+
+    def serve(say: Callable[[Any], None]) -> None:
+        quiet = 0
+        while quiet < 3:
+            found = consumer.poll(1.0)
+            quiet = 0 if found else quiet + 1
+            for message in found:
+                say(message.text)
+        consumer.close()
+
+    workers = [Worker(tmp_path / f"{n}", serve) for n in range(WORKERS)]
+    with tfmq.Producer(broker.address) as producer:
+        wanted = [f"{number}" for number in range(count)]
+        for text in wanted:
+            producer.send(topic, text, key=text)
+        producer.flush()
+    assert [worker.end() for worker in workers] == [0] * WORKERS
+    consumer.close()
+    found = [text for worker in workers for text in worker.said]
+    assert sorted(found) == sorted(wanted), "each by one worker, none left out"
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the child hands out its parent's partitions before it is a member itself"
+)
+def test_a_fork_of_a_member_takes_nothing_from_it(broker: LiveServer, topic: str, tmp_path: Path) -> None:
+    """The child of a consumer that reads is another member: where the parent has the only partition, it waits for its
+    turn, and goes on behind what the parent processed."""
+    with tfmq.Producer(broker.address) as producer:
+        producer.send_many(topic, [b"%d" % number for number in range(10)]).result()
+    consumer = tfmq.Consumer(broker.address, topics=topic, group=topic)
+    first = [message.text for message in consumer.poll(SECONDS, 4)]
+
+    def take_over(say: Callable[[Any], None]) -> None:
+        say("begun")
+        found: list[str | None] = []
+        until = time.monotonic() + SECONDS
+        while len(found) < 3 and time.monotonic() < until:
+            found += [message.text for message in consumer.poll(1.0)]
+        say(found)
+        consumer.close()
+
+    child = Worker(tmp_path / "child", take_over)
+    child.wait_for(1)
+    time.sleep(0.5)  # in which the child would take what is not its
+    second = [message.text for message in consumer.poll(SECONDS, 3)]
+    consumer.commit()
+    consumer.close()
+    assert child.end() == 0
+    assert (first, second) == (["0", "1", "2", "3"], ["4", "5", "6"])
+    assert child.said[1] == ["7", "8", "9"]
+
+
+def consume(servers: str, topic: str, made: "multiprocessing.SimpleQueue[str]") -> None:
+    """For spawn: a client of its own in a fresh interpreter."""
+    with tfmq.Consumer(servers, topics=topic, group=topic) as consumer:
+        while True:
+            for message in consumer.poll(5.0):
+                made.put(message.text or "")
+                if message.text == "last":
+                    return
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_consumer_in_a_process_of_multiprocessing(broker: LiveServer, topic: str, method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    made = context.SimpleQueue()
+    with tfmq.Producer(broker.address) as producer:
+        producer.send(topic, "first").result()
+        process = context.Process(target=consume, args=(broker.address, topic, made))
+        process.start()
+        producer.send(topic, "last").result()
+        process.join(SECONDS)
+        assert process.exitcode == 0
+    assert [made.get(), made.get()] == ["first", "last"]
+
+
+@contextlib.contextmanager
+def frozen(server: LiveServer) -> Iterator[None]:
+    """The broker holds its connections and answers nothing."""
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+def test_close_is_bounded_where_the_broker_says_nothing_here_and_in_a_child(
+    broker: LiveServer, topic: str, tmp_path: Path
+) -> None:
+    producer = tfmq.Producer(broker.address, timeout=1.0)
+    consumer = tfmq.Consumer(broker.address, topics=topic, group=topic, timeout=1.0)
+    admin = tfmq.Admin(broker.address, timeout=1.0)
+    producer.send(topic, "x").result()
+    assert consumer.poll(SECONDS)
+    admin.status()
+
+    def close_all() -> float:
+        began = time.monotonic()
+        producer.send(topic, "never told")
+        with contextlib.suppress(tfmq.TfmqError):
+            producer.close(1.0)
+        for client in (consumer, admin):
+            with contextlib.suppress(tfmq.TfmqError):
+                client.close()
+        return time.monotonic() - began
+
+    with frozen(broker):
+        child = Worker(tmp_path / "child", lambda say: say(close_all()))
+        seconds = close_all()
+        assert child.end() == 0
+    assert max(seconds, child.said[0]) < CLOSE_SECONDS
+
+
+def test_asyncio_clients_are_made_without_a_loop_and_serve_one_after_a_fork(
+    broker: LiveServer, topic: str, tmp_path: Path
+) -> None:
+    """At module level, as many programs have it; then in the loop of each process."""
+    producer = aio.Producer(broker.address)
+    consumer: aio.Consumer[Any] = aio.Consumer(broker.address, topics=topic)
+    admin = aio.Admin(broker.address)
+
+    async def use(name: str) -> list[str]:
+        await producer.send(topic, name)
+        await admin.status()
+        found: list[str] = []
+        while name not in found:
+            found += [message.text or "" for message in await consumer.poll(5.0)]
+        for client in (producer, consumer, admin):
+            await client.close()
+        return found
+
+    child = Worker(tmp_path / "child", lambda say: say(asyncio.run(use("child"))))
+    assert "parent" in asyncio.run(use("parent"))
+    assert child.end() == 0
+    assert "child" in child.said[0]
+
+
+def test_whatever_is_cancelled_in_asyncio_the_clients_go_on(broker: LiveServer, topic: str) -> None:
+    """A poll, a send, a commit and a close of the group's member, each cancelled in every phase that a short sleep
+    can find; nothing is lost or doubled by it."""
+
+    async def cancelled(work: Any, seconds: float) -> bool:
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(seconds)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return True
+        return False
+
+    async def story() -> tuple[set[str], list[str]]:
+        sent, found, times = set(), [], 0
+        async with aio.Producer(broker.address) as producer:
+            await producer.send(topic, "begin")
+            async with aio.Consumer(broker.address, topics=topic, group=topic, commits="manual") as consumer:
+                for turn in range(max(10, scaled(100))):
+                    sent.add(f"{turn}")
+                    pause = 0.0005 * (turn % 8)
+                    times += await cancelled(consumer.poll(5.0) if not turn % 3 else consumer.commit(), pause)
+                    times += await cancelled(producer.send(topic, f"{turn}"), pause)
+                await producer.send(topic, "end")
+                sent |= {"begin", "end"}
+                assert times, "some were cancelled on their way"
+                await consumer.commit()
+        async with aio.Consumer(broker.address, topics=topic) as reader:
+            while "end" not in found:
+                found += [message.text or "" for message in await reader.poll(5.0)]
+        return sent, found
+
+    sent, found = asyncio.run(story())
+    assert len(found) == len(set(found)), "nothing is doubled"
+    assert set(found) <= sent
+    assert {"begin", "end"} <= set(found)
