@@ -82,3 +82,15 @@ def test_each_is_entered_and_left_in_its_own_way(name: str) -> None:
     blocking, *others = FACES[name]
     assert hasattr(blocking, "__exit__")
     assert all(hasattr(other, "__aexit__") for other in others)
+
+
+@pytest.mark.parametrize("name", ["Producer", "Consumer", "Admin"])
+def test_each_is_made_of_the_same_parts(name: str) -> None:
+    """What one face has gained, and another not, is seen here even where no public name says so."""
+    blocking, *others = [face("127.0.0.1:1") for face in FACES[name]]
+    parts = vars(blocking).keys()
+    for other in others:
+        assert vars(other).keys() == parts, type(other).__module__
+    if name == "Consumer":
+        handlers = [face._core.fetcher.handler for face in (blocking, *others)]
+        assert {type(each) for each in handlers} == {type(blocking._handling)}

@@ -159,6 +159,25 @@ def test_what_that_raises_is_raised_to_who_reads(bench: Bench) -> None:
     rig.play(story)
 
 
+def test_a_failing_body_gets_its_message_again_and_a_dead_letter_in_the_end(bench: Bench) -> None:
+    bench.send("a", "b")
+    calls: list[str] = []
+
+    async def story(reactor: Any) -> None:
+        async with consumer(bench, reactor, retries=2) as made:
+            async for message in made:
+                async with message.handling():
+                    calls.append(message.text)
+                    if message.text == "a":
+                        raise ValueError("not a")
+                    made.stop()
+
+    rig.play(story)
+    assert calls == ["a"] * 3 + ["b"]
+    assert bench.letters()["a"].state == "dead"
+    assert (bench.saved() or 0) > bench.place("b")
+
+
 def test_run_handles_all_until_it_is_stopped(bench: Bench) -> None:
     bench.send("a", "b", "c")
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal
 
@@ -25,6 +26,7 @@ from tfmq.client.consuming import Consuming, log
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.twisted import DeferredDriver, begin_deferred, deferred
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
+from tfmq.client.handling import LoopHandling
 from tfmq.client.lag import Lag
 from tfmq.client.listeners import Function, Listener, Listeners
 from tfmq.client.offset_storage import OffsetStorage
@@ -34,7 +36,7 @@ from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.run_deferreds import DeferredRun
 from tfmq.client.start import Start, seek_question
 from tfmq.hooks import Hook
-from tfmq.runs import begin_run
+from tfmq.runs import begin_run, open_store
 
 
 @documented_as(tfmq.consumer.Consumer)
@@ -92,6 +94,14 @@ class Consumer(Generic[Value]):
         self._driver.tickers.append(self._core.tasks)
         self._driver.on_fork.append(self._core.renew)
         self._listeners = Listeners()
+        self._handling = LoopHandling(
+            self._core,
+            self._driver.run,
+            partial(open_store, options, self._driver.in_threads, self._core, self._wall_clock),
+            wall_clock=self._wall_clock,
+            awaited=True,
+        )
+        self._core.fetcher.handler = self._handling
         self._loop: AsyncIterator[ReceivedMessage[Value]] | None = None
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
@@ -202,6 +212,7 @@ class Consumer(Generic[Value]):
         try:
             await self._driver.run(self._core.close(processed))
         finally:
+            self._handling.close()
             await self._driver.close()
 
     async def __aenter__(self) -> "Consumer[Value]":
