@@ -87,7 +87,8 @@ def test_each_is_entered_and_left_in_its_own_way(name: str) -> None:
 @pytest.mark.parametrize("name", ["Producer", "Consumer", "Admin"])
 def test_each_is_made_of_the_same_parts(name: str) -> None:
     """What one face has gained, and another not, is seen here even where no public name says so."""
-    blocking, *others = [face("127.0.0.1:1") for face in FACES[name]]
+    options = {"topics": "orders"} if name == "Consumer" else {}
+    blocking, *others = [face("127.0.0.1:1", **options) for face in FACES[name]]
     parts = vars(blocking).keys()
     for other in others:
         assert vars(other).keys() == parts, type(other).__module__
