@@ -9,14 +9,16 @@ goes on to whatever is due next, at most to the nearest end of a wait; and so on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.link import Link
-from tfmq.client.waiting import Waitable
+from tfmq.client.waiting import Operation, Waitable
 from tfmq.testing.channel import InsideChannel
 from tfmq.testing.world import NEVER, PATIENCE_SECONDS, World, ends_by_itself
+
+Result = TypeVar("Result")
 
 IDLE_TURNS: Final = 50
 """Turns of the loop without a change after which every task is taken to be waiting: one task that wakes another, and
@@ -137,6 +139,11 @@ class InsideAsyncDriver(AsyncDriver):
     def _begin(self) -> None:
         super()._begin()
         self.channel = InsideChannel(self.link, self.world.server)
+
+    async def run(self, operation: Operation[Result]) -> Result:
+        """As its base."""
+        self.world.called()
+        return await super().run(operation)
 
     async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
         """As its base. Raises `NothingComes` for a wait that nothing can end, after some real seconds."""

@@ -52,6 +52,7 @@ class InsideBlockingDriver(BlockingDriver):
 
     def run(self, operation: Operation[Result]) -> Result:
         """As its base."""
+        self.world.called()
         with self.world.operation():
             return super().run(operation)
 

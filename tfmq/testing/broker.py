@@ -34,6 +34,7 @@ from tfmq.testing.clock import START, VirtualClock
 from tfmq.testing.draining import drain
 from tfmq.testing.faults import Faults
 from tfmq.testing.server import Server as InsideServer
+from tfmq.testing.trial import Trial
 from tfmq.testing.world import World
 
 Driver = TypeVar("Driver")
@@ -197,7 +198,13 @@ class SimulatedBroker:
     ) -> None:
         self.close()
 
-    # What clients call
+    # What a trial and clients call
+
+    def undergo(self, trial: Trial) -> None:
+        """From now on `trial` sees every request and every call of the test's, and has its accident happen."""
+        self._faults.watch = trial.serve
+        self._world.on_call = trial.called
+        trial.begins_at(self._world, self.crash)
 
     def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
         """See `tfmq.client.reach`."""

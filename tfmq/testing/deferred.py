@@ -14,8 +14,8 @@ from twisted.internet.defer import Deferred
 
 from tfmq.client.drivers.twisted import DeferredDriver
 from tfmq.client.link import Link
-from tfmq.client.waiting import Waitable
-from tfmq.testing.asynchronous import Waiting, Watch, watch_of
+from tfmq.client.waiting import Operation, Waitable
+from tfmq.testing.asynchronous import Result, Waiting, Watch, watch_of
 from tfmq.testing.channel import InsideChannel
 from tfmq.testing.world import NEVER, PATIENCE_SECONDS, World, ends_by_itself
 
@@ -53,6 +53,11 @@ class InsideDeferredDriver(DeferredDriver):
         if found is None:
             found = _turns[reactor] = Turns(reactor)
         return watch_of(self.world, found)
+
+    async def run(self, operation: Operation[Result]) -> Result:
+        """As its base."""
+        self.world.called()
+        return await super().run(operation)
 
     async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
         """As its base. Raises `NothingComes` for a wait that nothing can end, after some real seconds."""

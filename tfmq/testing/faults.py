@@ -7,7 +7,7 @@ a send, any error behind a fetch that may be repeated) costs it time and is not 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,8 @@ WORDS: Final[Mapping[str, tuple[type[Any], ...]]] = {
 }
 """What a test calls them; any other command by its own name, as "create_topic"."""
 CONNECT: Final = "connect"
+
+Watch = Callable[[Any, Any, Any, Any], Any]
 
 
 class Fault(NamedTuple):
@@ -59,6 +61,8 @@ class Faults:
         self._planned: deque[Fault] = deque()
         self.refusals = 0
         """Connections that are to be refused."""
+        self.watch: Watch | None = None
+        """Sees every request first, and says what reply it is served with; None: it is not served."""
 
     def fail_next(
         self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False
@@ -83,6 +87,10 @@ class Faults:
         return {code: (command, partial(self._serve, method)) for code, (command, method) in HANDLERS.items()}
 
     def _serve(self, method: Method, engine: Any, request: Any, body: Any, reply: Any, session: Any) -> None:
+        if self.watch is not None:
+            reply = self.watch(engine, request, reply, session)
+            if reply is None:
+                return
         fault = self._take(type(request))
         if fault is None:
             method(engine, request, body, reply, session)

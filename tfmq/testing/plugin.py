@@ -5,16 +5,19 @@ nothing, and a measurement of coverage sees tfmq being imported.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from tfmq.testing.broker import SimulatedBroker
 
+TRIAL = pytest.StashKey[Any]()
+"""At a test that `@pytest.mark.tfmq_faults` runs again: what its broker is to undergo this time."""
+
 
 @pytest.fixture
-def tfmq_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
+def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
     """A broker in this process, one for each test: disk in memory, a clock that only the test moves, no sockets.
 
     Clients come to it by `tfmq_broker.producer()`, `tfmq_broker.consumer(...)`, or, wherever they are made, by
@@ -24,4 +27,47 @@ def tfmq_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
 
     with SimulatedBroker() as broker:
         monkeypatch.setenv("TFMQ_SERVERS", broker.servers)
+        if TRIAL in request.node.stash:
+            broker.undergo(request.node.stash[TRIAL])
         yield broker
+
+
+# @pytest.mark.tfmq_faults: see tfmq/testing/fault_marker.py
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell pytest of the marker."""
+    config.addinivalue_line(
+        "markers",
+        'tfmq_faults(faults=("crash", "lost_reply", "duplicate", "rebalance"), runs=200): run the test again with each'
+        " of these at each step that it has with its tfmq_broker",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> object | None:
+    """A marked test is many runs."""
+    if item.get_closest_marker("tfmq_faults") is None:
+        return None
+    from tfmq.testing.fault_marker import run_protocol
+
+    return run_protocol(item, nextitem, TRIAL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A wrong marker is an error of its test."""
+    if item.get_closest_marker("tfmq_faults") is not None and TRIAL not in item.stash:
+        from tfmq.testing.fault_marker import check
+
+        check(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+    """What failed in a run with a fault says which that was."""
+    if TRIAL in item.stash and call.excinfo is not None:
+        from tfmq.testing.fault_marker import told
+
+        if sentence := told(item.stash[TRIAL]):
+            call.excinfo.value.add_note(sentence)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+from tfmq.client.link import Link
 from tfmq.client.sender import Sender
 from tfmq.client.tasks import Tasks
 from tfmq.client.waiting import Waitable
@@ -35,6 +36,7 @@ class Client(Protocol):
     """A client's driver, as the world sees it."""
 
     closed: bool
+    link: Link
     tickers: list[Any]
 
     def look(self) -> bool:
@@ -63,6 +65,8 @@ class World:
         """Counts what happened, so that a watcher sees that something did."""
         self.callbacks = 0
         """Counts the looks at which users' callbacks ran."""
+        self.on_call: Callable[[], None] | None = None
+        """Called when the test asks a client for something, before anything comes of that."""
         self._thread = threading.get_ident()
         self._settling = False
         self._beside: list[Callable[[], None]] = []
@@ -181,6 +185,15 @@ class World:
         if self._began is not None and now - self._began > max(self._longest, PATIENCE_SECONDS):
             raise self.nothing_comes()
         return now + max(0.0, seconds)
+
+    def called(self) -> None:
+        """A client is asked for something, by the test's own code."""
+        if self.on_call is not None and not self._settling:
+            self.on_call()
+
+    def connected(self) -> bool:
+        """Whether every client that wants something has its connection."""
+        return all(client.link.state == "ready" for client in self.clients if client.link.busy)
 
     @contextmanager
     def operation(self) -> Iterator[None]:
