@@ -242,6 +242,27 @@ def test_a_full_store_is_told_and_what_it_has_stays(broker: SimulatedBroker, tmp
     assert (found[0], found[-1]) == ("a" * 100, "c")
 
 
+@pytest.mark.parametrize(("done", "outcome"), [(True, "unknown"), (False, "unknown"), (None, "not done")])
+def test_what_cannot_be_kept_says_whether_the_broker_may_have_it(
+    broker: SimulatedBroker, tmp_path: Path, done: bool | None, outcome: str
+) -> None:
+    selector = tfmq.StrictPartitions({TOPIC: [1]}, tmp_path / "store", store_bytes=1)
+    sender: Any
+    with broker.producer(selector=selector) as sender:
+        sender.send(TOPIC, "0").result()
+        if done is None:
+            broker.stop()
+            broker.fail_next("connect", tfmq.ConnectionFailed)
+            sender._core.forwarding._lines[TOPIC, 1]._stream = None  # so it has nothing to be sent by
+        else:
+            broker.fail_next("send", tfmq.StorageStopped, done=done)
+        with pytest.raises(tfmq.Busy) as caught:
+            sender.send(TOPIC, "1").result()
+        assert caught.value.outcome == outcome
+        if done is None:
+            broker.start()
+
+
 def test_a_store_has_one_process(broker: SimulatedBroker, tmp_path: Path) -> None:
     with producer(broker, tmp_path / "store") as one:
         one.send(TOPIC, "0").result()

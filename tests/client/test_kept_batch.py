@@ -15,7 +15,7 @@ def batch() -> KeptBatch:
     made = KeptBatch(owner, "orders", 1, 1000, 0, 0.0)
     made.add(b"x", None, None)
     made.add(b"y", None, None)
-    made.count = 2
+    made.leave()
     return made
 
 
@@ -43,6 +43,13 @@ def test_a_failed_one_raises() -> None:
 
 
 def test_the_sender_takes_none_for_open() -> None:
+    owner: Any = None
+    made = KeptBatch(owner, "orders", 1, 1000, 0, 0.0)
+    assert (made.is_open, made.gathering) == (False, True)
+
+
+def test_one_that_leaves_counts_its_messages_once() -> None:
     made = batch()
-    assert not made.is_open
-    assert made.gathering
+    made.number(7, 3)
+    made.leave()
+    assert (made.count, made.gathering) == (2, False)

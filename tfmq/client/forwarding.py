@@ -29,6 +29,8 @@ from tfmq.client.tasks import Task, Tasks
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.client.work import work
 from tfmq.errors import (
+    NOT_DONE,
+    UNKNOWN,
     BadRequest,
     Closed,
     OffsetOutOfRange,
@@ -115,14 +117,14 @@ class Line:
 
     def _send(self, batch: KeptBatch) -> Operation[None]:
         """To the broker; where that does not take it, nothing is settled and `kept` says where it goes."""
-        batch.gathering = False
-        batch.count = len(batch.payloads) or batch.count
+        batch.leave()
         until = self._link.now() + ANSWER_SECONDS
         place = NOWHERE
         try:
             stream = yield from self._numbered(batch.count, until)
             encoded = batch.number(stream.producer_id, self._sequence)
             place = Place(stream.incarnation, stream.producer_id, self._sequence, self._from_offset)
+            batch.attempts += 1
             reply = yield from send_encoded(self._link, stream, self._sequence, encoded, batch.count, until)
         except Closed:
             raise
@@ -135,6 +137,7 @@ class Line:
                 yield from self._keep(place)
                 return
             self.batches.popleft()
+            batch.attempts = int(error.outcome != NOT_DONE)
             self._forwarding.fail(batch, error)
             return
         self._sequence += batch.count
@@ -157,8 +160,7 @@ class Line:
         for batch, its_place in zip(
             batches, itertools.chain((place,), itertools.repeat(NOWHERE)), strict=False
         ):
-            batch.gathering = False
-            batch.count = len(batch.payloads) or batch.count
+            batch.leave()
             encoded = batch.encoded or batch.number(0, 0)
             rows.append((batch.count, encoded.blocks, bytes(encoded.data), its_place))
         self._keeping = True
@@ -167,6 +169,8 @@ class Line:
             yield from self._stored(lambda store: store.keep(self.topic, self.partition, rows))
         except TfmqError as error:
             failure = error
+            for batch in batches:
+                batch.attempts += error.outcome != NOT_DONE  # the commit may have come through
         finally:
             self._keeping = False
         for batch in batches:
@@ -371,10 +375,11 @@ class Forwarding:
                 self.link.unattended -= 1
 
     def fail(self, batch: KeptBatch, error: TfmqError) -> None:
-        """It goes nowhere."""
-        batch.gathering = False
-        batch.count = len(batch.payloads) or batch.count
-        self.core.sender.fail(batch, copy(error))
+        """It is not kept; whether the broker has it is unknown once it was sent."""
+        batch.leave()
+        told = copy(error)
+        told.outcome = UNKNOWN if batch.attempts else NOT_DONE
+        self.core.sender.fail(batch, told)
 
     def dropped(self, line: Line) -> None:
         """Its tasks ended; the next message begins anew."""

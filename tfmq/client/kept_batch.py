@@ -20,6 +20,11 @@ class KeptBatch(Batch):
         self.gathering = True
         self.is_kept = False
 
+    def leave(self) -> None:
+        """Nothing is added any more. A second time does nothing."""
+        self.gathering = False
+        self.count = len(self.payloads) or self.count
+
     def stored(self, positions: Sequence[tuple[int, int]], durability: int) -> None:
         """The broker has it, or the store (`is_kept`)."""
         super().stored(positions, durability)
