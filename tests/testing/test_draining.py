@@ -35,6 +35,16 @@ def test_what_a_handler_sends_to_the_same_topic_is_taken_too(broker: SimulatedBr
     assert [message.text for message in broker.drain(consumer, handler)] == [*"543210"]
 
 
+def test_a_topic_that_was_made_behind_the_last_look_for_it_is_waited_for(broker: SimulatedBroker) -> None:
+    consumer = broker.consumer("orders")
+    assert broker.drain(consumer) == []
+    before = broker.clock.now
+    assert broker.drain(consumer) == []
+    assert broker.clock.now == before, "there is nothing to wait for"
+    broker.producer().send("orders", "x").result()
+    assert [message.text for message in broker.drain(consumer)] == ["x"]
+
+
 def test_what_a_handler_raises_is_raised_and_its_message_is_not_processed(broker: SimulatedBroker) -> None:
     broker.producer().send_many("orders", ["good", "bad", "never"]).result()
 

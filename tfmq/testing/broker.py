@@ -121,11 +121,15 @@ class SimulatedBroker:
         `handler` is called with each, and what it raises is raised here: then its message is not processed. Time goes
         on only while the consumer cannot read yet, at most `timeout` seconds; raises `TimedOut` then.
         """
-        return drain(self.clock, self.settle, consumer, handler, timeout)
+        return drain(self.clock, self.settle, self._has, consumer, handler, timeout)
 
     def settle(self) -> None:
         """Broker and clients do what is to be done now, batches that linger go; time stands still."""
         self._world.hurry()
+
+    def _has(self, topic: str) -> bool:
+        engine = self._server.engine
+        return engine is not None and logs.is_there(engine, topic)
 
     # What goes wrong
 

@@ -22,11 +22,14 @@ Handler = Callable[[ReceivedMessage[Any]], object]
 def drain(
     clock: VirtualClock,
     settle: Callable[[], None],
+    there: Callable[[str], bool],
     consumer: Consumer[Any],
     handler: Handler | None,
     timeout: float,
 ) -> list[ReceivedMessage[Any]]:
-    """See `SimulatedBroker.drain`. `settle` has everybody do what is to be done now."""
+    """See `SimulatedBroker.drain`. `settle` has everybody do what is to be done now, `there` says whether the broker
+    has a topic.
+    """
     if not isinstance(consumer, Consumer):
         raise TypeError(
             f"drain() takes a tfmq.Consumer, not {type(consumer).__name__}: with asyncio await consumer.poll(timeout=0)"
@@ -42,7 +45,7 @@ def drain(
             if handler is not None:
                 handler(message)
         found += messages
-        if messages or reads(consumer):
+        if messages or reads(consumer, there):
             looks = 0 if messages else looks + 1
             if looks == LOOKS:
                 return found
@@ -55,7 +58,11 @@ def drain(
         clock.advance(min(STEP_SECONDS, until - clock.monotonic()))
 
 
-def reads(consumer: Consumer[Any]) -> bool:
-    """Whether it is connected, knows its partitions, and none of them is to be tried again."""
+def reads(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
+    """Whether it is connected, knows its partitions, and none of them is to be tried again. It does not know those of a
+    topic that was made behind its last look for it.
+    """
     core = consumer._core
+    if any(there(name) for name in core.options.subscription.missing(core.assignment._wanted)):
+        return False
     return core.link.state == "ready" and core.assignment.looked and core.fetcher.next_retry() is None

@@ -31,6 +31,15 @@ def sent(engine: Engine, topic: str, partition: int | None = None) -> list[Recei
     return list(heapq.merge(*streams, key=lambda message: message.origin.append_ms))
 
 
+def is_there(engine: Engine, topic: str) -> bool:
+    """Whether the broker has that topic."""
+    try:
+        engine.house.topics.topic(topic)
+    except UnknownTopic:
+        return False
+    return True
+
+
 def messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage]:
     """The messages of one partition, in order."""
     if isinstance(partition, str):
