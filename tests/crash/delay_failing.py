@@ -175,4 +175,4 @@ class FailingLife(Life):
     def boundary(self) -> Boundary:
         """The end of it."""
         moment = Moment(self.broker.disk)
-        return Boundary(0, "end", "the end", moment, self.client.known(), self.clock.wall_ms())
+        return Boundary(0, (), "the end", moment, self.client.known(), self.clock.wall_ms())

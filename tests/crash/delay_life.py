@@ -17,6 +17,7 @@ import pytest
 
 from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import Answer, Broker, Stream, after, at, handles
+from tests.crash.delay_points import Points
 from tfmq.broker import delay_opening
 from tfmq.delay import buckets, horizon
 from tfmq.protocol.handles import parse_handle
@@ -103,7 +104,7 @@ class Known(NamedTuple):
 
 class Boundary(NamedTuple):
     number: int
-    point: str
+    points: tuple[str, ...]
     after: str
     moment: Moment
     known: Known
@@ -222,11 +223,12 @@ class Life:
 
     def __init__(self, generator: random.Random) -> None:
         self.random = generator
-        self.text_bytes = generator.choice((TEXT_BYTES, TEXT_BYTES, ROLLED_BYTES))
+        self.text_bytes = generator.choice((TEXT_BYTES, ROLLED_BYTES))
         self.clock = LifeClock(1_700_000_000_000 + generator.randrange(1 << 22))
         self.broker = Broker(SimulatedDisk(), self.clock, queued=True, delay__outcome_seconds=OUTCOME_SECONDS)
         self.client = Client()
         self.boundaries: list[Boundary] = []
+        self.points = Points()
         self.broker.work()
         self.broker.create("orders", 2)
         self.broker.create("bills", 1)
@@ -239,7 +241,7 @@ class Life:
 
     def run(self, actions: int) -> list[Boundary]:
         table: list[tuple[int, Callable[[], None]]] = [
-            (10, self.send), (3, self.crowd), (2, self.transact), (4, self.cancel), (4, self.reschedule),
+            (10, self.send), (3, self.crowd), (2, self.transact), (8, self.cancel), (8, self.reschedule),
             (9, self.wait), (6, self.work), (4, self.work_some), (1, self.restart), (1, self.kill),
         ]  # fmt: skip
         weights = [weight for weight, _ in table]
@@ -256,35 +258,17 @@ class Life:
 
     def _bound(self, kind: str, path: str) -> None:
         self.client.look()
-        point = self.point(kind, path)
+        points = self.points.of(self.broker, kind, path)
         self.boundaries.append(
             Boundary(
                 len(self.boundaries),
-                point,
+                points,
                 f"{self.action}: {kind} {path}",
                 Moment(self.broker.disk),
                 self.client.known(),
                 self.clock.wall_ms(),
             )
         )
-
-    def point(self, kind: str, path: str) -> str:
-        """What the broker is at: the points that tests name."""
-        delay = getattr(getattr(self.broker.engine, "house", None), "delay", None)
-        busy = delay.queue._keeper.busy.value if delay is not None and delay.queue._keeper.busy else ""
-        if busy == "load":
-            return busy
-        if "/delay/" not in path:
-            return "fire" if any(f"/{topic}-" in path for topic, _ in PLACES) else "beside"
-        if "/arrivals/" in path:
-            if kind in ("create", "rename", "force_folder"):
-                return "arrivals roll"
-            if kind == "unlink":
-                return "truncate"
-            return self.action if self.action in ("cancel", "reschedule") else "insert"
-        if busy == "spill" and kind == "create":
-            return "bucket roll"
-        return busy or "checkpoint"
 
     # What may happen
 
