@@ -54,6 +54,7 @@ class AsyncDriver:
 
     def _begin(self) -> None:
         self.channel = Channel(self.link)
+        self.channel.before_close = self._unwatch  # a loop must not be told of a descriptor that is closed
         self.closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: tuple[int, bool] | None = None
@@ -157,7 +158,6 @@ class AsyncDriver:
         """As `close`, where no loop runs any more."""
         self.closed = True
         self.link.close()
-        self._unwatch()
         self.channel.close()
         if self._handle is not None:
             self._handle.cancel()
@@ -168,6 +168,7 @@ class AsyncDriver:
     def renew(self) -> None:
         """In a forked child: a fresh connection, nothing of the parent's; the parent's loop is left alone."""
         was_closed = self.closed
+        self.channel.before_close = None
         self.channel.close()
         self.callbacks.clear()
         self.timers.clear()
@@ -237,10 +238,7 @@ class AsyncDriver:
     def _readable(self) -> None:
         if self.channel.connecting:
             self.channel.writable()
-        data = self.channel.receive()
-        if isinstance(data, OSError) or data == b"":
-            self._unwatch()  # before the descriptor is closed, and perhaps used again
-        self.channel.take(data)
+        self.channel.take(self.channel.receive())
         self._look()
 
     def _writable(self) -> None:
@@ -252,7 +250,6 @@ class AsyncDriver:
         looking_up = task is not None and not task.done()  # the end of a loop cancels it
         if self.channel.socket is None and not looking_up and self.link.wants_connection():
             assert self._loop is not None
-            self._unwatch()
             self._looking_up = self._loop.create_task(self._look_up())
 
     async def _look_up(self) -> None:
