@@ -5,6 +5,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 CRASHES: Final = "tests/crash/test_delay_enumeration.py"
+SLOW_FORCE: Final = "tests/crash/test_delay_slow_force.py"
 RANDOM: Final = "tests/delay/test_simulation_queue.py"
 
 DELAY_STORE: Final = (
@@ -24,6 +25,32 @@ DELAY_STORE: Final = (
         "        self._run_worker(partial(self._buckets.commit, now, self._time.dump()), done)\n",
         "        self._run_worker(partial(self._buckets.commit, 0, self._time.dump()), done)\n",
         ["tests/broker/test_delay_contract.py"],
+    ),
+    Mutant(
+        "a-bucket-goes-before-its-deliveries-are-forced",
+        "a bucket goes once everything in it is delivered and on the disk",
+        "tfmq/delay/keeper.py",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.rows_first, self._lowest())\n",
+        [SLOW_FORCE],
+    ),
+    Mutant(
+        "a-bucket-goes-before-it-is-loaded",
+        "a bucket stays until what is in it was loaded",
+        "tfmq/delay/keeper.py",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
+        "        limits = (1 << 63, shore.wheel.due_next, lines.due_first, self._lowest())\n",
+        [CRASHES],
+        scale=0.01,
+    ),
+    Mutant(
+        "a-bucket-goes-once-it-is-loaded",
+        "a bucket stays as long as what was loaded of it waits in memory",
+        "tfmq/delay/keeper.py",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
+        "        limits = (shore.fires_below, lines.due_first, self._lowest())\n",
+        [CRASHES],
+        scale=0.01,
     ),
     Mutant(
         "spilled-meanwhile-is-unknown",
