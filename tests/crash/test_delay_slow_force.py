@@ -34,7 +34,7 @@ def until_fired(broker: Broker) -> None:
 
 
 def test_a_bucket_stays_until_what_was_delivered_of_it_is_on_the_disk() -> None:
-    """Its time is over, everything in it was appended, the checkpoint is written again and again; then the power goes."""
+    """Its time is over, all in it was appended, the checkpoint is written again and again; then the power goes."""
     broker = Broker(queued=True)
     broker.create("orders", 1)
     broker.work()
