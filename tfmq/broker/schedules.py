@@ -181,7 +181,7 @@ class Schedules:
 
     def _described(self, run: ScheduleRun) -> dict[str, Any]:
         firing = self.firing
-        return run.described(firing.sent(run), firing.next_of(run), firing.trouble(run))
+        return run.described(firing.sent(run), firing.upcoming(run), firing.trouble(run))
 
     # Changing
 
@@ -311,7 +311,7 @@ class Schedules:
         def forced(error: BaseException | None) -> None:
             run.changing = False
             if error is None:
-                run.row = run.row._replace(**changed)
+                run.now_is(run.row._replace(**changed))
             self.firing.plan(run)
             then(error)
 
