@@ -331,16 +331,16 @@ def test_what_is_wrapped_comes_out_as_it_went_in(asked: list[tuple[bool, int]], 
 
 
 def test_a_delay_counts_from_the_decision_and_a_time_stays() -> None:
-    def at_10_000(
-        asked: list[tuple[int, bytes]], wall_ms: int = 10_000, decided_ms: int = 8_000
-    ) -> list[int]:
+    def at_10_000(asked: list[tuple[int, bytes]], ahead_ms: int = 0, decided_ms: int = 8_000) -> list[int]:
         times = dues_of(array("Q", [time for time, _ in asked]), b"".join(flag for _, flag in asked))
-        return list(effective_at(times, decided_ms, 10_000, wall_ms).times)
+        return list(effective_at(times, decided_ms, 10_000, ahead_ms).times)
 
     relative, absolute = RELATIVE_FLAG, ABSOLUTE_FLAG
     assert at_10_000([(5000, relative)]) == [13_000]
     assert at_10_000([(5000, relative), (15_000, absolute)]) == [13_000, 15_000]
-    assert at_10_000([(15_000, absolute)], wall_ms=9_000) == [16_000], "broker time is 1 s ahead"
+    assert at_10_000([(15_000, absolute)], 1_000) == [16_000], "broker time is 1 s ahead"
+    assert at_10_000([(15_000, absolute)], -1_000) == [14_000], "broker time is 1 s behind"
+    assert at_10_000([(15_000, absolute), (500, absolute)], -6_000) == [10_001, 10_001]
     assert at_10_000([(1_999, relative), (2_001, relative)]) == [10_001, 10_001], "never before the next ms"
     assert at_10_000([(0, absolute), (0, relative)]) == [10_001, 10_001]
     assert at_10_000([(DUE_MAX, relative), (DUE_MAX, absolute)]) == [DUE_MAX, DUE_MAX]

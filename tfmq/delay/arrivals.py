@@ -53,7 +53,8 @@ class ArrivedBatch(NamedTuple):
 
     `dues` (array of u64, ms), `absolute` (a byte 0 or 1), `sizes` (array of u32, whole records) and `offsets` (array of
     u64, in the log) have one value a message; the n-th message's number is `first_number + n`. `low` and `high` are
-    the first and the last of the dues. `data`: the records' bytes, one buffer, valid as long as it is kept.
+    the first and the last of the dues. `data`: the records' bytes, one buffer, valid as long as it is kept. `ahead_ms`:
+    by how much broker time was ahead of the wall clock, for those of `absolute`.
     """
 
     log_id: int
@@ -66,6 +67,7 @@ class ArrivedBatch(NamedTuple):
     offsets: "array[int]"
     sizes: "array[int]"
     data: Sequence[Buffer]
+    ahead_ms: int = 0
 
 
 def batches_of(
@@ -222,7 +224,8 @@ class _Reading:
         if self._done == note.records:
             self._note = None
         view = memoryview(data)[position:end]
-        return ArrivedBatch(note.log_id, note.topic, number, *dues, offsets, sizes, [view])
+        columns = (*dues, offsets, sizes, [view])
+        return ArrivedBatch(note.log_id, note.topic, number, *columns, note.ahead_ms)
 
 
 def _columns(data: bytes, position: int, offset: int, wanted: int) -> "tuple[array[int], array[int], int]":

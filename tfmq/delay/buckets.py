@@ -219,11 +219,12 @@ class Buckets:
         to_number: int,
         now_ms: int,
         pending: Pending,
+        note: bytes | None = None,
     ) -> Spilled:
         """Puts arrivals from `spilled_offset` up to `to_offset` (numbers below `to_number`) into buckets; in a worker.
 
-        Written, forced together, then the checkpoint, with `now_ms` as broker time. Raises Full (all is as it was, try
-        again later), Stopped, OSError (of a write: it stops), and what `batches` raise.
+        Written, forced together, then the checkpoint, with `now_ms` as broker time and `note` as in `commit`. Raises
+        Full (all is as it was, try again later), Stopped, OSError (of a write: it stops), and what `batches` raise.
         """
         with self._writing:
             self._writable()
@@ -235,7 +236,7 @@ class Buckets:
                     additions.put(messages_of(batch, pending))
                 additions.finish()
                 place = (to_offset, to_number, max(now_ms, self.broker_ms))
-                self._checkpoint(place, additions)
+                self._checkpoint(place, additions, note=note)
             self._sweep()
             return Spilled(additions.count, additions.size_bytes)
 

@@ -17,7 +17,7 @@ from tfmq.delay import note as notes
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.arrivals import note_batch
 from tfmq.delay.broker_time import BrokerTime
-from tfmq.delay.dues import RELATIVE, effective, word_bytes
+from tfmq.delay.dues import DUE_MAX, RELATIVE, effective, word_bytes
 from tfmq.delay.fetching import Fetched
 from tfmq.delay.finding import Finder
 from tfmq.delay.judging import UNSURE, Judge
@@ -214,11 +214,11 @@ class Changing:
                 self._free(key, turn)
             ended([], StorageStopped(reason="its topic is gone", outcome=OUTCOME_UNKNOWN))
             return
-        now, taken = self._time.now_ms(), self._time.taken_ms()
-        dues = effective(wire, len(turns), taken, self._time.wall_ms() + taken - now)
+        ahead = self._time.ahead_ms()
+        dues = effective(wire, len(turns), self._time.taken_ms(), ahead)
         old = Turns(array("Q", [turn.due for turn in turns]), array("Q", [turn.number for turn in turns]))
         data = b"".join(records)
-        note = notes.reschedule(key, name.rpartition("-")[0], dues, len(data), old)
+        note = notes.reschedule(key, name.rpartition("-")[0], dues, len(data), old, ahead)
         ticket = self._arriving.expect(dues.low)
         batches = [note_batch(note), *map(copy_of, records)]
         self._landing.append(batches, partial(self._move_written, key, turns, note, data, ticket, ended))
@@ -278,8 +278,9 @@ class Changing:
                 # Damage is told when it is the line's turn to read it: by one message at a time.
                 line.hold(PAUSE_SECONDS)
                 return
-            told = [part.dues[index] - self._time.told(part.numbers[index]) for index in range(len(records))]
-            self._move(line.key, turns[: len(records)], records, word_bytes(array("Q", told)), ended)
+            moved = turns[: len(records)]
+            meant = [min(max(0, turn.due - self._time.told(turn.number)), DUE_MAX) for turn in moved]
+            self._move(line.key, moved, records, word_bytes(array("Q", meant)), ended)
 
         def ended(moved: list[Turn], error: BaseException | None) -> None:
             if error is not None:

@@ -13,6 +13,7 @@ from tfmq.delay.arrivals import ArrivedBatch
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.buckets import Buckets, Pending
 from tfmq.delay.columns import SLOT_SHIFT, Columns
+from tfmq.delay.dues import ABSOLUTE_FLAG
 from tfmq.delay.ledger import Near
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part
@@ -31,6 +32,15 @@ class Area(NamedTuple):
     buckets: Sequence[Bucket]
     from_offset: int
     to_offset: int
+
+
+class Arrived(NamedTuple):
+    """What is found in arrivals: those that are pending; the lowest due of all, pending or not; of all that are for a
+    time of the wall clock (first number, how many, by how much broker time was ahead of it)."""
+
+    near: "list[Near]"
+    low: int | None
+    told: list[tuple[int, int, int]]
 
 
 class Gatherer:
@@ -52,17 +62,23 @@ class Gatherer:
                     found.append(near)
         return found
 
-    def arrived(self, from_offset: int, to_offset: int, pending: Pending) -> tuple[list[Near], int | None]:
-        """All arrivals between these offsets that are pending, and the lowest due of all, pending or not."""
+    def arrived(self, from_offset: int, to_offset: int, pending: Pending) -> Arrived:
+        """All arrivals between these offsets."""
         area = Area(0, DUES_MAX, [], from_offset, to_offset)
         found: list[Near] = []
         low: int | None = None
+        told: list[tuple[int, int, int]] = []
         for batch in self.batches(from_offset, to_offset):
             low = batch.low if low is None else min(batch.low, low)
+            if ABSOLUTE_FLAG in batch.absolute:
+                first, ahead_ms = batch.first_number, batch.ahead_ms
+                if told and told[-1][2] == ahead_ms:
+                    first = told.pop()[0]
+                told.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))
             near = self._of_arrival(batch, area, pending, None)
             if len(near.dues):
                 found.append(near)
-        return found, low
+        return Arrived(found, low, told)
 
     def batches(self, from_offset: int, to_offset: int) -> Iterator[ArrivedBatch]:
         """Arrivals, without what is damaged: the log names that."""

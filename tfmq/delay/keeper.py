@@ -13,9 +13,9 @@ from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.buckets import Buckets
-from tfmq.delay.gathering import DUES_MAX, Area, Gatherer
+from tfmq.delay.gathering import DUES_MAX, Arrived, Gatherer
 from tfmq.delay.horizon import LEAD_MS, URGENT_MS, Decision, Step, View, decide, goal
-from tfmq.delay.ledger import Landed, Near
+from tfmq.delay.ledger import Landed
 from tfmq.delay.lines import Lines
 from tfmq.delay.loading import Loading
 from tfmq.delay.pending import PendingNow
@@ -31,7 +31,6 @@ logger = logging.getLogger("tfmq.delay")
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
 """Work that the disk refused is tried again after pauses that double between these."""
-
 
 Told = Callable[[BaseException | None], None]
 
@@ -230,7 +229,8 @@ class Keeper:
         low, self._low, since, self._since = self._low, None, self._since, None
         self._low_spilled = low
         wanted, self._wanted = self._wanted, []
-        work = partial(buckets.spill, batches, offset, number, self._time.now_ms(), self.pending_now())
+        how = (self._time.now_ms(), self.pending_now(), self._time.dump())
+        work = partial(buckets.spill, batches, offset, number, *how)
 
         def done(result: Any, error: BaseException | None) -> None:
             self._shore.end_spill(error is None)
@@ -345,39 +345,39 @@ class Keeper:
 
     # Starting and stopping
 
-    def recover(self, found: list[Near], low: int | None, offset: int, number: int) -> None:
-        """A start found these in arrivals that are in no bucket, of which none is due before `low`, pending or not. The
-        horizon begins where the buckets do.
-        """
+    def recover(self, found: Arrived, offset: int, number: int) -> None:
+        """A start found these in arrivals that are in no bucket. The horizon begins where the buckets do."""
         self.offset, self.number = offset, number
         shore, now = self._shore, self._time.now_ms()
-        lows = [min(near.dues) for near in found if len(near.dues)]
+        lows = [min(near.dues) for near in found.near if len(near.dues)]
         leaves = self._buckets.leaves
         horizon = min([goal(now), *(bucket.span.start for bucket in leaves[:1])])
         shore.begin(min([now, horizon, *lows]), horizon)
         self._take_in(found)
-        if low is not None:
-            self._low, self._since = low, now
+        if found.low is not None:
+            self._low, self._since = found.low, now
 
-    def _take_in(self, found: list[Near]) -> None:
-        for near in found:
+    def _take_in(self, found: Arrived) -> None:
+        for told in found.told:
+            self._time.learn(*told)
+        for near in found.near:
             if len(near.dues):
                 self._shore.add(near, len(near.dues), min(near.dues), max(near.dues))
 
     def take_tail(self, from_offset: int, to_offset: int, done: Callable[[], None]) -> None:
         """What lies between is on the disk only now."""
-        area = Area(0, DUES_MAX, [], from_offset, to_offset)
 
-        def found(near: list[Near] | None, error: BaseException | None) -> None:
-            if near is None:
+        def found(arrived: Arrived | None, error: BaseException | None) -> None:
+            if arrived is None:
                 logger.error("delayed messages that arrived last cannot be read, tried again: %s", error)
                 self._timers.after(PAUSE_SECONDS_MAX, partial(self.take_tail, from_offset, to_offset, done))
                 return
-            self._take_in(near)
+            self._take_in(arrived)
             self.offset = max(self.offset, to_offset)
             done()
 
-        self._run_worker(partial(self._gatherer.near, area, self.pending_now()), found)
+        work = partial(self._gatherer.arrived, from_offset, to_offset, self.pending_now())
+        self._run_worker(work, found)
 
     def catch_up(self) -> None:
         """Something arrives: the horizon is where it should be, if that takes no work."""

@@ -8,7 +8,7 @@ All calls come from the owner's thread, all callbacks in it, at once or later.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from journal.clock import Clock
 from journal.header import Buffer
@@ -17,14 +17,15 @@ from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.changing import Changing
+from tfmq.delay.dues import ABSOLUTE_FLAG
 from tfmq.delay.fetching import Fetching
 from tfmq.delay.figures import Figures
 from tfmq.delay.finding import Finder
 from tfmq.delay.firing import Firing
-from tfmq.delay.gathering import Gatherer
+from tfmq.delay.gathering import Arrived, Gatherer
 from tfmq.delay.judging import UNSURE, Judge
 from tfmq.delay.keeper import Keeper
-from tfmq.delay.ledger import Landed, Ledger, Near
+from tfmq.delay.ledger import Landed, Ledger
 from tfmq.delay.lines import Lines
 from tfmq.delay.listing import Listing, pending_of
 from tfmq.delay.note import Note
@@ -51,13 +52,6 @@ from tfmq.errors import StorageStopped
 SLOTS: Final = 8192
 """Of the wheel: with ticks of 10 ms a turn takes 82 s, about as far as the horizon is ever ahead."""
 SECOND_MS: Final = 1000
-
-
-class _Expected(NamedTuple):
-    """What was so when dues were given: `ahead_ms` of broker time, whether the arrivals took nothing any more."""
-
-    ahead_ms: int
-    stopped: bool
 
 
 class DelayQueue:
@@ -98,7 +92,8 @@ class DelayQueue:
         self._firing = self._new_firing(settings.tick_ms)
         self._changing = self._new_changing()
         self._listing = Listing(buckets)
-        self._expected: dict[int, _Expected] = {}
+        self._expected: dict[int, bool] = {}
+        """By ticket: whether the arrivals took nothing any more when dues were given."""
         self._stopped: Callable[[], None] | None = None
 
     def _new_lines(self, destination: Destination, targets: Targets) -> Lines:
@@ -172,10 +167,10 @@ class DelayQueue:
         """Broker time rounded up, from which delays count: at most a millisecond above `now_ms`."""
         return self._time.taken_ms()
 
-    def wall_ms(self) -> int:
-        """The wall clock as `dues.effective` is to be told it: what broker time is ahead of it is noted, so that
-        messages for a time of the wall clock are known again when that steps."""
-        return self._time.wall_ms()
+    def ahead_ms(self) -> int:
+        """By how much broker time is ahead of the wall clock, as `dues.effective` is to be told it and the note to say
+        it, so that messages for a time of the wall clock are known again when that steps."""
+        return self._time.ahead_ms()
 
     # Arriving
 
@@ -184,14 +179,16 @@ class DelayQueue:
         with the ticket that is answered, nothing from there on fires. In the same call as `now_ms()` was asked.
         """
         ticket = self._ledger.expect(due_min)
-        self._expected[ticket] = _Expected(self._time.ahead_ms(), self._landing.log.stopped is not None)
+        self._expected[ticket] = self._landing.log.stopped is not None
         return ticket
 
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None:
         """They are written to the arrivals, not forced yet. `answer` is that of the records behind the note;
         `records` need stay only during the call."""
         first, dues = answer.first_ordinal, note.dues
-        self._time.note(first, self._expected.pop(ticket).ahead_ms)
+        del self._expected[ticket]
+        if ABSOLUTE_FLAG in dues.absolute:
+            self._time.note(first, note.ahead_ms)
         self._keeper.catch_up()
         near = self._shore.near_of(note, records, answer, self._time.now_ms())
         count = note.records
@@ -202,10 +199,10 @@ class DelayQueue:
 
     def failed(self, ticket: int) -> None:
         """They were not written, or nobody knows: then the log is stopped, and a start finds out."""
-        expected = self._expected.pop(ticket, None)
-        if self._landing.log.stopped is None or (expected is not None and expected.stopped):
+        if self._landing.log.stopped is None or self._expected.get(ticket):
             self._ledger.failed(ticket)
             self._firing.look()
+        self._expected.pop(ticket, None)
 
     # Asking
 
@@ -329,11 +326,11 @@ class DelayQueue:
         log, buckets = self._landing.log, self._buckets
         offset, number = log.forced_offset, log.end_ordinal
 
-        def found(result: tuple[list[Near], int | None] | None, error: BaseException | None) -> None:
+        def found(result: Arrived | None, error: BaseException | None) -> None:
             if result is None:
                 done(error or RuntimeError("a read of the arrivals ended without an answer"))
                 return
-            self._keeper.recover(*result, offset, number)
+            self._keeper.recover(result, offset, number)
             done(None)
 
         if log.forced_offset < log.end_offset:
