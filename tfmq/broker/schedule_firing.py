@@ -105,7 +105,9 @@ class ScheduleFiring:
         """Nothing up to this time is sent any more. What only a stopped partition knows does not count: what was not
         forced may be lost when it is resumed.
         """
-        known = 0 if self._stopped(run) else self.sent(run)
+        known = self.sent(run)
+        if known > run.sure_ms and self._stopped(run):
+            known = 0
         return max(run.row.through_ms, known, run.sure_ms, run.passed_ms)
 
     def sent(self, run: ScheduleRun) -> int:
