@@ -192,6 +192,14 @@ def test_a_list_may_be_of_some(rig: Pending) -> None:
         listed(rig, first=datetime(2026, 1, 1))
 
 
+def test_a_name_that_is_empty_does_not_mean_all_topics(rig: Pending) -> None:
+    with pytest.raises(BadRequest, match="is empty"):
+        listed(rig, topic="")
+    with pytest.raises(BadRequest, match="is empty"):
+        rig.run(counting(rig.link, [NOW, NOW + timedelta(seconds=2)], "", 5.0))
+    assert not rig.broker.requests
+
+
 def test_a_page_may_be_empty_although_there_is_more(rig: Pending) -> None:
     """The broker looks at a bounded number of messages for each page."""
     real, empty = rig.broker.list_delayed, [True, True]

@@ -28,6 +28,7 @@ from tfmq.cli.delayed import handles as offered
 from tfmq.cli.output import Output, counted, output_options, printable
 from tfmq.cli.ranges import TOP, even_edges, sensible_edges
 from tfmq.cli.values import Duration, Moment
+from tfmq.client.dues import due_of as checked_due
 from tfmq.errors import ConnectionFailed, TfmqError
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
 
@@ -103,7 +104,7 @@ def list_command(
         raise click.UsageError("say with --topic whose partition that is")
     in_order(first, end)
     with Admin(output.servers) as admin, hinting(admin, topic):
-        found = every(admin, topic, partition, key, first, end, checked(after) if after else None)
+        found = every(admin, topic, partition, key, first, end, None if after is None else checked(after))
         if output.json:
             output.array(row_of(each) for each in islice(found, count))
             return
@@ -195,6 +196,7 @@ def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | N
         return {"handle": done.handle, "state": done.state, "before": handle, **due_of(done.handle)}
 
     given = [checked(handle) for handle in handles]
+    checked_due(seconds, at)
     return asyncio.run(each_of(output, given, move, "rescheduled"))
 
 
@@ -325,7 +327,7 @@ def summary(
 ) -> None:
     """What the bars do not show."""
     last = f"{moment(edges[-1])} ({distance(edges[-1] - now_ms)})"
-    output.say(f"{counted(sum(inside), 'message')} in these ranges, the last of which ends at {last}")
+    output.say(f"{counted(sum(inside), 'message')} in these ranges; end of the last: {last}")
     if before:
         output.say(f"{counted(before, 'message')} earlier")
     if behind:

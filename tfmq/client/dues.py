@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from datetime import UTC, datetime, timedelta
 from math import ceil
+from numbers import Integral, Real
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
@@ -53,7 +54,7 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
 def _delay_ms(delay: Delay) -> int:
     if isinstance(delay, timedelta):
         return max(0, -(-(delay // _MICROSECOND) // 1000))
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
+    if isinstance(delay, bool) or not isinstance(delay, Real):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
     return _in_ms("delay", delay)
 
@@ -67,7 +68,7 @@ def moment_ms(moment: Moment) -> int:
                 " datetime.now(UTC) + timedelta(hours=1)."
             )
         return max(0, -(-((moment - _EPOCH) // _MICROSECOND) // 1000))
-    if isinstance(moment, bool) or not isinstance(moment, int | float):
+    if isinstance(moment, bool) or not isinstance(moment, Real):
         raise TypeError(
             f"A moment is an aware datetime or a number of seconds since 1970, not {type(moment).__name__}."
         )
@@ -75,14 +76,16 @@ def moment_ms(moment: Moment) -> int:
 
 
 def _in_ms(what: str, seconds: float) -> int:
-    """Rounded up, so that nothing is early; a float is taken for what it was written as, to the microsecond."""
+    """Rounded up, so that nothing is early; a float is taken for what it was written as, to the microsecond. Numbers of
+    other libraries have bounds, and behind these wrong products.
+    """
     try:
-        is_float = isinstance(seconds, float)
-        milliseconds = ceil(seconds * 1000 - HALF_MICROSECOND) if is_float else int(seconds) * 1000
+        whole = isinstance(seconds, Integral)
+        milliseconds = int(seconds) * 1000 if whole else ceil(float(seconds) * 1000 - HALF_MICROSECOND)
     except (ValueError, OverflowError):
         raise BadRequest(f"A {what} of {seconds} seconds is no time.") from None
     if milliseconds > DUE_MAX:
-        raise BadRequest(f"A {what} is at most {DUE_MAX} ms, 292 million years, not {seconds:g} seconds.")
+        raise BadRequest(f"A {what} is at most {DUE_MAX} ms, 292 million years.")
     return max(0, milliseconds)
 
 
