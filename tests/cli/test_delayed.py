@@ -121,6 +121,17 @@ def test_bars_are_drawn_with_their_times_and_counts(capsys: pytest.CaptureFixtur
     assert moment(NOW_MS) in full
 
 
+@pytest.mark.parametrize("width", [1, 20, 40, 60])
+def test_counts_are_shown_however_narrow_the_terminal_is(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    draw([NOW_MS, NOW_MS + 60_000], [1_234], NOW_MS)
+    shown = capsys.readouterr().out
+    assert "1,234" in shown and "█" in shown and moment(NOW_MS) in shown
+
+
 def test_where_there_are_no_blocks_bars_are_of_plain_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)

@@ -231,6 +231,9 @@ def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
     texts = zip(edges, counts, strict=False)
     rows = [(moment(low, exact), distance(low - now_ms), f"{count:,}") for low, count in texts]
     most, width = max(counts, default=0), bar_width(rows, console.width)
+    console.width = max(
+        console.width, sum(text_widths(rows)) + width + BETWEEN_COLUMNS
+    )  # no column is left out
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading, size in zip(HEADINGS, text_widths(rows), strict=True):
         table.add_column(heading, justify="right" if heading == "messages" else "left", min_width=size)

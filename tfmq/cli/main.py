@@ -83,6 +83,7 @@ def commands() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code. Every expected error is one sentence on standard error."""
+    open_what_is_closed()
     say_warnings()
     sys.exit(run(arguments))
 
@@ -108,6 +109,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         return explained(error)
+
+
+def open_what_is_closed() -> None:
+    """Whoever closes a standard stream (`tfmq status >&-`) wants nothing from it: neither a traceback, nor that what is
+    opened next gets its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def say_warnings() -> None:
