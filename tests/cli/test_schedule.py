@@ -1,5 +1,6 @@
 """`tfmq schedule` on a live broker."""
 
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -121,6 +122,19 @@ def test_one_that_waits_says_why(cli: Cli, topic: str) -> None:
     listed = cli("schedule", "list")
     assert f"waiting waits: There is no topic {topic}" in listed.err and "waiting" in listed.out.decode()
     assert "it waits: There is no topic" in cli("schedule", "resume", "waiting").err
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_times_and_expressions_stay_in_one_piece_however_narrow_the_terminal_is(
+    width: int, cli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("schedule", "add", "0 9 * * mon-fri", topic, "go", "--timezone", "America/New_York").code == 0
+    following = cli("schedule", "list", "--json").json[0]["next_run"]
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    shown = cli("schedule", "list").out.decode()
+    for word in (topic, "active", "0 9 * * mon-fri", "America/New_York", f"{following[:10]} 09:00"):
+        assert any(word in line for line in shown.splitlines()), word
 
 
 def test_the_shell_completes_names(cli: Cli, topic: str, broker: LiveServer) -> None:

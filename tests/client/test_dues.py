@@ -68,7 +68,7 @@ def test_a_delay_is_seconds_or_a_timedelta_rounded_up_to_a_millisecond(delay: An
         (0, 0),
         (np.int64(NOON_MS // 1000), NOON_MS),
         (datetime.max.replace(tzinfo=UTC), 253_402_300_800_000),
-        (DUE_MAX // 1000, DUE_MAX // 1000 * 1000),
+        (253_402_300_799, 253_402_300_799_000),
     ],
 )
 def test_a_moment_is_an_aware_datetime_or_seconds_since_1970(moment: Any, milliseconds: int) -> None:
@@ -113,6 +113,13 @@ def test_numbers_that_are_no_time_are_refused(wrong: float) -> None:
     for arguments in ((wrong, None), (None, wrong)):
         with pytest.raises(BadRequest):
             due_of(*arguments)
+
+
+@pytest.mark.parametrize("wrong", [NOON_MS, float(NOON_MS), 253_402_300_800, DUE_MAX // 1000])
+def test_milliseconds_are_not_taken_for_seconds(wrong: float) -> None:
+    with pytest.raises(BadRequest, match=r"after the year 9999. Are these milliseconds\?"):
+        due_of(None, wrong)
+    assert moment_ms(wrong) == wrong * 1000, "but one may ask what is due then"
 
 
 def test_what_a_delayed_message_waited_here_is_taken_off() -> None:

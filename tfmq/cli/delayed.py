@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from tfmq.cli.output import age_text, cell, print_table, printable, size_text
+from tfmq.cli.output import age_text, cell, print_table, printable, size_text, terminal_width
 from tfmq.cli.topics import known_topic
 from tfmq.errors import TfmqError, UnknownTopic
 from tfmq.message import BORN_MS_MAX
@@ -176,12 +176,6 @@ def show_rows(rows: Sequence[dict[str, Any]]) -> None:
         ]
         click.echo("  ".join(str(word) for word in words if word is not None))
         click.echo(f"  {row['handle']}")
-
-
-def terminal_width() -> int:
-    from rich.console import Console
-
-    return Console(file=sys.stdout).width
 
 
 # Times

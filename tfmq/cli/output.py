@@ -170,6 +170,13 @@ def print_table(
     console.print(table)
 
 
+def terminal_width() -> int:
+    """Letters in a line of it."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout).width
+
+
 def size_text(size_bytes: float) -> str:
     """1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -1,6 +1,7 @@
 """`tfmq schedule`: messages that the broker sends by itself at the times of a cron expression."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from tfmq.cli.output import Output, did_you_mean, output_options, printable
+from tfmq.cli.output import (
+    BESIDE_COLUMN,
+    Output,
+    did_you_mean,
+    output_options,
+    printable,
+    terminal_width,
+    words,
+)
 from tfmq.cli.values import Property
 from tfmq.errors import TfmqError, UnknownSchedule
 
@@ -17,6 +26,7 @@ if TYPE_CHECKING:
     from tfmq.client.schedules import ScheduleDescription
 
 COLUMNS = ("name", "state", "next_run", "cron", "timezone", "topic", "last_run")
+WHEN = "%a %Y-%m-%d %H:%M %z"
 COMPLETION_SECONDS = 2.0
 MISFIRE = ("one", "all", "skip")
 
@@ -112,7 +122,11 @@ def list_command(output: Output) -> None:
     if output.json:
         output.array(row_of(each) for each in found)
         return
-    output.rows([readable(each) for each in found], COLUMNS, "no schedules yet: tfmq schedule add makes one")
+    rows = [readable(each) for each in found]
+    if rows and not output.quiet and too_narrow(rows):
+        show_lines(rows)
+    else:
+        output.rows(rows, COLUMNS, "no schedules yet: tfmq schedule add makes one")
     for each in found:
         if each.trouble:
             output.say(f"{printable(each.name)} waits: {printable(each.trouble)}")
@@ -204,11 +218,24 @@ def row_of(found: "ScheduleDescription") -> dict[str, Any]:
 def readable(found: "ScheduleDescription") -> dict[str, Any]:
     """As a table has it."""
     row = {key: printable(str(getattr(found, key))) for key in ("name", "state", "cron", "timezone", "topic")}
-    row["next_run"] = "-" if found.next_at is None else when(found.next_at, found.timezone)
+    row["next_run"] = "-" if found.next_at is None else found.next_at.strftime(WHEN)
     row["last_run"] = "-" if found.last_at is None else found.last_at.strftime("%Y-%m-%d %H:%M")
     return row
 
 
 def when(moment: datetime, timezone: str) -> str:
     """Fri 2026-11-27 09:00 +0100 (Europe/Berlin)."""
-    return f"{moment.strftime('%a %Y-%m-%d %H:%M %z')} ({printable(timezone)})"
+    return f"{moment.strftime(WHEN)} ({printable(timezone)})"
+
+
+def too_narrow(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the terminal has no room for a table whose texts stay in one piece."""
+    widths = [max(len(words(name)), *(len(row[name]) for row in rows)) + BESIDE_COLUMN for name in COLUMNS]
+    return sys.stdout.isatty() and terminal_width() < sum(widths)
+
+
+def show_lines(rows: Sequence[dict[str, Any]]) -> None:
+    """Two lines each: what it is called and when it comes, and what it sends to where."""
+    for row in rows:
+        click.echo(f"{row['name']}  {row['state']}  next {row['next_run']}")
+        click.echo(f"  {row['cron']}  {row['timezone']}  to {row['topic']}  last {row['last_run']}")

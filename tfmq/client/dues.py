@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
+from tfmq.message import BORN_MS_MAX
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
 
 Delay = float | timedelta
@@ -42,13 +43,13 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
     """The due that these mean; None where neither is given.
 
     Raises `TypeError` for both at once, for what is neither a number nor a time, and for a datetime without a time
-    zone; `BadRequest` for numbers that are no time, or lie behind 2^63 - 1 ms.
+    zone; `BadRequest` for numbers that are no time, a delay above 2^63 - 1 ms, and a moment after the year 9999.
     """
     if delay is not None:
         if deliver_at is not None:
             raise TypeError("A message has a delay, or a time to deliver it at, not both.")
         return DUE_RELATIVE | _delay_ms(delay)
-    return None if deliver_at is None else moment_ms(deliver_at)
+    return None if deliver_at is None else _deliver_at_ms(deliver_at)
 
 
 def _delay_ms(delay: Delay) -> int:
@@ -57,6 +58,16 @@ def _delay_ms(delay: Delay) -> int:
     if isinstance(delay, bool) or not isinstance(delay, Real):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
     return _in_ms("delay", delay)
+
+
+def _deliver_at_ms(moment: Moment) -> int:
+    """Milliseconds taken for seconds would be a message that never comes."""
+    milliseconds = moment_ms(moment)
+    if milliseconds > BORN_MS_MAX and not isinstance(moment, datetime):
+        raise BadRequest(
+            f"{moment} seconds since 1970 are after the year 9999. Are these milliseconds? Divide by 1,000."
+        )
+    return milliseconds
 
 
 def moment_ms(moment: Moment) -> int:
