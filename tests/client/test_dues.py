@@ -89,13 +89,17 @@ def test_a_naive_datetime_is_no_moment() -> None:
         due_of(None, datetime(2026, 11, 21, 12))
 
 
-@pytest.mark.parametrize("wrong", ["30s", b"30", True, np.True_, [30], {}, 30j, NOON])
+@pytest.mark.parametrize(
+    "wrong", ["30s", b"30", True, np.True_, np.timedelta64(3, "ns"), [30], {}, 30j, NOON]
+)
 def test_a_delay_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="A delay is"):
         due_of(wrong, None)
 
 
-@pytest.mark.parametrize("wrong", ["tomorrow", False, np.False_, timedelta(1), NOON.date()])
+@pytest.mark.parametrize(
+    "wrong", ["tomorrow", False, np.False_, np.timedelta64(3), timedelta(1), NOON.date()]
+)
 def test_a_moment_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="A moment is"):
         due_of(None, wrong)

@@ -55,7 +55,7 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
 def _delay_ms(delay: Delay) -> int:
     if isinstance(delay, timedelta):
         return max(0, -(-(delay // _MICROSECOND) // 1000))
-    if isinstance(delay, bool) or not isinstance(delay, Real):
+    if not _is_number(delay):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
     return _in_ms("delay", delay)
 
@@ -79,11 +79,20 @@ def moment_ms(moment: Moment) -> int:
                 " datetime.now(UTC) + timedelta(hours=1)."
             )
         return max(0, -(-((moment - _EPOCH) // _MICROSECOND) // 1000))
-    if isinstance(moment, bool) or not isinstance(moment, Real):
+    if not _is_number(moment):
         raise TypeError(
             f"A moment is an aware datetime or a number of seconds since 1970, not {type(moment).__name__}."
         )
     return _in_ms("moment", moment)
+
+
+def _is_number(value: object) -> bool:
+    """Whether it counts seconds: truth values do not, and numpy's times, which call themselves whole numbers, count
+    something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return not isinstance(value, Integral) or hasattr(value, "__index__")
 
 
 def _in_ms(what: str, seconds: float) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -16,8 +16,8 @@ from tfmq.client.cluster import Cluster
 from tfmq.client.link import Link
 from tfmq.client.operations import find_topic, request
 from tfmq.client.waiting import Operation
-from tfmq.errors import UnknownPartition, UnknownSchedule, UnknownTopic
-from tfmq.limits import SCHEDULES_PER_PAGE
+from tfmq.errors import MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
+from tfmq.limits import SCHEDULE_PAYLOAD_BYTES, SCHEDULES_PER_PAGE
 from tfmq.message import BORN_MS_MAX, encode_attribute, payload_bytes
 from tfmq.protocol.commands import (
     AddSchedule,
@@ -26,8 +26,10 @@ from tfmq.protocol.commands import (
     RemoveSchedule,
     ResumeSchedule,
 )
+from tfmq.protocol.fields import Name
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TOPIC_NAME = Name()
 NAME_BYTES = 200
 """Of a topic's name in the name that a schedule without one gets, so that its number fits behind."""
 
@@ -74,7 +76,7 @@ class ScheduleWish(NamedTuple):
     topic: str
     payload: Any
     name: str | None = None
-    timezone: str = "UTC"
+    timezone: str | tzinfo = "UTC"
     key: bytes | str | None = None
     tag: str | None = None
     properties: Mapping[str, str] | None = None
@@ -82,13 +84,21 @@ class ScheduleWish(NamedTuple):
     misfire: str = "one"
 
     def request(self) -> tuple[AddSchedule, bytes]:
-        """The request and its body. Raises `TypeError`, `MessageTooLarge`, `ValueError` as sends do."""
+        """The request and its body. Raises `TypeError`, `MessageTooLarge`, `ValueError` as sends do, `BadRequest` for a
+        text that names no topic.
+        """
+        TOPIC_NAME.check(self.topic, "topic")
         payload = payload_bytes(self.payload)
         body = b"" if payload is None else bytes(payload)
+        if len(body) > SCHEDULE_PAYLOAD_BYTES.cap:
+            raise MessageTooLarge(
+                f"The schedule's payload has {len(body)} bytes; no broker takes more than"
+                f" {SCHEDULE_PAYLOAD_BYTES.cap} (limits.schedule_payload_bytes)."
+            )
         attribute = encode_attribute(None, self.key, self.tag, self.properties)
         words = (
             self.cron,
-            self.timezone,
+            zone_name(self.timezone),
             self.topic,
             self.partition,
             self.misfire,
@@ -97,6 +107,14 @@ class ScheduleWish(NamedTuple):
         )
         name = self.name if self.name is not None else given_name(self.topic, words, body)
         return AddSchedule(name, *words), body
+
+
+def zone_name(timezone: str | tzinfo) -> str:
+    """Of a time zone by its name, a `ZoneInfo`, or `datetime.UTC`. Raises `TypeError` for what has no name."""
+    name = "UTC" if timezone is UTC else getattr(timezone, "key", timezone)
+    if not isinstance(name, str):
+        raise TypeError(f"A time zone is its name, as in 'Europe/Berlin', or a ZoneInfo, not {timezone!r}.")
+    return name
 
 
 def given_name(topic: str, words: tuple[Any, ...], body: bytes) -> str:
