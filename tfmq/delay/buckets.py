@@ -186,7 +186,7 @@ class Buckets:
         for bucket in self._leaves.from_due(first_turn[0]):
             if bucket.span.start >= end_due:
                 return
-            with self._unless_gone(bucket):
+            with self.unless_gone(bucket):
                 yield from rows_of(bucket, self.files, first_turn, end_due, log_ids)
 
     def histogram(self, edges: Sequence[int], log_ids: Collection[int] | None = None) -> list[int]:
@@ -197,12 +197,12 @@ class Buckets:
         for bucket in self._leaves.from_due(edges[0]):
             if bucket.span.start >= edges[-1]:
                 break
-            with self._unless_gone(bucket):
+            with self.unless_gone(bucket):
                 total = list(map(add, total, counts_of(bucket, self.files, edges, log_ids)))
         return total
 
     @contextmanager
-    def _unless_gone(self, bucket: Bucket) -> Iterator[None]:
+    def unless_gone(self, bucket: Bucket) -> Iterator[None]:
         """A bucket that is settled and removed while a list is made has nothing for it."""
         try:
             yield

@@ -25,7 +25,6 @@ class PendingNow:
         unsure: Container[tuple[int, int]],
     ) -> None:
         self._cancelled = state.cancelled
-        self._spans = state.cancelled.spans()
         self._settled, self._gone, self._unsure = settled, gone, unsure
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
@@ -34,7 +33,7 @@ class PendingNow:
             return False
         low, high = min(dues), max(dues)
         through = self._settled(key)
-        cancelled = self._any_cancelled(low, high)
+        cancelled = self._cancelled.any_between(low, high)
         if not cancelled and (through is None or low > through.due):
             return True
         if through is not None and (high, max(numbers)) < through and high < through.due:
@@ -48,9 +47,6 @@ class PendingNow:
         """In this order: what is cancelled for sure leaves `unsure` behind that."""
         return turn in self._cancelled and turn not in self._unsure
 
-    def cancelled_spans(self) -> Sequence[tuple[int, int]]:
-        """(first due, the first behind it) of spans where any message is cancelled."""
-        return self._spans
-
-    def _any_cancelled(self, low: int, high: int) -> bool:
-        return any(start <= high and low < end for start, end in self._spans)
+    def any_cancelled(self, low: int, high: int) -> bool:
+        """Whether a message that is due from `low` up to `high` may be cancelled; False is sure."""
+        return self._cancelled.any_between(low, high)

@@ -14,6 +14,7 @@ from journal.clock import Clock
 from journal.header import Buffer
 from journal.shapes import Appended
 from tfmq.delay.arrival_state import ArrivalState
+from tfmq.delay.asking import Asking
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.changing import Changing
@@ -91,7 +92,7 @@ class DelayQueue:
         self._figures = Figures(self._ledger, shore, lines, buckets, timers)
         self._firing = self._new_firing(settings.tick_ms)
         self._changing = self._new_changing()
-        self._listing = Listing(buckets)
+        self._listing, self._asking = Listing(buckets), Asking(run)
         self._expected: dict[int, bool] = {}
         """By ticket: whether the arrivals took nothing any more when dues were given."""
         self._stopped: Callable[[], None] | None = None
@@ -273,7 +274,7 @@ class DelayQueue:
             if error is not None:
                 done(None, error)
             else:
-                self._run(work(), done)
+                self._asking.put(work, done)
 
         def forced(error: BaseException | None) -> None:
             if error is not None:
