@@ -192,6 +192,19 @@ def test_a_broken_block_is_refused(broker: Broker) -> None:
     assert broker.ask(request._replace(blocks=[Block(*block)]), data).code == "ok"
 
 
+@pytest.mark.parametrize("kept", [0, 1, 39])
+@pytest.mark.parametrize("acks", [ACKS_NONE, ACKS_SYNCED])
+def test_a_body_that_cannot_hold_what_is_announced_is_the_sender_s_mistake(
+    broker: Broker, kept: int, acks: int
+) -> None:
+    producer = broker.lease()
+    data = batch(producer, 0, [b"a", b"b"])
+    due = after(1000) * 2
+    request = Produce("orders", broker.incarnation(), 0, producer, 0, 2, acks, [], due)
+    assert broker.ask(request, data[:kept]).code == "bad_request"
+    assert broker.ask(request._replace(acks=ACKS_SYNCED), data).code == "ok"
+
+
 def test_too_many_are_busy_until_some_are_delivered() -> None:
     broker = Broker(limits__delayed=3)
     broker.create()

@@ -11,7 +11,7 @@ from typing import Any, Final
 from journal.appender import size_bound
 from journal.control import holds_control_header
 from journal.errors import BadBatch
-from journal.header import split_id
+from journal.header import HEADER_SIZE, split_id
 from journal.shapes import Batch
 from tfmq.broker import faults
 from tfmq.broker.arrivals_landing import Arrivals
@@ -138,6 +138,8 @@ class Delay:
             raise BadRequest(
                 f"{len(due)} bytes of due times for {request.count} messages: each has {DUE_BYTES}."
             )
+        if request.count * HEADER_SIZE > len(data):
+            raise BadBatch(f"{request.count} records cannot be in {len(data)} bytes")
         self._writes.refuse_large(request.blocks, len(data))
         target = self._topics.partition(request.topic, request.incarnation, request.partition)
         size = size_bound(max([block[0] for block in request.blocks], default=len(data)))
