@@ -19,7 +19,7 @@ from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import Answer, Broker, Stream, after, at, handles
 from tests.crash.delay_points import Points
 from tfmq.broker import delay_opening
-from tfmq.delay import buckets, horizon
+from tfmq.delay import buckets, horizon, supply
 from tfmq.protocol.handles import parse_handle
 
 Place = tuple[str, int]
@@ -55,6 +55,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horizon, "CATCH_UP_ROWS", 4)
     monkeypatch.setattr(horizon, "RESCAN_BYTES", 600)
     monkeypatch.setattr(horizon, "SPILL_BYTES", 4000)
+    monkeypatch.setattr(supply, "AHEAD_MIN", 3)
+    monkeypatch.setattr(supply, "AHEAD_BYTES", 2000)
     monkeypatch.setattr(delay_opening, "_segment_bytes", lambda house: SEGMENT_BYTES)
 
 

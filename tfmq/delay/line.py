@@ -24,6 +24,7 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part, Rows
 from tfmq.delay.settling import Settling, Written
 from tfmq.delay.slices import Slice, join
+from tfmq.delay.supply import Supply
 from tfmq.effects import Append, Mark
 from tfmq.errors import UnknownTopic
 
@@ -65,6 +66,7 @@ class Line:
         self._resumptions = 0
         self._record_bytes = RECORD_BYTES_FIRST
         self._forcing = False
+        self._supply = Supply(lines.fetching, lines.run)
         self._patience = Patience(lines.timers, lambda: lines.ready(self))
 
     def _applied(self) -> Turn | None:
@@ -115,6 +117,7 @@ class Line:
             first = self.rows.first()
             self.behind = first if self.behind is None else min(first, self.behind)
             self.rows.clear()
+            self._supply.clear()
             self._cut = None
             self._life += 1
 
@@ -199,18 +202,8 @@ class Line:
         return bool(len(self.rows))
 
     def _fetch(self, part: Part) -> None:
-        lines = self._lines
         self.busy, self._flight = True, part.turn(len(part.numbers) - 1)
-        done = partial(self._fetched, part, self._life)
-        try:
-            found = lines.fetching.cached(part.locators, part.numbers, SLICE_BYTES)
-        except Exception as error:
-            done(None, error)
-            return
-        if found is not None:
-            done(found, None)
-        else:
-            lines.run(partial(lines.fetching.read, part.locators, part.numbers, SLICE_BYTES), done)
+        self._supply.fetch(part, self.rows, self._record_bytes, partial(self._fetched, part, self._life))
 
     def _fetched(self, part: Part, life: int, found: Fetched | None, error: BaseException | None) -> None:
         self.busy = False
@@ -339,6 +332,7 @@ class Line:
         self._lines.dropped += count
         self._life += 1
         self.rows.clear()
+        self._supply.clear()
         self.behind, self.parked, self.reloading = None, "", False
         self._patience.stop()
         self.sweep()
@@ -350,6 +344,7 @@ class Line:
     def resumed(self) -> None:
         """The target stopped and takes writes again; what it had, but not on the disk, may be gone."""
         self._life += 1
+        self._supply.clear()
         self._resumptions += 1
         self._flight, self._forcing, self._doubt = None, False, None
         self._lines.pacing.give(self.settling.size_bytes)
@@ -383,6 +378,7 @@ class Line:
         if reason != self.parked and not self._lines.stopping:
             logger.error("Delayed messages wait for %s: %s", self._lines.name(self.key), reason)
         self.parked = reason
+        self._supply.clear()
         self._patience.refused()
         self._lines.stuck(self)
 
