@@ -6,6 +6,7 @@ refused any more. Handles of another broker name nothing that is known here, and
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 from journal.appender import size_bound
@@ -44,6 +45,10 @@ from tfmq.protocol.rows import DUE_BYTES, DUE_MAX
 from tfmq.transaction.transaction import Piece
 
 NOT_HERE: Final = "The handle {text} is of another broker, or of data that this one had before."
+PAGE_BYTES: Final = 1 << 20
+"""Of a page's rows: whatever keys the messages have, it fits one header, beside which other replies have room."""
+ROW_BYTES: Final = 1 << 10
+"""What a row has besides its message's key and tag, at most: handle, topic, numbers, and their names."""
 TRANSACTION_TOPIC: Final = "(delayed)"
 """The topic of all delayed messages of one transaction, as people are told: they share one target."""
 
@@ -227,7 +232,10 @@ class Delay:
         self.queue.list(query, self._pending(reply, session, self._listed))
 
     def _listed(self, found: Listed) -> tuple[Any, ...]:
-        rows = [self._row(each) for each in found.rows]
+        count = _fitting(found.rows)
+        rows = [self._row(each) for each in found.rows[:count]]
+        if count < len(found.rows):
+            return rows, True, rows[-1]["handle"]
         # The log's id is the next request's business no more than the message's: only the turn says where to go on.
         after = "" if found.after is None else self._handle(ARRIVALS_KEY, found.after)
         return rows, found.more, after
@@ -295,6 +303,12 @@ def _attribute(data: bytes | None) -> Attribute:
         return Attribute() if data is None else decode_attribute(data)
     except DecodeFailed:
         return Attribute()
+
+
+def _fitting(rows: Sequence[Pending]) -> int:
+    """How many of these fit one page: all, unless their keys are long; at least one."""
+    sizes = accumulate(ROW_BYTES + len(each.attribute or b"") for each in rows)
+    return max(1, sum(size <= PAGE_BYTES for size in sizes))
 
 
 def _turn(handle: Handle) -> Turn:
