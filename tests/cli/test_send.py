@@ -99,6 +99,17 @@ def test_what_was_sent_for_later_is_told_with_its_time_and_handle(capsys: pytest
     assert (row["delayed"], row["due_ms"], row["offset"]) == (handle, 1_900_000_000_000, None)
     report(Output(None, json=False, quiet=False), "orders", 3, result)
     assert "tfmq delay list --topic orders" in capsys.readouterr().err
+    report(Output(None, json=False, quiet=False), "orders", 1, result._replace(delayed=None), True)
+    assert "no handle" in (told := capsys.readouterr().err) and "None" not in told
+
+
+def test_programs_get_the_handles_of_several_that_wait(cli: Cli, topic: str) -> None:
+    row = cli("send", topic, "a", "b", "c", "--delay", "1h", "--json").json
+    assert row["count"] == 3 and len(set(row["delayed"])) == 3
+    assert cli("delay", "cancel", *row["delayed"], "--json").json == [
+        {"handle": handle, "state": "cancelled"} for handle in row["delayed"]
+    ]
+    assert "delayed" not in cli("send", topic, "a", "b", "--json").json
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,23 @@ from tfmq.cli.values import Duration, Moment, Place, Property, duration_seconds,
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("30s", 30), ("250ms", 0.25), ("1.5h", 5400), ("2d", 172800), ("1w", 604800), ("5m", 300), ("7", 7)],
+    [
+        ("30s", 30),
+        ("250ms", 0.25),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("1w", 604800),
+        ("5m", 300),
+        ("7", 7),
+        ("5min", 300),
+        ("1h30m", 5400),
+    ],
 )
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     assert duration_seconds(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "s", "-3s", "3 fortnights", "1h30m", "nan"])
+@pytest.mark.parametrize("text", ["", "s", "-3s", "3 fortnights", "1h30", "30m1", "h", "nan", "١s"])
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="30s"):
         duration_seconds(text)
