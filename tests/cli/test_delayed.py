@@ -49,6 +49,11 @@ def test_a_row_for_programs_has_numbers_and_iso_times() -> None:
     assert datetime.fromisoformat(row["due"]).timestamp() * 1_000 == NOW_MS + 90_000
     assert row["due"].endswith("+00:00")
     assert row["handle"].startswith("d") and row["state"] == "pending"
+    unknown = row_of(delayed_description({"handle": "d" * 59, "state": "unknown"}))
+    assert {name: value for name, value in unknown.items() if value is not None} == {
+        "handle": "d" * 59,
+        "state": "unknown",
+    }
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -151,6 +151,7 @@ def test_one_is_described_whether_it_waits_or_not(rig: Pending) -> None:
     assert (found.handle, found.state, found.topic, found.partition) == (handle, "pending", "bills", 1)
     assert (found.due_ms, found.size_bytes, found.born_ms) == (NOW_MS + 1000, 21, 5)
     assert found.due_at == NOW + timedelta(seconds=1) and found.details == {"number": 1}
+    assert type(rig.run(describing(rig.link, Rescheduled("rescheduled", handle), 5.0)).handle) is str
     rig.broker.fire(1)
     assert rig.run(describing(rig.link, handle, 5.0))[:3] == (handle, "delivered", -1)
 

@@ -253,7 +253,11 @@ class Delay:
         if number is None:
             return lambda key: split_id(key)[0] == topic.incarnation
         if number >= len(topic.partitions):
-            raise UnknownPartition(f"The topic {name} has {len(topic.partitions)} partitions.")
+            count = len(topic.partitions)
+            raise UnknownPartition(
+                f"The topic {name} has {count} partition{'' if count == 1 else 's'}, no number {number}: see"
+                f" tfmq topic show {name}."
+            )
         return lambda key: split_id(key) == (topic.incarnation, number)
 
     # Answers

@@ -370,7 +370,8 @@ def chosen_partition(run: ScheduleRun, topic: Topic) -> int:
         return zlib.crc32(text.encode() if isinstance(text, str) else text) % count
     if wanted >= count:
         raise UnknownPartition(
-            f"The topic {topic.name} has {count} partitions, no number {wanted}: see tfmq topic show {topic.name}.",
+            f"The topic {topic.name} has {count} partition{'' if count == 1 else 's'}, no number {wanted}: see"
+            f" tfmq topic show {topic.name}.",
             partitions=count,
         )
     return wanted

@@ -1,6 +1,7 @@
 """`tfmq delay`: messages that wait for their time: looking at them, taking them back, giving them another time."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from itertools import islice
@@ -29,7 +30,7 @@ from tfmq.cli.output import Output, counted, output_options, printable
 from tfmq.cli.ranges import TOP, even_edges, sensible_edges
 from tfmq.cli.values import Duration, Moment
 from tfmq.client.dues import due_of as checked_due
-from tfmq.errors import ConnectionFailed, TfmqError
+from tfmq.errors import BadRequest, ConnectionFailed, TfmqError
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ def list_command(
         rows = list(islice(found, most + 1))
         now_ms = broker_now(admin)
     if not rows:
-        output.say("no message waits" if topic is None else f"no message waits for {printable(topic)}")
+        where = "" if topic is None else f" for {printable(topic)}"
+        chosen_of = any(each is not None for each in (first, end, partition, key, after))
+        output.say(f"no message waits{where}{', of those that you asked for' if chosen_of else ''}")
     elif not output.quiet:
         show_rows([readable(each, now_ms) for each in rows[:most]])
     if len(rows) > most:
@@ -165,8 +168,7 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
     async def take_back(admin: "aio.Admin", handle: str) -> dict[str, Any]:
         return {"handle": handle, "state": await admin.cancel(handle)}
 
-    given = [checked(handle) for handle in handles]
-    return asyncio.run(each_of(output, given, take_back, "cancelled"))
+    return asyncio.run(each_of(output, all_checked(handles), take_back, "cancelled"))
 
 
 @delay.command(
@@ -195,9 +197,19 @@ def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | N
         done = await admin.reschedule(handle, seconds, deliver_at=at)
         return {"handle": done.handle, "state": done.state, "before": handle, **due_of(done.handle)}
 
-    given = [checked(handle) for handle in handles]
+    given = all_checked(handles)
     checked_due(seconds, at)
     return asyncio.run(each_of(output, given, move, "rescheduled"))
+
+
+def all_checked(handles: Sequence[str]) -> list[str]:
+    """The handles. Raises BadRequest for the first typo, before anything is done with the others."""
+    try:
+        return [checked(handle) for handle in handles]
+    except BadRequest as error:
+        raise (
+            error if len(handles) == 1 else BadRequest(f"{error} Nothing was done with the others.")
+        ) from None
 
 
 async def each_of(output: Output, handles: Sequence[str], change: Change, wanted: str) -> int:
@@ -225,6 +237,11 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
                 break
     if output.json:
         output.array(rows)
+    elif len(handles) > 1:
+        sums = Counter(row["state"] for row in rows)
+        output.say(
+            ", ".join(f"{count:,} {state}" for state, count in sums.most_common()) or "nothing was done"
+        )
     if lost is not None:
         raise lost
     return int(failed or any(row["state"] != wanted for row in rows))

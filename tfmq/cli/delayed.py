@@ -117,9 +117,10 @@ def handles(context: click.Context, argument: click.Parameter, start: str) -> li
 
 def row_of(found: "DelayedDescription") -> dict[str, Any]:
     """As programs get it: times in ms since 1970, and as ISO times where the calendar has them."""
-    row = found._asdict()
-    details = row.pop("details")
-    return {**row, "due": iso(found.due_ms), "born_at": iso(found.born_ms), **details}
+    row = {name: None if value == -1 else value for name, value in found._asdict().items()}
+    row["topic"] = found.topic or None
+    row.pop("details")
+    return {**row, "due": iso(found.due_ms), "born_at": iso(found.born_ms), **found.details}
 
 
 def readable(found: "DelayedDescription", now_ms: int) -> dict[str, Any]:

@@ -106,7 +106,12 @@ def add(
             partition=partition,
             misfire=misfire,
         )
-    tell(output, found, f"{printable(found.name)} is added")
+    tell(output, found, f"{printable(found.name)} is {added(found)}")
+
+
+def added(found: "ScheduleDescription") -> str:
+    """What `add` did. Only one that was there can be paused; whoever runs `add` at each deployment should know."""
+    return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
 
 
 @schedule.command(

@@ -155,7 +155,7 @@ def rescheduling(
 
 def describing(link: Link, handle: Any, seconds: float) -> Operation[DelayedDescription]:
     reply = yield from request(link, DescribeDelayed(checked(handle)), seconds=seconds)
-    return delayed_description({**reply.description, "handle": handle})
+    return delayed_description({**reply.description, "handle": str(handle)})
 
 
 def listing(

@@ -287,6 +287,7 @@ def _number(field: Field, text: str, part: str, expression: str) -> int:
 
 def _wrong(field: Field, part: str, expression: str) -> BadRequest:
     names = f" or {field.names[0]}..{field.names[-1]}" if field.names else ""
+    names += f", {LAST} alone" if field.name == "day of month" else ""
     return BadRequest(
         f"{part!r} in the cron expression {expression!r} is no {field.name}: write {field.low} to {field.high}{names},"
         " a range as 1-5, steps as */15, a list as 1,3, or * for all."
