@@ -42,10 +42,11 @@ class Fetching:
     def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched:
         """As `cached`, and waits. Raises OSError, Closed."""
         count = len(locators)
-        rising = sorted(locators)
-        if list(locators) == rising:
+        plain = list(locators)
+        order = sorted(range(count), key=plain.__getitem__)
+        rising = [plain[row] for row in order]
+        if rising == plain:
             return Fetched(self._slowly(rising, numbers, bytes_max))
-        order = sorted(range(count), key=locators.__getitem__)
         found = self._slowly(rising, [numbers[row] for row in order], bytes_max)
         by_row: list[bytes | int | None] = [0] * count
         for row, record in zip(order, found, strict=False):

@@ -22,6 +22,7 @@ here (`spans`, `buckets`).
 
 from array import array
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import compress
 from typing import Final
@@ -365,6 +366,9 @@ def _in_order(dues: Sequence[int], numbers: "array[int]") -> Sequence[int] | Non
     """Rows in the order of their turns; None if they are. What comes in order costs no sorting."""
     if dues[0] == dues[-1] and min(dues) == max(dues) and numbers == array("Q", sorted(numbers)):
         return None
-    rows = sorted(range(len(dues)), key=numbers.__getitem__)
-    rows.sort(key=dues.__getitem__)
-    return rows
+    # Few dues are different, no more than a tick has milliseconds: to part rows by due costs less than to sort them.
+    rows_of: defaultdict[int, list[int]] = defaultdict(list)
+    rising, rows = numbers.tolist(), range(len(dues))
+    for row in rows if rising == sorted(rising) else sorted(rows, key=rising.__getitem__):
+        rows_of[dues[row]].append(row)
+    return [row for due in sorted(rows_of) for row in rows_of[due]]
