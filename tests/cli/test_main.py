@@ -110,3 +110,15 @@ def test_a_closed_standard_stream_is_no_reason_for_a_traceback(
     )
     assert "Traceback" not in ran.stderr.decode()
     assert (tmp_path / "code").read_text() == "0\n"
+
+
+def test_a_full_disk_of_the_output_is_not_told_as_the_broker_s(broker: LiveServer, topic: str) -> None:
+    program = f"{shlex.quote(sys.executable)} -c 'from tfmq.cli.main import main; main()'"
+    ran = subprocess.run(
+        ["bash", "-c", f"{program} send {topic} x --json --servers {broker.address} >/dev/full"],
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "the output, or a file here, could not be written" in ran.stderr.decode()
+    assert "stays done" in ran.stderr.decode() and len(ran.stderr.splitlines()) == 1

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 not done (the sentence says why), 2 wrong usage, 3 no broker reached, 4 damage found.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -36,6 +37,7 @@ Examples:
 """
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
 
 
@@ -146,6 +148,13 @@ def explained(error: Exception) -> int:
         return WRONG_USAGE
     if not isinstance(error, TfmqError | JournalError | OSError):
         raise error
+    if isinstance(error, OSError) and error.filename is None and error.errno in NO_ROOM:
+        click.echo(
+            f"tfmq: {error.strerror}: the output, or a file here, could not be written. What the command did before"
+            " stays done.",
+            err=True,
+        )
+        return NOT_DONE
     click.echo(f"tfmq: {reason_of(error)}", err=True)
     return exit_code(error)
 
