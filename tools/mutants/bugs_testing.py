@@ -147,8 +147,8 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "a-step-of-the-clock-takes-its-time",
         "setting the clock lets no time pass",
         "tfmq/testing/clock.py",
-        "        self._wall_offset += round(seconds * MICROSECONDS)\n",
-        "        self._now += round(seconds * MICROSECONDS)\n",
+        "        self._wall_offset += round(",
+        "        self._now += round(",
         ["tests/testing/test_clock.py"],
     ),
     Mutant(
