@@ -118,3 +118,23 @@ def test_arrivals_that_stopped_hold_back_what_nobody_knows_of_and_what_is_behind
     again.advance(1)
     assert again.visible() in ([b"a", b"?", b"b", b"c"], [b"a", b"b", b"c"])
     assert unsure.payload == b"?"
+
+
+def test_cancels_alone_do_not_fill_the_arrivals() -> None:
+    """No message lands behind them, so nothing else says that they are there."""
+    desk = Desk(segment_bytes=4096)
+    sent = [
+        each for n in range(10) for each in desk.send([b"%d" % n + bytes([64 + m]) for m in range(40)], 10**9)
+    ]
+    desk.listed()
+    for at in range(0, len(sent), 4):
+        for handle in sent[at : at + 4]:
+            desk.cancel(handle)
+        desk.advance(30)
+    desk.advance(130)
+    log = desk.landing.log
+    assert log.end_offset > 10 * 4096
+    assert log.end_offset - log.first_offset < 3 * 4096
+    assert log.end_offset == desk.buckets.spilled_offset
+    again = desk.kill()
+    assert again.queue.pending == 0 and not again.listed().rows

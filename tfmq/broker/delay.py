@@ -159,7 +159,9 @@ class Delay:
     def _require_room(self, count: int, size_bytes: int) -> None:
         """Raises Busy above the limits: what was delivered makes room."""
         if self.queue.pending + count > self._limits["delayed"]:
-            raise Busy(f"{self.queue.pending} delayed messages wait; limits.delayed is the most that may.")
+            raise Busy(
+                f"{self.queue.pending} delayed messages wait, and limits.delayed is the most that may: cancel some, or raise it."
+            )
         if self.queue.pending_bytes + size_bytes > self._limits["delayed_bytes"]:
             raise Busy(
                 f"Delayed messages of {self.queue.pending_bytes} bytes wait; limits.delayed_bytes is the most that may."
@@ -168,6 +170,7 @@ class Delay:
     def succeed(self, request: SucceedProducer, reply: Reply) -> None:
         """Closes the id of a producer's delayed stream."""
         self._writes.succeed_on(self.partition, request.producer_id, reply)
+        self.queue.watch()
 
     def work(self, effect: Schedule, done: Applied) -> Work:
         """What writes the delayed batches of decided transactions."""

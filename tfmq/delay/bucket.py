@@ -64,6 +64,9 @@ class Bucket:
         self.path = names.join(folder, bucket_name(span))
         self.identity = identity
         self.seed = seed_of(identity, span)
+        self.dead = 0
+        """Of the messages, so many nobody waits for any more, as far as known: they were cancelled, or their topic is
+        gone. The owner's thread."""
         self.damage: list[Corrupt] = []
         """What could not be read so far."""
         self._hint = TAIL_MIN

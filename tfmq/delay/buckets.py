@@ -240,11 +240,12 @@ class Buckets:
             self._sweep()
             return Spilled(additions.count, additions.size_bytes)
 
-    def split(self, bucket: Bucket) -> list[Bucket]:
-        """Cuts a bucket into finer ones, forced and listed; it counts no more then, but may be read until `release`.
+    def split(self, bucket: Bucket, pending: Pending) -> list[Bucket] | None:
+        """Puts what of a bucket is pending into finer ones, forced and listed; it counts no more then, but may be read
+        until `release`.
 
-        Nothing is done (an empty list) with one that does not count, is of the finest level, or has to wait for the
-        release of another one. Raises as `spill`. In a worker.
+        Nothing is done (None) with one that does not count, is of the finest level, or has to wait for the release of
+        another one. Raises as `spill`. In a worker.
         """
         with self._writing:
             self._writable()
@@ -255,11 +256,11 @@ class Buckets:
                 )
                 counts = self._leaves.at(bucket.span.start) is bucket
             if held or not counts or bucket.span.exponent == FINEST:
-                return []
+                return None
             exponent = finer(bucket.span.exponent)
             additions = self._additions(lambda due: span_of(due, exponent), self.spilled_offset)
             with self._undoing(additions):
-                for messages in pieces_of(bucket, self.files):
+                for messages in pieces_of(bucket, self.files, pending):
                     additions.put(messages)
                 additions.finish()
                 self._checkpoint(

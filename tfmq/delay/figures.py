@@ -13,7 +13,7 @@ COUNT_SECONDS: Final = 0.1
 
 
 class Figures:
-    """See the module. `pending` is near enough: cancelled ones that lie far ahead count until their time is near."""
+    """See the module. `pending` is near enough: what is cancelled while files are worked on may count for longer."""
 
     def __init__(self, ledger: Ledger, shore: Shore, lines: Lines, buckets: Buckets, timers: Timers) -> None:
         self._ledger, self._shore, self._lines = ledger, shore, lines
@@ -25,13 +25,21 @@ class Figures:
         """So many more arrived."""
         self._count += count
 
+    def gone(self, due: int, number: int) -> None:
+        """A message that lies on the disk only is not waited for any more."""
+        self._count -= 1
+        if number >= self._buckets.spilled_number:
+            self._shore.far.count = max(0, self._shore.far.count - 1)
+        elif (bucket := self._buckets.leaf(due)) is not None:
+            bucket.dead += 1
+
     @property
     def pending(self) -> int:
         """Messages that wait."""
         now = self._timers.now()
         if now >= self._count_again:
             shore, leaves = self._shore, self._buckets.leaves
-            ahead = [bucket.count for bucket in leaves if bucket.span.start >= shore.horizon]
+            ahead = [max(0, each.count - each.dead) for each in leaves if each.span.start >= shore.horizon]
             near = shore.wheel.count + self._lines.queued
             self._count = self._ledger.messages + near + max(0, shore.far.count) + sum(ahead)
             self._count_again = now + COUNT_SECONDS

@@ -180,12 +180,19 @@ class Firing:
     # Work with files
 
     def _arm_house(self) -> None:
-        if self._house is None and self.started and not self._keeper.is_empty:
+        if not self._keeper.is_empty:
+            self.watch()
+
+    def watch(self) -> None:
+        """Something is written to the arrivals that is no message: soon it is looked what is to be done about it."""
+        if self._house is None and self.started:
             self._house = self._timers.after(HOUSE_SECONDS, self._look_after, deferrable=True)
 
     def _look_after(self) -> None:
         self._house = None
         self._force_written()
         self.settle()
+        if self._ledger.written is None:
+            self._keeper.follow()
         self._keeper.look()
         self.look()

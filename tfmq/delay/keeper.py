@@ -7,7 +7,7 @@ of the disk is waited out: what cannot be spilled stays in the arrivals, and is 
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.broker_time import BrokerTime
@@ -24,12 +24,12 @@ from tfmq.delay.reloading import Reloading
 from tfmq.delay.requests import Landing, Run, Timers
 from tfmq.delay.shore import Shore
 from tfmq.delay.spans import Span
+from tfmq.delay.splitting import first_of
 from tfmq.errors import NOT_DONE, StorageStopped
 
 logger = logging.getLogger("tfmq.delay")
 
-PAUSE_SECONDS: Final = 1.0
-PAUSE_SECONDS_MAX: Final = 30.0
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
 """Work that the disk refused is tried again after pauses that double between these."""
 
 Told = Callable[[BaseException | None], None]
@@ -89,9 +89,15 @@ class Keeper:
         """It is on the disk."""
         self.offset, self.number = landed.end_offset, landed.number_next
         self._low = landed.low if self._low is None else min(landed.low, self._low)
-        if self._since is None:
-            self._since = self._time.now_ms()
+        self._since = self._since or self._time.now_ms()
         self.changed = True
+
+    def follow(self) -> None:
+        """All that was told to land is there: what lies behind it are cancels and ended streams, which go, too."""
+        log = self._landing.log
+        if log.forced_offset == log.end_offset > self.offset and not log.waits_for_space:
+            self.offset, self.number, self.changed = log.end_offset, log.end_ordinal, True
+            self._since = self._since or self._time.now_ms()
 
     @property
     def unspilled_bytes(self) -> int:
@@ -248,26 +254,20 @@ class Keeper:
         self._run_worker(work, done)
 
     def _to_split(self) -> Bucket | None:
-        """The bucket to load next if it is coarse or has too much, else one that the buckets name."""
-        now = self._time.now_ms()
+        named = [*self._buckets.cascade_due(self._time.now_ms()), *self._buckets.full()]
         following = self._buckets.next_after(self._shore.horizon)
-        named = [*self._buckets.cascade_due(now), *self._buckets.full()]
-        if following is not None and following in named and following.span not in self._unsplittable:
-            return following
-        for bucket in named:
-            if bucket.span.end > self._shore.horizon and bucket.span not in self._unsplittable:
-                return bucket
-        return None
+        return first_of(named, following, self._shore.horizon, self._unsplittable)
 
     def _split(self) -> None:
         bucket = self._to_split() or self._buckets.next_after(self._shore.horizon)
         assert bucket is not None, "a split was decided without a bucket"
-        self._run_worker(partial(self._buckets.split, bucket), partial(self._has_split, bucket))
+        done = partial(self._has_split, bucket)
+        self._run_worker(partial(self._buckets.split, bucket, self.pending_now()), done)
 
     def _has_split(
         self, bucket: Bucket, pieces: Collection[Bucket] | None, error: BaseException | None
     ) -> None:
-        if pieces:
+        if pieces is not None:
             self._pins.split(bucket, self._shore.horizon)
         else:
             self._unsplittable.add(bucket.span)

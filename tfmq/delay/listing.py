@@ -7,9 +7,9 @@ from operator import add
 from typing import Any, Final
 
 from journal.header import BadRecord
-from tfmq.delay.bucket_rows import counts_in, counts_of
+from tfmq.delay.bucket_rows import counts_in, counts_of, pending_rows
 from tfmq.delay.buckets import Buckets, Row
-from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT, Columns
+from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT
 from tfmq.delay.dues import DUE_MAX
 from tfmq.delay.pending import PendingNow
 from tfmq.delay.requests import Histogram, Listed, Pending, Query, Turn
@@ -89,10 +89,13 @@ class Listing:
         total, counts = 0, [0] * max(0, len(edges) - 1)
         for bucket in self._buckets.leaves:
             start, end = bucket.span.start, bucket.span.end
-            dirty = start < settled_below or pending.any_cancelled(start, end - 1)
+            dirty = bucket.dead or start < settled_below or pending.any_cancelled(start, end - 1)
             with self._buckets.unless_gone(bucket):
                 if dirty:
-                    kept = [self._kept(columns, chosen, pending) for columns in self._buckets.load(bucket)]
+                    kept = [
+                        array("Q", compress(columns.dues, pending_rows(columns, pending, chosen)))
+                        for columns in self._buckets.load(bucket)
+                    ]
                     count, found = sum(map(len, kept)), counts_in(kept, edges)
                 else:
                     (count,) = counts_of(bucket, self._buckets.files, (0, DUE_MAX + 1), chosen)
@@ -100,23 +103,6 @@ class Listing:
                 total += count
                 counts = list(map(add, counts, found))
         return Histogram(counts, total)
-
-    def _kept(self, columns: Columns, chosen: Collection[int] | None, pending: PendingNow) -> Sequence[int]:
-        """Dues of what is pending in a chunk, for these logs."""
-        kept: list[int] = []
-        for index, (key, _) in enumerate(columns.table):
-            if chosen is not None and key not in chosen:
-                continue
-            dues, numbers = columns.dues, columns.numbers
-            if len(columns.table) > 1:
-                mine = [target == index for target in columns.targets]
-                dues, numbers = array("Q", compress(dues, mine)), array("Q", compress(numbers, mine))
-            answer = pending(key, dues, numbers) if len(dues) else False
-            if answer is True:
-                kept += dues
-            elif answer is not False:
-                kept += compress(dues, answer)
-        return kept
 
 
 def _is_pending(pending: PendingNow, row: Row) -> bool:

@@ -30,6 +30,7 @@ from tfmq.delay.ledger import Landed, Ledger
 from tfmq.delay.lines import Lines
 from tfmq.delay.listing import Listing, pending_of
 from tfmq.delay.note import Note
+from tfmq.delay.recount import Recount
 from tfmq.delay.requests import (
     PENDING,
     UNKNOWN,
@@ -93,6 +94,7 @@ class DelayQueue:
         self._firing = self._new_firing(settings.tick_ms)
         self._changing = self._new_changing()
         self._listing, self._asking = Listing(buckets), Asking(run)
+        self._recount = Recount(buckets, self._asking, self._keeper.pending_now)
         self._expected: dict[int, bool] = {}
         """By ticket: whether the arrivals took nothing any more when dues were given."""
         self._stopped: Callable[[], None] | None = None
@@ -205,6 +207,10 @@ class DelayQueue:
             self._firing.look()
         self._expected.pop(ticket, None)
 
+    def watch(self) -> None:
+        """Something else was written to the arrivals: it must not stay there for ever."""
+        self._firing.watch()
+
     # Asking
 
     def cancel(self, key: int, turn: Turn, done: Callable[[str | None, BaseException | None], None]) -> None:
@@ -231,8 +237,7 @@ class DelayQueue:
         try:
             state = self._judge.state(key, now, self._landing.log.end_ordinal)
         except StorageStopped as error:
-            done(None, error)
-            return
+            return done(None, error)
         if state not in (PENDING, UNSURE):
             done(Described(state, now), None)
             return
@@ -289,7 +294,7 @@ class DelayQueue:
 
     @property
     def pending(self) -> int:
-        """How many messages wait, near enough: cancelled ones that lie far ahead count until their time is near."""
+        """How many messages wait, near enough."""
         return self._figures.pending
 
     @property
@@ -343,6 +348,7 @@ class DelayQueue:
     def start(self) -> None:
         """From now on what is due fires."""
         self._firing.start()
+        self._recount.want()
 
     @property
     def due(self) -> bool:
@@ -367,6 +373,7 @@ class DelayQueue:
     def topic_gone(self, incarnation: int) -> None:
         """Messages for its partitions have nobody to go to any more: they are dropped and counted."""
         self._lines.topic_gone(incarnation)
+        self._recount.want()
 
     def stop(self, done: Callable[[], None]) -> None:
         """Fires nothing more, waits for what is under way: `done()`."""
@@ -383,7 +390,11 @@ class DelayQueue:
         done()
 
     def _forget(self, turn: Turn) -> None:
-        """It will not fire."""
+        """It will not fire, and that is on the disk, with its arrival."""
+        self._firing.settle()
+        self.watch()
         shore = self._shore
-        if turn.due < shore.fires_below and turn.number < self._keeper.number:
+        if turn.due < shore.fires_below:
             shore.wheel.cancel(turn.due, turn.number)
+        else:
+            self._figures.gone(*turn)
