@@ -16,7 +16,8 @@ from tools.bench.transaction_load import PRODUCE, SEQUENCES, records
 
 PART = 5_000
 """Messages a request."""
-IN_FLIGHT = 4
+IN_FLIGHT = 8
+"""Requests without an answer."""
 RELATIVE = 1 << 63
 WAIT_SECONDS = 900.0
 SCALE = float(os.environ.get("TFMQ_BENCH_SCALE", "1"))
