@@ -114,6 +114,13 @@ class Scheduling(Broker):
         return answer
 
     def schedule(self, name: str = "daily") -> dict[str, Any]:
+        """As lists tell of it."""
+        found = self.whole(name)
+        del found["payload"], found["attribute"]
+        return found
+
+    def whole(self, name: str) -> dict[str, Any]:
+        """With what it sends."""
         (found,) = self.ask(commands.ListSchedules(name)).schedules
         return dict(found)
 

@@ -12,7 +12,7 @@ from tests.client.rig import Rig
 from tfmq.client.administration import Administration
 from tfmq.client.schedules import ScheduleDescription, ScheduleWish, moment_at, schedule_description
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
-from tfmq.message import Attribute, decode_attribute
+from tfmq.message import Attribute, Message, decode_attribute
 from tfmq.protocol import commands
 
 
@@ -127,7 +127,8 @@ def test_all_are_listed_in_pages(rig: Rig, admin: Administration) -> None:
 
 def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: Administration) -> None:
     rig.run(admin.schedule(WISH))
-    assert rig.run(admin.describe_schedule("morning")).cron == WISH.cron
+    found = rig.run(admin.describe_schedule("morning"))
+    assert found.cron == WISH.cron and found.message == Message(b"go", "k", "t", {})
     assert rig.run(admin.pause_schedule("morning")).state == "paused"
     assert rig.run(admin.resume_schedule("morning")).state == "active"
     assert rig.run(admin.remove_schedule("morning")) is True

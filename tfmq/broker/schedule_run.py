@@ -132,3 +132,7 @@ class ScheduleRun:
             "tag": given.tag or "" if given is not None else "",
             "properties": len(given.properties) if given is not None else 0,
         }
+
+    def content(self) -> dict[str, Any]:
+        """What it sends, for the reply about it alone."""
+        return {"payload": self.row.payload, "attribute": self.row.attribute}

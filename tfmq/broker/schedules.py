@@ -177,7 +177,10 @@ class Schedules:
         if request.name:
             names = [name for name in names if name == request.name]
         page = names[: request.limit]
-        reply.ok([self._described(self._runs[name]) for name in page], len(names) > len(page))
+        rows = [self._described(self._runs[name]) for name in page]
+        if request.name and rows:
+            rows[0] |= self._runs[request.name].content()
+        reply.ok(rows, len(names) > len(page))
 
     def _described(self, run: ScheduleRun) -> dict[str, Any]:
         firing = self.firing

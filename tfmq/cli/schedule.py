@@ -14,6 +14,7 @@ from tfmq.cli.output import (
     Output,
     did_you_mean,
     output_options,
+    payload_fields,
     printable,
     terminal_width,
     words,
@@ -43,7 +44,7 @@ The fields: minute, hour, day of month, month, day of week (0 and 7 are Sunday).
 
 @click.group(epilog='\b\nExample:\n  tfmq schedule add "0 9 * * mon-fri" reports go --timezone Europe/Berlin')
 def schedule() -> None:
-    """Schedules: add, list, pause, resume, remove."""
+    """Schedules: add, list, show, run, pause, resume, remove."""
 
 
 @schedule.command(epilog=ADD_EXAMPLES)
@@ -114,29 +115,6 @@ def added(found: "ScheduleDescription") -> str:
     return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
 
 
-@schedule.command(
-    "list", epilog="\b\nExamples:\n  tfmq schedule list\n  tfmq schedule list --json | jq -r .[].name"
-)
-@output_options
-def list_command(output: Output) -> None:
-    """List the schedules with their next run, each in its time zone."""
-    from tfmq.admin import Admin
-
-    with Admin(output.servers) as admin:
-        found = admin.schedules()
-    if output.json:
-        output.array(row_of(each) for each in found)
-        return
-    rows = [readable(each) for each in found]
-    if rows and not output.quiet and too_narrow(rows):
-        show_lines(rows)
-    else:
-        output.rows(rows, COLUMNS, "no schedules yet: tfmq schedule add makes one")
-    for each in found:
-        if each.trouble:
-            output.say(f"{printable(each.name)} waits: {printable(each.trouble)}")
-
-
 def names(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
     """What the shell offers; where no broker answers soon, nothing."""
     from tfmq.admin import Admin
@@ -151,6 +129,72 @@ def names(context: click.Context, argument: click.Parameter, start: str) -> list
 def named(command: Callable[..., Any]) -> Callable[..., Any]:
     """The argument that pause, resume and remove have in common."""
     return click.argument("name", shell_complete=names)(command)
+
+
+@schedule.command(
+    "list", epilog="\b\nExamples:\n  tfmq schedule list\n  tfmq schedule list --json | jq -r .[].name"
+)
+@output_options
+def list_command(output: Output) -> None:
+    """List the schedules with their next run, each in its time zone."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = admin.schedules()
+        if output.json:
+            output.array(row_of(whole) for whole in (whole_of(admin, each.name) for each in found) if whole)
+            return
+    rows = [readable(each) for each in found]
+    if rows and not output.quiet and too_narrow(rows):
+        show_lines(rows)
+    else:
+        output.rows(rows, COLUMNS, "no schedules yet: tfmq schedule add makes one")
+    for each in found:
+        if each.trouble:
+            output.say(f"{printable(each.name)} waits: {printable(each.trouble)}")
+
+
+def whole_of(admin: "Admin", name: str) -> "ScheduleDescription | None":
+    """With what it sends; None for one that was removed meanwhile."""
+    try:
+        return admin.describe_schedule(name)
+    except UnknownSchedule:
+        return None
+
+
+@schedule.command(epilog="\b\nExample:\n  tfmq schedule show cleanup")
+@named
+@output_options
+def show(name: str, output: Output) -> None:
+    """Show a schedule, what it sends, and its next run."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known(admin, name, admin.describe_schedule)
+    output.object(row_of(found) if output.json else everything(found))
+
+
+@schedule.command(epilog="\b\nExample:\n  tfmq schedule run cleanup")
+@named
+@output_options
+def run(name: str, output: Output) -> None:
+    """Send the message of a schedule once, now, besides its times; also of one that is paused."""
+    from tfmq.admin import Admin
+    from tfmq.client.schedules import moment_at
+    from tfmq.producer import Producer
+
+    with Admin(output.servers) as admin, Producer(output.servers) as producer:
+        found = known(admin, name, admin.describe_schedule)
+        message, now = found.message, moment_at(admin.ping(), found.timezone)
+        assert message is not None and now is not None, "asked for by its name"
+        own = {"schedule": name, "scheduled_for": now.isoformat(timespec="seconds")}
+        message = message._replace(
+            properties={**(message.properties or {}), **own}, partition=found.partition
+        )
+        sent = producer.send(found.topic, message).result()
+    if output.json:
+        output.object({"name": name, "topic": sent.topic, "partition": sent.partition, "offset": sent.offset})
+    output.say(f"sent to {sent.topic}, partition {sent.partition}, offset {sent.offset} ({sent.durability})")
 
 
 @schedule.command(epilog="\b\nExample:\n  tfmq schedule pause cleanup")
@@ -214,10 +258,32 @@ def tell(output: Output, found: "ScheduleDescription", sentence: str) -> None:
 
 def row_of(found: "ScheduleDescription") -> dict[str, Any]:
     """As JSON has it: all fields, and next and last run as ISO times of its zone, null for none."""
-    row = {key: value for key, value in found._asdict().items() if key != "details"}
+    row = {key: value for key, value in found._asdict().items() if key not in ("details", "message")}
+    if found.message is not None:
+        row |= {"key": found.message.key, "properties": dict(found.message.properties or {})}
+        row |= payload_fields(found.message.payload)
     row["next_run"] = None if found.next_at is None else found.next_at.isoformat()
     row["last_run"] = None if found.last_at is None else found.last_at.isoformat()
     return {**row, **found.details}
+
+
+def everything(found: "ScheduleDescription") -> dict[str, Any]:
+    """As `show` has it."""
+    row = row_of(found)
+    for name in ("next_ms", "last_ms", "made_ms", "id", "size_bytes"):
+        del row[name]
+    shown = {name: value if isinstance(value, int) else plain(value) for name, value in row.items()}
+    return {name: value for name, value in shown.items() if value not in ("", "None")} | {
+        "next_run": "-" if found.next_at is None else when(found.next_at, found.timezone),
+        "last_run": "-" if found.last_at is None else when(found.last_at, found.timezone),
+    }
+
+
+def plain(value: Any) -> str:
+    """A text, bytes, or properties, as a person reads them."""
+    if isinstance(value, dict):
+        return ", ".join(f"{printable(name)}={printable(text)}" for name, text in value.items())
+    return printable(value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value))
 
 
 def readable(found: "ScheduleDescription") -> dict[str, Any]:

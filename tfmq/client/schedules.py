@@ -18,7 +18,7 @@ from tfmq.client.operations import find_topic, request
 from tfmq.client.waiting import Operation
 from tfmq.errors import MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
 from tfmq.limits import SCHEDULE_PAYLOAD_BYTES, SCHEDULES_PER_PAGE
-from tfmq.message import BORN_MS_MAX, encode_attribute, payload_bytes
+from tfmq.message import BORN_MS_MAX, Attribute, Message, decode_attribute, encode_attribute, payload_bytes
 from tfmq.protocol.commands import (
     AddSchedule,
     ListSchedules,
@@ -30,6 +30,8 @@ from tfmq.protocol.fields import Name
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TOPIC_NAME = Name()
+OURS = ("message", "details")
+"""Fields that no reply has."""
 NAME_BYTES = 200
 """Of a topic's name in the name that a schedule without one gets, so that its number fits behind."""
 
@@ -38,7 +40,8 @@ class ScheduleDescription(NamedTuple):
     """One schedule. `state`: "active", "paused", or "waiting" where `trouble` says why what is due is not sent. Times
     are ms since 1970 (0: none): of the next message, of the time that the last one was for, of its making. `misfire`
     is what becomes of missed times: "one", "all" or "skip". `size_bytes` is the payload's, `properties` how many were
-    given. `details`: whatever else the broker said.
+    given. `message`: what it sends, where one was asked for by its name; None in lists. `details`: whatever else the
+    broker said.
     """
 
     name: str
@@ -56,6 +59,7 @@ class ScheduleDescription(NamedTuple):
     size_bytes: int = 0
     tag: str = ""
     properties: int = 0
+    message: Message | None = None
     details: Mapping[str, Any] = {}
 
     @property
@@ -178,8 +182,17 @@ def removing(link: Link, name: str, seconds: float) -> Operation[bool]:
 def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
     """Of one map of a reply; nil is as good as not said."""
     named = {"size_bytes" if key == "size" else key: value for key, value in row.items() if value is not None}
-    known = {key: named.pop(key) for key in ScheduleDescription._fields if key in named and key != "details"}
-    return ScheduleDescription(**known, details=named)
+    known = {key: named.pop(key) for key in ScheduleDescription._fields if key in named and key not in OURS}
+    return ScheduleDescription(**known, message=_message(named), details=named)
+
+
+def _message(row: dict[str, Any]) -> Message | None:
+    """What it sends, taken out of the rest of the row."""
+    if "attribute" not in row:
+        return None
+    packed = row.pop("attribute")
+    given = decode_attribute(packed) if packed else Attribute()
+    return Message(row.pop("payload", None), given.key, given.tag, dict(given.properties))
 
 
 def moment_at(moment_ms: int, timezone: str) -> datetime | None:
