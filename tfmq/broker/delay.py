@@ -69,12 +69,13 @@ class Delay:
         quotas: Quotas,
         limits: Mapping[str, int],
         levels: Sequence[float],
+        lost: int = 0,
     ) -> None:
         self.partition, self.queue, self.store_id = partition, queue, buckets.store_id
         self._buckets, self._levels = buckets, levels
         self._issuer = issuer(node, buckets.store_id)
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
-        self._limits = limits
+        self._limits, self._lost = limits, lost
         self.stopped = False
         """Nothing is under way any more."""
 
@@ -92,9 +93,12 @@ class Delay:
         self._buckets.abandon()
 
     def status(self) -> dict[str, Any]:
-        """What STATUS says under "delay"; `levels` in seconds, for clients that choose one by number."""
+        """What STATUS says under "delay"; `levels` in seconds, for clients that choose one by number. `damaged`: also
+        what the start found to be lost."""
+        found = self.queue.status()
+        found["damaged"] += self._lost
         arrivals = self.partition.log.stopped or "open"
-        return {**self.queue.status(), "arrivals": arrivals, "levels": list(self._levels)}
+        return {**found, "arrivals": arrivals, "levels": list(self._levels)}
 
     # Sending
 
@@ -160,7 +164,8 @@ class Delay:
         """Raises Busy above the limits: what was delivered makes room."""
         if self.queue.pending + count > self._limits["delayed"]:
             raise Busy(
-                f"{self.queue.pending} delayed messages wait, and limits.delayed is the most that may: cancel some, or raise it."
+                f"{self.queue.pending} delayed messages wait, and limits.delayed is the most that may: "
+                "cancel some, or raise it."
             )
         if self.queue.pending_bytes + size_bytes > self._limits["delayed_bytes"]:
             raise Busy(

@@ -12,14 +12,15 @@ from typing import Final, NamedTuple, cast
 from journal.control import SOURCE_DELAY
 from journal.errors import Corrupt, JournalError
 from journal.log import Log
-from journal.names import join
+from journal.names import DAMAGED_SUFFIX, join
+from journal.repair import repair
 from tfmq.broker.arrivals_landing import INCARNATION, NAME, Arrivals, ArrivalsLanding
 from tfmq.broker.delay import Delay
 from tfmq.broker.house import House
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import DELAY_STORE, LEASE
 from tfmq.delay.arrival_state import ArrivalState
-from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, arrival_options
+from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, SUFFIX, arrival_options, damaged_ranges
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.queue import DelayQueue
 from tfmq.delay.requests import DelaySettings
@@ -40,6 +41,8 @@ class DelayStore(NamedTuple):
     log: Log
     state: ArrivalState
     buckets: Buckets
+    lost: int = 0
+    """Messages that damage of the arrivals took."""
 
     @property
     def producers(self) -> Producers:
@@ -126,6 +129,15 @@ def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
             )
         house.disk.make_folder(path)
     house.disk.force_folder(folder)
+    opened, state = _open_log(house, path)
+    if not damaged_ranges(opened, buckets.spilled_offset):
+        return DelayStore(opened, state, buckets)
+    opened.abandon("it is damaged")
+    lost = _mend(house, path)
+    return DelayStore(*_open_log(house, path), buckets, lost)
+
+
+def _open_log(house: House, path: str) -> tuple[Log, ArrivalState]:
     state = ArrivalState(house.producers())
     flush = house.config.flush
     opened = Log.open(
@@ -138,7 +150,26 @@ def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
     )
     if opened.stopped is not None:
         _resume(opened)
-    return DelayStore(opened, state, buckets)
+    return opened, state
+
+
+def _mend(house: House, path: str) -> int:
+    """Keeps what is whole where arrivals that are in no bucket are damaged, as `tfmq log repair` does; how many
+    messages are lost. Whatever passed over it would give up for good what is whole beside the damage.
+    """
+    try:
+        repaired = repair(house.disk, path, suffix=SUFFIX)
+    except (OSError, JournalError) as error:
+        log.error(
+            "delayed messages are lost where the arrivals are damaged; they cannot be mended: %s", error
+        )
+        return 0
+    for each in repaired:
+        log.error(
+            "%s was damaged from %d to %d (%s): %d records are kept, %d lost; the file as it was is kept as %s",
+            each.file, each.first, each.next, each.reason, each.kept, each.lost, each.file + DAMAGED_SUFFIX,
+        )  # fmt: skip
+    return sum(each.lost for each in repaired)
 
 
 def _segment_bytes(house: House) -> int:
@@ -194,7 +225,7 @@ def _take_over(house: House, store: DelayStore) -> None:
 
 def join_delay(house: House, store: DelayStore) -> None:
     """Makes the parts that stand on the store. Broker time begins now, not below what any partition has fired."""
-    arrivals, state, buckets = store
+    arrivals, state, buckets, lost = store
     partition = Arrivals(
         NAME,
         INCARNATION,
@@ -229,6 +260,7 @@ def join_delay(house: House, store: DelayStore) -> None:
         quotas=house.quotas,
         limits=house.limits,
         levels=settings.levels,
+        lost=lost,
     )
     house.retention.also(partition)
 

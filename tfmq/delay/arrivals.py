@@ -139,6 +139,14 @@ def read(
             reading.forget()
 
 
+def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
+    """What of the log is damaged from the append's end `from_offset` on, up to the forced mark. Raises OSError."""
+    found: list[Corrupt] = []
+    for _ in read(log, max(from_offset, log.first_offset), log.forced_offset, damaged=found.append):
+        pass
+    return found
+
+
 def _verified(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
     """Raises Corrupt instead of BadRecord."""
     position = 0
