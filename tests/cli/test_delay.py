@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli, Ran
 from tests.cli.delayed_broker import LOG_ID, NOW_MS, STORE_ID, DelayedBroker, Waiting
 from tests.client.fake_broker import CUT, LOSE, FakeBroker, listening
-from tfmq.cli.delay import AT_ONCE, apart, each_of
+from tfmq.cli.delay import AT_ONCE, NOT_KNOWN, apart, each_of
 from tfmq.cli.output import Output
 from tfmq.cli.ranges import TOP
 from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped, UnknownTopic
@@ -191,6 +191,10 @@ def test_many_are_cancelled_together_and_answered_in_order(desk: Desk) -> None:
     ran = desk("cancel", *handles, "--json")
     assert ran.code == 0 and [each["handle"] for each in ran.json] == handles
     assert desk.waiting == 0
+    assert desk("cancel", *handles[:30], STRANGER).err.splitlines() == [
+        f"{STRANGER}: unknown: {NOT_KNOWN}",
+        "30 cancelled, 1 unknown",
+    ]
 
 
 def test_what_was_done_before_the_broker_went_away_is_told(

@@ -103,6 +103,12 @@ def test_what_was_sent_for_later_is_told_with_its_time_and_handle(capsys: pytest
     assert "no handle" in (told := capsys.readouterr().err) and "None" not in told
 
 
+def test_a_time_that_is_over_is_told(cli: Cli, topic: str) -> None:
+    ran = cli("send", topic, "x", "--at", "2021-01-01")
+    assert ran.code == 0 and "2021-01-01 00:00:00 is over" in ran.err
+    assert "is over" not in cli("send", topic, "x", "--at", "+1h").err
+
+
 def test_programs_get_the_handles_of_several_that_wait(cli: Cli, topic: str) -> None:
     row = cli("send", topic, "a", "b", "c", "--delay", "1h", "--json").json
     assert row["count"] == 3 and len(set(row["delayed"])) == 3

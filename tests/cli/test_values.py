@@ -37,6 +37,12 @@ def test_a_time_without_a_zone_is_local() -> None:
     assert point_in_time("2026-03-14T09:30+00:00") == datetime(2026, 3, 14, 9, 30, tzinfo=UTC)
 
 
+def test_what_json_says_of_a_time_may_be_given_back() -> None:
+    for text in ("1798758000", "1798758000000"):
+        assert point_in_time(text).timestamp() == 1_798_758_000
+    assert point_in_time("1798758000123").microsecond == 123_000
+
+
 def test_minus_fifteen_minutes_is_a_time_ago() -> None:
     ago = datetime.now(UTC) - point_in_time("-15m")
     assert timedelta(minutes=14, seconds=59) < ago < timedelta(minutes=15, seconds=30)

@@ -43,6 +43,8 @@ ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
 AT_ONCE = 200
 """Handles that are asked about together: what is changed shares the forces of the disk."""
+TOLD_EACH = 20
+"""Of more than so many, sentences are said only about those that are not as wanted, and the sum."""
 EDGES_BEYOND = 4
 """Of the edges of one question: the ends of time, and a round time before and behind."""
 
@@ -225,7 +227,7 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
             for handle, answer in zip(some, answers, strict=True):
                 if isinstance(answer, dict):
                     rows.append(answer)
-                    tell(output, handle, answer)
+                    tell(output, handle, answer, len(handles) > TOLD_EACH and answer["state"] == wanted)
                 elif isinstance(answer, ConnectionFailed):
                     lost = answer
                 elif isinstance(answer, TfmqError):
@@ -247,13 +249,17 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
     return int(failed or any(row["state"] != wanted for row in rows))
 
 
-def tell(output: Output, handle: str, row: dict[str, Any]) -> None:
-    """What became of one: a new handle on standard output, for programs too; the sentence on standard error."""
+def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False) -> None:
+    """What became of one: a new handle on standard output, for programs too; the sentence on standard error, unless
+    `briefly`.
+    """
     state = row["state"]
+    if state == "rescheduled" and not output.json:
+        click.echo(row["handle"])
+    if briefly:
+        return
     if state == "rescheduled":
-        if not output.json:
-            click.echo(row["handle"])
-        output.say(f"{handle}: due {moment(row['due_ms'])} now, under the new handle above")
+        output.say(f"{handle}: due at {moment(row['due_ms'])}, under the new handle above")
         return
     why = {"delivered": f": {TOO_LATE}", "unknown": f": {NOT_KNOWN}"}.get(state, "")
     output.say(f"{handle}: {state}{why}")

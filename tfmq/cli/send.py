@@ -4,7 +4,7 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -89,6 +89,8 @@ def send(
     if sum((bool(payloads), file is not None, lines is not None)) > 1:
         raise click.UsageError("give PAYLOADs, --file or --lines, one of them")
     shared = Shared(key, tag, dict(properties), partition, delay, at)
+    if at is not None and at <= datetime.now(UTC):
+        output.say(f"{moment(round(at.timestamp() * 1000))} is over: delivered as soon as possible")
     from_objects = output.json and not payloads and file is None and lines is None
     messages = (
         objects(sys.stdin.buffer, shared)

@@ -9,6 +9,7 @@ import click
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 PART = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d|w) ?", re.ASCII)
 DURATION = re.compile(rf"(?:{PART.pattern})+", re.ASCII)
+SINCE_1970 = re.compile(r"\d{10}(\d{3})?", re.ASCII)
 BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
@@ -25,7 +26,8 @@ def duration_seconds(text: str) -> float:
 
 
 def point_in_time(text: str) -> datetime:
-    """An ISO date or time (local where no zone is given), '-15m' for 15 minutes ago, '+1h' for in an hour.
+    """An ISO date or time (local where no zone is given), '-15m' for 15 minutes ago, '+1h' for in an hour; a number of
+    ten digits is seconds since 1970, one of thirteen is ms.
 
     Raises ValueError with what to write.
     """
@@ -33,6 +35,8 @@ def point_in_time(text: str) -> datetime:
         if text[:1] in ("-", "+"):
             seconds = float(f"{text[0]}{duration_seconds(text[1:])}")
             return datetime.fromtimestamp(datetime.now(UTC).timestamp() + seconds, UTC)
+        if since_1970 := SINCE_1970.fullmatch(text):
+            return datetime.fromtimestamp(int(text) / (1000 if since_1970[1] else 1), UTC)
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
