@@ -104,6 +104,26 @@ def test_the_tail_that_waits_for_space_is_taken_in_when_it_is_sure() -> None:
     assert desk.visible() == [b"a"]
 
 
+def test_a_tail_of_which_all_was_due_long_ago_is_taken_in_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Space comes an hour after the start: the wheel began far behind what the tail brings."""
+    desk = Desk(started=False)
+    desk.send([b"a", b"b"], [20, 10])
+    desk.landing.log.force()
+    end = desk.landing.log.end_offset
+    desk.clock.advance(3600)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(desk.landing.log), "forced_offset", property(lambda log: 0))
+        again = desk.kill()
+        assert again.landing.log.end_offset == end
+        again.advance(3)
+        assert again.visible() == []
+    again.advance(3)
+    assert again.visible() == [b"b", b"a"]
+    (later,) = again.send([b"c"], 50)
+    again.advance(1)
+    assert again.visible()[2:] == [later.payload]
+
+
 def test_arrivals_that_stopped_hold_back_what_nobody_knows_of_and_what_is_behind_it() -> None:
     desk = Desk()
     desk.send([b"a", b"b", b"c"], [100, 200, 300])

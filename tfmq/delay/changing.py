@@ -327,11 +327,16 @@ class Changing:
             self._free(key, turn)
 
     def _free(self, key: int, turn: Turn) -> None:
-        """It is known what became of it."""
+        """It is known what became of it. Who waits for that asks again, one by one: where one of them changes the
+        message once more, the rest waits for that."""
         waiting = self._active.pop(turn, [])
         self._lines.unblock(key, turn)
-        for again in waiting:
+        for index, again in enumerate(waiting):
             again()
+            now = Turn(*self._state.rescheduled.latest(*turn))
+            if now in self._active:
+                self._active[now] += waiting[index + 1 :]
+                return
 
     def _lose(self, turn: Turn) -> None:
         """Nobody knows what became of it: it stays blocked."""

@@ -102,7 +102,7 @@ class Firing:
 
     def wait_for_tail(self, from_offset: int, to_offset: int) -> None:
         """What lies between is in the log, but not on the disk for sure."""
-        ticket = self._ledger.expect(0)
+        ticket = self._ledger.expect(self._shore.wheel.base_ms)
 
         def look() -> None:
             if self._landing.log.forced_offset < to_offset:

@@ -25,6 +25,7 @@ from tfmq.delay.requests import Landing, Run, Timers
 from tfmq.delay.shore import Shore
 from tfmq.delay.spans import Span
 from tfmq.delay.splitting import first_of
+from tfmq.delay.wheel_slots import DUE_SPAN
 from tfmq.errors import NOT_DONE, StorageStopped
 
 logger = logging.getLogger("tfmq.delay")
@@ -304,10 +305,7 @@ class Keeper:
         return min(self._pins.offset, self._buckets.spilled_offset)
 
     def _truncate(self) -> None:
-        def done(result: Any, error: BaseException | None) -> None:
-            self._ended(error)
-
-        self._landing.truncate_before(self._spare(), done)
+        self._landing.truncate_before(self._spare(), lambda result, error: self._ended(error))
 
     def _commit(self) -> None:
         now = self._time.now_ms()
@@ -339,20 +337,21 @@ class Keeper:
         """Whether a look is worth it now, since lines wait for what is on the disk."""
         if self.busy is not None or self.stopping:
             return False
-        if self._lines.behind_count:
+        if self._reloading.wanted:
             return True
         return self._shore.horizon <= self._time.now_ms() + URGENT_MS and not self.is_empty
 
     # Starting and stopping
 
-    def recover(self, found: Arrived, offset: int, number: int) -> None:
-        """A start found these in arrivals that are in no bucket. The horizon begins where the buckets do."""
+    def recover(self, found: Arrived, offset: int, number: int, whole: bool) -> None:
+        """A start found these in arrivals that are in no bucket. The horizon begins where the buckets do. Unless they
+        are the `whole`, a tail comes later, of which some may have been due long ago."""
         self.offset, self.number = offset, number
         shore, now = self._shore, self._time.now_ms()
         lows = [min(near.dues) for near in found.near if len(near.dues)]
         leaves = self._buckets.leaves
         horizon = min([goal(now), *(bucket.span.start for bucket in leaves[:1])])
-        shore.begin(min([now, horizon, *lows]), horizon)
+        shore.begin(min([now if whole else max(0, now - DUE_SPAN // 2), horizon, *lows]), horizon)
         self._take_in(found)
         if found.low is not None:
             self._low, self._since = found.low, now

@@ -336,12 +336,12 @@ class DelayQueue:
             if result is None:
                 done(error or RuntimeError("a read of the arrivals ended without an answer"))
                 return
-            self._keeper.recover(result, offset, number)
+            self._keeper.recover(result, offset, number, whole=offset == log.end_offset)
+            if offset < log.end_offset:
+                # What waits for space to be made durable may be lost yet: until it is known, nothing fires.
+                self._firing.wait_for_tail(offset, log.end_offset)
             done(None)
 
-        if log.forced_offset < log.end_offset:
-            # What waits for space to be made durable may be lost yet: until it is known, nothing behind it fires.
-            self._firing.wait_for_tail(log.forced_offset, log.end_offset)
         pending = self._keeper.pending_now()
         self._run(partial(self._gatherer.arrived, buckets.spilled_offset, offset, pending), found)
 
@@ -359,7 +359,7 @@ class DelayQueue:
         """Hands effects to the targets that can take one; whether there was anything to do."""
         busy = self._changing.write()
         busy = self._lines.write() or busy
-        if self._keeper.is_hungry and self._firing.started:
+        if self._firing.started and self._keeper.is_hungry:
             self._keeper.look()
             self._firing.look()
         self._try_stop()
