@@ -15,8 +15,8 @@ from tfmq.delay.lines import Lines
 from tfmq.delay.requests import Landing, Timers
 from tfmq.delay.shore import Shore
 
-POP_ROWS: Final = 4096
-"""Taken out at once, some four milliseconds' work; then everybody else has a turn."""
+POP_ROWS: Final = 2048
+"""Taken out at once, some two milliseconds' work; then everybody else has a turn."""
 MOVING_ROWS: Final = 65_536
 """While so many wait in lines that go on, no more are taken out: they are smaller in the wheel."""
 HOUSE_SECONDS: Final = 1.0

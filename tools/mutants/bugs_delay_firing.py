@@ -131,7 +131,7 @@ DELAY_FIRING: Final = (
         "a-catch-up-takes-the-whole-turn",
         "what fell due in a downtime comes paced, and live traffic goes between",
         "tfmq/delay/pacing.py",
-        "TURN_ROWS: Final = 2048\n",
+        "TURN_ROWS: Final = 1024\n",
         "TURN_ROWS: Final = 1 << 40\n",
         [CONTRACT],
     ),
