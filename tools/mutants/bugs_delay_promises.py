@@ -219,8 +219,8 @@ _LISTS: Final = (
         "counts-have-what-was-cancelled",
         "counts are of what waits, without what was taken back",
         "tfmq/delay/listing.py",
-        " or pending.any_cancelled(start, end - 1)\n",
-        "\n",
+        "dirty = bucket.dead or start < settled_below or pending.any_cancelled(start, end - 1)\n",
+        "dirty = start < settled_below\n",
         ["tests/delay/test_listing.py", DELAY],
     ),
 )
