@@ -239,7 +239,7 @@ class Line:
         pacing = self._lines.pacing
         self.busy, self._flight = True, part.turn(len(part.numbers) - 1)
         if not pacing.fits(piece.size_bytes):
-            pacing.wait(partial(self._send_again, part, piece, self._life))
+            pacing.wait(piece.size_bytes, partial(self._send_again, part, piece, self._life))
             return
         pacing.take(piece.size_bytes)
         pacing.spend(piece.rows, piece.size_bytes)

@@ -66,6 +66,7 @@ class Lines:
         self._due: dict[Line, None] = {}
         self._behind: dict[Line, None] = {}
         self._next_turn: dict[Line, None] = {}
+        self._has_stuck = False
 
     @property
     def cancelled(self) -> Cancelled:
@@ -184,7 +185,7 @@ class Lines:
     @property
     def due(self) -> bool:
         """Whether `write` has something to do."""
-        return bool(self._due)
+        return bool(self._due) or self._has_stuck
 
     def write(self) -> bool:
         """Hands effects to the targets that can take one; whether there was anything to do."""
@@ -192,6 +193,8 @@ class Lines:
         if not self.stopping:
             for line in due:
                 line.pump()
+        if self._has_stuck:
+            self._bound_stuck()
         return bool(due)
 
     def next_turn(self, line: Line) -> None:
@@ -219,10 +222,20 @@ class Lines:
             line.settling.wake()
 
     def stuck(self, line: Line) -> None:
-        """Its target takes nothing: all such lines together keep a bounded number of rows."""
-        stuck = [each for each in self._lines.values() if each.parked]
-        while sum([len(each.rows) for each in stuck]) > STUCK_ROWS_MAX:
-            max(stuck, key=lambda each: len(each.rows)).forget()
+        """Its target takes nothing, and it got rows, or got stuck: that is looked at once a turn."""
+        self._has_stuck = True
+
+    def _bound_stuck(self) -> None:
+        """All such lines together keep a bounded number of rows."""
+        self._has_stuck = False
+        stuck = sorted(
+            [each for each in self._lines.values() if each.parked], key=lambda each: len(each.rows)
+        )
+        total = sum([len(each.rows) for each in stuck])
+        while total > STUCK_ROWS_MAX:
+            line = stuck.pop()
+            total -= len(line.rows)
+            line.forget()
 
     def fired(self, line: Line, part: Part) -> None:
         """These are written."""
