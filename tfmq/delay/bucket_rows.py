@@ -10,7 +10,6 @@ from typing import NamedTuple
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.columns import SLOT_SHIFT, Columns, Numbers
 from tfmq.delay.open_files import OpenFiles
-from tfmq.delay.spilling import Pending
 
 
 class Row(NamedTuple):
@@ -85,32 +84,6 @@ def counts_of(
     for columns in bucket.load(files):
         _count(_dues(columns, log_ids), edges, counts)
     return counts
-
-
-def pending_rows(
-    columns: Columns, pending: Pending, log_ids: Collection[int] | None = None
-) -> bytes | bytearray:
-    """A byte for each message of a chunk: 1 where it is still to be fired, and is for one of these logs."""
-    dues, numbers, targets = columns.dues, columns.numbers, columns.targets
-    alone = len(columns.table) == 1
-    keep = bytearray(len(dues))
-    for index, (key, _) in enumerate(columns.table):
-        if log_ids is not None and key not in log_ids:
-            continue
-        mine = b"\1" * len(dues) if alone else bytes(map(index.__eq__, targets))
-        of_dues = dues if alone else array("Q", compress(dues, mine))
-        if not len(of_dues):
-            continue
-        answer = pending(key, of_dues, numbers if alone else array("Q", compress(numbers, mine)))
-        if answer is True:
-            answer = b"\1" * len(of_dues)
-        if answer is False:
-            continue
-        if alone:
-            return bytes(map(bool, answer))
-        for row, kept in zip(compress(range(len(dues)), mine), answer, strict=True):
-            keep[row] = bool(kept)
-    return keep
 
 
 def counts_in(dues: Sequence[Sequence[int]], edges: Sequence[int]) -> list[int]:

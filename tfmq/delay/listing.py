@@ -7,13 +7,14 @@ from operator import add
 from typing import Any, Final
 
 from journal.header import BadRecord
-from tfmq.delay.bucket_rows import counts_in, counts_of, pending_rows
+from tfmq.delay.bucket_rows import counts_in, counts_of
 from tfmq.delay.buckets import Buckets, Row
 from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT
 from tfmq.delay.dues import DUE_MAX
 from tfmq.delay.pending import PendingNow
 from tfmq.delay.requests import Histogram, Listed, Pending, Query, Turn
 from tfmq.delay.slices import attribute_of
+from tfmq.delay.spilling import pending_rows
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 

@@ -10,9 +10,9 @@ from functools import partial
 
 from tfmq.delay.asking import Asking
 from tfmq.delay.bucket import Bucket
-from tfmq.delay.bucket_rows import pending_rows
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.pending import PendingNow
+from tfmq.delay.spilling import pending_rows
 
 logger = logging.getLogger("tfmq.delay")
 

@@ -9,11 +9,10 @@ from collections.abc import Container, Iterator, Sequence
 from journal.errors import Corrupt
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.bucket_file import CHUNK_SIZE, decode_columns
-from tfmq.delay.bucket_rows import pending_rows
 from tfmq.delay.columns import Messages
 from tfmq.delay.open_files import OpenFiles
 from tfmq.delay.spans import Span
-from tfmq.delay.spilling import Pending
+from tfmq.delay.spilling import Pending, pending_rows
 
 
 def pieces_of(bucket: Bucket, files: OpenFiles, pending: Pending | None = None) -> Iterator[Messages]:
