@@ -164,6 +164,8 @@ class Scheduling(Broker):
                         known.born_ms,
                     )
                 )
+            if chunk.next == offset:
+                break  # it is stopped, and what is behind its forced mark may not be there
             offset = chunk.next
         return found
 
