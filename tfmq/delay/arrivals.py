@@ -48,6 +48,10 @@ def arrival_options(
     )
 
 
+Noted = Callable[[Note, int], None]
+"""Told of a note, and where it lies."""
+
+
 class ArrivedBatch(NamedTuple):
     """Records that lie in a row in the log, all of one note: a batch, or as much of it as one block has.
 
@@ -112,14 +116,21 @@ def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> "array
 
 
 def read(
-    log: Log, from_offset: int, to_offset: int, *, upto: Upto = "forced", damaged: Damaged | None = None
+    log: Log,
+    from_offset: int,
+    to_offset: int,
+    *,
+    upto: Upto = "forced",
+    damaged: Damaged | None = None,
+    noted: Noted | None = None,
 ) -> Iterator[ArrivedBatch]:
-    """What arrived from the append's end `from_offset` up to the append's end `to_offset`, in order.
+    """What arrived from the append's end `from_offset` up to the append's end `to_offset`, in order; `noted` is told of
+    each note on the way.
 
     May run in a worker. Raises Corrupt where the log is damaged, unless `damaged` is given: then it goes on behind.
     Raises BelowStart, BeyondEnd (`upto` does not reach so far: nothing is left out without a word), OSError, Closed.
     """
-    reading, passed = _Reading(), -1
+    reading, passed = _Reading(noted), -1
     while from_offset < to_offset:
         try:
             chunk = log.read(from_offset, min(READ_BYTES, to_offset - from_offset), upto=upto)
@@ -171,7 +182,8 @@ def _behind(data: bytes | bytearray, start: int, position: int, log_id: int) -> 
 class _Reading:
     """Goes through blocks in order and knows which note the next records belong to."""
 
-    def __init__(self) -> None:
+    def __init__(self, noted: Noted | None) -> None:
+        self._noted = noted
         self._note: Note | None = None
         self._done = 0
 
@@ -217,6 +229,8 @@ class _Reading:
             return
         if note.records:
             self._note = note
+        if self._noted is not None:
+            self._noted(note, offset)
 
     def _skip(self, count: int) -> None:
         """Damage took these; a repair left a filler in their place."""

@@ -24,6 +24,15 @@ class Asking:
         if len(self._waiting) == 1:
             self._waiting[0]()
 
+    def after(
+        self,
+        first: Callable[[Callable[[BaseException | None], None]], None],
+        work: Callable[[], Callable[[], Any]],
+        done: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        """The same once `first` tells that it is done; an error of it is the answer."""
+        first(lambda error: self.put(work, done) if error is None else done(None, error))
+
     def _begin(
         self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
     ) -> None:

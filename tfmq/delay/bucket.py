@@ -25,9 +25,10 @@ from tfmq.delay.bucket_file import (
     decode_chunk,
     decode_columns,
     decode_head,
+    decode_table,
     seed_of,
 )
-from tfmq.delay.columns import CRC, CRC_SIZE, SEED_MASK, Columns
+from tfmq.delay.columns import CRC, CRC_SIZE, SEED_MASK, Columns, Target
 from tfmq.delay.open_files import OpenFiles
 from tfmq.delay.spans import Span
 
@@ -56,7 +57,9 @@ Pread = Callable[[int, int], "bytes | bytearray | None"]
 class Bucket:
     """See the module. `slot` names it in locators; `size` bytes and `count` messages belong to it."""
 
-    def __init__(self, folder: str, identity: Identity, span: Span, slot: int, size: int, count: int) -> None:
+    def __init__(
+        self, folder: str, identity: Identity, span: Span, slot: int, size: int, count: int, dead: int = 0
+    ) -> None:
         self.span = span
         self.slot = slot
         self.size = size
@@ -64,9 +67,9 @@ class Bucket:
         self.path = names.join(folder, bucket_name(span))
         self.identity = identity
         self.seed = seed_of(identity, span)
-        self.dead = 0
-        """Of the messages, so many nobody waits for any more, as far as known: they were cancelled, or their topic is
-        gone. The owner's thread."""
+        self.dead = dead
+        """So many of the messages nobody waits for any more: they were cancelled, or moved, or their topic is gone. It
+        does not change while files are worked on (`tfmq.delay.leaving`)."""
         self.damage: list[Corrupt] = []
         """What could not be read so far."""
         self._hint = TAIL_MIN
@@ -92,6 +95,17 @@ class Bucket:
                     self.note(error)
                 else:
                     yield columns
+
+    def tables(self, files: OpenFiles) -> Iterator[Sequence[Target]]:
+        """Where the messages of each chunk go, without a proof: to know whether it is worth to load it.
+
+        Raises NewerFormat, OSError.
+        """
+        with files.use(self.path) as file:
+            for part in self.parts(file):
+                if not isinstance(part, Corrupt):
+                    data = file.pread(part.table_size, part.table)
+                    yield decode_table(bytes(data)) or ()
 
     def parts(self, file: File) -> Iterator[Chunk | Corrupt]:
         """The heads of all chunks, and what of the file has none. Raises NewerFormat, OSError."""

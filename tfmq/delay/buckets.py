@@ -56,6 +56,9 @@ class Buckets:
         self.spilled_number = checkpoint.number
         """Arrivals before this offset, with numbers below this, are in buckets or were settled: the next spill goes on
         there, and the arrivals may be truncated up to there."""
+        self.counted_offset = checkpoint.counted
+        """What is cancelled or moved by notes before this offset of the arrivals is in `dead` of its bucket. The owner
+        changes neither while something is written."""
         self.stopped: str | None = None
         """Why nothing is written any more, until the next start; what was forced is still served."""
         self.files = OpenFiles(disk)
@@ -93,16 +96,6 @@ class Buckets:
     def leaves(self) -> Sequence[Bucket]:
         """Every bucket that counts, by time; their spans never overlap."""
         return self._leaves.all
-
-    @property
-    def count(self) -> int:
-        """Messages in all of them, also those that were settled since."""
-        return sum(bucket.count for bucket in self._leaves.all)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(bucket.size for bucket in self._leaves.all)
 
     @property
     def damage(self) -> list[Corrupt]:
@@ -341,14 +334,18 @@ class Buckets:
         """Lists what counts with the additions, forced; then it is so here, too. Raises Full, OSError (it stops)."""
         growth = list(additions.growth.values()) if additions is not None else []
         with self._set:
-            rows = {leaf.span: Listed(leaf.span, leaf.size, leaf.count) for leaf in self._leaves.all}
+            rows = {
+                leaf.span: Listed(leaf.span, leaf.size, leaf.count, leaf.dead) for leaf in self._leaves.all
+            }
             omitted = self._retired.spans()
-        rows |= {each.bucket.span: Listed(each.bucket.span, each.size, each.count) for each in growth}
+        for each in growth:
+            rows[each.bucket.span] = Listed(each.bucket.span, each.size, each.count, each.bucket.dead)
         if split is not None:
             rows.pop(split.span, None)
         note = self.note if note is None else note
         try:
-            self._file.write(Checkpoint(self.identity, *place, [rows[span] for span in sorted(rows)], note))
+            buckets = [rows[span] for span in sorted(rows)]
+            self._file.write(Checkpoint(self.identity, *place, buckets, note, self.counted_offset))
         except OSError as error:
             self._stop(error)
             raise

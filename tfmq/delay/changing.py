@@ -21,6 +21,7 @@ from tfmq.delay.dues import DUE_MAX, RELATIVE, effective, word_bytes
 from tfmq.delay.fetching import Fetched
 from tfmq.delay.finding import Finder
 from tfmq.delay.judging import UNSURE, Judge
+from tfmq.delay.leaving import Leaving
 from tfmq.delay.line import Line
 from tfmq.delay.lines import Lines
 from tfmq.delay.note import TURNS_MAX, Note, Turns
@@ -50,6 +51,7 @@ class Arriving(Protocol):
     def expect(self, due_min: int) -> int: ...
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None: ...
     def failed(self, ticket: int) -> None: ...
+    def settle(self) -> None: ...
 
 
 class _Cancel(NamedTuple):
@@ -59,7 +61,7 @@ class _Cancel(NamedTuple):
 
 
 class Changing:
-    """See the module. `sure()`: arrivals with numbers below are on the disk; `forget(turn)`: it will not fire."""
+    """See the module. `sure()`: arrivals with numbers below are on the disk."""
 
     def __init__(
         self,
@@ -73,11 +75,11 @@ class Changing:
         run: Run,
         arriving: Arriving,
         sure: Callable[[], int],
-        forget: Callable[[Turn], None],
+        leaving: Leaving,
     ) -> None:
         self._landing, self._state, self._judge, self._lines = landing, state, judge, lines
         self._time, self._finder, self._run, self._arriving = time, finder, run, arriving
-        self._sure, self._forget = sure, forget
+        self._sure, self._leaving = sure, leaving
         self._active: dict[Turn, list[Callable[[], None]]] = {}
         """Turns under change, and who wants to know what becomes of them."""
         self._lost: set[Turn] = set()
@@ -129,7 +131,9 @@ class Changing:
             self._cancel_refused(cancels, error)
             return
         self._state.enter(note, 0)
-        self._landing.when_forced(answers[-1].end_offset, partial(self._cancel_forced, cancels))
+        end = answers[-1].end_offset
+        self._leaving.written(end, [(key, turn) for key, turn, _ in cancels])
+        self._landing.when_forced(end, partial(self._cancel_forced, cancels))
 
     def _cancel_refused(self, cancels: list[_Cancel], error: BaseException | None) -> None:
         for key, turn, done in cancels:
@@ -137,12 +141,13 @@ class Changing:
             done(None, error)
 
     def _cancel_forced(self, cancels: list[_Cancel], error: BaseException | None) -> None:
+        if error is None:
+            self._settle()
         for key, turn, done in cancels:
             if error is not None:
                 self._lose(turn)
                 done(None, error)
             else:
-                self._forget(turn)
                 self._free(key, turn)
                 done(CANCELLED, None)
 
@@ -247,16 +252,24 @@ class Changing:
         self._arriving.arrived(ticket, note, data, answer)
         new = [Turn(due, answer.first_ordinal + index) for index, due in enumerate(note.dues.times)]
 
+        self._leaving.written(answer.end_offset, [(key, turn) for turn in turns])
+
         def forced(error: BaseException | None) -> None:
+            if error is None:
+                self._settle()
             for turn in turns:
                 if error is not None:
                     self._lose(turn)
                 else:
-                    self._forget(turn)
                     self._free(key, turn)
             ended(new, error)
 
         self._landing.when_forced(answer.end_offset, forced)
+
+    def _settle(self) -> None:
+        """What is on the disk by now counts no more; its arrivals are there, too."""
+        self._arriving.settle()
+        self._leaving.settle(self._landing.log.forced_offset)
 
     # The wall clock
 

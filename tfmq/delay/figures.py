@@ -3,6 +3,8 @@
 from typing import Final
 
 from tfmq.delay.buckets import Buckets
+from tfmq.delay.counting import Counting
+from tfmq.delay.leaving import Leaving
 from tfmq.delay.ledger import Ledger
 from tfmq.delay.lines import Lines
 from tfmq.delay.requests import Timers
@@ -13,11 +15,20 @@ COUNT_SECONDS: Final = 0.1
 
 
 class Figures:
-    """See the module. `pending` is near enough: what is cancelled while files are worked on may count for longer."""
+    """See the module."""
 
-    def __init__(self, ledger: Ledger, shore: Shore, lines: Lines, buckets: Buckets, timers: Timers) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        shore: Shore,
+        lines: Lines,
+        buckets: Buckets,
+        counting: Counting,
+        leaving: Leaving,
+        timers: Timers,
+    ) -> None:
         self._ledger, self._shore, self._lines = ledger, shore, lines
-        self._buckets, self._timers = buckets, timers
+        self._buckets, self._counting, self._leaving, self._timers = buckets, counting, leaving, timers
         self._count = 0
         self._count_again = 0.0
 
@@ -25,25 +36,29 @@ class Figures:
         """So many more arrived."""
         self._count += count
 
-    def gone(self, due: int, number: int) -> None:
-        """A message that lies on the disk only is not waited for any more."""
-        self._count -= 1
-        if number >= self._buckets.spilled_number:
-            self._shore.far.count = max(0, self._shore.far.count - 1)
-        elif (bucket := self._buckets.leaf(due)) is not None:
-            bucket.dead += 1
-
     @property
     def pending(self) -> int:
         """Messages that wait."""
         now = self._timers.now()
         if now >= self._count_again:
-            shore, leaves = self._shore, self._buckets.leaves
-            ahead = [max(0, each.count - each.dead) for each in leaves if each.span.start >= shore.horizon]
-            near = shore.wheel.count + self._lines.queued
-            self._count = self._ledger.messages + near + max(0, shore.far.count) + sum(ahead)
+            self._count = self.count_now()
             self._count_again = now + COUNT_SECONDS
         return self._count
+
+    def count_now(self) -> int:
+        """In memory, in arrivals and in buckets. What is being loaded is still where it was."""
+        in_memory = self._shore.wheel.count - self._shore.coming + self._lines.waiting
+        on_disk = self._ledger.messages + self._shore.far_count + self._counting.ahead
+        return max(0, in_memory + on_disk - self._leaving.count)
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in the buckets: of each as large a part as there is of its messages that wait."""
+        return sum(
+            bucket.size * max(0, bucket.count - bucket.dead) // bucket.count
+            for bucket in self._buckets.leaves
+            if bucket.count
+        )
 
     @property
     def next_on_disk(self) -> int | None:

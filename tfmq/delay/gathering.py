@@ -15,6 +15,7 @@ from tfmq.delay.buckets import Buckets, Pending
 from tfmq.delay.columns import SLOT_SHIFT, Columns
 from tfmq.delay.dues import ABSOLUTE_FLAG
 from tfmq.delay.ledger import Near
+from tfmq.delay.note import Note
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part
 from tfmq.delay.targets import Targets
@@ -36,11 +37,13 @@ class Area(NamedTuple):
 
 class Arrived(NamedTuple):
     """What is found in arrivals: those that are pending; the lowest due of all, pending or not; of all that are for a
-    time of the wall clock (first number, how many, by how much broker time was ahead of it)."""
+    time of the wall clock (first number, how many, by how much broker time was ahead of it); the turns that were
+    cancelled or moved by notes that the buckets do not count yet."""
 
     near: "list[Near]"
     low: int | None
     told: list[tuple[int, int, int]]
+    changed: list[Turn]
 
 
 class Gatherer:
@@ -68,7 +71,14 @@ class Gatherer:
         found: list[Near] = []
         low: int | None = None
         told: list[tuple[int, int, int]] = []
-        for batch in self.batches(from_offset, to_offset):
+        changed: list[Turn] = []
+        counted, spilled = self._buckets.counted_offset, self._buckets.spilled_number
+
+        def noted(note: Note, offset: int) -> None:
+            if offset >= counted:
+                changed.extend(turn for turn in map(Turn, *note.old) if turn.number < spilled)
+
+        for batch in self.batches(from_offset, to_offset, noted):
             low = batch.low if low is None else min(batch.low, low)
             if ABSOLUTE_FLAG in batch.absolute:
                 first, ahead_ms = batch.first_number, batch.ahead_ms
@@ -78,11 +88,13 @@ class Gatherer:
             near = self._of_arrival(batch, area, pending, None)
             if len(near.dues):
                 found.append(near)
-        return Arrived(found, low, told)
+        return Arrived(found, low, told, changed)
 
-    def batches(self, from_offset: int, to_offset: int) -> Iterator[ArrivedBatch]:
+    def batches(
+        self, from_offset: int, to_offset: int, noted: arrivals.Noted | None = None
+    ) -> Iterator[ArrivedBatch]:
         """Arrivals, without what is damaged: the log names that."""
-        return arrivals.read(self._log, from_offset, to_offset, damaged=self._damaged)
+        return arrivals.read(self._log, from_offset, to_offset, damaged=self._damaged, noted=noted)
 
     def _damaged(self, error: Corrupt) -> None:
         arrivals.logger.error("delayed messages are lost where the arrivals are damaged: %s", error)

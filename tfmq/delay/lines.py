@@ -79,6 +79,11 @@ class Lines:
         return sum([len(line.rows) for line in self._lines.values()])
 
     @property
+    def waiting(self) -> int:
+        """Messages that came to lines and were not sent."""
+        return sum([line.waiting for line in self._lines.values()])
+
+    @property
     def moving(self) -> int:
         """Rows in memory that are going to fire as soon as it is their turn."""
         return sum([len(line.rows) for line in self._lines.values() if not line.parked])
@@ -271,6 +276,12 @@ class Lines:
             if key >> SEQUENCE_BITS == incarnation:
                 line.look_again()
                 line.sweep()
+
+    def left(self, key: int, turn: Turn) -> None:
+        """That message will not be sent."""
+        line = self._lines.get(key)
+        if line is not None:
+            line.left(turn)
 
     def forget_parked(self, due: int) -> None:
         """Whoever waits for a target with rows that are due before gives them up, so that the files can go that only

@@ -4,10 +4,30 @@ It may say that one is pending which has been settled or cancelled since: whoeve
 opposite.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tfmq.delay.arrival_state import ArrivalState
+from tfmq.delay.lines import Lines
 from tfmq.delay.requests import Turn
+
+
+class Pendings:
+    """Makes what follows, in the owner's thread."""
+
+    def __init__(self, state: ArrivalState, lines: Lines, late: Collection[tuple[int, int]]) -> None:
+        self._state, self._lines, self._late = state, lines, late
+
+    def now(self) -> "PendingNow":
+        """As things are."""
+        return PendingNow(self._state, self._lines.settled, self._is_gone, self._lines.blocked)
+
+    def for_work(self) -> "PendingNow":
+        """As work with files sees them."""
+        lines = self._lines
+        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked, self._late)
+
+    def _is_gone(self, key: int) -> bool:
+        return self._lines.destination.name(key) is None
 
 
 class PendingNow:
@@ -15,6 +35,8 @@ class PendingNow:
 
     `settled(key)`: the turn up to which that target has everything on the disk; `gone(key)`: whether it is gone for
     ever. Both may be asked in any thread. `unsure`: turns whose cancel may still be lost; it is looked at each time.
+    `late`, for work with files: turns that were cancelled for sure since it began; to it they are pending, as is what
+    is unsure, also where the topic went.
     """
 
     def __init__(
@@ -22,15 +44,25 @@ class PendingNow:
         state: ArrivalState,
         settled: Callable[[int], Turn | None],
         gone: Callable[[int], bool],
-        unsure: Container[tuple[int, int]],
+        unsure: Collection[tuple[int, int]],
+        late: Collection[tuple[int, int]] | None = None,
     ) -> None:
         self._cancelled = state.cancelled
-        self._settled, self._gone, self._unsure = settled, gone, unsure
+        self._settled, self.gone, self._unsure, self._late = settled, gone, unsure, late
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
         """As `tfmq.delay.buckets.Pending`: for messages of one target, at least one."""
-        if self._gone(key):
-            return False
+        keep = False if self.gone(key) else self._answer(key, dues, numbers)
+        late = self._late
+        if late is None or keep is True or not (late or self._unsure):
+            return keep
+        # What becomes unsure meanwhile was pending when the work began; `late` is looked at second, as below.
+        held = [turn in self._unsure or turn in late for turn in zip(dues, numbers, strict=True)]
+        if keep is False:
+            return bytes(held) if any(held) else False
+        return bytes([bool(one or other) for one, other in zip(keep, held, strict=True)])
+
+    def _answer(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
         low, high = min(dues), max(dues)
         through = self._settled(key)
         cancelled = self._cancelled.any_between(low, high)
@@ -45,7 +77,7 @@ class PendingNow:
 
     def _is_cancelled(self, turn: tuple[int, int]) -> bool:
         """In this order: what is cancelled for sure leaves `unsure` behind that."""
-        return turn in self._cancelled and turn not in self._unsure
+        return turn in self._cancelled and turn not in self._unsure and turn not in (self._late or ())
 
     def any_cancelled(self, low: int, high: int) -> bool:
         """Whether a message that is due from `low` up to `high` may be cancelled; False is sure."""

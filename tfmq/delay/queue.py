@@ -18,6 +18,7 @@ from tfmq.delay.asking import Asking
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.changing import Changing
+from tfmq.delay.counting import Counting
 from tfmq.delay.dues import ABSOLUTE_FLAG
 from tfmq.delay.fetching import Fetching
 from tfmq.delay.figures import Figures
@@ -26,11 +27,12 @@ from tfmq.delay.firing import Firing
 from tfmq.delay.gathering import Arrived, Gatherer
 from tfmq.delay.judging import UNSURE, Judge
 from tfmq.delay.keeper import Keeper
+from tfmq.delay.leaving import Leaving
 from tfmq.delay.ledger import Landed, Ledger
 from tfmq.delay.lines import Lines
 from tfmq.delay.listing import Listing, pending_of
 from tfmq.delay.note import Note
-from tfmq.delay.recount import Recount
+from tfmq.delay.pending import Pendings
 from tfmq.delay.requests import (
     PENDING,
     UNKNOWN,
@@ -89,12 +91,14 @@ class DelayQueue:
         self._lines = lines = self._new_lines(destination, targets)
         self._judge = Judge(state, lines, destination, time, outcome_ms, lambda: self._keeper.floor)
         self._finder = Finder(landing.log, buckets)
+        self._counting = counting = Counting(buckets, shore)
+        self._leaving = leaving = Leaving(shore, lines, buckets, counting)
+        self._pendings = Pendings(state, lines, leaving.late)
         self._keeper = self._new_keeper(outcome_ms)
-        self._figures = Figures(self._ledger, shore, lines, buckets, timers)
+        self._figures = Figures(self._ledger, shore, lines, buckets, counting, leaving, timers)
         self._firing = self._new_firing(settings.tick_ms)
         self._changing = self._new_changing()
         self._listing, self._asking = Listing(buckets), Asking(run)
-        self._recount = Recount(buckets, self._asking, self._keeper.pending_now)
         self._expected: dict[int, bool] = {}
         """By ticket: whether the arrivals took nothing any more when dues were given."""
         self._stopped: Callable[[], None] | None = None
@@ -119,6 +123,7 @@ class DelayQueue:
         return Keeper(
             landing=self._landing,
             state=self._state,
+            pendings=self._pendings,
             buckets=self._buckets,
             gatherer=self._gatherer,
             shore=self._shore,
@@ -129,6 +134,8 @@ class DelayQueue:
             limit=lambda: ledger.limit,
             lowest=lambda: ledger.lowest,
             outcome_ms=outcome_ms,
+            counting=self._counting,
+            leaving=self._leaving,
             moved=lambda: self._firing.look(),
         )
 
@@ -157,7 +164,7 @@ class DelayQueue:
             run=self._run,
             arriving=self,
             sure=lambda: keeper.number,
-            forget=self._forget,
+            leaving=self._leaving,
         )
 
     # Time
@@ -211,6 +218,11 @@ class DelayQueue:
         """Something else was written to the arrivals: it must not stay there for ever."""
         self._firing.watch()
 
+    def settle(self) -> None:
+        """Something was changed, on the disk: what arrived before it is taken over."""
+        self._firing.settle()
+        self.watch()
+
     # Asking
 
     def cancel(self, key: int, turn: Turn, done: Callable[[str | None, BaseException | None], None]) -> None:
@@ -254,7 +266,9 @@ class DelayQueue:
 
     def list(self, query: Query, done: Callable[[Listed | None, BaseException | None], None]) -> None:
         """Messages that wait, in the order of their turns."""
-        self._when_spilled(done, lambda: partial(self._listing.list, query, self._keeper.pending_now()))
+        self._asking.after(
+            self._when_spilled, lambda: partial(self._listing.list, query, self._pendings.now()), done
+        )
 
     def histogram(
         self,
@@ -265,28 +279,17 @@ class DelayQueue:
         """How many wait between each of `edges` and the next; `keys` as in `Query`."""
 
         def work() -> Callable[[], Histogram]:
-            pending, settled = self._keeper.pending_now(), self._shore.fires_below
+            pending, settled = self._pendings.now(), self._shore.fires_below
             return partial(self._listing.histogram, edges, keys, pending, settled)
 
-        self._when_spilled(done, work)
+        self._asking.after(self._when_spilled, work, done)
 
-    def _when_spilled(
-        self, done: Callable[[Any, BaseException | None], None], work: Callable[[], Callable[[], Any]]
-    ) -> None:
-        """Runs `work()` in a worker once all that arrived is in the buckets."""
-
-        def spilled(error: BaseException | None) -> None:
-            if error is not None:
-                done(None, error)
-            else:
-                self._asking.put(work, done)
-
+    def _when_spilled(self, then: Callable[[BaseException | None], None]) -> None:
         def forced(error: BaseException | None) -> None:
             if error is not None:
-                done(None, error)
-            else:
-                self._firing.settle()
-                self._keeper.when_spilled(spilled)
+                return then(error)
+            self._firing.settle()
+            self._keeper.when_spilled(then)
 
         self._landing.when_forced(self._landing.log.end_offset, forced)
 
@@ -294,13 +297,13 @@ class DelayQueue:
 
     @property
     def pending(self) -> int:
-        """How many messages wait, near enough."""
+        """How many messages wait: exact but for what changed in the last moments."""
         return self._figures.pending
 
     @property
     def pending_bytes(self) -> int:
         """What they take on the disk, near enough."""
-        return self._buckets.size_bytes + self._keeper.unspilled_bytes
+        return self._figures.size_bytes + self._keeper.unspilled_bytes
 
     def status(self) -> dict[str, Any]:
         """How it is, for people."""
@@ -342,13 +345,13 @@ class DelayQueue:
                 self._firing.wait_for_tail(offset, log.end_offset)
             done(None)
 
-        pending = self._keeper.pending_now()
+        pending = self._pendings.now()
         self._run(partial(self._gatherer.arrived, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:
         """From now on what is due fires."""
+        self._counting.want(self._buckets.leaves, False)
         self._firing.start()
-        self._recount.want()
 
     @property
     def due(self) -> bool:
@@ -373,7 +376,13 @@ class DelayQueue:
     def topic_gone(self, incarnation: int) -> None:
         """Messages for its partitions have nobody to go to any more: they are dropped and counted."""
         self._lines.topic_gone(incarnation)
-        self._recount.want()
+
+        def look(error: BaseException | None) -> None:
+            self._lines.dropped += self._shore.topic_gone(incarnation)
+            self._counting.want(self._buckets.leaves, False)
+            self._keeper.look()
+
+        self._when_spilled(look)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Fires nothing more, waits for what is under way: `done()`."""
@@ -388,13 +397,3 @@ class DelayQueue:
             return
         done, self._stopped = self._stopped, None
         done()
-
-    def _forget(self, turn: Turn) -> None:
-        """It will not fire, and that is on the disk, with its arrival."""
-        self._firing.settle()
-        self.watch()
-        shore = self._shore
-        if turn.due < shore.fires_below:
-            shore.wheel.cancel(turn.due, turn.number)
-        else:
-            self._figures.gone(*turn)

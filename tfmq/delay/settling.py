@@ -17,12 +17,13 @@ Waiter: TypeAlias = Callable[[], None]
 
 
 class Written(NamedTuple):
-    """One append: of the messages from the due `first` up to the turn `last`."""
+    """One append: of `count` messages from the due `first` up to the turn `last`."""
 
     mark: Mark
     first: int
     last: Turn
     size_bytes: int
+    count: int = 1  # type: ignore[assignment]
 
 
 class Settling:
@@ -81,9 +82,9 @@ class Settling:
         for _, waiter in told:
             waiter()
 
-    def take_back(self, through: Turn | None) -> bool:
-        """The target came back, and has everything up to `through`; whether something was lost."""
-        lost = bool(self._written) and (through is None or through < self._written[-1].last)
+    def take_back(self, through: Turn | None) -> int:
+        """The target came back, and has everything up to `through`; how many messages were lost."""
+        lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
         self.through, self.size_bytes = through, 0
         self.wake()

@@ -23,11 +23,11 @@ here (`spans`, `buckets`).
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Final
 
-from tfmq.delay.wheel_slots import DUE_SHIFT, DUE_SPAN, TAG_MASK, Entries, Slot, tag
+from tfmq.delay.wheel_slots import DUE_SHIFT, DUE_SPAN, TAG_MASK, TARGET_SHIFT, Entries, Slot, tag
 
 CANCELLED_MIN: Final = 4096
 """Below so many rows of cancelled messages a sweep is not worth its pass."""
@@ -241,6 +241,22 @@ class HashedWheelTimer:
                 )
         self._keep_rows(end)
         return dropped
+
+    def drop_targets(self, targets: Collection[int]) -> int:
+        """Forgets every message for these; how many. It looks at every row."""
+        self._unready()
+        before = self.count
+        for slot in self._ring:
+            if slot is not None:
+                tags = map(TAG_MASK.__and__, slot.packed)
+                picked = [
+                    number
+                    for number, each in zip(slot.numbers, tags, strict=True)
+                    if each >> TARGET_SHIFT in targets
+                ]
+                self._cancelled.update(picked)
+        self._sweep()
+        return before - self.count
 
     def _keep_rows(self, end: int) -> None:
         """Rows below `end` in their packed column stay, unless they are cancelled."""
