@@ -19,7 +19,7 @@ from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import Answer, Broker, Stream, after, at, handles
 from tests.crash.delay_points import Points
 from tfmq.broker import delay_opening
-from tfmq.delay import buckets, horizon, supply
+from tfmq.delay import buckets, horizon, line, lines, reloading, supply
 from tfmq.protocol.handles import parse_handle
 
 Place = tuple[str, int]
@@ -47,7 +47,7 @@ def require(kept: bool, what: str) -> None:
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits, retreats, rescans and rolls with the few messages that a life has."""
+    """Splits, retreats, rescans, rolls, and lines that give up rows, with the few messages that a life has."""
     monkeypatch.setattr(buckets, "SPLIT_ENTRIES", 12)
     monkeypatch.setattr(horizon, "SPLIT_ROWS", 12)
     monkeypatch.setattr(horizon, "NEAR_MAX", 24)
@@ -55,6 +55,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horizon, "CATCH_UP_ROWS", 4)
     monkeypatch.setattr(horizon, "RESCAN_BYTES", 600)
     monkeypatch.setattr(horizon, "SPILL_BYTES", 4000)
+    monkeypatch.setattr(line, "ROWS_MAX", 5)
+    monkeypatch.setattr(reloading, "ROWS_MAX", 5)
+    monkeypatch.setattr(lines, "STUCK_ROWS_MAX", 8)
     monkeypatch.setattr(supply, "AHEAD_MIN", 3)
     monkeypatch.setattr(supply, "AHEAD_BYTES", 2000)
     monkeypatch.setattr(delay_opening, "_segment_bytes", lambda house: SEGMENT_BYTES)
