@@ -320,7 +320,8 @@ class Line:
             self.sweep()
             self._force()
             return
-        # The target has stopped: what it had may be gone, and `resumed` finds out.
+        # The target has stopped: what it had may be gone, and `resumed` finds out. Nobody else waits for that.
+        self._lines.pacing.give(self.settling.give_up_room())
         if len(self.settling) and not self.parked:
             self._park(error)
 
@@ -333,8 +334,7 @@ class Line:
             self._lines.rested(self)
 
     def _failed(self, error: BaseException) -> None:
-        self._known = False
-        self._flight = None
+        self._known, self._flight = False, None
         if isinstance(error, UnknownTopic):
             self.drop()
         else:

@@ -69,6 +69,12 @@ class Settling:
         if moved:
             self._tell()
 
+    def give_up_room(self) -> int:
+        """Nobody waits for the disk any more, since the target has stopped: the bytes that it may give back at once."""
+        size, self.size_bytes = self.size_bytes, 0
+        self._written = deque(each._replace(size_bytes=0) for each in self._written)
+        return size
+
     def wait(self, turn: Turn, waiter: Waiter) -> None:
         """`waiter()` once the turn is settled, or nobody can say any more when that will be."""
         at = bisect_right(self._waiting, turn, key=lambda each: each[0])
