@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.delay.desk import Desk, Handle
+from tests.delay.desk import ORDERS, Desk, Handle
 from tests.scale import scaled, seeded
 from tfmq.delay import pacing, supply
 from tfmq.delay.fetching import Fetched
@@ -28,12 +28,16 @@ class Files:
         self.most = 1 << 30
         self.cold = False
         self.error: Exception | None = None
+        self.bad = -1
+        """A number whose record cannot be read."""
         self.reads: list[int] = []
 
     def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched:
         assert list(locators) == [7 * number for number in numbers]
         if self.error is not None:
             raise self.error
+        if self.bad in numbers:
+            raise OSError(5, "a bad sector")
         self.reads.append(len(numbers))
         return Fetched([record_of(number) for number in numbers[: self.most]])
 
@@ -54,8 +58,8 @@ class Bench:
         self.rows.add(Part(column, column[:], locators, bytearray(len(column))))
 
     def work(self) -> None:
-        jobs, self.jobs = self.jobs, []
-        for work, done in jobs:
+        while self.jobs:
+            work, done = self.jobs.pop(0)
             try:
                 result = work()
             except Exception as error:
@@ -132,9 +136,43 @@ def test_what_is_read_while_it_is_given_up_is_not_kept(bench: Bench) -> None:
     bench.supply.fetch(bench.rows.head(10), bench.rows, 10, lambda *answer: told.append(answer))
     bench.supply.clear()
     bench.work()
-    assert told == [(None, None)]
+    assert told == [(Fetched([record_of(number) for number in range(10)]), None)]
     bench.fetch(10)
     assert bench.files.reads == [100, 100]
+
+
+def test_what_cannot_be_read_keeps_nothing_before_it_waiting(bench: Bench) -> None:
+    bench.add(range(100))
+    bench.files.bad = 40
+    for _ in range(4):
+        bench.rows.drop(len(bench.fetch(10)))
+    with pytest.raises(OSError, match="a bad sector"):
+        bench.fetch(10)
+    assert bench.files.reads == [10] * 4
+
+
+def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supply, "AHEAD_MIN", 3)
+    desk = Desk(queued=True)
+    desk.targets.automatic = False
+    payloads = [b"%d" % number for number in range(10)]
+    desk.send([b"first", *payloads], [10, *range(100, 110)])
+    desk.until(desk.now_ms + 50)
+    desk.leap(0)
+    desk.clock.advance(0.1)
+    desk.turn()
+    assert desk.jobs, "a read is under way"
+    desk.targets.fail_force(ORDERS, "its force failed")
+    (waits,) = desk.queue.status()["waits_for"]
+    desk.work()
+    desk.turn()
+    assert desk.queue.status()["waits_for"] == [waits]
+    desk.targets.resume(ORDERS, keep=0)
+    desk.queue.resumed(ORDERS)
+    desk.advance(1)
+    assert desk.visible() == [b"first", *payloads]
 
 
 def test_another_message_of_the_same_number_elsewhere_is_not_taken_for_it(bench: Bench) -> None:

@@ -60,7 +60,10 @@ class Supply:
         if found is not None:
             done(found, None)
         else:
-            self._run(partial(self._fetching.read, part.locators, part.numbers, SLICE_BYTES), done)
+            self._read(part, done)
+
+    def _read(self, part: Part, done: Done) -> None:
+        self._run(partial(self._fetching.read, part.locators, part.numbers, SLICE_BYTES), done)
 
     def _read_ahead(
         self,
@@ -71,11 +74,14 @@ class Supply:
         found: Fetched | None,
         error: BaseException | None,
     ) -> None:
-        if found is None or life != self._life:
-            done(None, error)
-            return
-        self._part, self._records = whole, found.records
-        done(self._take(part), None)
+        if found is None:
+            # Something behind may be what cannot be read: that must not keep these waiting.
+            self._read(part, done)
+        elif life != self._life:
+            done(Fetched(found.records[: len(part.numbers)]), None)
+        else:
+            self._part, self._records = whole, found.records
+            done(self._take(part), None)
 
     def _take(self, part: Part) -> Fetched | None:
         """The records of the first rows of `part`, if they were read ahead: of exactly these messages."""
