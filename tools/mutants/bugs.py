@@ -12,6 +12,7 @@ from tools.mutants.bugs_client_pipeline import CLIENT_PIPELINE
 from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
 from tools.mutants.bugs_commit_groups import COMMIT_GROUPS
 from tools.mutants.bugs_delay_buckets import DELAY_BUCKETS
+from tools.mutants.bugs_delay_count import DELAY_COUNT
 from tools.mutants.bugs_delay_firing import DELAY_FIRING
 from tools.mutants.bugs_delay_landing import DELAY_LANDING
 from tools.mutants.bugs_delay_promises import DELAY_PROMISES
@@ -54,6 +55,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + DELAY_FIRING
     + DELAY_STORE
     + DELAY_PROMISES
+    + DELAY_COUNT
     + SCHEDULES
     + SERVER
     + CLIENT

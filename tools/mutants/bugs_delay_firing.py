@@ -81,7 +81,7 @@ DELAY_FIRING: Final = (
         "cancelled-told-before-it-is-forced",
         "cancelled is told once no power cut can take the cancel back",
         "tfmq/delay/changing.py",
-        "        self._landing.when_forced(answers[-1].end_offset, partial(self._cancel_forced, cancels))\n",
+        "        self._landing.when_forced(end, partial(self._cancel_forced, cancels))\n",
         "        self._cancel_forced(cancels, None)\n",
         [CRASHES],
         scale=0.01,

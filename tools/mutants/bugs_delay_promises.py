@@ -160,8 +160,8 @@ _WAITING: Final = (
         "what-a-failed-force-took-counts",
         "what a partition lost when its force failed comes once it is resumed",
         "tfmq/delay/settling.py",
-        "        lost = bool(self._written) and (through is None or through < self._written[-1].last)\n",
-        "        lost = False\n",
+        "        lost = sum(each.count for each in self._written if through is None or through < each.last)\n",
+        "        lost = 0\n",
         [LINE, "tests/testing/test_delayed.py", DELAY],
     ),
     Mutant(

@@ -55,10 +55,10 @@ DELAY_STORE: Final = (
     Mutant(
         "spilled-meanwhile-is-unknown",
         "a message is known while it is on its way to the buckets",
-        "tfmq/delay/keeper.py",
-        "        self._low_spilled = low\n",
-        "        self._low_spilled = None\n",
-        ["tests/delay/test_keeper.py", CRASHES],
+        "tfmq/delay/unspilled.py",
+        "        self._going = self.low, self.since\n",
+        "        self._going = None, self.since\n",
+        ["tests/delay/test_unspilled.py", "tests/delay/test_keeper.py", CRASHES],
         scale=0.01,
     ),
     Mutant(
@@ -108,7 +108,7 @@ DELAY_STORE: Final = (
         "a-cancel-may-be-lost-in-a-spill",
         "a message whose cancel may be lost is kept",
         "tfmq/delay/pending.py",
-        "        return turn in self._cancelled and turn not in self._unsure\n",
+        "        return turn in self._cancelled and turn not in self._unsure and turn not in (self._late or ())\n",
         "        return turn in self._cancelled\n",
         [RANDOM, CRASHES, "tests/delay"],
         scale=0.05,
