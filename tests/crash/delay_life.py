@@ -231,6 +231,8 @@ class Life:
         self.text_bytes = generator.choice((TEXT_BYTES, ROLLED_BYTES))
         self.clock = LifeClock(1_700_000_000_000 + generator.randrange(1 << 22))
         self.broker = Broker(SimulatedDisk(), self.clock, queued=True, delay__outcome_seconds=OUTCOME_SECONDS)
+        self.disk = self.broker.disk
+        """Already the next one while a broker starts on it."""
         self.client = Client()
         self.boundaries: list[Boundary] = []
         self.points = Points()
@@ -263,13 +265,13 @@ class Life:
 
     def _bound(self, kind: str, path: str) -> None:
         self.client.look()
-        points = self.points.of(self.broker, kind, path)
+        points = self.points.of(self.broker, self.disk, kind, path)
         self.boundaries.append(
             Boundary(
                 len(self.boundaries),
                 points,
                 f"{self.action}: {kind} {path}",
-                Moment(self.broker.disk),
+                Moment(self.disk),
                 self.client.known(),
                 self.clock.wall_ms(),
             )
@@ -427,7 +429,7 @@ class Life:
         self.broker.disk.after = None
         for step in self.client.steps:
             step.answer = Answer(0, None)
-        disk.after = self._bound
+        disk.after, self.disk = self._bound, disk
         self.broker = started(disk, self.clock, self.broker, queued=True)
         for step in list(self.client.steps):  # answers are taken in meanwhile
             step.answer = step.ask(self.broker)

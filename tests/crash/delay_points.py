@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 from journal.control import SOURCE_DELAY, decode_control
 from journal.header import FLAG_CONTROL, HEADER_SIZE, records_of
+from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker
+from tfmq.broker.delay import Delay
 from tfmq.delay import buckets, note
 from tfmq.delay.bucket_file import parse_bucket_name
 from tfmq.delay.horizon import Step
@@ -35,53 +37,56 @@ class Points:
         self._unforced: dict[str, set[str]] = defaultdict(set)
         self._split = ""
 
-    def of(self, broker: Broker, kind: str, path: str) -> tuple[str, ...]:
-        """Those of POINTS that this call belongs to."""
-        delay = getattr(getattr(broker.engine, "house", None), "delay", None)
+    def of(self, broker: Broker, disk: SimulatedDisk, kind: str, path: str) -> tuple[str, ...]:
+        """Those of POINTS that this call belongs to. Another broker than that of `disk` has nothing to do with it."""
+        runs = broker.disk is disk
+        delay = getattr(getattr(broker.engine, "house", None), "delay", None) if runs else None
         busy = delay.queue._keeper.busy if delay is not None else None
-        found = self._of_path(broker, kind, path, busy)
+        found = self._of_path(delay, disk, kind, path, busy)
         if busy is Step.LOAD:
             found.add("load")
         return tuple(point for point in POINTS if point in found)
 
-    def _of_path(self, broker: Broker, kind: str, path: str, busy: Step | None) -> set[str]:
+    def _of_path(
+        self, delay: Delay | None, disk: SimulatedDisk, kind: str, path: str, busy: Step | None
+    ) -> set[str]:
         if path.endswith(".zxQueue"):
-            return {FIRED if kind == "force" else APPENDED for _ in self._landed(broker, kind, path)}
+            return {FIRED if kind == "force" else APPENDED for _ in self._landed(disk, kind, path)}
         if "/delay/arrivals" in path:
             if kind == "unlink":
                 return {"arrivals truncation"}
             if not path.endswith(".arrivals"):
                 return {"arrivals roll"} if kind == "force_folder" else set()
-            return {"arrivals roll"} if kind in ("create", "rename") else self._landed(broker, kind, path)
+            return {"arrivals roll"} if kind in ("create", "rename") else self._landed(disk, kind, path)
         if path.endswith(".bucket"):
             if kind == "unlink":
                 return {"bucket unlink"}
             if busy is Step.SPLIT:
-                self._split = self._cut(broker, path) if kind == "create" else self._split
+                self._split = self._cut(delay, path) if kind == "create" else self._split
                 return {self._split}
             return {"bucket roll", "spill"} if kind == "create" else {"spill"}
         if "/delay/checkpoint" in path or path.endswith("/delay"):
             return {"checkpoint"}
         return set()
 
-    def _landed(self, broker: Broker, kind: str, path: str) -> set[str]:
+    def _landed(self, disk: SimulatedDisk, kind: str, path: str) -> set[str]:
         """What was written, or is forced now."""
         if kind == "force":
             return self._unforced.pop(path, set())
-        before, size = self._sizes.get(path, 0), broker.disk.size(path)
+        before, size = self._sizes.get(path, 0), disk.size(path)
         self._sizes[path] = size
         if kind != "write" or size <= before:
             return set()
-        found = set(_kinds(broker.disk.read_file(path)[before:], arrivals=path.endswith(".arrivals")))
+        found = set(_kinds(disk.read_file(path)[before:], arrivals=path.endswith(".arrivals")))
         self._unforced[path] |= found
         return found
 
     @staticmethod
-    def _cut(broker: Broker, path: str) -> str:
+    def _cut(delay: Delay | None, path: str) -> str:
         """Why the bucket is cut whose first part this is."""
         span = parse_bucket_name(path.rpartition("/")[2])
-        assert span is not None
-        whole = broker.engine.house.delay.queue._buckets.leaf(span.start)
+        assert span is not None and delay is not None
+        whole = delay.queue._buckets.leaf(span.start)
         return "split" if whole is not None and whole.count > buckets.SPLIT_ENTRIES else "cascade"
 
 
