@@ -5,7 +5,8 @@ Invariants, for every message that a producer sent, plain, delayed or inside a t
 - what was acknowledged is there once, in the end; what failed as "not done" is not; of the rest nobody knows, but it is
   there once at most;
 - what was taken back is never seen, what is answered as delivered is seen;
-- of one partition, delayed messages come in the order of their times.
+- of one partition, delayed messages come in the order of their times;
+- as many are said to wait as wait: at least those of which that is known, at most those of which it may be.
 A failure prints its seed.
 """
 
@@ -271,6 +272,16 @@ class Program:
             early_ms = self.sent[message.text].at_ms - message.origin.append_ms
             assert early_ms < 1, f"{message.text} is {early_ms} ms before its time of day"
         self.in_order(messages)
+        self.counted(set(names))
+
+    def counted(self, seen: set[str]) -> None:
+        engine = self.broker._server.engine
+        if engine is None:
+            return
+        waiting = engine.house.delay.queue._figures.count_now()
+        there = {name: each for name, each in self.sent.items() if name not in seen and not each.taken_back}
+        known = sum(bool(each.handle) and not each.unsure for each in there.values())
+        assert known <= waiting <= len(there), f"{waiting} are said to wait, and {known} to {len(there)} do"
 
     def in_order(self, messages: list[Any]) -> None:
         dues: dict[tuple[str, int], float] = {}
