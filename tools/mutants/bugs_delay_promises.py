@@ -225,4 +225,39 @@ _LISTS: Final = (
     ),
 )
 
-DELAY_PROMISES: Final = _HANDLES + _LIMITS + _DUES + _STORE + _WAITING + _LISTS
+_ORDER: Final = (
+    Mutant(
+        "small-slices-pass-a-large-one",
+        "who waits for room in the window of deliveries goes in order",
+        "tfmq/delay/pacing.py",
+        "        return (self._giving or not self._waiting) and self._has_room(size_bytes)\n",
+        "        return self._has_room(size_bytes)\n",
+        ["tests/delay/test_pacing.py"],
+    ),
+    Mutant(
+        "a-split-keeps-what-nobody-waits-for",
+        "what was cancelled leaves its bucket when that is cut",
+        "tfmq/delay/splitting.py",
+        '            keep = b"" if pending is None else pending_rows(columns, pending)\n',
+        '            keep = b""\n',
+        ["tests/delay/test_splitting.py", "tests/delay/test_buckets.py"],
+    ),
+    Mutant(
+        "a-start-does-not-learn-what-was-told",
+        "a time of day is one of the clock that its sender saw, behind a start too",
+        "tfmq/delay/gathering.py",
+        "                told.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))\n",
+        "",
+        ["tests/delay/test_gathering.py", "tests/e2e/test_delay_page.py"],
+    ),
+    Mutant(
+        "moved-again-and-again-fills-the-rest",
+        "a message that is moved on and on does not keep others from being cancelled",
+        "tfmq/delay/arrival_state.py",
+        "        if 2 * self.cancelled.count < CANCELLED_MAX and 2 * self._size_bytes < BYTES_MAX:\n",
+        "        if self.cancelled.count < CANCELLED_MAX:\n",
+        ["tests/delay/test_arrival_state.py", "tests/delay/test_rescheduled.py"],
+    ),
+)
+
+DELAY_PROMISES: Final = _HANDLES + _LIMITS + _DUES + _STORE + _WAITING + _LISTS + _ORDER
