@@ -44,6 +44,8 @@ class Counting:
         self._wanted: dict[Span, bool] = {}
         """Where to look, and whether it is to be counted although no topic of it went."""
         self._cut: _Cut | None = None
+        self.dropped = 0
+        """Messages in buckets whose topic was gone."""
         self._ahead = 0
         """Pending rows behind the border of that bucket."""
         if not buckets.counted_offset:
@@ -77,6 +79,12 @@ class Counting:
                 part = (bucket.span.end - border) / (bucket.span.end - bucket.span.start)
                 count += self._ahead if known else int(live * part)
         return count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of what is pending in buckets, as far as these are of one size."""
+        leaves = [bucket for bucket in self._buckets.leaves if bucket.count]
+        return sum([each.size * max(0, each.count - each.dead) // each.count for each in leaves])
 
     # The work
 
@@ -113,7 +121,7 @@ class Counting:
                     found = self._count(cut, pending)
         except OSError as error:
             logger.warning("delayed messages in %s cannot be counted: %s", bucket.path, error)
-        return partial(self._counted, cut, found)
+        return partial(self._counted, cut, found, surely)
 
     def _count(self, cut: _Cut, pending: PendingNow) -> _Count:
         count = ahead = 0
@@ -123,11 +131,13 @@ class Counting:
             ahead += sum(compress(map(cut.border.__le__, columns.dues), rows))
         return _Count(count, ahead)
 
-    def _counted(self, cut: _Cut, found: _Count | None) -> bool:
+    def _counted(self, cut: _Cut, found: _Count | None, surely: bool) -> bool:
         bucket = cut.bucket
         before = bucket.dead
         if found is not None:
             bucket.dead = max(0, bucket.count - found.pending)
+            if not surely and bucket.span.start >= cut.border:  # what lies before is dropped in memory
+                self.dropped += max(0, bucket.dead - before)
         if bucket.span.start < cut.border < bucket.span.end:
             part = (bucket.span.end - cut.border) / (bucket.span.end - bucket.span.start)
             guess = int(max(0, bucket.count - bucket.dead) * part)

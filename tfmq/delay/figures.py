@@ -29,7 +29,7 @@ class Figures:
     ) -> None:
         self._ledger, self._shore, self._lines = ledger, shore, lines
         self._buckets, self._counting, self._leaving, self._timers = buckets, counting, leaving, timers
-        self._count = 0
+        self._count = self._size_bytes = 0
         self._count_again = 0.0
 
     def landed(self, count: int) -> None:
@@ -39,26 +39,26 @@ class Figures:
     @property
     def pending(self) -> int:
         """Messages that wait."""
+        self._count_all()
+        return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in the buckets: of each as large a part as there is of its messages that wait."""
+        self._count_all()
+        return self._size_bytes
+
+    def _count_all(self) -> None:
         now = self._timers.now()
         if now >= self._count_again:
-            self._count = self.count_now()
+            self._count, self._size_bytes = self.count_now(), self._counting.size_bytes
             self._count_again = now + COUNT_SECONDS
-        return self._count
 
     def count_now(self) -> int:
         """In memory, in arrivals and in buckets. What is being loaded is still where it was."""
         in_memory = self._shore.wheel.count - self._shore.coming + self._lines.waiting
         on_disk = self._ledger.messages + self._shore.far_count + self._counting.ahead
         return max(0, in_memory + on_disk - self._leaving.count)
-
-    @property
-    def size_bytes(self) -> int:
-        """What they take in the buckets: of each as large a part as there is of its messages that wait."""
-        return sum(
-            bucket.size * max(0, bucket.count - bucket.dead) // bucket.count
-            for bucket in self._buckets.leaves
-            if bucket.count
-        )
 
     @property
     def next_on_disk(self) -> int | None:

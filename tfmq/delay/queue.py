@@ -320,7 +320,7 @@ class DelayQueue:
             "held": sum([len(line.rows) for line in lines.all() if line.parked]),
             "behind": lines.behind_count,
             "waits_for": parked,
-            "dropped": lines.dropped,
+            "dropped": lines.dropped + self._counting.dropped,
             "damaged": lines.damaged,
             "fired": lines.fired_count,
             "lateness": lines.lateness.status(),
