@@ -1,11 +1,15 @@
 """When something is due."""
 
+import errno
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
-from tests.delay.desk import BILLS, ORDERS, Desk
+from tests.delay.desk import BILLS, ORDERS, Answer, Desk, Handle
 from tfmq.delay import firing
+from tfmq.delay.gathering import Gatherer
+from tfmq.delay.requests import Query
 
 
 @pytest.mark.parametrize("tick_ms", [1, 10, 25, 1000])
@@ -96,7 +100,7 @@ def test_after_a_stop_nothing_fires() -> None:
 
 def test_the_tail_that_waits_for_space_is_taken_in_when_it_is_sure() -> None:
     desk = Desk(started=False)
-    desk.queue._firing.wait_for_tail(0, 0)
+    desk.queue._firing.wait_for_tail(0, (0, 0))
     desk.queue.start()
     desk.send([b"a"], 10)
     assert desk.visible() == []
@@ -122,6 +126,73 @@ def test_a_tail_of_which_all_was_due_long_ago_is_taken_in_too(monkeypatch: pytes
     (later,) = again.send([b"c"], 50)
     again.advance(1)
     assert again.visible()[2:] == [later.payload]
+
+
+def waiting_for_space(before: Sequence[int], behind: Sequence[int]) -> tuple[Desk, list[Handle]]:
+    """A start on a full disk: it cannot make true what was written and not forced, with delays `behind`."""
+    desk = Desk()
+    sent = desk.send([b"%d" % delay for delay in before], before) if before else []
+    desk.landing.log.force()
+    desk.landing.automatic = False
+    sent += desk.send([b"%d" % delay for delay in behind], behind)
+    disk = desk.disk.crash(keep="everything")
+    disk.faults.fail("write", error=errno.ENOSPC, times=None)
+    again = desk.again(disk, desk.targets.killed())
+    assert again.landing.log.waits_for_space
+    again.advance(3)
+    return again, sent
+
+
+@pytest.mark.parametrize("next", ["nothing", "a send", "a later send", "a list", "a cancel"])
+@pytest.mark.parametrize("before", [[], [40_000]], ids=["alone", "behind others"])
+def test_what_waits_for_space_comes_when_there_is_some(before: list[int], next: str) -> None:
+    desk, sent = waiting_for_space(before, [20_000, 80_000, 500_000])
+    assert desk.cancel(sent[-1]).error is not None, "it is there, and there is no room for a note"
+    desk.disk.faults.clear()
+    expected = sorted([*before, 20_000, 80_000, 500_000])
+    if "send" in next:
+        delay = 1000 if next == "a send" else 90_000
+        desk.send([b"%d" % delay], delay)
+        expected = sorted([*expected, delay])
+    elif next == "a list":
+        desk.listed()
+    elif next == "a cancel":
+        assert desk.cancel(sent[-1]).known == "cancelled"
+        del expected[-1]
+    desk.advance(3)
+    assert (
+        len(desk.listed().rows) + len(desk.visible())
+        == len(expected)
+        == desk.queue.pending + len(desk.visible())
+    )
+    desk.advance(600)
+    assert desk.visible() == [b"%d" % delay for delay in expected]
+    again = desk.power_cut()
+    again.advance(600)
+    assert again.visible() == [b"%d" % delay for delay in expected]
+
+
+def test_what_waits_for_space_is_not_spilled_before_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be loaded from its bucket, and come once more from the arrivals."""
+    desk, _ = waiting_for_space([], [20_000, 80_000])
+    desk.disk.faults.clear()
+    desk.send([b"90000"], 90_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(Gatherer, "arrived", refused)
+        desk.advance(15)
+        listed = Answer()
+        desk.queue.list(Query(0, 1 << 62, None, 100, None, None), listed)
+        desk.advance(5)
+        desk.queue._firing._look_after()
+        assert (listed.calls, desk.visible()) == (0, [])
+    desk.advance(31)
+    assert len(listed.known.rows) == 3
+    desk.advance(100)
+    assert desk.visible() == [b"20000", b"80000", b"90000"]
+
+
+def refused(*_: object) -> None:
+    raise OSError(errno.EIO, "a bad sector")
 
 
 def test_arrivals_that_stopped_hold_back_what_nobody_knows_of_and_what_is_behind_it() -> None:

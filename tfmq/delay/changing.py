@@ -313,7 +313,7 @@ class Changing:
             self._active[turn].append(again)
             return None
         try:
-            state = self._judge.state(key, turn, self._landing.log.end_ordinal)
+            state = self._judge.state(key, turn, self._landing.log.whole_end[1])
         except StorageStopped as error:
             failed(error)
             return None

@@ -63,21 +63,17 @@ class Keeper:
         moved: Callable[[], None],
     ) -> None:
         self._landing, self._state, self._buckets, self._gatherer = landing, state, buckets, gatherer
-        self._shore, self._lines, self._time, self._timers, self._pendings = (
-            shore,
-            lines,
-            time,
-            timers,
-            pendings,
-        )
+        self._shore, self._lines, self._time, self._timers = shore, lines, time, timers
+        self._pendings = pendings
         self._run_worker, self._limit, self._lowest, self._outcome_ms = run, limit, lowest, outcome_ms
         self._counting, self._leaving, self._moved = counting, leaving, moved
         self.offset = buckets.spilled_offset
         self.number = buckets.spilled_number
         """Arrivals before are on the disk, and known here."""
+        self.tail_from: int | None = None
+        """From this offset on lies what a start could not take for sure (`take_tail`)."""
         self.busy: Step | None = None
-        self.stopping = False
-        self._looking = False
+        self.stopping = self._looking = False
         self.changed = False
         """Whether the checkpoint would say something else now."""
         self._unspilled, self._committed = Unspilled(), 0
@@ -100,7 +96,7 @@ class Keeper:
     def follow(self) -> None:
         """All that was told to land is there: what lies behind it are cancels and ended streams, which go, too."""
         log = self._landing.log
-        if log.forced_offset == log.end_offset > self.offset and not log.waits_for_space:
+        if log.forced_offset == log.end_offset > self.offset and self.tail_from is None:
             self.offset, self.number, self.changed = log.end_offset, log.end_ordinal, True
             self._unspilled.landed(None, self._time.now_ms())
 
@@ -127,8 +123,8 @@ class Keeper:
 
     def look(self) -> None:
         """Does what is to be done next, unless something is under way. Work that ends at once is followed by more."""
-        if self._looking:
-            return
+        if self._looking or (self.tail_from is not None and self.tail_from < self._landing.log.forced_offset):
+            return  # or there is a tail that must be known first
         self._looking = True
         while self.busy is None and not self.stopping:
             self._retire()
@@ -353,30 +349,32 @@ class Keeper:
         horizon = min([goal(now), *(bucket.span.start for bucket in self._buckets.leaves[:1])])
         shore.begin(min([now if whole else max(0, now - DUE_SPAN // 2), horizon, *lows]), horizon)
         self._take_in(found)
-        if found.low is not None:
-            self._unspilled.landed(found.low, now)
 
     def _take_in(self, found: Arrived) -> None:
         self._leaving.recovered(found.changed, self.offset)
+        if self.unspilled_bytes:
+            self._unspilled.landed(found.low, self._time.now_ms())
         for told in found.told:
             self._time.learn(*told)
         for near in found.near:
             if len(near.dues):
                 self._shore.add(near, len(near.dues), min(near.dues), max(near.dues))
 
-    def take_tail(self, from_offset: int, to_offset: int, done: Callable[[], None]) -> None:
+    def take_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
         """What lies between is on the disk only now."""
 
         def found(arrived: Arrived | None, error: BaseException | None) -> None:
             if arrived is None:
                 logger.error("delayed messages that arrived last cannot be read, tried again: %s", error)
-                self._timers.after(PAUSE_SECONDS_MAX, partial(self.take_tail, from_offset, to_offset, done))
+                self._timers.after(PAUSE_SECONDS_MAX, partial(self.take_tail, from_offset, end, done))
                 return
-            self.offset = max(self.offset, to_offset)
+            self.tail_from, self.changed = None, True
+            self.offset, self.number = max(self.offset, end[0]), max(self.number, end[1])
             self._take_in(arrived)
             done()
+            self.look()
 
-        work = partial(self._gatherer.arrived, from_offset, to_offset, self._pendings.now())
+        work = partial(self._gatherer.arrived, from_offset, end[0], self._pendings.now())
         self._run_worker(work, found)
 
     def catch_up(self) -> None:

@@ -247,7 +247,7 @@ class DelayQueue:
         """What became of a message, or where it waits now: followed from turn to turn where it was given others."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
-            state = self._judge.state(key, now, self._landing.log.end_ordinal)
+            state = self._judge.state(key, now, self._landing.log.whole_end[1])
         except StorageStopped as error:
             return done(None, error)
         if state not in (PENDING, UNSURE):
@@ -333,16 +333,16 @@ class DelayQueue:
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
         """Finds what is pending since the checkpoint. Fires nothing yet; the partitions are open."""
         log, buckets = self._landing.log, self._buckets
-        offset, number = log.forced_offset, log.end_ordinal
+        offset, number, end = log.forced_offset, log.end_ordinal, log.whole_end
 
         def found(result: Arrived | None, error: BaseException | None) -> None:
             if result is None:
                 done(error or RuntimeError("a read of the arrivals ended without an answer"))
                 return
-            self._keeper.recover(result, offset, number, whole=offset == log.end_offset)
-            if offset < log.end_offset:
+            self._keeper.recover(result, offset, number, whole=offset == end[0])
+            if offset < end[0]:
                 # What waits for space to be made durable may be lost yet: until it is known, nothing fires.
-                self._firing.wait_for_tail(offset, log.end_offset)
+                self._firing.wait_for_tail(offset, end)
             done(None)
 
         pending = self._pendings.now()
