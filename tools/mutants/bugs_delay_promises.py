@@ -258,6 +258,30 @@ _ORDER: Final = (
         "        if self.cancelled.count < CANCELLED_MAX:\n",
         ["tests/delay/test_arrival_state.py", "tests/delay/test_rescheduled.py"],
     ),
+    Mutant(
+        "a-stopped-partition-keeps-its-window",
+        "what a stopped partition has not on the disk keeps nobody else's messages waiting",
+        "tfmq/delay/settling.py",
+        "        size, self.size_bytes = self.size_bytes, 0\n",
+        "        size = 0\n",
+        ["tests/delay/test_lines.py", "tests/delay/test_line.py", "tests/delay/test_settling.py", DELAY],
+    ),
+    Mutant(
+        "what-cannot-be-read-ahead-holds-up-the-rest",
+        "what cannot be read keeps nothing waiting that is due before it",
+        "tfmq/delay/supply.py",
+        "            self._read(part, done)\n        elif life",
+        "            done(None, error)\n        elif life",
+        ["tests/delay/test_supply.py", "tests/delay/test_line.py"],
+    ),
+    Mutant(
+        "what-was-not-sure-at-a-start-is-never-known",
+        "what a start on a full disk could not make durable comes when there is space",
+        "tfmq/delay/firing.py",
+        "                self._keeper.take_tail(from_offset, end, done)\n",
+        "                self._ledger.failed(ticket)\n",
+        ["tests/delay/test_firing.py"],
+    ),
 )
 
 DELAY_PROMISES: Final = _HANDLES + _LIMITS + _DUES + _STORE + _WAITING + _LISTS + _ORDER
