@@ -1,5 +1,7 @@
 """The store of delayed messages that belongs to the data folder, and no other; a start that fails changes nothing."""
 
+import errno
+
 import pytest
 
 from journal.control import SOURCE_DELAY
@@ -280,6 +282,24 @@ def test_a_power_cut_at_any_moment_while_a_new_store_is_begun_leaves_one_that_is
         assert left.delay(left.lease(), 0, [b"new"]).code == "ok", f"after {kind} of {path}"
         assert delivered(left) == [b"soon", b"new"], f"after {kind} of {path}"
         assert left.restart().payloads() == [b"soon", b"new"], f"after {kind} of {path}"
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["fired", "spilled"])
+def test_arrivals_of_which_a_full_disk_keeps_the_end_back_are_not_taken_for_older(spilled: bool) -> None:
+    broker = Broker()
+    broker.create()
+    broker.delay(broker.lease(), 0, [b"soon", b"later"], due=after(10) + after(60_000))
+    broker.advance(1)
+    if spilled:
+        assert len(broker.delayed()) == 1
+    disk = broker.disk.crash(keep="everything")
+    disk.faults.fail("write", error=errno.ENOSPC, times=None, path=ARRIVALS)
+    again = Broker(disk, broker.clock)
+    assert again.arrivals.waits_for_space
+    again.advance(5)
+    disk.faults.clear()
+    again.advance(60)
+    assert again.payloads() == [b"soon", b"later"]
 
 
 @pytest.mark.parametrize("at", ["note", "records"])

@@ -6,10 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from tests.delay.desk import BILLS, ORDERS, Answer, Desk, Handle
+from journal.errors import Full
+from tests.delay.desk import ARRIVALS, BILLS, ORDERS, Answer, Desk, Handle
 from tfmq.delay import firing
 from tfmq.delay.gathering import Gatherer
 from tfmq.delay.requests import Query
+from tfmq.errors import DiskFull
 
 
 @pytest.mark.parametrize("tick_ms", [1, 10, 25, 1000])
@@ -189,6 +191,34 @@ def test_what_waits_for_space_is_not_spilled_before_it_is_known(monkeypatch: pyt
     assert len(listed.known.rows) == 3
     desk.advance(100)
     assert desk.visible() == [b"20000", b"80000", b"90000"]
+
+
+def test_what_waits_for_space_and_is_in_buckets_comes_once() -> None:
+    """The log knows less of what is forced than the buckets: its mark is written now and then."""
+    desk = Desk()
+    sent = desk.send([b"20", b"300"], [20_000, 300_000])
+    desk.listed()
+    disk = desk.disk.crash(keep="everything")
+    disk.faults.fail("write", error=errno.ENOSPC, times=None, path=ARRIVALS)
+    again = desk.again(disk, desk.targets.killed())
+    assert again.landing.log.end_offset < again.buckets.spilled_offset
+    again.advance(3)
+    assert again.describe(sent[1]).state == "pending"
+    disk.faults.clear()
+    again.advance(600)
+    assert again.visible() == [b"20", b"300"]
+    assert again.kill().visible() == [b"20", b"300"]
+
+
+def test_while_it_waits_for_space_nobody_is_told_that_it_is_unknown() -> None:
+    desk, sent = waiting_for_space([], [20_000, 80_000])
+    described = Answer()
+    desk.queue.describe(ORDERS, sent[0].turn, described)
+    for answer in (desk.cancel(sent[0]), desk.reschedule(sent[1], 90_000), described):
+        assert isinstance(answer.error, DiskFull | Full)
+    desk.disk.faults.clear()
+    desk.advance(100)
+    assert desk.visible() == [b"20000", b"80000"]
 
 
 def refused(*_: object) -> None:

@@ -194,7 +194,8 @@ def _require_newest(house: House, folder: str, store: DelayStore) -> None:
     """
     arrivals, buckets = store.log, store.buckets
     path = join(folder, ARRIVALS_NAME)
-    if arrivals.end_offset < buckets.spilled_offset:
+    end_offset, end_ordinal = arrivals.whole_end
+    if end_offset < buckets.spilled_offset:
         reason = "the log in which delayed messages arrive is older than the buckets that were filled from it"
         raise Corrupt(path, 0, 0, f"{reason}. {_way_on(house)}")
     if arrivals.first_offset > buckets.spilled_offset:
@@ -204,7 +205,7 @@ def _require_newest(house: House, folder: str, store: DelayStore) -> None:
         raise Corrupt(folder, 0, 0, f"{reason}. {_way_on(house)}")
     for each in house.topics.partitions():
         turn = each.log.applied(SOURCE_DELAY, buckets.store_id)
-        if turn is not None and turn[1] >= arrivals.end_ordinal:
+        if turn is not None and turn[1] >= end_ordinal:
             name = f"{each.name}-{each.number}"
             reason = f"the store of delayed messages is older than {name}, to which it delivered later ones"
             raise Corrupt(folder, 0, 0, f"{reason}. {_way_on(house)}")

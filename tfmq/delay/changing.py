@@ -30,7 +30,7 @@ from tfmq.delay.patience import PAUSE_SECONDS
 from tfmq.delay.requests import CANCELLED, PENDING, RESCHEDULED, UNKNOWN, Landing, Rescheduled, Run, Turn
 from tfmq.delay.rows import Part
 from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
-from tfmq.errors import Busy, StorageStopped
+from tfmq.errors import Busy, DiskFull, StorageStopped
 
 REPEAT_MS: Final = 10
 """Who asks by an old handle for a due that the message has, or for one so little earlier, repeats what was done: what
@@ -184,6 +184,8 @@ class Changing:
         """Once the message's arrival is on the disk."""
         if turn.number < self._sure():
             then(None)
+        elif turn.number >= self._landing.log.end_ordinal:
+            then(DiskFull())  # a start found it there, and waits for space to make it sure
         else:
             self._landing.when_forced(self._landing.log.end_offset, then)
 

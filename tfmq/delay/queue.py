@@ -51,7 +51,7 @@ from tfmq.delay.shore import Shore
 from tfmq.delay.targets import Targets
 from tfmq.delay.wheel import HashedWheelTimer
 from tfmq.effects import ARRIVALS_KEY, Destination
-from tfmq.errors import StorageStopped
+from tfmq.errors import DiskFull, StorageStopped
 
 SLOTS: Final = 8192
 """Of the wheel: with ticks of 10 ms a turn takes 82 s, about as far as the horizon is ever ahead."""
@@ -170,7 +170,7 @@ class DelayQueue:
     # Time
 
     def now_ms(self) -> int:
-        """Broker time, ms since 1970: never goes back, and is never below anything that fired."""
+        """Broker time: never goes back, and is never below anything that fired."""
         return self._time.now_ms()
 
     def taken_ms(self) -> int:
@@ -251,8 +251,9 @@ class DelayQueue:
         except StorageStopped as error:
             return done(None, error)
         if state not in (PENDING, UNSURE):
-            done(Described(state, now), None)
-            return
+            return done(Described(state, now), None)
+        if now.number >= max(self._keeper.number, self._landing.log.end_ordinal):
+            return done(None, DiskFull())  # it waits for space, as the log does
 
         def found(record: bytes | None, error: BaseException | None) -> None:
             if error is not None:
@@ -333,12 +334,12 @@ class DelayQueue:
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
         """Finds what is pending since the checkpoint. Fires nothing yet; the partitions are open."""
         log, buckets = self._landing.log, self._buckets
-        offset, number, end = log.forced_offset, log.end_ordinal, log.whole_end
+        end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
+        offset = max(log.forced_offset, buckets.spilled_offset)  # the log may not know all that is forced
 
         def found(result: Arrived | None, error: BaseException | None) -> None:
             if result is None:
-                done(error or RuntimeError("a read of the arrivals ended without an answer"))
-                return
+                return done(error or RuntimeError("a read of the arrivals ended without an answer"))
             self._keeper.recover(result, offset, number, whole=offset == end[0])
             if offset < end[0]:
                 # What waits for space to be made durable may be lost yet: until it is known, nothing fires.
