@@ -231,7 +231,8 @@ class Keeper:
         self._unspilled.begin_spill()
         batches = self._gatherer.batches(buckets.spilled_offset, offset)
         wanted, self._wanted = self._wanted, []
-        how = (self._time.now_ms(), self._pendings.for_work(), self._time.dump())
+        pending = self._pendings.for_work(self._shore.border)
+        how = (self._time.now_ms(), pending, self._time.dump())
         work = partial(buckets.spill, batches, offset, number, *how)
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -239,6 +240,7 @@ class Keeper:
             self._unspilled.end_spill(error is None)
             if error is None:
                 self._pins.spilled(offset, self._shore.horizon)
+                self._lines.dropped += pending.dropped
                 self._committed = self._time.now_ms()
             for told in wanted:
                 told(error)

@@ -21,10 +21,10 @@ class Pendings:
         """As things are."""
         return PendingNow(self._state, self._lines.settled, self._is_gone, self._lines.blocked)
 
-    def for_work(self) -> "PendingNow":
+    def for_work(self, border: int | None = None) -> "PendingNow":
         """As work with files sees them."""
         lines = self._lines
-        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked, self._late)
+        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked, self._late, border)
 
     def _is_gone(self, key: int) -> bool:
         return self._lines.destination.name(key) is None
@@ -36,7 +36,7 @@ class PendingNow:
     `settled(key)`: the turn up to which that target has everything on the disk; `gone(key)`: whether it is gone for
     ever. Both may be asked in any thread. `unsure`: turns whose cancel may still be lost; it is looked at each time.
     `late`, for work with files: turns that were cancelled for sure since it began; to it they are pending, as is what
-    is unsure, also where the topic went.
+    is unsure, also where the topic went. With a `border`, what is due from there on and is gone counts as `dropped`.
     """
 
     def __init__(
@@ -46,14 +46,19 @@ class PendingNow:
         gone: Callable[[int], bool],
         unsure: Collection[tuple[int, int]],
         late: Collection[tuple[int, int]] | None = None,
+        border: int | None = None,
     ) -> None:
         self._cancelled = state.cancelled
         self._settled, self.gone, self._unsure, self._late = settled, gone, unsure, late
+        self._border, self.dropped = border, 0
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
         """As `tfmq.delay.buckets.Pending`: for messages of one target, at least one."""
         keep = False if self.gone(key) else self._answer(key, dues, numbers)
         late = self._late
+        if keep is False and self._border is not None and self.gone(key):
+            turns = zip(dues, numbers, strict=True)
+            self.dropped += sum([t[0] >= self._border and not self._is_cancelled(t) for t in turns])
         if late is None or keep is True or not (late or self._unsure):
             return keep
         # What becomes unsure meanwhile was pending when the work began; `late` is looked at second, as below.

@@ -54,7 +54,7 @@ DELAY_COUNT: Final = (
         "a-spill-sees-what-is-cancelled-meanwhile",
         "work with files sees the changes that were sure when it began",
         "tfmq/delay/pending.py",
-        "        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked, self._late)\n",
+        "        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked, self._late, border)\n",
         "        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked)\n",
         [LEAVING],
     ),
