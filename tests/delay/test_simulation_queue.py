@@ -34,6 +34,8 @@ class Story:
         self.asked: list[tuple[str, bytes, Answer]] = []
         self.doubtful: set[bytes] = set()
         self.stopped: set[int] = set()
+        self.broken = False
+        """Files failed, or were full: so may requests."""
         self.number = 0
         self.held_until = 0
         self.counted = 0
@@ -178,7 +180,7 @@ class Story:
                 continue
             self.doubtful.discard(payload)
             if answer.error is not None:
-                assert self.stopped, f"{where}: {answer.error}"
+                assert self.stopped or self.broken, f"{where}: {answer.error}"
                 continue
             state = answer.result if what == "cancel" else answer.result.state
             if state == "cancelled":
