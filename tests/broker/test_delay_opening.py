@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from journal.control import SOURCE_DELAY
-from journal.errors import Corrupt
+from journal.errors import Corrupt, Full
 from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded
@@ -337,3 +337,25 @@ def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
     again.advance(3_600)
     assert again.engine.house.delay.status()["damaged"] == 0 and answer.fields
     assert again.payloads() == [b"soon", b"later"]
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "force", "rename"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "error"])
+def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: str, error: int) -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"one", b"two", b"three"], due=after(3_600_000))
+    broker.delay(producer, 3, [b"four"], due=after(3_600_000))
+    broker.stop()
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    place = broker.disk.read_file(f"{ARRIVALS}/{name}").index(b"two")
+    broker.disk.damage(f"{ARRIVALS}/{name}", place, b"#")
+    broker.disk.faults.fail(kind, error=error, path=f"{ARRIVALS}/{name}")
+    with pytest.raises((OSError, Full)):
+        Broker(broker.disk, broker.clock)
+    broker.disk.faults.clear()
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.house.delay.status()["damaged"] == 1
+    again.advance(3_601)
+    assert again.payloads() == [b"one", b"three", b"four"]

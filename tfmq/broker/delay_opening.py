@@ -10,7 +10,7 @@ import logging
 from typing import Final, NamedTuple, cast
 
 from journal.control import SOURCE_DELAY
-from journal.errors import Corrupt, JournalError
+from journal.errors import Corrupt, Full, JournalError, NewerFormat
 from journal.log import Log
 from journal.names import DAMAGED_SUFFIX, join
 from journal.repair import repair
@@ -155,15 +155,23 @@ def _open_log(house: House, path: str) -> tuple[Log, ArrivalState]:
 
 def _mend(house: House, path: str) -> int:
     """Keeps what is whole where arrivals that are in no bucket are damaged, as `tfmq log repair` does; how many
-    messages are lost. Whatever passed over it would give up for good what is whole beside the damage.
+    messages are lost. Whatever passed over it would give up for good what is whole beside the damage. Raises OSError,
+    Full.
     """
     try:
         repaired = repair(house.disk, path, suffix=SUFFIX)
-    except (OSError, JournalError) as error:
+    except (Corrupt, NewerFormat) as error:
         log.error(
             "delayed messages are lost where the arrivals are damaged; they cannot be mended: %s", error
         )
         return 0
+    except (OSError, Full) as error:
+        log.error(
+            "%s is damaged, and cannot be mended now (%s). What is whole in it would be lost: the start ends here."
+            " Make space, or mend the disk, then start again",
+            path, error,
+        )  # fmt: skip
+        raise
     for each in repaired:
         log.error(
             "%s was damaged from %d to %d (%s): %d records are kept, %d lost; the file as it was is kept as %s",

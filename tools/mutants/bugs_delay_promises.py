@@ -141,7 +141,7 @@ _STORE: Final = (
         "arrivals-older-than-the-buckets-are-taken",
         "arrivals that are older than the buckets that were filled from them are refused",
         "tfmq/broker/delay_opening.py",
-        "    if arrivals.end_offset < buckets.spilled_offset:\n",
+        "    if end_offset < buckets.spilled_offset:\n",
         "    if arrivals.end_offset < 0:\n",
         [OPENING],
     ),
