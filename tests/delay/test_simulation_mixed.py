@@ -56,6 +56,8 @@ class MixedStory(Story):
     def __init__(self, seed: int, queued: bool) -> None:
         super().__init__(seed, queued)
         self.keys = list(KEYS)
+        self.opened: Desk | None = None
+        """Whose arrivals were written to: before that, a read that fails stops them."""
 
     def run(self, steps: int) -> None:
         choices = [self.send, self.send, self.send, self.advance, self.advance, self.cancel, self.reschedule]
@@ -68,6 +70,7 @@ class MixedStory(Story):
 
     def send(self) -> None:
         super().send()
+        self.opened = self.desk
         for payload, handle in list(self.alive.items()):
             if handle.key not in self.keys:
                 del self.alive[payload]
@@ -105,7 +108,11 @@ class MixedStory(Story):
         self.broken = True
         faults = self.desk.disk.faults
         kind, error, path = self.dice.choice(
-            [("write", errno.ENOSPC, ".bucket"), ("create", errno.ENOSPC, ".bucket"), ("read", errno.EIO, "")]
+            [
+                ("write", errno.ENOSPC, ".bucket"),
+                ("create", errno.ENOSPC, ".bucket"),
+                ("read", errno.EIO, "" if self.opened is self.desk else ".bucket"),
+            ]
         )
         faults.fail(
             kind, error=error, path=path, nth=self.dice.randrange(1, 4), times=self.dice.choice([1, None])
