@@ -27,7 +27,7 @@ from tfmq.delay.requests import Landing, Run, Timers
 from tfmq.delay.shore import Shore
 from tfmq.delay.spans import Span
 from tfmq.delay.splitting import first_of
-from tfmq.delay.unspilled import Unspilled
+from tfmq.delay.unspilled import UNTOLD, Unspilled
 from tfmq.delay.wheel_slots import DUE_SPAN
 from tfmq.errors import NOT_DONE, StorageStopped
 
@@ -115,7 +115,7 @@ class Keeper:
         if not self.unspilled_bytes:
             return done(None)
         if self._buckets.stopped is not None:
-            return done(StorageStopped(reason=self._buckets.stopped, outcome=NOT_DONE))
+            return done(StorageStopped(UNTOLD, reason=self._buckets.stopped, outcome=NOT_DONE))
         self._wanted.append(done)
         self.look()
 

@@ -1,5 +1,13 @@
 """Arrivals that are in no bucket: since when there are any, and the lowest due of them, pending or not."""
 
+from typing import Final
+
+UNTOLD: Final = (
+    "What waits cannot be listed or counted, because the disk failed under the buckets of delayed messages. Mend the"
+    " disk, then start the broker again."
+)
+"""Where they can never come into buckets, which is where lists look."""
+
 
 class Unspilled:
     """See the module. `lows`: the lowest due, and that of those that are on their way into buckets, where known."""
