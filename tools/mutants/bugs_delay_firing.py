@@ -8,6 +8,7 @@ CONTRACT: Final = "tests/broker/test_delay_contract.py"
 CRASHES: Final = "tests/crash/test_delay_enumeration.py"
 RANDOM: Final = "tests/delay/test_simulation_queue.py"
 DELAY: Final = "tests/broker/test_delay.py"
+LINE: Final = "tests/delay/test_line.py"
 
 DELAY_FIRING: Final = (
     Mutant(
@@ -141,7 +142,7 @@ DELAY_FIRING: Final = (
         "tfmq/delay/line.py",
         "        self._lines.dropped += count\n",
         "        self._lines.dropped += 0\n",
-        [DELAY],
+        [LINE],
     ),
     Mutant(
         "due-now-is-due-before-what-fired",
