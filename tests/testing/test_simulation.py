@@ -285,7 +285,7 @@ class Program:
             return
         queue = engine.house.delay.queue
         if queue.status()["waits_for"]:
-            return  # what a stopped partition has counts for nothing before it is resumed: nobody knows how many
+            return  # beside a partition that takes nothing the count is known to be wrong by a few: docs/delay.md
         waiting = queue._figures.count_now()
         there = {name: each for name, each in self.sent.items() if name not in seen and not each.taken_back}
         known = sum(bool(each.handle) and not each.unsure for each in there.values())
