@@ -44,6 +44,8 @@ class Extent:
         self.unfinished: Callable[[], None] | None = None
         """What recovery could not do because the disk was full: it comes before the next write. Until then the log
         ends at its forced mark."""
+        self.unfinished_end = (0, 0)
+        """(offset, ordinal) of the end then."""
         self.damage: tuple[Damage, ...] = ()
         self.sources: dict[tuple[int, int], tuple[int, int]] = {}
         self.lock = threading.RLock()

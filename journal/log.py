@@ -25,7 +25,7 @@ from journal.header import HEADER_SIZE, SEQUENCE_COUNT, SEQUENCE_MASK, make_reco
 from journal.keeper import Keeper
 from journal.opening import Opening
 from journal.options import LogOptions
-from journal.reader import Reader, WouldBlock
+from journal.reader import Reader, Unproven, WouldBlock
 from journal.recovery import Recovery
 from journal.retention import Aged, expired
 from journal.segment import Segment
@@ -243,10 +243,10 @@ class Log(Standing):
         self._readable()
         return self._reader.block_of_record(offset, upto == "forced", cached)
 
-    def unproven(self, offset: int, size: int, *, cached: bool = False) -> bytes | bytearray | None:
-        """At most `size` bytes of one segment, as they lie there: for who proved their block. As `read_cached`."""
+    def unproven(self, *, cached: bool = False) -> Unproven:
+        """A `read(offset, size)` for the time of a `with`: bytes as they lie there, for who proved their block."""
         self._readable()
-        return self._reader.unproven(offset, size, cached)
+        return self._reader.unproven(cached)
 
     def seek_offset(self, offset: int) -> int:
         """The nearest start of a record at or before `offset`, within the log. Raises Corrupt, OSError."""

@@ -241,7 +241,7 @@ class Opening:
             self.report.warnings.append(f"the end of the log waits for space to be made durable: {error}")
             extent.forced_to(*self._forced_place(replay))
             extent.end, extent.end_ordinal = extent.forced, extent.forced_ordinal
-            extent.unfinished = lambda: self._finish(replay, end)
+            extent.unfinished, extent.unfinished_end = lambda: self._finish(replay, end), end
         except OSError as error:
             self._stop(f"recovery could not make the end of the log durable: {error}", replay)
 

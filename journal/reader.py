@@ -9,6 +9,7 @@ walking the run of at least 64 KiB that holds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 from zlib import crc32
 
@@ -34,6 +35,9 @@ PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + CONTROL_SIZE
 that of one larger record."""
 
 Pread = Callable[[Segment, int, int], bytes | bytearray]
+Bytes = Callable[[int, int], "bytes | bytearray | None"]
+"""read(offset, size): at most so many bytes of one segment; None where that would wait for the disk."""
+Unproven = AbstractContextManager[Bytes]
 
 
 class WouldBlock(Exception):
@@ -157,16 +161,26 @@ class Reader:
             block = _block_behind(segment, offset, end, pread)
             return block or self._sought(segment, offset, end, cached)
 
-    def unproven(self, offset: int, size: int, cached: bool) -> bytes | bytearray | None:
-        """As `Log.unproven`."""
+    @contextmanager
+    def unproven(self, cached: bool) -> Iterator[Bytes]:
+        """As `Log.unproven`; the read raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
         extent = self._extent
         with extent.reading() as segments:
-            self._check(offset, None)
-            self._refuse_damage(offset)
-            number = extent.number_of(offset, segments)
-            size = min(size, min(extent.end, limit_of(segments, number)) - offset)
-            segment = segments[number]
-            return (segment.pread_cached if cached else segment.pread)(size, offset - segment.base)
+            base = end = 0
+            pread: Bytes | None = None
+
+            def read(offset: int, size: int) -> bytes | bytearray | None:
+                nonlocal base, end, pread
+                if pread is None or not base <= offset < end or extent.damage:
+                    self._check(offset, None)
+                    self._refuse_damage(offset)
+                    number = extent.number_of(offset, segments)
+                    file, base = segments[number].file, segments[number].base
+                    end = min(extent.end, limit_of(segments, number))
+                    pread = file.pread_cached if cached else file.pread
+                return pread(min(size, end - offset), offset - base)
+
+            yield read
 
     def _sought(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
         """The same, from a block's start on: what is wrong is named. Raises NotARecord, Corrupt."""

@@ -72,6 +72,12 @@ class Standing:
         return self._extent.unfinished is not None
 
     @property
+    def whole_end(self) -> tuple[int, int]:
+        """(offset, ordinal) of the end; where it `waits_for_space`, of what will be there."""
+        extent = self._extent
+        return extent.unfinished_end if extent.unfinished is not None else (extent.end, extent.end_ordinal)
+
+    @property
     def damage(self) -> list[Damage]:
         """(first, next, reason) of each range that is known not to be readable."""
         return list(self._extent.damage)

@@ -139,7 +139,9 @@ def test_a_schedule_from_its_making_to_its_end(admin: tfmq.Admin) -> None:
         admin.schedule("0 9 * * mon-fri", "reports", "go", name="morning", timezone="Europe/Berlin", key="k")
         == made
     )
-    assert admin.schedules() == [made] and admin.describe_schedule("morning") == made
+    whole = admin.describe_schedule("morning")
+    assert admin.schedules() == [made] and whole._replace(message=None) == made
+    assert whole.message is not None and whole.message.payload is not None
     with pytest.raises(NotAllowed, match="tfmq schedule remove morning"):
         admin.schedule("0 10 * * *", "reports", "go", name="morning")
     with pytest.raises(BadRequest, match="no hour"):

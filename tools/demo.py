@@ -3,7 +3,8 @@
 Starts a broker in a new folder, sends the 60,000 lines of a web shop's log while a consumer reads along, kills the
 broker with SIGKILL in the middle of it, with lines acknowledged and others on their way, starts it again on the same
 folder and port, and counts: every acknowledged line has to be there exactly once, in order. Then transactions through
-another crash (tools/demo_transactions.py). Ends with what to type to look at the files.
+another crash (tools/demo_transactions.py), and delayed messages through a third (tools/demo_delays.py). Ends with what
+to type to look at the files.
 """
 
 import gzip
@@ -25,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 import tfmq
-from tools import demo_transactions
+from tools import demo_delays, demo_transactions
 
 TEXT = Path(__file__).parent / "demo_data" / "shop.log.gz"
 TOPIC = "shop-log"
@@ -250,6 +251,11 @@ def main() -> int:
             soft_wrap=True,
         )
         shop, sold = demo_transactions.run(broker)
+        console.print(
+            f"Then {demo_delays.COUNT:,} messages for the next seconds, and an accident while they wait.",
+            soft_wrap=True,
+        )
+        waiting, came = demo_delays.run(broker)
     finally:
         broker.stop()
     rows = verdict(lines, story)
@@ -261,8 +267,15 @@ def main() -> int:
         highlight=False,
         soft_wrap=True,
     )
+    table(console, came)
+    console.print(
+        f"  {waiting.waited:,} of them still waited behind the accident; late by {waiting.median_ms:.0f} ms (median),"
+        " with those that were due while there was no broker",
+        highlight=False,
+        soft_wrap=True,
+    )
     where_to_look(console, data)
-    return 0 if all(good for _, _, good in rows + sold) else 1
+    return 0 if all(good for _, _, good in rows + sold + came) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Half an hour in no time: the broker of these tests is in this process, and its clock moves when the test says so.
 
-To copy into a project of your own: `tfmq_broker` comes with tfmq, pytest finds it by itself.
+To copy, with shop.py beside it, into a project of your own: `tfmq_broker` comes with tfmq, pytest finds it by itself.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import shop
 
 import tfmq
-from examples.unpaid_order import shop
 
 
 class Shop:

@@ -114,6 +114,13 @@ class Scheduling(Broker):
         return answer
 
     def schedule(self, name: str = "daily") -> dict[str, Any]:
+        """As lists tell of it."""
+        found = self.whole(name)
+        del found["payload"], found["attribute"]
+        return found
+
+    def whole(self, name: str) -> dict[str, Any]:
+        """With what it sends."""
         (found,) = self.ask(commands.ListSchedules(name)).schedules
         return dict(found)
 
@@ -157,6 +164,8 @@ class Scheduling(Broker):
                         known.born_ms,
                     )
                 )
+            if chunk.next == offset:
+                break  # it is stopped, and what is behind its forced mark may not be there
             offset = chunk.next
         return found
 

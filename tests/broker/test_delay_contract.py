@@ -31,7 +31,7 @@ YEAR = 365 * DAY
 TEN_YEARS = 10 * YEAR
 SPANS = (1 << 10, 1 << 16, 1 << 22, 1 << 28)
 """Lengths of buckets."""
-TURN_ROWS_MOST = 3000
+TURN_ROWS_MOST = 1500
 """Deliveries in one turn: some seven milliseconds' work."""
 
 

@@ -1,14 +1,16 @@
 """The store of delayed messages that belongs to the data folder, and no other; a start that fails changes nothing."""
 
+import errno
+
 import pytest
 
 from journal.control import SOURCE_DELAY
-from journal.errors import Corrupt
+from journal.errors import Corrupt, Full
 from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded
 from tfmq.broker.delay_opening import ARRIVALS_NAME, FOLDER_NAME, WORD_NAME
-from tfmq.delay.arrivals import LOG_ID
+from tfmq.delay.arrivals import LOG_ID, SUFFIX
 from tfmq.effects import ARRIVALS_KEY
 from tfmq.protocol.handles import read_dues
 
@@ -280,3 +282,80 @@ def test_a_power_cut_at_any_moment_while_a_new_store_is_begun_leaves_one_that_is
         assert left.delay(left.lease(), 0, [b"new"]).code == "ok", f"after {kind} of {path}"
         assert delivered(left) == [b"soon", b"new"], f"after {kind} of {path}"
         assert left.restart().payloads() == [b"soon", b"new"], f"after {kind} of {path}"
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["fired", "spilled"])
+def test_arrivals_of_which_a_full_disk_keeps_the_end_back_are_not_taken_for_older(spilled: bool) -> None:
+    broker = Broker()
+    broker.create()
+    broker.delay(broker.lease(), 0, [b"soon", b"later"], due=after(10) + after(60_000))
+    broker.advance(1)
+    if spilled:
+        assert len(broker.delayed()) == 1
+    disk = broker.disk.crash(keep="everything")
+    disk.faults.fail("write", error=errno.ENOSPC, times=None, path=ARRIVALS)
+    again = Broker(disk, broker.clock)
+    assert again.arrivals.waits_for_space
+    again.advance(5)
+    disk.faults.clear()
+    again.advance(60)
+    assert again.payloads() == [b"soon", b"later"]
+
+
+@pytest.mark.parametrize("at", ["note", "records"])
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_arrivals_in_which_a_byte_is_wrong_lose_no_more_than_it_hit(at: str, end: str) -> None:
+    """As a repair before the start would have it: what is whole beside it is kept, what is not is told."""
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"one", b"two", b"three"], due=after(3_600_000))
+    broker.delay(producer, 3, [b"four"], due=after(3_600_000))
+    disk = broker.disk
+    if end == "stopped":
+        broker.stop()
+    else:
+        disk = disk.crash(keep="everything")
+    name = next(each for each in disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    data = disk.read_file(f"{ARRIVALS}/{name}")
+    place = data.index(b"two") if at == "records" else data.index(b"orders")
+    disk.damage(f"{ARRIVALS}/{name}", place, b"#")
+    again = Broker(disk, broker.clock)
+    expected = [b"one", b"three", b"four"] if at == "records" else [b"four"]
+    assert again.engine.house.delay.status()["damaged"] >= 1
+    assert f"{name}.damaged" in again.disk.list(ARRIVALS)
+    again.advance(3_601)
+    assert again.payloads() == expected
+
+
+def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
+    broker, answer = with_one_waiting()
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    size = broker.disk.size(f"{ARRIVALS}/{name}")
+    broker.disk.damage(f"{ARRIVALS}/{name}", size - 30, b"#")
+    again = Broker(broker.disk, broker.clock)
+    again.advance(3_600)
+    assert again.engine.house.delay.status()["damaged"] == 0 and answer.fields
+    assert again.payloads() == [b"soon", b"later"]
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "force", "rename"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "error"])
+def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: str, error: int) -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"one", b"two", b"three"], due=after(3_600_000))
+    broker.delay(producer, 3, [b"four"], due=after(3_600_000))
+    broker.stop()
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    place = broker.disk.read_file(f"{ARRIVALS}/{name}").index(b"two")
+    broker.disk.damage(f"{ARRIVALS}/{name}", place, b"#")
+    broker.disk.faults.fail(kind, error=error, path=f"{ARRIVALS}/{name}")
+    with pytest.raises((OSError, Full)):
+        Broker(broker.disk, broker.clock)
+    broker.disk.faults.clear()
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.house.delay.status()["damaged"] == 1
+    again.advance(3_601)
+    assert again.payloads() == [b"one", b"three", b"four"]

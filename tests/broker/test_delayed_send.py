@@ -192,6 +192,19 @@ def test_a_broken_block_is_refused(broker: Broker) -> None:
     assert broker.ask(request._replace(blocks=[Block(*block)]), data).code == "ok"
 
 
+@pytest.mark.parametrize("kept", [0, 1, 39])
+@pytest.mark.parametrize("acks", [ACKS_NONE, ACKS_SYNCED])
+def test_a_body_that_cannot_hold_what_is_announced_is_the_sender_s_mistake(
+    broker: Broker, kept: int, acks: int
+) -> None:
+    producer = broker.lease()
+    data = batch(producer, 0, [b"a", b"b"])
+    due = after(1000) * 2
+    request = Produce("orders", broker.incarnation(), 0, producer, 0, 2, acks, [], due)
+    assert broker.ask(request, data[:kept]).code == "bad_request"
+    assert broker.ask(request._replace(acks=ACKS_SYNCED), data).code == "ok"
+
+
 def test_too_many_are_busy_until_some_are_delivered() -> None:
     broker = Broker(limits__delayed=3)
     broker.create()
@@ -331,16 +344,16 @@ def test_what_is_wrapped_comes_out_as_it_went_in(asked: list[tuple[bool, int]], 
 
 
 def test_a_delay_counts_from_the_decision_and_a_time_stays() -> None:
-    def at_10_000(
-        asked: list[tuple[int, bytes]], wall_ms: int = 10_000, decided_ms: int = 8_000
-    ) -> list[int]:
+    def at_10_000(asked: list[tuple[int, bytes]], ahead_ms: int = 0, decided_ms: int = 8_000) -> list[int]:
         times = dues_of(array("Q", [time for time, _ in asked]), b"".join(flag for _, flag in asked))
-        return list(effective_at(times, decided_ms, 10_000, wall_ms).times)
+        return list(effective_at(times, decided_ms, 10_000, ahead_ms).times)
 
     relative, absolute = RELATIVE_FLAG, ABSOLUTE_FLAG
     assert at_10_000([(5000, relative)]) == [13_000]
     assert at_10_000([(5000, relative), (15_000, absolute)]) == [13_000, 15_000]
-    assert at_10_000([(15_000, absolute)], wall_ms=9_000) == [16_000], "broker time is 1 s ahead"
+    assert at_10_000([(15_000, absolute)], 1_000) == [16_000], "broker time is 1 s ahead"
+    assert at_10_000([(15_000, absolute)], -1_000) == [14_000], "broker time is 1 s behind"
+    assert at_10_000([(15_000, absolute), (500, absolute)], -6_000) == [10_001, 10_001]
     assert at_10_000([(1_999, relative), (2_001, relative)]) == [10_001, 10_001], "never before the next ms"
     assert at_10_000([(0, absolute), (0, relative)]) == [10_001, 10_001]
     assert at_10_000([(DUE_MAX, relative), (DUE_MAX, absolute)]) == [DUE_MAX, DUE_MAX]

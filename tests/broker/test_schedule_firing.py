@@ -421,6 +421,61 @@ def test_a_time_whose_force_failed_is_sent_again_if_the_resumption_lost_it_and_n
     assert hours(again.times()) == ["09:00"]
 
 
+def stopped_with_an_unsure_end(rule: str) -> Scheduling:
+    """The force of nine o'clock failed, and the broker was started again: what the partition has is on no disk."""
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *", misfire=rule)
+    broker.until("2026-11-23T08:59:59")
+    broker.disk.faults.fail("force", path="orders-0")
+    broker.until("2026-11-23T09:00:01")
+    broker.disk.faults.clear()
+    broker = broker.restart()
+    broker.look()
+    assert broker.log().stopped is not None and broker.log().end_offset > broker.log().forced_offset == 0
+    return broker
+
+
+@pytest.mark.parametrize("rule", ["one", "all"])
+def test_what_a_stopped_partition_has_behind_a_restart_does_not_count_as_sent(rule: str) -> None:
+    """The system dropped the pages whose force failed: the resumption finds nothing there."""
+    broker = stopped_with_an_unsure_end(rule)
+    found = broker.schedule()
+    assert found["state"] == "waiting" and "disk" in found["trouble"]
+    assert found["next_ms"] == ms("2026-11-23T10:00")
+    path = f"{broker.log().folder}/{0:032}.zxQueue"
+    broker.disk.damage(path, 0, bytes(broker.disk.size(path)))
+    broker.until("2026-11-23T09:30")
+    broker.ask(commands.ResumePartition("orders", 0))
+    broker.look()
+    assert hours(broker.times()) == ["09:00"] and broker.schedule()["state"] == "active"
+    broker.until("2026-11-23T10:00:01")
+    assert hours(broker.times()) == ["09:00", "10:00"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_the_resumption_found_there_is_not_sent_again(rule: str) -> None:
+    broker = stopped_with_an_unsure_end(rule)
+    broker.until("2026-11-23T09:30")
+    broker.ask(commands.ResumePartition("orders", 0))
+    broker.look()
+    broker.until("2026-11-23T10:00:01")
+    assert hours(broker.times()) == ["09:00", "10:00"]
+
+
+def test_a_partition_that_stops_later_changes_nothing_about_what_was_forced() -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 * * * *")
+    broker.until("2026-11-23T09:00:01")
+    broker.log().stop("a test stops it")
+    broker.pause()
+    broker.until("2026-11-23T09:10")
+    broker.resume()
+    assert broker.schedule()["state"] == "active" and broker.schedule()["next_ms"] == ms("2026-11-23T10:00")
+    broker.ask(commands.ResumePartition("orders", 0))
+    broker.until("2026-11-23T09:59")
+    assert hours(broker.times()) == ["09:00"]
+
+
 def test_on_a_full_disk_it_waits_and_goes_on_by_itself() -> None:
     broker = Scheduling.with_topic()
     broker.add("0 9 * * *")

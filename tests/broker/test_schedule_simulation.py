@@ -47,7 +47,7 @@ class Life:
     # What happens
 
     def step(self) -> str:
-        names = "wait wait wait sleep jump restart crash pause resume again topic stop full".split()
+        names = "wait wait wait sleep jump restart crash pause resume again topic stop broken full".split()
         name = self.chance.choice(names)
         getattr(self, name)()
         return name
@@ -112,6 +112,18 @@ class Life:
     def stop(self) -> None:
         if self.broker.engine.house.topics.find("orders") is not None:
             self.broker.log().stop("a test stops it")
+            self.pass_seconds(self.chance.choice([1, 200]))
+            self.broker.ask(commands.ResumePartition("orders", 0))
+            self.pass_seconds(1)
+
+    def broken(self) -> None:
+        """A force fails, and the broker is started again before somebody resumes the partition."""
+        if self.broker.engine.house.topics.find("orders") is not None:
+            self.broker.disk.faults.fail("force", path="/orders-0/")
+            self.pass_seconds(self.chance.choice([61, 600]))
+            self.broker.disk.faults.clear()
+            if self.chance.random() < 0.7:
+                self.restart()
             self.pass_seconds(self.chance.choice([1, 200]))
             self.broker.ask(commands.ResumePartition("orders", 0))
             self.pass_seconds(1)

@@ -10,7 +10,7 @@ from journal.testing import Moment, crash_states
 from tests.broker.helpers import Answer, Broker
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import SEED, scaled
-from tfmq.message import encode_attribute
+from tfmq.message import decode_attribute, encode_attribute
 from tfmq.protocol import commands
 
 
@@ -60,7 +60,7 @@ def test_added_again_in_the_same_words_it_is_the_same_and_in_others_refused(brok
         ({"timezone": "Europe/Atlantis"}, "bad_request", "no time zone"),
         ({"misfire": "maybe"}, "bad_request", "one, all, skip"),
         ({"topic": "nowhere"}, "unknown_topic", "no topic nowhere"),
-        ({"partition": 3}, "unknown_partition", "1 partitions, no number 3"),
+        ({"partition": 3}, "unknown_partition", "1 partition, no number 3"),
         ({"properties": {"schedule": "x"}}, "bad_request", "schedule's own"),
         ({"payload": bytes(70_000)}, "message_too_large", "limits.schedule_payload_bytes"),
     ],
@@ -79,6 +79,16 @@ def test_what_makes_no_sense_is_refused_in_a_sentence_and_leaves_nothing(
 def test_an_attribute_that_is_none_is_refused(broker: Scheduling) -> None:
     answer = broker.ask(commands.AddSchedule("a", "0 9 * * *", "UTC", "orders", None, "one", b"\xc1"), b"x")
     assert answer.code == "decode_failed"
+
+
+def test_what_it_sends_is_told_of_one_and_not_in_lists(broker: Scheduling) -> None:
+    broker.add("0 9 * * *", "daily", key="k", tag="new", properties={"n": "1"}, payload=b"\xff")
+    broker.add("0 9 * * *", "gone", payload=None)
+    one = broker.whole("daily")
+    assert one["payload"] == b"\xff" and decode_attribute(one["attribute"])[1:4] == ("k", "new", {"n": "1"})
+    assert broker.whole("gone")["payload"] is None and broker.whole("gone")["attribute"] == b""
+    for row in broker.ask(commands.ListSchedules()).schedules:
+        assert "payload" not in row and "attribute" not in row
 
 
 def test_a_payload_that_imitates_the_partitions_own_records_is_refused(broker: Scheduling) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli, Ran
 from tests.cli.delayed_broker import LOG_ID, NOW_MS, STORE_ID, DelayedBroker, Waiting
 from tests.client.fake_broker import CUT, LOSE, FakeBroker, listening
-from tfmq.cli.delay import AT_ONCE, apart, each_of
+from tfmq.cli.delay import AT_ONCE, NOT_KNOWN, apart, each_of
 from tfmq.cli.output import Output
 from tfmq.cli.ranges import TOP
 from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped, UnknownTopic
@@ -96,6 +96,12 @@ def test_topic_partition_key_and_time_choose(desk: Desk) -> None:
     assert plain not in desk("list", *window).out.decode()
 
 
+def test_a_choice_that_fits_nothing_does_not_say_that_nothing_waits(desk: Desk) -> None:
+    desk.put(SECOND)
+    for choice in (["--key", "zzz"], ["--from", "2090-01-01"], ["--topic", "orders", "--to", "2001-01-01"]):
+        assert "of those that you asked for" in desk("list", *choice).err
+
+
 def test_a_table_ends_after_a_page_and_says_how_to_go_on(desk: Desk) -> None:
     handles = desk.put(*range(SECOND, 2_501 * SECOND, SECOND))
     first = desk("list")
@@ -139,7 +145,7 @@ def test_what_is_cancelled_in_time_is_told_and_what_is_not_is_code_1(desk: Desk)
     first, second, late = desk.put(SECOND, 2 * SECOND, 3 * SECOND)
     ran = desk("cancel", first, second)
     assert (ran.code, ran.out) == (0, b"")
-    assert ran.err == f"{first}: cancelled\n{second}: cancelled\n"
+    assert ran.err == f"{first}: cancelled\n{second}: cancelled\n2 cancelled\n"
     assert desk.waiting == 1
     assert desk("cancel", first).code == 0, "the first answer again"
     desk.broker.rows[-1].state = "delivered"
@@ -156,6 +162,7 @@ def test_a_typo_cancels_nothing_not_even_the_others(desk: Desk) -> None:
         ran = desk(*command, handle, wrong)
         assert (ran.code, ran.out) == (2, b"")
         assert "This is no handle" in ran.err and len(ran.err.splitlines()) == 1
+        assert ran.err.endswith("Nothing was done with the others.\n")
     for command in (["show"], ["list", "--after"]):
         assert desk(*command, wrong).code == 2
     assert desk.waiting == 1 and desk.asked == []
@@ -184,6 +191,10 @@ def test_many_are_cancelled_together_and_answered_in_order(desk: Desk) -> None:
     ran = desk("cancel", *handles, "--json")
     assert ran.code == 0 and [each["handle"] for each in ran.json] == handles
     assert desk.waiting == 0
+    assert desk("cancel", *handles[:30], STRANGER).err.splitlines() == [
+        f"{STRANGER}: unknown: {NOT_KNOWN}",
+        "30 cancelled, 1 unknown",
+    ]
 
 
 def test_what_was_done_before_the_broker_went_away_is_told(
@@ -294,6 +305,7 @@ def test_counts_are_told_apart() -> None:
         ["reschedule", STRANGER, "--delay", "1h", "--at", "2027-01-01"],
         ["reschedule", STRANGER, "--delay", "soon"],
         ["reschedule", STRANGER, "--delay", "-1h"],
+        ["reschedule", STRANGER, STRANGER, "--delay", "999999999999w"],
         ["reschedule", STRANGER, "--at", "tomorrow"],
         ["list", "--from", "yesterday"],
         ["list", "--from", "2027-01-02", "--to", "2027-01-01"],
@@ -301,6 +313,8 @@ def test_counts_are_told_apart() -> None:
         ["list", "--topic", "orders", "--partition", "-1"],
         ["list", "-n", "0"],
         ["list", "--after", "42"],
+        ["list", "--after", ""],
+        ["list", "--topic", ""],
         ["histogram", "--every", "0x"],
         ["histogram", "--every", "0s"],
         ["histogram", "--from", "2027-01-02", "--to", "2027-01-01"],

@@ -49,6 +49,11 @@ def test_a_row_for_programs_has_numbers_and_iso_times() -> None:
     assert datetime.fromisoformat(row["due"]).timestamp() * 1_000 == NOW_MS + 90_000
     assert row["due"].endswith("+00:00")
     assert row["handle"].startswith("d") and row["state"] == "pending"
+    unknown = row_of(delayed_description({"handle": "d" * 59, "state": "unknown"}))
+    assert {name: value for name, value in unknown.items() if value is not None} == {
+        "handle": "d" * 59,
+        "state": "unknown",
+    }
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -119,6 +124,17 @@ def test_bars_are_drawn_with_their_times_and_counts(capsys: pytest.CaptureFixtur
     assert "█" not in empty and " 0" in empty
     assert half.count("█") == BAR_WIDTH // 2
     assert moment(NOW_MS) in full
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 60])
+def test_counts_are_shown_however_narrow_the_terminal_is(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    draw([NOW_MS, NOW_MS + 60_000], [1_234], NOW_MS)
+    shown = capsys.readouterr().out
+    assert "1,234" in shown and "█" in shown and moment(NOW_MS) in shown
 
 
 def test_where_there_are_no_blocks_bars_are_of_plain_signs(monkeypatch: pytest.MonkeyPatch) -> None:

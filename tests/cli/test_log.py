@@ -48,6 +48,20 @@ def test_a_dump_of_a_data_folder_names_each_log(offline: Cli, partition: Path) -
     assert offline("log", "dump", str(partition)).lines[0].endswith("message 000")
 
 
+def test_a_partition_to_which_nothing_came_yet_is_empty_and_not_damaged(
+    offline: Cli, partition: Path
+) -> None:
+    empty = partition.parent / "checks-0"
+    empty.mkdir()
+    log = Log.open(RealDisk(), str(empty), log_id=make_log_id(2, 0), clock=SystemClock())
+    log.force()
+    log.close()
+    assert offline("log", "dump", str(empty)) == (0, b"", "")
+    whole = offline("log", "dump", str(partition.parent))
+    assert whole.code == offline("log", "verify", str(partition.parent)).code == 0
+    assert "checks-0" not in whole.out.decode()
+
+
 def test_what_is_whole_has_no_damage(offline: Cli, partition: Path) -> None:
     ran = offline("log", "verify", str(partition), "--records")
     assert ran.code == 0

@@ -1,5 +1,10 @@
 """The one place where an error becomes a sentence and an exit code."""
 
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
 import click
 import pytest
 
@@ -9,6 +14,7 @@ from tests.cli.conftest import Cli
 from tfmq import errors
 from tfmq.cli import main
 from tfmq.client.batch import Batch, Delivery
+from tools.rigs.live_server import LiveServer
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -89,3 +95,30 @@ def test_no_broker_is_code_3_for_every_command_that_needs_one(offline: Cli) -> N
         assert ran.code == 3, command
         assert "127.0.0.1:1" in ran.err
         assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_no_reason_for_a_traceback(
+    closed: str, broker: LiveServer, tmp_path: Path
+) -> None:
+    program = f"{shlex.quote(sys.executable)} -c 'from tfmq.cli.main import main; main()' status"
+    ran = subprocess.run(
+        ["bash", "-c", f"{program} --servers {broker.address} {closed}; echo $? >code"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert "Traceback" not in ran.stderr.decode()
+    assert (tmp_path / "code").read_text() == "0\n"
+
+
+def test_a_full_disk_of_the_output_is_not_told_as_the_broker_s(broker: LiveServer, topic: str) -> None:
+    program = f"{shlex.quote(sys.executable)} -c 'from tfmq.cli.main import main; main()'"
+    ran = subprocess.run(
+        ["bash", "-c", f"{program} send {topic} x --json --servers {broker.address} >/dev/full"],
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "the output, or a file here, could not be written" in ran.stderr.decode()
+    assert "stays done" in ran.stderr.decode() and len(ran.stderr.splitlines()) == 1

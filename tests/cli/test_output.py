@@ -1,6 +1,7 @@
 """Tables for people, JSON for programs."""
 
 import json
+import sys
 
 import pytest
 
@@ -35,6 +36,18 @@ def test_a_table_has_words_and_grouped_numbers(capsys: pytest.CaptureFixture[str
     assert "size bytes" in shown
     assert "12,345" in shown
     assert "yes" in shown
+
+
+@pytest.mark.parametrize("width", [1, 10, 40])
+def test_no_column_is_left_out_however_narrow_the_terminal_is(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    row = {name: f"{name * 10}-7" for name in "abcdefgh"}
+    output().rows([row], list(row), "none")
+    shown = capsys.readouterr().out
+    assert all(value in shown for value in row.values())
 
 
 def test_markup_in_a_name_is_text(capsys: pytest.CaptureFixture[str]) -> None:

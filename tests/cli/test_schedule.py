@@ -1,5 +1,6 @@
 """`tfmq schedule` on a live broker."""
 
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -67,7 +68,8 @@ def test_everything_has_json_with_the_next_run_in_its_time_zone(cli: Cli, topic:
     following = datetime.fromisoformat(row["next_run"])
     assert (following.hour, following.minute) in ((2, 30), (3, 30)) and following.utcoffset() is not None
     assert row["last_run"] is None and row["size_bytes"] == 2 and row["properties"] == 1
-    assert cli("schedule", "list", "--json").json == [row]
+    listed = cli("schedule", "list", "--json").json[0]
+    assert listed == {**row, "properties": {"n": "1"}, "payload": "go", "key": "k"}
     assert cli("schedule", "pause", "night", "--json").json["next_run"] is None
     assert cli("schedule", "resume", "night", "--json").json["state"] == "active"
     assert cli("schedule", "remove", "night", "--json").json == {"name": "night", "removed": True}
@@ -77,6 +79,9 @@ def test_everything_has_json_with_the_next_run_in_its_time_zone(cli: Cli, topic:
 def test_the_same_words_make_no_second_one_and_the_topic_is_made(cli: Cli, topic: str) -> None:
     first = cli("schedule", "add", "@daily", topic, "go", "--json").json
     assert cli("schedule", "add", "@daily", topic, "go", "--json").json == first
+    cli("schedule", "pause", first["name"])
+    told = cli("schedule", "add", "@daily", topic, "go").err
+    assert f"is there already, paused: tfmq schedule resume {first['name']}" in told
     assert len(cli("schedule", "list", "--json").json) == 1
     assert cli("topic", "show", topic).code == 0
 
@@ -121,6 +126,47 @@ def test_one_that_waits_says_why(cli: Cli, topic: str) -> None:
     listed = cli("schedule", "list")
     assert f"waiting waits: There is no topic {topic}" in listed.err and "waiting" in listed.out.decode()
     assert "it waits: There is no topic" in cli("schedule", "resume", "waiting").err
+
+
+def test_one_is_shown_with_what_it_sends_and_can_be_sent_now(cli: Cli, topic: str, tmp_path: Path) -> None:
+    words = ("-k", "42", "-t", "new", "--property", "n=1", "--timezone", "Europe/Berlin", "--misfire", "skip")
+    cli("schedule", "add", "0 9 * * *", topic, "make the report", "--name", "shown", *words)
+    whole = cli("schedule", "show", "shown", "--json").json
+    assert (whole["payload"], whole["key"], whole["properties"]) == ("make the report", "42", {"n": "1"})
+    assert cli("schedule", "list", "--json").json == [whole]
+    shown = cli("schedule", "show", "shown").out.decode()
+    for word in ("make the report", "42", "n=1", "skip", "new", "(Europe/Berlin)"):
+        assert word in shown, word
+    assert cli("schedule", "pause", "shown").code == 0
+    assert cli("schedule", "run", "shown").err == f"sent to {topic}, partition 0, offset 0 (synced)\n"
+    told = cli("schedule", "run", "shown", "--json").json
+    assert (told["topic"], told["partition"]) == (topic, 0) and told["offset"] > 0
+    first, _ = cli("read", topic, "--json").objects
+    assert (first["payload"], first["key"], first["tag"]) == ("make the report", "42", "new")
+    assert first["properties"].pop("scheduled_for")[:2] == "20"
+    assert first["properties"] == {"n": "1", "schedule": "shown"}
+    path = tmp_path / "bytes"
+    path.write_bytes(b"\xff")
+    cli("schedule", "add", "0 9 * * *", topic, "-f", str(path), "--name", "bytes")
+    assert cli("schedule", "show", "bytes", "--json").json["payload_base64"] == "/w=="
+    for command in ("show", "run"):
+        assert (
+            cli("schedule", command, "shwn").err
+            == "tfmq: There is no schedule 'shwn'. Did you mean 'shown'?\n"
+        )
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_times_and_expressions_stay_in_one_piece_however_narrow_the_terminal_is(
+    width: int, cli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("schedule", "add", "0 9 * * mon-fri", topic, "go", "--timezone", "America/New_York").code == 0
+    following = cli("schedule", "list", "--json").json[0]["next_run"]
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    shown = cli("schedule", "list").out.decode()
+    for word in (topic, "active", "0 9 * * mon-fri", "America/New_York", f"{following[:10]} 09:00"):
+        assert any(word in line for line in shown.splitlines()), word
 
 
 def test_the_shell_completes_names(cli: Cli, topic: str, broker: LiveServer) -> None:

@@ -99,6 +99,23 @@ def test_what_was_sent_for_later_is_told_with_its_time_and_handle(capsys: pytest
     assert (row["delayed"], row["due_ms"], row["offset"]) == (handle, 1_900_000_000_000, None)
     report(Output(None, json=False, quiet=False), "orders", 3, result)
     assert "tfmq delay list --topic orders" in capsys.readouterr().err
+    report(Output(None, json=False, quiet=False), "orders", 1, result._replace(delayed=None), True)
+    assert "no handle" in (told := capsys.readouterr().err) and "None" not in told
+
+
+def test_a_time_that_is_over_is_told(cli: Cli, topic: str) -> None:
+    ran = cli("send", topic, "x", "--at", "2021-01-01")
+    assert ran.code == 0 and "2021-01-01 00:00:00 is over" in ran.err
+    assert "is over" not in cli("send", topic, "x", "--at", "+1h").err
+
+
+def test_programs_get_the_handles_of_several_that_wait(cli: Cli, topic: str) -> None:
+    row = cli("send", topic, "a", "b", "c", "--delay", "1h", "--json").json
+    assert row["count"] == 3 and len(set(row["delayed"])) == 3
+    assert cli("delay", "cancel", *row["delayed"], "--json").json == [
+        {"handle": handle, "state": "cancelled"} for handle in row["delayed"]
+    ]
+    assert "delayed" not in cli("send", topic, "a", "b", "--json").json
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,23 @@ from tfmq.cli.values import Duration, Moment, Place, Property, duration_seconds,
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("30s", 30), ("250ms", 0.25), ("1.5h", 5400), ("2d", 172800), ("1w", 604800), ("5m", 300), ("7", 7)],
+    [
+        ("30s", 30),
+        ("250ms", 0.25),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("1w", 604800),
+        ("5m", 300),
+        ("7", 7),
+        ("5min", 300),
+        ("1h30m", 5400),
+    ],
 )
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     assert duration_seconds(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "s", "-3s", "3 fortnights", "1h30m", "nan"])
+@pytest.mark.parametrize("text", ["", "s", "-3s", "3 fortnights", "1h30", "30m1", "h", "nan", "١s"])
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="30s"):
         duration_seconds(text)
@@ -25,6 +35,12 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
 def test_a_time_without_a_zone_is_local() -> None:
     assert point_in_time("2026-03-14T09:30") == datetime(2026, 3, 14, 9, 30).astimezone()
     assert point_in_time("2026-03-14T09:30+00:00") == datetime(2026, 3, 14, 9, 30, tzinfo=UTC)
+
+
+def test_what_json_says_of_a_time_may_be_given_back() -> None:
+    for text in ("1798758000", "1798758000000"):
+        assert point_in_time(text).timestamp() == 1_798_758_000
+    assert point_in_time("1798758000123").microsecond == 123_000
 
 
 def test_minus_fifteen_minutes_is_a_time_ago() -> None:

@@ -40,9 +40,10 @@ class FakeSchedules:
     def list_schedules(self, request: commands.ListSchedules) -> Any:
         names = sorted(each for each in self.schedules if each > request.after)
         names = [each for each in names if request.name in ("", each)]
-        return commands.ListSchedulesReply(
-            [self.told_schedule(each) for each in names[:PAGE]], len(names) > PAGE
-        )
+        rows = [self.told_schedule(each) for each in names[:PAGE]]
+        if request.name and rows:
+            rows[0] |= {"payload": b"go", "attribute": self.schedules[request.name][1].attribute}
+        return commands.ListSchedulesReply(rows, len(names) > PAGE)
 
     def pause_schedule(self, request: commands.PauseSchedule) -> Any:
         if request.name not in self.schedules:

@@ -16,7 +16,6 @@ from tfmq.errors import (
     ConnectionFailed,
     Damaged,
     Fenced,
-    NotAllowed,
     OffsetOutOfRange,
     TfmqError,
     UnknownTopic,

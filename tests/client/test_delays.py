@@ -151,6 +151,7 @@ def test_one_is_described_whether_it_waits_or_not(rig: Pending) -> None:
     assert (found.handle, found.state, found.topic, found.partition) == (handle, "pending", "bills", 1)
     assert (found.due_ms, found.size_bytes, found.born_ms) == (NOW_MS + 1000, 21, 5)
     assert found.due_at == NOW + timedelta(seconds=1) and found.details == {"number": 1}
+    assert type(rig.run(describing(rig.link, Rescheduled("rescheduled", handle), 5.0)).handle) is str
     rig.broker.fire(1)
     assert rig.run(describing(rig.link, handle, 5.0))[:3] == (handle, "delivered", -1)
 
@@ -190,6 +191,14 @@ def test_a_list_may_be_of_some(rig: Pending) -> None:
     assert rig.broker.requests[-1].key == "ä".encode()
     with pytest.raises(TypeError, match="no time zone"):
         listed(rig, first=datetime(2026, 1, 1))
+
+
+def test_a_name_that_is_empty_does_not_mean_all_topics(rig: Pending) -> None:
+    with pytest.raises(BadRequest, match="is empty"):
+        listed(rig, topic="")
+    with pytest.raises(BadRequest, match="is empty"):
+        rig.run(counting(rig.link, [NOW, NOW + timedelta(seconds=2)], "", 5.0))
+    assert not rig.broker.requests
 
 
 def test_a_page_may_be_empty_although_there_is_more(rig: Pending) -> None:

@@ -1,8 +1,10 @@
 """Due times: what users give, in ms and never early; what is left of a delay when it goes out."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,12 @@ TEN_YEARS = 10 * 365 * 86_400
         (1e-9, 0),
         (type("Float", (float,), {})(0.5), 500),
         (30, 30_000),
+        (Fraction(1, 3), 334),
+        (np.int64(30), 30_000),
+        (np.int8(100), 100_000),
+        (np.int32(3_000_000), 3_000_000_000),
+        (np.float32(0.5), 500),
+        (np.float64(0.1) + np.float64(0.2), 300),
         (-5, 0),
         (-5.5, 0),
         (TEN_YEARS, TEN_YEARS * 1000),
@@ -58,8 +66,9 @@ def test_a_delay_is_seconds_or_a_timedelta_rounded_up_to_a_millisecond(delay: An
         (datetime(1900, 1, 1, tzinfo=UTC), 0),
         (-1, 0),
         (0, 0),
+        (np.int64(NOON_MS // 1000), NOON_MS),
         (datetime.max.replace(tzinfo=UTC), 253_402_300_800_000),
-        (DUE_MAX // 1000, DUE_MAX // 1000 * 1000),
+        (253_402_300_799, 253_402_300_799_000),
     ],
 )
 def test_a_moment_is_an_aware_datetime_or_seconds_since_1970(moment: Any, milliseconds: int) -> None:
@@ -80,25 +89,41 @@ def test_a_naive_datetime_is_no_moment() -> None:
         due_of(None, datetime(2026, 11, 21, 12))
 
 
-@pytest.mark.parametrize("wrong", ["30s", b"30", True, [30], {}, NOON])
+@pytest.mark.parametrize(
+    "wrong", ["30s", b"30", True, np.True_, np.timedelta64(3, "ns"), [30], {}, 30j, NOON]
+)
 def test_a_delay_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="A delay is"):
         due_of(wrong, None)
 
 
-@pytest.mark.parametrize("wrong", ["tomorrow", False, timedelta(1), NOON.date()])
+@pytest.mark.parametrize(
+    "wrong", ["tomorrow", False, np.False_, np.timedelta64(3), timedelta(1), NOON.date()]
+)
 def test_a_moment_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="A moment is"):
         due_of(None, wrong)
 
 
 @pytest.mark.parametrize(
-    "wrong", [float("nan"), float("inf"), -float("inf"), 1 << 63, 1e300, DUE_MAX // 1000 + 1]
+    "wrong",
+    [
+        *(float("nan"), float("inf"), -float("inf"), np.float32("inf"), np.float64("nan")),
+        *(1 << 63, 1e300, 10**400, DUE_MAX // 1000 + 1),
+    ],
+    ids=lambda each: repr(each)[:20],
 )
 def test_numbers_that_are_no_time_are_refused(wrong: float) -> None:
     for arguments in ((wrong, None), (None, wrong)):
         with pytest.raises(BadRequest):
             due_of(*arguments)
+
+
+@pytest.mark.parametrize("wrong", [NOON_MS, float(NOON_MS), 253_402_300_800, DUE_MAX // 1000])
+def test_milliseconds_are_not_taken_for_seconds(wrong: float) -> None:
+    with pytest.raises(BadRequest, match=r"after the year 9999. Are these milliseconds\?"):
+        due_of(None, wrong)
+    assert moment_ms(wrong) == wrong * 1000, "but one may ask what is due then"
 
 
 def test_what_a_delayed_message_waited_here_is_taken_off() -> None:

@@ -1,6 +1,6 @@
 """What is asked about schedules: made with the topic, the same in the same words, listed in pages, ended by id."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -12,7 +12,7 @@ from tests.client.rig import Rig
 from tfmq.client.administration import Administration
 from tfmq.client.schedules import ScheduleDescription, ScheduleWish, moment_at, schedule_description
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
-from tfmq.message import Attribute, decode_attribute
+from tfmq.message import Attribute, Message, decode_attribute
 from tfmq.protocol import commands
 
 
@@ -47,6 +47,27 @@ def test_a_wish_that_makes_no_sense_makes_no_topic(rig: Rig, admin: Administrati
     rig.broker.plan(commands.AddSchedule, UnknownPartition("There is no partition 9."))
     with pytest.raises(UnknownPartition):
         rig.run(admin.schedule(WISH._replace(name="other", partition=9)))
+
+
+def test_a_time_zone_may_be_its_name_or_the_zone_itself(rig: Rig, admin: Administration) -> None:
+    for name, zone in (("a", ZoneInfo("Europe/Berlin")), ("b", "Europe/Berlin"), ("c", UTC)):
+        rig.run(admin.schedule(WISH._replace(name=name, timezone=zone)))
+    assert [rig.broker.schedules[name][1].timezone for name in "abc"] == [
+        "Europe/Berlin",
+        "Europe/Berlin",
+        "UTC",
+    ]
+    for wrong in (timezone(timedelta(hours=1)), None, 1):
+        with pytest.raises(TypeError, match="A time zone is its name"):
+            rig.run(admin.schedule(WISH._replace(timezone=wrong)))
+
+
+def test_what_no_broker_takes_does_not_travel(rig: Rig, admin: Administration) -> None:
+    with pytest.raises(MessageTooLarge, match="schedule's payload has 1048577 bytes"):
+        rig.run(admin.schedule(WISH._replace(payload=bytes((1 << 20) + 1))))
+    with pytest.raises(BadRequest, match="field topic must be a name"):
+        rig.run(admin.schedule(WISH._replace(topic="../etc", name=None)))
+    assert not rig.broker.requests
 
 
 def test_where_topics_are_not_made_by_themselves_that_is_said(rig: Rig, admin: Administration) -> None:
@@ -106,7 +127,8 @@ def test_all_are_listed_in_pages(rig: Rig, admin: Administration) -> None:
 
 def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: Administration) -> None:
     rig.run(admin.schedule(WISH))
-    assert rig.run(admin.describe_schedule("morning")).cron == WISH.cron
+    found = rig.run(admin.describe_schedule("morning"))
+    assert found.cron == WISH.cron and found.message == Message(b"go", "k", "t", {})
     assert rig.run(admin.pause_schedule("morning")).state == "paused"
     assert rig.run(admin.resume_schedule("morning")).state == "active"
     assert rig.run(admin.remove_schedule("morning")) is True

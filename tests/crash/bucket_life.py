@@ -128,7 +128,12 @@ class Life:
         coarse = [bucket for bucket in self.bench.buckets.leaves if bucket.span.exponent > 10]
         if coarse:
             bucket = self.generator.choice(coarse)
-            if self.bench.buckets.split(bucket):
+            left_out = {n for n in self.bench.contents([bucket]) if self.generator.random() < 0.1}
+            self.settled |= left_out
+            pieces = self.bench.buckets.split(
+                bucket, lambda _, dues, numbers: bytes(n not in left_out for n in numbers)
+            )
+            if pieces is not None:
                 self.split.append(bucket)
 
     def settle(self) -> None:

@@ -41,7 +41,8 @@ KINDS = (
 )
 FULL_KINDS = ("write", "create", "rename")
 MENDED_SECONDS = 90.0
-STARTS_MAX = 5
+STARTS_MAX = 30
+"""More than there are files that an error may have met."""
 
 
 class TolerantClient(Client):
@@ -130,8 +131,6 @@ class FailingLife(Life):
         self.client.steps = lost
         self.client.look()
         self._start()
-        self.broker.disk.after = None
-        self._resume()
         self.client.look()
         unsure, self.tolerant.unsure = self.tolerant.unsure, []
         for step in unsure:
@@ -146,20 +145,25 @@ class FailingLife(Life):
         pass_time(self.broker, MENDED_SECONDS, 1, self.random)
 
     def _start(self) -> None:
-        """A disk tells an error of before once more, to whoever opens the file next: that start is refused, or does not
-        lift the stop of the arrivals; the next one is fine."""
+        """A disk tells an error of before once more, to whoever opens or forces the file next: that start is refused,
+        or something stops behind it; once every file has told it, one is fine."""
         for _ in range(STARTS_MAX):
             try:
                 self._go_on(self.broker.disk)
             except OSError:
                 continue
-            if (
-                self.broker.arrivals.stopped is None
-                and not self.broker.engine.house.delay.queue.status()["stopped"]
-            ):
-                return
+            if not self._stopped():
+                self.broker.disk.after = None
+                self._resume()
+                if not self._stopped():
+                    return
+            self.client.look()
             self.broker.stop()
         raise Broken("no start, although the disk is mended")
+
+    def _stopped(self) -> bool:
+        queue = self.broker.engine.house.delay.queue
+        return self.broker.arrivals.stopped is not None or bool(queue.status()["stopped"])
 
     def _once_more(self, step: Step) -> None:
         """Asks again; a handle that a new time replaced still leads to the message."""
@@ -175,4 +179,4 @@ class FailingLife(Life):
     def boundary(self) -> Boundary:
         """The end of it."""
         moment = Moment(self.broker.disk)
-        return Boundary(0, "end", "the end", moment, self.client.known(), self.clock.wall_ms())
+        return Boundary(0, (), "the end", moment, self.client.known(), self.clock.wall_ms())

@@ -17,8 +17,9 @@ import pytest
 
 from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import Answer, Broker, Stream, after, at, handles
+from tests.crash.delay_points import Points
 from tfmq.broker import delay_opening
-from tfmq.delay import buckets, horizon
+from tfmq.delay import buckets, horizon, line, lines, reloading, supply
 from tfmq.protocol.handles import parse_handle
 
 Place = tuple[str, int]
@@ -46,7 +47,7 @@ def require(kept: bool, what: str) -> None:
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits, retreats, rescans and rolls with the few messages that a life has."""
+    """Splits, retreats, rescans, rolls, and lines that give up rows, with the few messages that a life has."""
     monkeypatch.setattr(buckets, "SPLIT_ENTRIES", 12)
     monkeypatch.setattr(horizon, "SPLIT_ROWS", 12)
     monkeypatch.setattr(horizon, "NEAR_MAX", 24)
@@ -54,6 +55,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horizon, "CATCH_UP_ROWS", 4)
     monkeypatch.setattr(horizon, "RESCAN_BYTES", 600)
     monkeypatch.setattr(horizon, "SPILL_BYTES", 4000)
+    monkeypatch.setattr(line, "ROWS_MAX", 5)
+    monkeypatch.setattr(reloading, "ROWS_MAX", 5)
+    monkeypatch.setattr(lines, "STUCK_ROWS_MAX", 8)
+    monkeypatch.setattr(supply, "AHEAD_MIN", 3)
+    monkeypatch.setattr(supply, "AHEAD_BYTES", 2000)
     monkeypatch.setattr(delay_opening, "_segment_bytes", lambda house: SEGMENT_BYTES)
 
 
@@ -103,7 +109,7 @@ class Known(NamedTuple):
 
 class Boundary(NamedTuple):
     number: int
-    point: str
+    points: tuple[str, ...]
     after: str
     moment: Moment
     known: Known
@@ -222,11 +228,14 @@ class Life:
 
     def __init__(self, generator: random.Random) -> None:
         self.random = generator
-        self.text_bytes = generator.choice((TEXT_BYTES, TEXT_BYTES, ROLLED_BYTES))
+        self.text_bytes = generator.choice((TEXT_BYTES, ROLLED_BYTES))
         self.clock = LifeClock(1_700_000_000_000 + generator.randrange(1 << 22))
         self.broker = Broker(SimulatedDisk(), self.clock, queued=True, delay__outcome_seconds=OUTCOME_SECONDS)
+        self.disk = self.broker.disk
+        """Already the next one while a broker starts on it."""
         self.client = Client()
         self.boundaries: list[Boundary] = []
+        self.points = Points()
         self.broker.work()
         self.broker.create("orders", 2)
         self.broker.create("bills", 1)
@@ -239,7 +248,7 @@ class Life:
 
     def run(self, actions: int) -> list[Boundary]:
         table: list[tuple[int, Callable[[], None]]] = [
-            (10, self.send), (3, self.crowd), (2, self.transact), (4, self.cancel), (4, self.reschedule),
+            (10, self.send), (3, self.crowd), (2, self.transact), (8, self.cancel), (8, self.reschedule),
             (9, self.wait), (6, self.work), (4, self.work_some), (1, self.restart), (1, self.kill),
         ]  # fmt: skip
         weights = [weight for weight, _ in table]
@@ -256,35 +265,17 @@ class Life:
 
     def _bound(self, kind: str, path: str) -> None:
         self.client.look()
-        point = self.point(kind, path)
+        points = self.points.of(self.broker, self.disk, kind, path)
         self.boundaries.append(
             Boundary(
                 len(self.boundaries),
-                point,
+                points,
                 f"{self.action}: {kind} {path}",
-                Moment(self.broker.disk),
+                Moment(self.disk),
                 self.client.known(),
                 self.clock.wall_ms(),
             )
         )
-
-    def point(self, kind: str, path: str) -> str:
-        """What the broker is at: the points that tests name."""
-        delay = getattr(getattr(self.broker.engine, "house", None), "delay", None)
-        busy = delay.queue._keeper.busy.value if delay is not None and delay.queue._keeper.busy else ""
-        if busy == "load":
-            return busy
-        if "/delay/" not in path:
-            return "fire" if any(f"/{topic}-" in path for topic, _ in PLACES) else "beside"
-        if "/arrivals/" in path:
-            if kind in ("create", "rename", "force_folder"):
-                return "arrivals roll"
-            if kind == "unlink":
-                return "truncate"
-            return self.action if self.action in ("cancel", "reschedule") else "insert"
-        if busy == "spill" and kind == "create":
-            return "bucket roll"
-        return busy or "checkpoint"
 
     # What may happen
 
@@ -438,9 +429,9 @@ class Life:
         self.broker.disk.after = None
         for step in self.client.steps:
             step.answer = Answer(0, None)
-        disk.after = self._bound
+        disk.after, self.disk = self._bound, disk
         self.broker = started(disk, self.clock, self.broker, queued=True)
-        for step in self.client.steps:
+        for step in list(self.client.steps):  # answers are taken in meanwhile
             step.answer = step.ask(self.broker)
         self.work()
 

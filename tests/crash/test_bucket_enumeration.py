@@ -25,12 +25,12 @@ import pytest
 from journal.testing import Moment, SimulatedDisk, SimulatedFile, crash_states
 from tests.crash.bucket_life import Boundary, Known, Life
 from tests.crash.invariants import Broken, require
-from tests.delay.bucketing import Bench, Kept, kept_of
-from tests.scale import SEED, scaled, seeded
+from tests.delay.bucketing import Bench, Kept, everything, kept_of
+from tests.scale import FRACTION, SCALE, SEED, scaled, seeded
 
 LIVES = 400
 ACTIONS = 25
-STATES_PER_BOUNDARY = 24
+STATES_PER_BOUNDARY = 24 if SCALE > FRACTION else 8
 STATES_PER_LIFE_LEAST = 150
 FAILING_LIVES = 300
 INTERRUPTED_LIVES = 60
@@ -81,7 +81,7 @@ def _again(bench: Bench, outcome: Outcome) -> None:
     rest = {each.number: kept_of(each) for each in again.unspilled()}
     again.spill()
     for bucket in [leaf for leaf in again.buckets.leaves if leaf.span.exponent > 10][:2]:
-        again.buckets.split(bucket)
+        again.buckets.split(bucket, everything)
     last = again.crash("nothing")
     require(last.contents() == outcome.kept | rest, 7, "what was spilled later is not there")
 

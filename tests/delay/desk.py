@@ -311,8 +311,10 @@ class Desk:
         made: list[Any] = []
 
         def make() -> Sequence[Batch]:
-            dues = effective(wire, len(payloads), self.queue.now_ms(), self.queue.wall_ms())
-            made[:] = [note.arrival(key, f"topic{key >> 24}", dues, len(body)), self.queue.expect(dues.low)]
+            ahead = self.queue.ahead_ms()
+            dues = effective(wire, len(payloads), self.queue.taken_ms(), ahead)
+            arrival = note.arrival(key, f"topic{key >> 24}", dues, len(body), ahead)
+            made[:] = [arrival, self.queue.expect(dues.low)]
             return batches_of(made[0], body, (), producer, sequence, len(payloads))
 
         def done(answers: Sequence[Appended] | None, error: BaseException | None) -> None:

@@ -264,6 +264,40 @@ def test_there_is_an_end_to_what_can_be_cancelled(monkeypatch: pytest.MonkeyPatc
     assert desk.state.full
 
 
+def test_what_lies_far_apart_in_time_counts_by_the_memory_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arrival_state, "BYTES_MAX", 100_000)
+    near, far = Desk(), Desk()
+    for n in range(1000):
+        near.state.cancelled.add(START_MS, n)
+        far.state.cancelled.add(START_MS + n * SPAN, n)
+    assert far.state.full and not near.state.full
+
+
+def test_a_message_that_is_moved_on_for_ever_does_not_keep_all_others_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arrival_state, "CANCELLED_MAX", 100)
+    state = Desk().state
+    state.cancelled.add(SPAN, 0)
+    state.rescheduled.add(SPAN, 0, (1000 * SPAN, 500))
+    for n in range(1, 50):
+        assert state.forget_before(20 * SPAN + n * SPAN) == 0
+        state.cancelled.add(SPAN, n)
+    assert state.forget_before(100 * SPAN) == 50 and not state.full
+
+
+def test_with_many_it_is_looked_only_now_and_then_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival_state, "FORGET_SPANS", 10)
+    state = Desk().state
+    for n in range(100):
+        state.cancelled.add(n * SPAN, n)
+    assert state.forget_before(64 * SPAN) == 64
+    assert state.forget_before(100 * SPAN) == 0
+    assert state.forget_before(128 * SPAN) == 36
+
+
 # Damage
 
 

@@ -12,6 +12,7 @@ from tests.scale import scaled, seeded
 from tfmq.delay import arrivals, arrived_records
 from tfmq.delay.arrivals import SUFFIX
 from tfmq.delay.arrived_records import ArrivedRecords
+from tfmq.delay.proven import Proven
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,6 @@ def test_neighbours_cost_one_look_at_their_block(desk: Desk, monkeypatch: pytest
 
 
 def test_of_a_proven_block_single_records_are_read_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrived_records, "KEPT_BYTES", 0)
     generator, records = seeded("single"), ArrivedRecords(desk.log)
     wanted = list(zip(offsets_of(desk), (each.record for each in desk.sent), strict=True))
     records.read([offset for offset, _ in wanted])
@@ -69,21 +69,36 @@ def test_of_a_proven_block_single_records_are_read_alone(desk: Desk, monkeypatch
         return plain(offset, **given)
 
     monkeypatch.setattr(desk.log, "block_of_record", look)
-    sample = sorted(generator.sample(wanted, 10))
-    assert [records.read([offset]) for offset, _ in sample] == [[record] for _, record in sample]
+    for sample in (generator.sample(wanted, 10), wanted, wanted[::-1]):
+        offsets, expected = [offset for offset, _ in sample], [record for _, record in sample]
+        assert records.read(offsets) == records.read_cached(offsets) == expected
+        assert [records.read([offset])[0] for offset in offsets] == expected
     assert not looks
 
 
-def test_memory_is_bounded_and_old_blocks_are_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    offsets = offsets_of(desk)
-    for name, limit in (("BLOCKS_KEPT", 3), ("KEPT_BYTES", 200_000)):
-        monkeypatch.setattr(arrived_records, name, limit)
-        records = ArrivedRecords(desk.log)
-        for _ in range(2):
-            assert records.read(offsets) == [each.record for each in desk.sent]
-        kept = [len(records._blocks[start]) for start in records._starts]
-        assert len(kept) == len(records._blocks) == len(records._age) <= 3
-        assert sum(kept) == records._kept_bytes <= 200_000 or name == "BLOCKS_KEPT"
+def test_neighbours_of_a_proven_block_cost_one_call(desk: Desk) -> None:
+    offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
+    records.read(offsets)
+    records.read(offsets[:1])  # the block in memory is another one now
+    (batch, *_) = [each for each in arrivals.read(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
+    reads = desk.disk.faults.counts["read"]
+    assert len(records.read(batch.offsets[10:20])) == 10
+    assert desk.disk.faults.counts["read"] == reads + 1
+
+
+def test_many_blocks_are_not_proven_while_others_wait(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one call that must not wait does is bounded; what a worker proved then is known to both."""
+    proven = Proven()
+    inline, slow = ArrivedRecords(desk.log, proven), ArrivedRecords(desk.log, proven)
+    blocks = {
+        block.offset: offset for offset in offsets_of(desk) if (block := desk.log.block_of_record(offset))
+    }
+    offsets = list(blocks.values())
+    assert len(offsets) > arrived_records.PROOFS_MAX
+    assert inline.read_cached(offsets) is None
+    found = slow.read(offsets)
+    monkeypatch.setattr(desk.log, "block_of_record", lambda *_, **__: None)
+    assert inline.read_cached(offsets) == found
 
 
 def test_a_limit_of_bytes_ends_behind_the_record_that_passes_it(desk: Desk) -> None:
@@ -95,14 +110,20 @@ def test_a_limit_of_bytes_ends_behind_the_record_that_passes_it(desk: Desk) -> N
             assert found == [each.record for each in desk.sent[:enough]]
 
 
-def test_what_would_wait_for_the_disk_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_wait_for_the_disk_is_not_read() -> None:
     desk = Desk()
-    desk.send(some(5, 3), some(6, 2))
+    desk.send(some(5, 3))
+    desk.send(some(6, 2))
     desk.log.force()
     offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
-    monkeypatch.setattr("journal.segment.Segment.pread_cached", lambda *_: None)
+    desk.disk.is_cached = False
     assert records.read_cached(offsets[:2]) is None
     records.read(offsets[:1])  # in a worker: the block is known from now on
+    assert records.read_cached(offsets[:3]) == [each.record for each in desk.sent[:3]]
+    assert records.read_cached(offsets) is None
+    records.read(offsets[3:])
+    assert records.read_cached(offsets[:3]) is None  # proven, but not in memory any more
+    desk.disk.is_cached = True
     assert records.read_cached(offsets) == [each.record for each in desk.sent]
 
 
@@ -127,6 +148,30 @@ def test_no_changed_byte_is_taken_for_the_record(caplog: pytest.LogCaptureFixtur
         with caplog.at_level(logging.ERROR):
             assert records.read([offsets[number], offsets[40]]) == [None, desk.sent[40].record]
         assert "cannot be read" in caplog.text
+
+
+def test_no_byte_that_changed_since_its_block_was_proven_is_taken_for_the_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk, generator = Desk(), seeded("flipped later")
+    desk.send(some(5, 40))
+    desk.send(some(6, 1))
+    desk.log.force()
+    offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
+    path = f"{FOLDER}/{segment_name(0, SUFFIX)}"
+    data = desk.disk.read_file(path)
+    for _ in range(scaled(100)):
+        number = generator.randrange(40)
+        at = offsets[number] + generator.choice((0, 1, 2, 3, 4, 5, 6, 7, *range(20, 70)))
+        records.read(offsets)
+        desk.disk.damage(path, at, bytes((data[at] ^ 1 << generator.randrange(8),)))
+        records.read(offsets[40:])  # the block in memory is another one now
+        assert records.read_cached(offsets) is None
+        caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            assert records.read([offsets[number], offsets[40]]) == [None, desk.sent[40].record]
+        assert "cannot be read" in caplog.text
+        desk.disk.damage(path, at, data[at : at + 1])
 
 
 def test_offsets_that_are_not_to_be_read_are_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from journal.verify import DAMAGE, NOTE, Report
-from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, flip
+from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, everything, flip
 from tests.scale import scaled, seeded
 from tfmq.delay.bucket_audit import verify_buckets
 from tfmq.delay.bucket_file import CHUNK_SIZE, HEAD_SIZE
@@ -91,7 +91,7 @@ def test_one_that_is_missing_short_or_long_is_named(bench: Bench) -> None:
 
 
 def test_what_the_next_start_clears_away_is_a_note(bench: Bench) -> None:
-    bench.buckets.split(bench.buckets.leaves[1])
+    bench.buckets.split(bench.buckets.leaves[1], everything)
     bench.disk.write_file(f"{FOLDER}/checkpoint.new", b"half")
     bench.disk.write_file(f"{FOLDER}/stranger", b"")
     weights = {name: weight for name, _, weight in found(bench)}

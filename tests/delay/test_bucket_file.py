@@ -49,7 +49,7 @@ def file_bytes() -> bytes:
 
 
 FILE = file_bytes()
-CHECKPOINT = Checkpoint(IDENTITY, 1000, 14, 1_700_000_000_000, [Listed(SPAN, len(FILE), 2)], b"note")
+CHECKPOINT = Checkpoint(IDENTITY, 1000, 14, 1_700_000_000_000, [Listed(SPAN, len(FILE), 2, 1)], b"note", 1100)
 
 
 def read(data: bytes) -> Columns:

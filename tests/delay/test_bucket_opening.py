@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from journal.errors import Corrupt
-from tests.delay.bucketing import DAY, FOLDER, NOW, Bench
+from tests.delay.bucketing import DAY, FOLDER, NOW, Bench, everything
 from tfmq.delay.bucket_file import bucket_name
 from tfmq.delay.spans import Span
 
@@ -74,7 +74,7 @@ def test_a_missing_or_rotten_checkpoint_is_refused_and_nothing_is_changed(bench:
 def test_nothing_is_removed_before_the_checkpoint_is_sure(bench: Bench) -> None:
     """An earlier process may have died between its rename and the force of the folder."""
     order: list[str] = []
-    bench.buckets.split(bench.buckets.leaves[1])
+    bench.buckets.split(bench.buckets.leaves[1], everything)
     state = bench.disk.crash(keep="everything")
     state.after = lambda kind, path: order.append(kind)
     bench.on(state)

@@ -10,7 +10,7 @@ from journal.log import Log
 from journal.repair import remove_originals
 from journal.shapes import Batch
 from journal.testing import Moment, SimulatedDisk, crash_states
-from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, flip, record_of
+from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, everything, flip, record_of
 from tests.scale import seeded
 from tfmq.delay.arrivals import LOG_ID, arrival_options
 from tfmq.delay.bucket_audit import verify_buckets
@@ -129,7 +129,7 @@ def test_a_lost_checkpoint_is_made_anew_and_what_the_arrivals_have_counts_there(
 def test_without_a_checkpoint_a_split_that_was_not_over_counts_once(bench: Bench) -> None:
     bench.put(NEAR, NEAR + 5_000, NEAR + MINUTE)
     whole = bench.contents()
-    bench.buckets.split(bench.bucket(NEAR))
+    bench.buckets.split(bench.bucket(NEAR), everything)
     assert len(bench.files()) > len(bench.buckets.leaves)
     arrivals(bench, bench.next_number)
     bench.disk.unlink(f"{FOLDER}/checkpoint")
@@ -160,7 +160,7 @@ def test_a_power_cut_in_the_middle_of_a_repair_leaves_something_that_it_goes_on_
 ) -> None:
     bench.put(NEAR, NEAR + 5_000)
     if without == "checkpoint":
-        bench.buckets.split(bench.bucket(NEAR))
+        bench.buckets.split(bench.bucket(NEAR), everything)
         arrivals(bench, bench.next_number)
         bench.disk.unlink(f"{FOLDER}/checkpoint")
     else:

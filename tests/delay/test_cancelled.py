@@ -1,14 +1,16 @@
 """Cancelled messages are found, counted, forgotten by their spans, and come back from a dump."""
 
 import sys
+import tracemalloc
 from threading import Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.delay.steps import steps
 from tests.scale import scaled, seeded
-from tfmq.delay.cancelled import RECENT_MIN, SPAN_BITS, Cancelled
+from tfmq.delay.cancelled import LOOK_MAX, RECENT_MIN, SPAN_BITS, Cancelled
 
 SPAN = 1 << SPAN_BITS
 
@@ -42,6 +44,25 @@ def test_a_quick_no_is_never_wrong(
     assert found == any(low >> SPAN_BITS <= due >> SPAN_BITS <= high >> SPAN_BITS for due, _ in some)
 
 
+@pytest.mark.parametrize("stretch", [0, LOOK_MAX // 2 * SPAN, 1 << 40], ids=["a moment", "short", "long"])
+def test_a_quick_answer_costs_the_same_however_many_are_cancelled(stretch: int) -> None:
+    few, many = (of(*((n * SPAN, n) for n in range(count))) for count in (1000, 20_000))
+    high = 1 << 50
+    counts = [steps(lambda each=each: each.any_between(high - stretch, high)) for each in (few, many)]  # type: ignore[misc]
+    assert counts[0] == counts[1] < 4 * LOOK_MAX
+
+
+def test_what_lies_far_apart_takes_no_more_memory_than_is_said() -> None:
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        far = of(*((n * SPAN, n) for n in range(20_000)))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / 2 < far.size_bytes < 2 * (after - before)
+
+
 def test_adding_twice_is_told() -> None:
     cancelled = Cancelled()
     assert cancelled.add(5, 7) and not cancelled.add(5, 7)
@@ -61,7 +82,8 @@ def test_many_in_one_span_are_sorted_in_and_still_found() -> None:
 
 def test_spans_are_forgotten_one_by_one() -> None:
     cancelled = of((10, 1), (SPAN + 10, 2), (SPAN + 11, 3), (9 * SPAN, 4))
-    assert cancelled.spans() == [(0, SPAN), (SPAN, 2 * SPAN), (9 * SPAN, 10 * SPAN)]
+    assert sorted(cancelled.ended(10 * SPAN)) == [0, SPAN, 9 * SPAN]
+    assert sorted(cancelled.ended(10 * SPAN - 1)) == [0, SPAN]
     assert cancelled.forget([SPAN, 3 * SPAN]) == 2
     assert cancelled.count == 2
     assert (SPAN + 10, 2) not in cancelled and (10, 1) in cancelled and (9 * SPAN, 4) in cancelled

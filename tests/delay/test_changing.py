@@ -4,6 +4,7 @@ import pytest
 
 from journal.errors import Full
 from tests.delay.desk import BILLS, ORDERS, Desk
+from tfmq.delay.rescheduled import Rescheduled
 from tfmq.errors import Busy, DiskFull, StorageStopped
 
 
@@ -351,3 +352,19 @@ def test_a_full_arrivals_log_refuses_a_send_and_goes_on() -> None:
     desk.send([b"b"], 100)
     desk.advance(1)
     assert desk.visible() == [b"b"]
+
+
+def test_many_that_wait_for_one_message_ask_again_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each finds it changed once more: if all asked each time, a thousand would ask half a million times."""
+    desk = Desk()
+    (sent,) = desk.send([b"a"], 100_000)
+    asked: list[int] = []
+    latest = Rescheduled.latest
+    monkeypatch.setattr(Rescheduled, "latest", lambda self, *turn: asked.append(1) or latest(self, *turn))
+    answers = [desk.reschedule(sent, 200_000 + 1000 * n, turn=False) for n in range(100)]
+    gone = desk.cancel(sent, turn=False)
+    desk.turn()
+    assert len({answer.known.turn for answer in answers}) == 100 and gone.known == "cancelled"
+    assert len(asked) <= 4 * len(answers)
+    desk.advance(400)
+    assert desk.visible() == []

@@ -33,9 +33,12 @@ def rows(messages: Messages) -> list[tuple[object, ...]]:
     return list(zip(*messages[:5], map(bytes, each), strict=True))
 
 
-def test_each_record_stands_behind_a_checksum_that_begins_at_its_number() -> None:
+@pytest.mark.parametrize(
+    "sizes", [(0, 0, 0, 0, 0), (40, 40, 40, 40, 40), (40, 40, 40, 40, 41), (3, 9, 0, 300, 1)]
+)
+def test_each_record_stands_behind_a_checksum_that_begins_at_its_number(sizes: tuple[int, ...]) -> None:
     first = (1 << 40) - 2
-    records = [record_of(n) for n in range(5)]
+    records = [record_of(n, size) for n, size in enumerate(sizes)]
     data = b"".join(
         sealed([b"".join(records[:2]), b"".join(records[2:])], array("I", map(len, records)), first)
     )

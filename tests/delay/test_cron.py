@@ -1,9 +1,12 @@
 """Cron expressions: what they name, in which zone, when the clocks are changed, and what is said of bad ones."""
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import given
@@ -316,12 +319,37 @@ def test_a_bad_expression_is_refused_in_one_sentence_that_says_what_to_write(exp
 
 
 @pytest.mark.parametrize(
-    "name", ["", "Europe/Atlantis", "Europe", "/etc/passwd", "../../etc/passwd", "x" * 300, "a\0b", "Ünïcode"]
+    "name",
+    [
+        "",
+        "Europe/Atlantis",
+        "Europe",
+        "/etc/passwd",
+        "../../etc/passwd",
+        "x" * 300,
+        "a\0b",
+        "Ünïcode",
+        "__init__/Berlin",
+        "localtime",
+    ],
 )
 def test_an_unknown_time_zone_is_refused_in_one_sentence(name: str) -> None:
     with pytest.raises(BadRequest, match="write its name as in Europe/Berlin") as caught:
         find_zone(name)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_every_zone_of_the_database_is_known() -> None:
+    assert all(find_zone(name) for name in available_timezones() if name[0].isupper())
+
+
+def test_zones_are_there_where_the_system_has_none() -> None:
+    code = "from tfmq.delay.cron import find_zone; print(find_zone('Europe/Berlin'))"
+    environment = {**os.environ, "PYTHONTZPATH": "/nowhere"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert found.stdout == "Europe/Berlin\n"
 
 
 def test_anything_is_an_expression_or_refused() -> None:

@@ -1,11 +1,17 @@
 """When something is due."""
 
+import errno
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
-from tests.delay.desk import BILLS, ORDERS, Desk
+from journal.errors import Full
+from tests.delay.desk import ARRIVALS, BILLS, ORDERS, Answer, Desk, Handle
 from tfmq.delay import firing
+from tfmq.delay.gathering import Gatherer
+from tfmq.delay.requests import Query
+from tfmq.errors import DiskFull
 
 
 @pytest.mark.parametrize("tick_ms", [1, 10, 25, 1000])
@@ -96,12 +102,127 @@ def test_after_a_stop_nothing_fires() -> None:
 
 def test_the_tail_that_waits_for_space_is_taken_in_when_it_is_sure() -> None:
     desk = Desk(started=False)
-    desk.queue._firing.wait_for_tail(0, 0)
+    desk.queue._firing.wait_for_tail(0, (0, 0))
     desk.queue.start()
     desk.send([b"a"], 10)
     assert desk.visible() == []
     desk.advance(3)
     assert desk.visible() == [b"a"]
+
+
+def test_a_tail_of_which_all_was_due_long_ago_is_taken_in_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Space comes an hour after the start: the wheel began far behind what the tail brings."""
+    desk = Desk(started=False)
+    desk.send([b"a", b"b"], [20, 10])
+    desk.landing.log.force()
+    end = desk.landing.log.end_offset
+    desk.clock.advance(3600)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(desk.landing.log), "forced_offset", property(lambda log: 0))
+        again = desk.kill()
+        assert again.landing.log.end_offset == end
+        again.advance(3)
+        assert again.visible() == []
+    again.advance(3)
+    assert again.visible() == [b"b", b"a"]
+    (later,) = again.send([b"c"], 50)
+    again.advance(1)
+    assert again.visible()[2:] == [later.payload]
+
+
+def waiting_for_space(before: Sequence[int], behind: Sequence[int]) -> tuple[Desk, list[Handle]]:
+    """A start on a full disk: it cannot make true what was written and not forced, with delays `behind`."""
+    desk = Desk()
+    sent = desk.send([b"%d" % delay for delay in before], before) if before else []
+    desk.landing.log.force()
+    desk.landing.automatic = False
+    sent += desk.send([b"%d" % delay for delay in behind], behind)
+    disk = desk.disk.crash(keep="everything")
+    disk.faults.fail("write", error=errno.ENOSPC, times=None)
+    again = desk.again(disk, desk.targets.killed())
+    assert again.landing.log.waits_for_space
+    again.advance(3)
+    return again, sent
+
+
+@pytest.mark.parametrize("next", ["nothing", "a send", "a later send", "a list", "a cancel"])
+@pytest.mark.parametrize("before", [[], [40_000]], ids=["alone", "behind others"])
+def test_what_waits_for_space_comes_when_there_is_some(before: list[int], next: str) -> None:
+    desk, sent = waiting_for_space(before, [20_000, 80_000, 500_000])
+    assert desk.cancel(sent[-1]).error is not None, "it is there, and there is no room for a note"
+    desk.disk.faults.clear()
+    expected = sorted([*before, 20_000, 80_000, 500_000])
+    if "send" in next:
+        delay = 1000 if next == "a send" else 90_000
+        desk.send([b"%d" % delay], delay)
+        expected = sorted([*expected, delay])
+    elif next == "a list":
+        desk.listed()
+    elif next == "a cancel":
+        assert desk.cancel(sent[-1]).known == "cancelled"
+        del expected[-1]
+    desk.advance(3)
+    assert (
+        len(desk.listed().rows) + len(desk.visible())
+        == len(expected)
+        == desk.queue.pending + len(desk.visible())
+    )
+    desk.advance(600)
+    assert desk.visible() == [b"%d" % delay for delay in expected]
+    again = desk.power_cut()
+    again.advance(600)
+    assert again.visible() == [b"%d" % delay for delay in expected]
+
+
+def test_what_waits_for_space_is_not_spilled_before_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be loaded from its bucket, and come once more from the arrivals."""
+    desk, _ = waiting_for_space([], [20_000, 80_000])
+    desk.disk.faults.clear()
+    desk.send([b"90000"], 90_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(Gatherer, "arrived", refused)
+        desk.advance(15)
+        listed = Answer()
+        desk.queue.list(Query(0, 1 << 62, None, 100, None, None), listed)
+        desk.advance(5)
+        desk.queue._firing._look_after()
+        assert (listed.calls, desk.visible()) == (0, [])
+    desk.advance(31)
+    assert len(listed.known.rows) == 3
+    desk.advance(100)
+    assert desk.visible() == [b"20000", b"80000", b"90000"]
+
+
+def test_what_waits_for_space_and_is_in_buckets_comes_once() -> None:
+    """The log knows less of what is forced than the buckets: its mark is written now and then."""
+    desk = Desk()
+    sent = desk.send([b"20", b"300"], [20_000, 300_000])
+    desk.listed()
+    disk = desk.disk.crash(keep="everything")
+    disk.faults.fail("write", error=errno.ENOSPC, times=None, path=ARRIVALS)
+    again = desk.again(disk, desk.targets.killed())
+    assert again.landing.log.end_offset < again.buckets.spilled_offset
+    again.advance(3)
+    assert again.describe(sent[1]).state == "pending"
+    disk.faults.clear()
+    again.advance(600)
+    assert again.visible() == [b"20", b"300"]
+    assert again.kill().visible() == [b"20", b"300"]
+
+
+def test_while_it_waits_for_space_nobody_is_told_that_it_is_unknown() -> None:
+    desk, sent = waiting_for_space([], [20_000, 80_000])
+    described = Answer()
+    desk.queue.describe(ORDERS, sent[0].turn, described)
+    for answer in (desk.cancel(sent[0]), desk.reschedule(sent[1], 90_000), described):
+        assert isinstance(answer.error, DiskFull | Full)
+    desk.disk.faults.clear()
+    desk.advance(100)
+    assert desk.visible() == [b"20000", b"80000"]
+
+
+def refused(*_: object) -> None:
+    raise OSError(errno.EIO, "a bad sector")
 
 
 def test_arrivals_that_stopped_hold_back_what_nobody_knows_of_and_what_is_behind_it() -> None:
@@ -118,3 +239,23 @@ def test_arrivals_that_stopped_hold_back_what_nobody_knows_of_and_what_is_behind
     again.advance(1)
     assert again.visible() in ([b"a", b"?", b"b", b"c"], [b"a", b"b", b"c"])
     assert unsure.payload == b"?"
+
+
+def test_cancels_alone_do_not_fill_the_arrivals() -> None:
+    """No message lands behind them, so nothing else says that they are there."""
+    desk = Desk(segment_bytes=4096)
+    sent = [
+        each for n in range(10) for each in desk.send([b"%d" % n + bytes([64 + m]) for m in range(40)], 10**9)
+    ]
+    desk.listed()
+    for at in range(0, len(sent), 4):
+        for handle in sent[at : at + 4]:
+            desk.cancel(handle)
+        desk.advance(30)
+    desk.advance(130)
+    log = desk.landing.log
+    assert log.end_offset > 10 * 4096
+    assert log.end_offset - log.first_offset < 3 * 4096
+    assert log.end_offset == desk.buckets.spilled_offset
+    again = desk.kill()
+    assert again.queue.pending == 0 and not again.listed().rows

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from tests.delay.desk import BILLS, ORDERS, Desk, Handle
+from tests.delay.desk import BILLS, ORDERS, START_MS, Desk, Handle
 from tfmq.delay.gathering import Area, in_order
 from tfmq.delay.ledger import Near
 from tfmq.delay.requests import Turn
@@ -33,7 +33,7 @@ def numbers(found: list[Near]) -> list[int]:
 
 
 def test_everything_that_is_pending_in_the_area(desk: Desk) -> None:
-    gatherer, pending = desk.queue._gatherer, desk.queue._keeper.pending_now()
+    gatherer, pending = desk.queue._gatherer, desk.queue._pendings.now()
     everything = gatherer.near(whole(desk), pending)
     assert len(numbers(everything)) == 22
     dues = sorted(due for near in everything for due in near.dues)
@@ -45,7 +45,7 @@ def test_everything_that_is_pending_in_the_area(desk: Desk) -> None:
 
 
 def test_only_some_logs(desk: Desk) -> None:
-    gatherer, pending = desk.queue._gatherer, desk.queue._keeper.pending_now()
+    gatherer, pending = desk.queue._gatherer, desk.queue._pendings.now()
     found = gatherer.near(whole(desk), pending, (BILLS,))
     assert len(numbers(found)) == 10
     targets = {tag >> TARGET_SHIFT for near in found for tag in near.tags}
@@ -55,7 +55,7 @@ def test_only_some_logs(desk: Desk) -> None:
 def test_not_what_is_cancelled_and_it_is_known_who_named_a_time(desk: Desk) -> None:
     row = desk.listed(first=desk.now_ms + 500_000).rows[0]
     desk.cancel(Handle(row.key, row.due, row.number, b""))
-    found = desk.queue._gatherer.near(whole(desk), desk.queue._keeper.pending_now())
+    found = desk.queue._gatherer.near(whole(desk), desk.queue._pendings.now())
     assert len(numbers(found)) == 21
     assert row.number not in numbers(found)
     assert sum(tag & ABSOLUTE for near in found for tag in near.tags) == 1
@@ -66,8 +66,23 @@ def test_a_start_also_learns_the_lowest_due_of_what_is_not_pending() -> None:
     a, b = desk.send([b"a", b"b"], [30_000, 60_000])
     desk.cancel(a)
     log = desk.landing.log
-    found, low = desk.queue._gatherer.arrived(0, log.end_offset, desk.queue._keeper.pending_now())
-    assert (numbers(found), low) == ([b.number], a.due)
+    found = desk.queue._gatherer.arrived(0, log.end_offset, desk.queue._pendings.now())
+    assert (numbers(found.near), found.low) == ([b.number], a.due)
+
+
+def test_a_start_learns_what_times_were_told() -> None:
+    """The same in a row is one, delays count for nothing."""
+    desk = Desk()
+    desk.send([b"a", b"b"], at=[START_MS + 60_000] * 2)
+    desk.clock.jump_wall(3600)
+    first = desk.send([b"c", b"d"], at=[START_MS + 3_700_000] * 2)
+    desk.send([b"e"], 5)
+    last = desk.send([b"f"], at=[START_MS + 3_700_000])
+    log = desk.landing.log
+    log.force()
+    found = desk.queue._gatherer.arrived(0, log.end_offset, desk.queue._pendings.now())
+    count = last[0].number + 1 - first[0].number
+    assert found.told[0][2] == 0 and found.told[1:] == [(first[0].number, count, -3_600_000)]
 
 
 def test_in_order_from_a_turn_to_a_turn_and_no_more_than_asked() -> None:

@@ -7,7 +7,7 @@ from journal.testing import SimulatedDisk
 from tests.delay.desk import BILLS, ORDERS, START_MS, Desk
 from tfmq.delay import horizon, pacing
 from tfmq.delay.horizon import Step
-from tfmq.errors import TfmqError
+from tfmq.errors import StorageStopped
 
 
 def payloads(count: int, name: str = "m") -> list[bytes]:
@@ -242,7 +242,7 @@ def test_a_list_waits_for_a_spill_and_hears_when_there_can_be_none() -> None:
     desk = Desk()
     desk.send([b"m"], 3_600_000)
     desk.buckets.stopped = "its disk failed"
-    with pytest.raises(TfmqError):
+    with pytest.raises(StorageStopped, match=r"cannot be listed .* start the broker again"):
         desk.listed()
 
 

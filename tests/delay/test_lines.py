@@ -2,8 +2,10 @@
 
 import pytest
 
+from journal.header import make_log_id
 from tests.delay.desk import BILLS, ORDERS, Desk
 from tfmq.delay import lines, pacing
+from tfmq.delay.rows import Rows
 
 
 def test_all_lines_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +52,24 @@ def test_a_line_without_anything_is_forgotten() -> None:
     desk.advance(1)
     assert desk.queue._lines.all() == []
     assert desk.queue._lines.pacing.unforced_bytes == 0
+
+
+def test_targets_that_take_nothing_are_looked_at_together_once_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a full disk all are stuck: each beside all others would be work by the square of them."""
+    looks: list[int] = []
+    look = Rows.__len__
+    monkeypatch.setattr(Rows, "__len__", lambda self: looks.append(1) or look(self))
+    counts = []
+    for count in (50, 400):
+        desk = Desk()
+        for key in [make_log_id(100 + n, 0) for n in range(count)]:
+            desk.targets.stop(key)
+            desk.send([b"x"], 1000, key=key, turn=False)
+        desk.turn()
+        looks.clear()
+        desk.advance(1.5)
+        counts.append(len(looks) / count)
+        assert desk.queue.status()["held"] == count
+    assert counts[1] < 2 * counts[0]

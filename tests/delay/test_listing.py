@@ -3,8 +3,11 @@
 import random
 from itertools import pairwise
 
+import pytest
+
 from journal.header import split_id
 from tests.delay.desk import BILLS, ORDERS, Desk, Handle
+from tfmq.delay.buckets import Bucket
 from tfmq.delay.requests import Turn
 from tfmq.message import encode_attribute
 
@@ -105,3 +108,21 @@ def test_of_a_topic_that_is_gone_nothing_waits() -> None:
     desk.queue.topic_gone(16)
     assert listed(desk) == []
     assert desk.histogram([0, 1 << 62]).pending == 0
+
+
+def test_a_count_reads_each_bucket_once_however_many_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    week = 7 * 86_400_000
+    sent = desk.send([b"%d" % n for n in range(400)], [week + n * 65_536 for n in range(400)])
+    for handle in sent[::2]:
+        desk.cancel(handle, turn=False)
+    desk.turn()
+    assert len(desk.listed().rows) == 200
+    loads: list[object] = []
+    load = Bucket.load
+    monkeypatch.setattr(Bucket, "load", lambda self, files: loads.append(self) or load(self, files))
+    edges = [0, sent[200].due, 1 << 62]
+    assert desk.histogram(edges) == ([100, 100], 200)
+    assert desk.histogram(edges, keys=lambda key: key == ORDERS).pending == 200
+    assert desk.histogram([], keys=lambda key: key == BILLS) == ([], 0)
+    assert len(loads) <= 6 * len(desk.buckets.leaves) < 60

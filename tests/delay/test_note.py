@@ -1,5 +1,6 @@
 """Notes: what goes in comes out, every damage is seen, and no sender can hide a control record in one."""
 
+import gc
 import re
 from array import array
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay import note
 from tfmq.delay.arrivals import LOG_ID
+from tfmq.delay.broker_time import AHEAD_MAX
 from tfmq.delay.dues import DUE_MAX, Dues, dues_of
 from tfmq.delay.note import BadNote, Note, Turns, decode_note, encode_note
 
@@ -33,9 +35,14 @@ ALL: dict[str, Note] = {
     "times and delays": note.arrival(LOG, "orders", MIXED, 408),
     "a cancel": note.cancel(Turns(array("Q", (DUE,)), array("Q", (7,)))),
     "a reschedule": note.reschedule(LOG, "orders", MIXED, 408, OLD),
+    "times of a clock behind broker time": note.arrival(
+        LOG, "orders", dues_of(array("Q", (DUE, DUE)), b"\x01\x01"), 272, 3_600_000
+    ),
+    "a reschedule where the clock is ahead": note.reschedule(LOG, "orders", MIXED, 408, OLD, -3_600_000),
 }
 
 words = st.integers(1, DUE_MAX)
+aheads = st.one_of(st.just(0), st.integers(-AHEAD_MAX, AHEAD_MAX))
 turns = st.lists(st.tuples(words, words), min_size=1, max_size=9)
 
 
@@ -53,8 +60,8 @@ def notes(draw: st.DrawFn) -> Note:
     log_id, topic = draw(words), draw(st.from_regex(r"[A-Za-z0-9._-]{1,249}", fullmatch=True))
     dues = dues_of(array("Q", times), flags)
     if kind == note.ARRIVAL:
-        return note.arrival(log_id, topic, dues, size)
-    return note.reschedule(log_id, topic, dues, size, old)
+        return note.arrival(log_id, topic, dues, size, draw(aheads))
+    return note.reschedule(log_id, topic, dues, size, old, draw(aheads))
 
 
 def lines() -> list[str]:
@@ -164,6 +171,13 @@ def test_what_no_reader_would_take_is_not_written(bad: Note) -> None:
         encode_note(bad)
 
 
+def test_what_broker_time_is_ahead_by_is_kept_for_times_only() -> None:
+    delays, times = (dues_of(array("Q", (DUE, DUE)), flag * 2) for flag in (b"\x00", b"\x01"))
+    for ahead in (1, -1, AHEAD_MAX, -AHEAD_MAX):
+        assert decode_note(encode_note(note.arrival(LOG, "o", times, 272, ahead))).ahead_ms == ahead
+        assert note.arrival(LOG, "o", delays, 272, ahead) == note.arrival(LOG, "o", delays, 272)
+
+
 def test_a_record_of_somebody_else_is_no_note() -> None:
     payload = encode_note(ALL["times"])[HEADER_SIZE:]
     for id, flag in ((make_id(2, 1), 0), (make_id(3, 0), 0), (note.NOTE_ID, 1), (note.NOTE_ID, 1 << 16)):
@@ -186,6 +200,23 @@ def test_no_step_of_python_is_made_for_a_message(apart: int, flags: bytes) -> No
     )
     for act in (encode_note, lambda each: decode_note(encode_note(each))):
         assert steps(lambda act=act: act(many)) == steps(lambda act=act: act(few)) < 200  # type: ignore[misc]
+
+
+def test_what_runs_when_garbage_is_collected_is_no_step_of_what_is_counted() -> None:
+    """Hypothesis has such a callback, once it ran in the process."""
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        assert phase in ("start", "stop") and info
+
+    made = note.arrival(LOG, "orders", dues_of(array("Q", range(DUE, DUE + 100)), bytes(100)), 9_900)
+    expected, before = steps(lambda: encode_note(made)), gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(1)
+    try:
+        assert [steps(lambda: encode_note(made)) for _ in range(20)] == [expected] * 20
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collected)
 
 
 # Control records. What a sender chooses: due times, and what lies before and behind the note.

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+from tests.delay.steps import steps
 from tfmq.delay.cancelled import Cancelled
 from tfmq.delay.pending import PendingNow
 from tfmq.delay.requests import Turn
@@ -40,5 +41,16 @@ def test_what_is_cancelled_for_sure_is_not_pending() -> None:
     assert list(made([(5, 1)], unsure={(5, 1)})(KEY, [5, 5], [1, 2])) == [1, 1]  # type: ignore[arg-type]
 
 
-def test_spans_of_what_is_cancelled_are_told() -> None:
-    assert made([(5, 1), (70_000, 2)]).cancelled_spans() == [(0, 65_536), (65_536, 131_072)]
+def test_where_something_may_be_cancelled_is_told() -> None:
+    pending = made([(5, 1), (70_000, 2)])
+    assert pending.any_cancelled(0, 65_535) and pending.any_cancelled(65_536, 100_000)
+    assert not pending.any_cancelled(131_072, 1 << 60)
+
+
+def test_a_look_at_one_batch_costs_the_same_however_many_are_cancelled() -> None:
+    """Each batch of a spill is looked at: cancelled timeouts of a month are forty thousand spans."""
+    counts = [
+        steps(lambda each=each: each(KEY, [1 << 50], [1]))  # type: ignore[misc]
+        for each in (made([(n << 16, n) for n in range(count)]) for count in (100, 40_000))
+    ]
+    assert counts[0] == counts[1] < 50

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay.cancelled import RECENT_MIN, SPAN_BITS
-from tfmq.delay.rescheduled import Rescheduled
+from tfmq.delay.rescheduled import STRIDE, Rescheduled
 
 SPAN = 1 << SPAN_BITS
 
@@ -94,3 +95,38 @@ def test_a_span_is_over_when_no_handle_of_it_leads_beyond() -> None:
     again = Rescheduled()
     again.load(rescheduled.dump())
     assert again.over(starts, 10 * SPAN) == [0, 3 * SPAN]
+
+
+def moved_on(count: int) -> Rescheduled:
+    """One message that was moved by a minute again and again, from the turn (0, 0) on."""
+    return of({(n * SPAN, n): ((n + 1) * SPAN, n + 1) for n in range(count)})
+
+
+def test_what_is_moved_on_again_and_again_is_forgotten_in_one_pass() -> None:
+    counts = []
+    for count in (200, 2000):
+        rescheduled, starts = moved_on(count), [n * SPAN for n in range(count)]
+        assert rescheduled.over(starts, count * SPAN) == []
+        counts.append(steps(lambda: rescheduled.over(starts, count * SPAN)))  # noqa: B023
+        assert rescheduled.over(starts, (count + 1) * SPAN) == starts
+    assert counts[1] < 12 * counts[0]
+
+
+def test_a_long_way_is_walked_once() -> None:
+    rescheduled = moved_on(5000)
+    assert rescheduled.latest(0, 0) == (5000 * SPAN, 5000)
+    assert steps(lambda: rescheduled.latest(0, 0)) < 30
+    for n in range(5000, 5000 + 3 * STRIDE):
+        rescheduled.add(n * SPAN, n, ((n + 1) * SPAN, n + 1))
+        assert rescheduled.latest(0, 0) == ((n + 1) * SPAN, n + 1)
+        assert steps(lambda: rescheduled.latest(7 * SPAN, 7)) < 12 * STRIDE
+    rescheduled.forget([1000 * SPAN])
+    assert rescheduled.latest(0, 0) == (1000 * SPAN, 1000), "nothing leads over what is forgotten"
+
+
+def test_ways_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfmq.delay.rescheduled.SHORTCUTS_MAX", 10)
+    rescheduled = moved_on(40 * STRIDE)
+    for n in range(0, 20 * STRIDE, 7):
+        assert rescheduled.latest(n * SPAN, n) == (40 * STRIDE * SPAN, 40 * STRIDE)
+        assert len(rescheduled._shortcuts) <= 10

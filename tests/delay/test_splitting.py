@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tests.delay.bucketing import BILLS, NEAR, Bench, flip
-from tfmq.delay.splitting import pieces_of
+from tests.delay.bucketing import BILLS, NEAR, Bench, everything, flip
+from tfmq.delay.columns import Numbers
+from tfmq.delay.splitting import first_of, pieces_of
 
 
 def test_every_chunk_comes_with_its_records() -> None:
     bench = Bench()
     sent = bench.put(NEAR + 3, NEAR + 1) + bench.put(NEAR + 2, log_id=BILLS, absolute=True)
-    pieces = list(pieces_of(bench.bucket(NEAR), bench.buckets.files))
+    pieces = list(pieces_of(bench.bucket(NEAR), bench.buckets.files, everything))
     assert [list(piece.numbers) for piece in pieces] == [[0, 1], [3]]
     joined = b"".join(bytes(data) for piece in pieces for data in piece.data)
     for each in sent:
@@ -28,7 +29,7 @@ def test_a_damaged_chunk_is_left_out_and_a_damaged_record_is_not() -> None:
     bench.damage_file(name, flip(-3))
     again = bench.on(bench.disk)
     parent = again.bucket(NEAR)
-    again.buckets.split(parent)
+    again.buckets.split(parent, everything)
     contents = again.contents()
     assert sorted(contents) == [2, 3] and contents[3].record is None and contents[2].record is not None
     assert [(error.first, error.next) for error in parent.damage] == [(36, size)]
@@ -36,3 +37,37 @@ def test_a_damaged_chunk_is_left_out_and_a_damaged_record_is_not() -> None:
     again.buckets.commit(0)
     assert f"{name}.damaged" in again.files()
     assert len(again.crash().contents()) == 2
+
+
+def test_what_nobody_waits_for_is_left_out() -> None:
+    bench = Bench()
+    sent = bench.put(NEAR + 3, NEAR + 1, NEAR + 2)
+    bench.put(NEAR + 2, log_id=BILLS)
+
+    def pending(log_id: int, dues: Numbers, numbers: Numbers) -> bool | bytes:
+        return log_id != BILLS and bytes(number != 1 for number in numbers)
+
+    bucket = bench.bucket(NEAR)
+    pieces = list(pieces_of(bucket, bench.buckets.files, pending))
+    assert [list(piece.numbers) for piece in pieces] == [[0, 2]]
+    assert b"".join(bytes(data) for data in pieces[0].data).count(sent[1].record) == 0
+    children = bench.buckets.split(bucket, pending)
+    assert children is not None and sum(child.count for child in children) == 2
+
+
+def test_a_bucket_for_which_nobody_waits_is_gone_when_it_is_cut() -> None:
+    bench = Bench()
+    bench.put(NEAR + 3, NEAR + 1)
+    assert bench.buckets.split(bench.bucket(NEAR), lambda *_: False) == []
+    assert not bench.buckets.leaves and not bench.crash().contents()
+
+
+def test_which_is_cut_first() -> None:
+    bench = Bench()
+    bench.put(NEAR, NEAR + 100_000, NEAR + 200_000)
+    one, two, three = bench.buckets.leaves
+    assert first_of([three, two], two, 0, ()) is two
+    assert first_of([three, two], one, 0, ()) is three
+    assert first_of([three, two], two, 0, {two.span}) is three
+    assert first_of([one, two], None, one.span.end, ()) is two
+    assert first_of([], one, 0, ()) is None

@@ -67,6 +67,40 @@ def test_a_clock_set_forward_makes_nothing_early(broker: SimulatedBroker, text: 
     waits_exactly(broker, text, hours)
 
 
+@pytest.mark.parametrize("text", ["delay", "at"])
+@pytest.mark.parametrize("end", ["", "restart", "crash"])
+@pytest.mark.parametrize("wait", [0, 60], ids=["", "after a checkpoint"])
+def test_what_is_sent_after_a_clock_was_set_forward_is_on_time(
+    broker: SimulatedBroker, text: str, end: str, wait: int
+) -> None:
+    """Over a start, too, where broker time takes up the clock: what was put in front for it goes back."""
+    broker.clock.step(timedelta(hours=1))
+    send_both(broker, 4)
+    broker.clock.advance(wait)
+    if end:
+        getattr(broker, end)()
+    # A delay loses what a start puts broker time ahead: the clock says that the time has passed.
+    waits_exactly(broker, text, (3 if end and text == "delay" else 4) - wait / HOUR)
+
+
+@pytest.mark.parametrize("end", ["", "restart", "crash"])
+def test_what_was_sent_meanwhile_waits_for_a_clock_that_is_set_back_again(
+    broker: SimulatedBroker, end: str
+) -> None:
+    broker.clock.step(timedelta(hours=1))
+    send_both(broker, 4)
+    broker.clock.step(timedelta(hours=-1))
+    if end:
+        getattr(broker, end)()
+    waits_exactly(broker, "at", 5)
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_it_is_told_that_the_clock_was_set(broker: SimulatedBroker, hours: int) -> None:
+    broker.clock.step(timedelta(hours=hours))
+    assert broker.admin().status()["delay"]["ahead_ms"] == pytest.approx(-hours * HOUR * 1000, abs=100)
+
+
 def test_a_start_takes_up_a_clock_that_was_set_forward(broker: SimulatedBroker) -> None:
     send_both(broker, 4)
     broker.clock.step(timedelta(hours=1))

@@ -745,6 +745,7 @@ def test_delayed_messages_of_a_transaction_wait_from_its_commit_on(client: PageC
     (state, dropped, offsets), _ = client.call(COMMIT, "page later", epoch, True, False, [])
     assert (state, dropped, offsets) == ("committed", 0, [-1, -1])
     (found, _, _), _ = client.call(LIST_DELAYED, "page-later-g")
-    (waited,) = [row["due_ms"] - now_ms for row in found]
+    # The one of a millisecond may still be among them or be gone by now: both are right.
+    (waited,) = [row["due_ms"] - now_ms for row in found if row["due_ms"] - now_ms > 30_000]
     assert 60_000 - SLACK_MS <= waited < 70_000
     assert waited_for(client, "page-later-g", orders, 1) == [b"soon"], "its time counted from the commit"

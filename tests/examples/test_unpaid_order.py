@@ -1,6 +1,7 @@
 """The example of the unpaid order: its own tests, as a user would run them, and the show on a real broker."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,16 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = "examples/unpaid_order"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """A Python of its own, that knows the plug-in as an installed one is known."""
     return subprocess.run(
         [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT) if folder == ROOT else "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         timeout=110,
@@ -24,6 +29,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_its_own_tests_let_half_an_hour_pass() -> None:
     plain = ("-p", "tfmq.testing.plugin", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={ROOT}")
     done = run("pytest", "-q", *plain, f"{HERE}/test_shop.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
+
+
+def test_its_tests_run_where_somebody_copied_them(tmp_path: Path) -> None:
+    for name in ("shop.py", "test_shop.py"):
+        shutil.copy(ROOT / HERE / name, tmp_path)
+    done = run("pytest", "-q", "-p", "tfmq.testing.plugin", "-p", "no:cacheprovider", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
 

@@ -132,18 +132,20 @@ def test_a_record_leads_to_its_block(bench: Bench) -> None:
 
 
 def test_bytes_are_given_as_they_lie_there_within_one_segment(bench: Bench) -> None:
+    """Also by one reader that jumps from segment to segment."""
     generator = seeded("unproven bytes")
-    for _ in range(scaled(300)):
-        offset, _ = bench.log.offset_of_ordinal(generator.randrange(bench.log.count))
-        chunk = bench.log.read(offset, 1)
-        whole = chunk.data[offset - chunk.start :]
-        size = generator.randrange(1, len(whole) + 1)
-        for cached in (False, True):
-            assert bench.log.unproven(offset, size, cached=cached) == whole[:size]
-    last = bench.log.unproven(offset, 1 << 40)
-    assert last is not None and len(last) <= bench.log.options.segment_bytes
-    with pytest.raises(BeyondEnd):
-        bench.log.unproven(bench.log.end_offset + 1, 1)
+    for cached in (False, True):
+        with bench.log.unproven(cached=cached) as read:
+            for _ in range(scaled(300)):
+                offset, _ = bench.log.offset_of_ordinal(generator.randrange(bench.log.count))
+                chunk = bench.log.read(offset, 1)
+                whole = chunk.data[offset - chunk.start :]
+                size = generator.randrange(1, len(whole) + 1)
+                assert read(offset, size) == whole[:size]
+            last = read(offset, 1 << 40)
+            assert last is not None and len(last) <= bench.log.options.segment_bytes
+            with pytest.raises(BeyondEnd):
+                read(bench.log.end_offset + 1, 1)
 
 
 def test_no_walk_leads_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,12 @@ TAKEN: list[tuple[Kind, Any, Any]] = [
 ]
 
 
+def test_bytes_that_are_too_many_are_told_in_one_sentence() -> None:
+    with pytest.raises(BadRequest) as caught:
+        Octets(4).check(b"abcde", "key")
+    assert str(caught.value) == "The field key has 5 bytes, 4 at most are allowed."
+
+
 @pytest.mark.parametrize(("kind", "value", "read"), TAKEN)
 def test_a_kind_takes_what_it_says(kind: Kind, value: Any, read: Any) -> None:
     assert kind.check(value, "f") == read

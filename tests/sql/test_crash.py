@@ -127,7 +127,10 @@ def test_sellers_broker_and_database_that_die_at_any_moment_leave_both_or_neithe
     random = seeded("all", two_phase)
     numbers = count(0, 1000)
     sold: set[int] = set()
-    for turn in range(scaled(60) + 2):
+    turns, most = scaled(60) + 2, scaled(60) + 40
+    for turn in range(most):
+        if turn >= turns and sold:  # on a busy machine it may take more until one of them sells anything
+            break
         victim = (server_dies, database_dies, both_die, nobody_dies)[turn % 4]
         pause, death = random.uniform(0.05, 0.4), Death(after_ms=random.randint(100, 500))
         sale = Sale(postgres.url(), server.address, next(numbers), 1000, two_phase, False, death)

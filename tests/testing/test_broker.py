@@ -318,6 +318,18 @@ def test_clients_find_the_broker_again_behind_a_restart_and_a_power_cut(broker: 
     assert texts(broker.sent("orders")) == sent
 
 
+def test_a_wrong_word_does_not_end_the_broker(broker: SimulatedBroker) -> None:
+    with pytest.raises(ValueError, match="'bits' is nothing that a crash leaves: nothing, some, everything"):
+        broker.crash("bits")
+    for end in (broker.crash, broker.restart):
+        with pytest.raises(ValueError, match="away for 0 s or longer"):
+            end(down=-5)
+        with pytest.raises(TypeError, match="A time is"):
+            end(down="1h")  # type: ignore[arg-type]
+    broker.producer().send("orders", "x").result()
+    assert len(broker.sent("orders")) == 1
+
+
 def test_nobody_is_reached_while_it_is_stopped(broker: SimulatedBroker) -> None:
     broker.stop()
     before = broker.clock.monotonic()

@@ -1,6 +1,7 @@
 """The clock that a test moves."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -99,3 +100,23 @@ def test_whoever_lets_things_happen_is_asked_to_go_on() -> None:
     clock.advance(minutes=1)
     assert asked == [clock.monotonic() + 60]
     assert "2026-01-05 09:00" in repr(clock)
+
+
+@pytest.mark.parametrize("wrong", ["1h", None, True, datetime(2027, 1, 1, tzinfo=UTC)])
+def test_what_is_no_time_is_told_as_such(wrong: Any) -> None:
+    clock = VirtualClock()
+    for call in (clock.advance, clock.step):
+        with pytest.raises(TypeError, match="A time is a number of seconds or a timedelta, not"):
+            call(wrong)
+        with pytest.raises(ValueError, match="nan is no time"):
+            call(float("nan"))
+    with pytest.raises(TypeError, match="A moment is a datetime, not str"):
+        clock.advance_to("2027-01-01")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [1e20, -1e12, float("inf")])
+def test_no_step_leaves_the_calendar(seconds: float) -> None:
+    clock = VirtualClock()
+    with pytest.raises(OverflowError):
+        clock.step(seconds)
+    assert clock.now == START

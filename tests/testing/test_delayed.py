@@ -263,6 +263,15 @@ def test_the_operators_list_and_counts(broker: SimulatedBroker) -> None:
     assert admin.delayed("orders") == []
 
 
+def test_a_list_fits_its_answers_however_long_the_keys_are(broker: SimulatedBroker) -> None:
+    keys = [f"{number}:".ljust(65_536, "k") for number in range(100)]
+    wishes = [tfmq.Message(b"x", key=key, delay=3600) for key in keys]
+    broker.producer().send_many("orders", wishes).result()
+    admin = broker.admin()
+    assert [row.key for row in admin.delayed()] == keys
+    assert [row.key for row in admin.delayed(limit=70)] == keys[:70]
+
+
 def test_with_asyncio_too(broker: SimulatedBroker) -> None:
     async def program() -> list[str]:
         async with (

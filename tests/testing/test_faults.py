@@ -87,6 +87,13 @@ def test_other_words_are_refused_with_those_that_there_are() -> None:
         Faults().fail_next("send", OSError())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("times", [0, -1, True, "2"])
+def test_a_fault_comes_once_or_more_often(times: Any) -> None:
+    for what in ("send", "connect"):
+        with pytest.raises(BadRequest, match="once or more often"):
+            Faults().fail_next(what, TimedOut, times=times)
+
+
 def test_connections_are_refused_as_often_as_was_said() -> None:
     faults = Faults()
     faults.fail_next("connect", TimedOut, times=2)

@@ -39,6 +39,23 @@ def test_a_failing_test_ends_its_broker_too(tfmq_broker):
 def test_the_next_one_goes_on(tfmq_broker):
     tfmq_broker.producer().send("orders", "x").result()
 """
+REAL = """
+import os, pytest, tfmq
+
+seen = []
+
+@pytest.mark.parametrize("word", ["a/b", "ü" * 300])
+def test_a_real_broker_is_shared_and_a_topic_is_not(tfmq_server, tfmq_topic, word):
+    with tfmq.Producer(tfmq_server) as producer:
+        producer.send(tfmq_topic, "x").result()
+    with tfmq.Consumer(tfmq_server, topics=tfmq_topic) as consumer:
+        assert [message.text for message in consumer.poll(timeout=10)] == ["x"]
+    seen.append((tfmq_server, tfmq_topic))
+
+def test_both_were_on_one_broker_under_two_names(tfmq_broker):
+    (first, second) = seen
+    assert first[0] == second[0] != os.environ["TFMQ_SERVERS"] and first[1] != second[1]
+"""
 
 
 def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
@@ -68,6 +85,11 @@ def test_each_test_has_a_broker_of_its_own_and_every_client_finds_it(tmp_path: P
 def test_nothing_is_imported_until_a_test_asks_for_a_broker(tmp_path: Path) -> None:
     done = run(tmp_path, UNUSED)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_real_server_may_be_had_too_one_for_the_whole_run(tmp_path: Path) -> None:
+    done = run(tmp_path, REAL)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_failing_test_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ refused any more. Handles of another broker name nothing that is known here, and
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 from journal.appender import size_bound
 from journal.control import holds_control_header
 from journal.errors import BadBatch
-from journal.header import split_id
+from journal.header import HEADER_SIZE, split_id
 from journal.shapes import Batch
 from tfmq.broker import faults
 from tfmq.broker.arrivals_landing import Arrivals
@@ -44,6 +45,10 @@ from tfmq.protocol.rows import DUE_BYTES, DUE_MAX
 from tfmq.transaction.transaction import Piece
 
 NOT_HERE: Final = "The handle {text} is of another broker, or of data that this one had before."
+PAGE_BYTES: Final = 1 << 20
+"""Of a page's rows: whatever keys the messages have, it fits one header, beside which other replies have room."""
+ROW_BYTES: Final = 1 << 10
+"""What a row has besides its message's key and tag, at most: handle, topic, numbers, and their names."""
 TRANSACTION_TOPIC: Final = "(delayed)"
 """The topic of all delayed messages of one transaction, as people are told: they share one target."""
 
@@ -64,12 +69,13 @@ class Delay:
         quotas: Quotas,
         limits: Mapping[str, int],
         levels: Sequence[float],
+        lost: int = 0,
     ) -> None:
         self.partition, self.queue, self.store_id = partition, queue, buckets.store_id
         self._buckets, self._levels = buckets, levels
         self._issuer = issuer(node, buckets.store_id)
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
-        self._limits = limits
+        self._limits, self._lost = limits, lost
         self.stopped = False
         """Nothing is under way any more."""
 
@@ -87,9 +93,12 @@ class Delay:
         self._buckets.abandon()
 
     def status(self) -> dict[str, Any]:
-        """What STATUS says under "delay"; `levels` in seconds, for clients that choose one by number."""
+        """What STATUS says under "delay"; `levels` in seconds, for clients that choose one by number. `damaged`: also
+        what the start found to be lost."""
+        found = self.queue.status()
+        found["damaged"] += self._lost
         arrivals = self.partition.log.stopped or "open"
-        return {**self.queue.status(), "arrivals": arrivals, "levels": list(self._levels)}
+        return {**found, "arrivals": arrivals, "levels": list(self._levels)}
 
     # Sending
 
@@ -138,6 +147,8 @@ class Delay:
             raise BadRequest(
                 f"{len(due)} bytes of due times for {request.count} messages: each has {DUE_BYTES}."
             )
+        if request.count * HEADER_SIZE > len(data):
+            raise BadBatch(f"{request.count} records cannot be in {len(data)} bytes")
         self._writes.refuse_large(request.blocks, len(data))
         target = self._topics.partition(request.topic, request.incarnation, request.partition)
         size = size_bound(max([block[0] for block in request.blocks], default=len(data)))
@@ -152,7 +163,10 @@ class Delay:
     def _require_room(self, count: int, size_bytes: int) -> None:
         """Raises Busy above the limits: what was delivered makes room."""
         if self.queue.pending + count > self._limits["delayed"]:
-            raise Busy(f"{self.queue.pending} delayed messages wait; limits.delayed is the most that may.")
+            raise Busy(
+                f"{self.queue.pending} delayed messages wait, and limits.delayed is the most that may: "
+                "cancel some, or raise it."
+            )
         if self.queue.pending_bytes + size_bytes > self._limits["delayed_bytes"]:
             raise Busy(
                 f"Delayed messages of {self.queue.pending_bytes} bytes wait; limits.delayed_bytes is the most that may."
@@ -161,6 +175,7 @@ class Delay:
     def succeed(self, request: SucceedProducer, reply: Reply) -> None:
         """Closes the id of a producer's delayed stream."""
         self._writes.succeed_on(self.partition, request.producer_id, reply)
+        self.queue.watch()
 
     def work(self, effect: Schedule, done: Applied) -> Work:
         """What writes the delayed batches of decided transactions."""
@@ -225,7 +240,10 @@ class Delay:
         self.queue.list(query, self._pending(reply, session, self._listed))
 
     def _listed(self, found: Listed) -> tuple[Any, ...]:
-        rows = [self._row(each) for each in found.rows]
+        count = _fitting(found.rows)
+        rows = [self._row(each) for each in found.rows[:count]]
+        if count < len(found.rows):
+            return rows, True, rows[-1]["handle"]
         # The log's id is the next request's business no more than the message's: only the turn says where to go on.
         after = "" if found.after is None else self._handle(ARRIVALS_KEY, found.after)
         return rows, found.more, after
@@ -243,7 +261,11 @@ class Delay:
         if number is None:
             return lambda key: split_id(key)[0] == topic.incarnation
         if number >= len(topic.partitions):
-            raise UnknownPartition(f"The topic {name} has {len(topic.partitions)} partitions.")
+            count = len(topic.partitions)
+            raise UnknownPartition(
+                f"The topic {name} has {count} partition{'' if count == 1 else 's'}, no number {number}: see"
+                f" tfmq topic show {name}."
+            )
         return lambda key: split_id(key) == (topic.incarnation, number)
 
     # Answers
@@ -293,6 +315,12 @@ def _attribute(data: bytes | None) -> Attribute:
         return Attribute() if data is None else decode_attribute(data)
     except DecodeFailed:
         return Attribute()
+
+
+def _fitting(rows: Sequence[Pending]) -> int:
+    """How many of these fit one page: all, unless their keys are long; at least one."""
+    sizes = accumulate(ROW_BYTES + len(each.attribute or b"") for each in rows)
+    return max(1, sum(size <= PAGE_BYTES for size in sizes))
 
 
 def _turn(handle: Handle) -> Turn:

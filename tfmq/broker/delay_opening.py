@@ -10,16 +10,17 @@ import logging
 from typing import Final, NamedTuple, cast
 
 from journal.control import SOURCE_DELAY
-from journal.errors import Corrupt, JournalError
+from journal.errors import Corrupt, Full, JournalError, NewerFormat
 from journal.log import Log
-from journal.names import join
+from journal.names import DAMAGED_SUFFIX, join
+from journal.repair import repair
 from tfmq.broker.arrivals_landing import INCARNATION, NAME, Arrivals, ArrivalsLanding
 from tfmq.broker.delay import Delay
 from tfmq.broker.house import House
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import DELAY_STORE, LEASE
 from tfmq.delay.arrival_state import ArrivalState
-from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, arrival_options
+from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, SUFFIX, arrival_options, damaged_ranges
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.queue import DelayQueue
 from tfmq.delay.requests import DelaySettings
@@ -40,6 +41,8 @@ class DelayStore(NamedTuple):
     log: Log
     state: ArrivalState
     buckets: Buckets
+    lost: int = 0
+    """Messages that damage of the arrivals took."""
 
     @property
     def producers(self) -> Producers:
@@ -126,6 +129,15 @@ def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
             )
         house.disk.make_folder(path)
     house.disk.force_folder(folder)
+    opened, state = _open_log(house, path)
+    if not damaged_ranges(opened, buckets.spilled_offset):
+        return DelayStore(opened, state, buckets)
+    opened.abandon("it is damaged")
+    lost = _mend(house, path)
+    return DelayStore(*_open_log(house, path), buckets, lost)
+
+
+def _open_log(house: House, path: str) -> tuple[Log, ArrivalState]:
     state = ArrivalState(house.producers())
     flush = house.config.flush
     opened = Log.open(
@@ -138,7 +150,34 @@ def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
     )
     if opened.stopped is not None:
         _resume(opened)
-    return DelayStore(opened, state, buckets)
+    return opened, state
+
+
+def _mend(house: House, path: str) -> int:
+    """Keeps what is whole where arrivals that are in no bucket are damaged, as `tfmq log repair` does; how many
+    messages are lost. Whatever passed over it would give up for good what is whole beside the damage. Raises OSError,
+    Full.
+    """
+    try:
+        repaired = repair(house.disk, path, suffix=SUFFIX)
+    except (Corrupt, NewerFormat) as error:
+        log.error(
+            "delayed messages are lost where the arrivals are damaged; they cannot be mended: %s", error
+        )
+        return 0
+    except (OSError, Full) as error:
+        log.error(
+            "%s is damaged, and cannot be mended now (%s). What is whole in it would be lost: the start ends here."
+            " Make space, or mend the disk, then start again",
+            path, error,
+        )  # fmt: skip
+        raise
+    for each in repaired:
+        log.error(
+            "%s was damaged from %d to %d (%s): %d records are kept, %d lost; the file as it was is kept as %s",
+            each.file, each.first, each.next, each.reason, each.kept, each.lost, each.file + DAMAGED_SUFFIX,
+        )  # fmt: skip
+    return sum(each.lost for each in repaired)
 
 
 def _segment_bytes(house: House) -> int:
@@ -163,7 +202,8 @@ def _require_newest(house: House, folder: str, store: DelayStore) -> None:
     """
     arrivals, buckets = store.log, store.buckets
     path = join(folder, ARRIVALS_NAME)
-    if arrivals.end_offset < buckets.spilled_offset:
+    end_offset, end_ordinal = arrivals.whole_end
+    if end_offset < buckets.spilled_offset:
         reason = "the log in which delayed messages arrive is older than the buckets that were filled from it"
         raise Corrupt(path, 0, 0, f"{reason}. {_way_on(house)}")
     if arrivals.first_offset > buckets.spilled_offset:
@@ -173,7 +213,7 @@ def _require_newest(house: House, folder: str, store: DelayStore) -> None:
         raise Corrupt(folder, 0, 0, f"{reason}. {_way_on(house)}")
     for each in house.topics.partitions():
         turn = each.log.applied(SOURCE_DELAY, buckets.store_id)
-        if turn is not None and turn[1] >= arrivals.end_ordinal:
+        if turn is not None and turn[1] >= end_ordinal:
             name = f"{each.name}-{each.number}"
             reason = f"the store of delayed messages is older than {name}, to which it delivered later ones"
             raise Corrupt(folder, 0, 0, f"{reason}. {_way_on(house)}")
@@ -194,7 +234,7 @@ def _take_over(house: House, store: DelayStore) -> None:
 
 def join_delay(house: House, store: DelayStore) -> None:
     """Makes the parts that stand on the store. Broker time begins now, not below what any partition has fired."""
-    arrivals, state, buckets = store
+    arrivals, state, buckets, lost = store
     partition = Arrivals(
         NAME,
         INCARNATION,
@@ -229,6 +269,7 @@ def join_delay(house: House, store: DelayStore) -> None:
         quotas=house.quotas,
         limits=house.limits,
         levels=settings.levels,
+        lost=lost,
     )
     house.retention.also(partition)
 

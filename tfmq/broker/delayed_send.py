@@ -57,7 +57,7 @@ class Queue(Protocol):
 
     def now_ms(self) -> int: ...
     def taken_ms(self) -> int: ...
-    def wall_ms(self) -> int: ...
+    def ahead_ms(self) -> int: ...
     def expect(self, due_min: int) -> int: ...
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None: ...
     def failed(self, ticket: int) -> None: ...
@@ -101,9 +101,9 @@ class DelayedSend(Send):
         if found is None:
             return None
         request, queue, ((data, blocks, *stream),) = self._request, self._queue, found
-        now, taken = queue.now_ms(), queue.taken_ms()
-        dues = effective(request.due or b"", request.count, taken, queue.wall_ms() + taken - now)
-        note = notes.arrival(self._log_id, request.topic, dues, len(data))
+        ahead = queue.ahead_ms()
+        dues = effective(request.due or b"", request.count, queue.taken_ms(), ahead)
+        note = notes.arrival(self._log_id, request.topic, dues, len(data), ahead)
         batches = batches_of(note, data, blocks, *stream)
         self._landed = Landed(note, queue.expect(dues.low))
         return batches
@@ -178,8 +178,9 @@ class ScheduleWork(EffectWork):
             return None
         for wrapped, decided_ms in zip(self._wrapped, self._decided_ms, strict=True):
             asked, records = unwrap(wrapped)
-            dues = effective_at(asked.dues, decided_ms, self._queue.now_ms(), self._queue.wall_ms())
-            self._add(asked._replace(dues=dues), records)
+            ahead = self._queue.ahead_ms()
+            dues = effective_at(asked.dues, decided_ms, self._queue.now_ms(), ahead)
+            self._add(notes.arrival(asked.log_id, asked.topic, dues, asked.size_bytes, ahead), records)
         return self._batches
 
     def _add(self, note: Note, records: Batch) -> None:
@@ -223,10 +224,10 @@ def unwrap(wrapped: Batch) -> tuple[Note, Batch]:
     return note, wrapped._replace(data=data[size:], blocks=wrapped.blocks[1:])
 
 
-def effective_at(asked: Dues, decided_ms: int, now_ms: int, wall_ms: int) -> Dues:
-    """Due times of a transaction that was decided at `decided_ms` and is written at `now_ms`, both broker time: a delay
-    counts from the decision, and nothing is due before the next ms."""
-    dues = effective(_wire(asked), len(asked.times), decided_ms, decided_ms - now_ms + wall_ms)
+def effective_at(asked: Dues, decided_ms: int, now_ms: int, ahead_ms: int) -> Dues:
+    """Due times of a transaction that was decided at `decided_ms` and is written at `now_ms`, both broker time, which
+    is `ahead_ms` ahead of the wall clock: a delay counts from the decision, and nothing is due before the next ms."""
+    dues = effective(_wire(asked), len(asked.times), decided_ms, ahead_ms)
     if dues.low > now_ms:
         return dues
     return dues_of(array("Q", map(max, dues.times, repeat(now_ms + 1))), dues.absolute)

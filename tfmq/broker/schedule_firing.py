@@ -28,7 +28,7 @@ from tfmq.broker.work import tail_of
 from tfmq.delay.cron import Cron
 from tfmq.delay.misfire import ALL, GRACE_MS, to_send
 from tfmq.effects import Append, Mark
-from tfmq.errors import UnknownTopic
+from tfmq.errors import DiskFull, StorageStopped, UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")
 
@@ -75,6 +75,7 @@ class ScheduleFiring:
     def put(self, run: ScheduleRun) -> None:
         """It runs from now on."""
         self._watch.runs[run.row.id] = run
+        self._note_sure(run)
         self.plan(run)
 
     def drop(self, run: ScheduleRun) -> None:
@@ -86,7 +87,10 @@ class ScheduleFiring:
         self._watch.at(run, self.next_of(run))
 
     def resumed(self, log_id: int) -> None:
-        """The partition takes writes again: what waits for it is looked at now."""
+        """The partition takes writes again: what waits for it is looked at now, and what it may have lost."""
+        for run in self._watch.runs.values():
+            if run.key == log_id and not run.sending and not self._watch.is_parked(run):
+                self.plan(run)
         self._watch.retry(log_id)
 
     # How it stands
@@ -98,13 +102,39 @@ class ScheduleFiring:
         return run.cron.next_after(self.settled(run))
 
     def settled(self, run: ScheduleRun) -> int:
-        """Nothing up to this time is sent any more."""
-        return max(run.row.through_ms, self.sent(run), run.passed_ms)
+        """Nothing up to this time is sent any more. What only a stopped partition knows does not count: what was not
+        forced may be lost when it is resumed.
+        """
+        known = self.sent(run)
+        if known > run.sure_ms and self._stopped(run):
+            known = 0
+        return max(run.row.through_ms, known, run.sure_ms, run.passed_ms)
 
     def sent(self, run: ScheduleRun) -> int:
-        """The latest time that its partition knows; 0 for none."""
+        """The latest time that its partition knows, forced or not; 0 for none."""
         applied = self._destination.applied(run.key, run.source)
         return 0 if applied is None else applied[0]
+
+    def upcoming(self, run: ScheduleRun) -> int | None:
+        """The first time behind what its partition knows, for people; None while it is paused."""
+        if run.row.paused or run.cron is None:
+            return None
+        return run.cron.next_after(max(self.settled(run), self.sent(run)))
+
+    def _stopped(self, run: ScheduleRun) -> bool:
+        try:
+            self._destination.check(run.key, 0)
+        except StorageStopped:
+            return True
+        except (DiskFull, UnknownTopic):
+            pass
+        return False
+
+    def _note_sure(self, run: ScheduleRun) -> None:
+        """What its partition has is on the disk, unless it is stopped or waits for space."""
+        settled = self._destination.settled(run.key, run.source)
+        if settled is not None:
+            run.sure_ms = settled[0]
 
     def trouble(self, run: ScheduleRun) -> str:
         """Why it does not send, or will not; "" if all is well."""
@@ -244,6 +274,7 @@ class ScheduleFiring:
         if error is not None:
             self.park(run, error)
             return
+        self._note_sure(run)
         if run.trouble:
             logger.info("the schedule %s sends again", run.row.name)
             run.trouble = ""

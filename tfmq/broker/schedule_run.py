@@ -31,6 +31,8 @@ class ScheduleRun:
         self.row = row
         self.next_ms: int | None = None
         """When it is looked at next, by the wall clock."""
+        self.sure_ms = 0
+        """Its messages for times up to here are on the disk, in its partition as it is bound now."""
         self.passed_ms = 0
         """Times up to here were left out; never later than now."""
         self.trouble = ""
@@ -59,6 +61,12 @@ class ScheduleRun:
             raise BadRequest(
                 f"A schedule's message has {limits.PROPERTIES - 2:d} properties at most, and two of its own."
             )
+
+    def now_is(self, row: ScheduleRow) -> None:
+        """Its row is this from now on."""
+        if (row.incarnation, row.partition) != (self.row.incarnation, self.row.partition):
+            self.sure_ms = 0
+        self.row = row
 
     @property
     def key(self) -> int:
@@ -124,3 +132,7 @@ class ScheduleRun:
             "tag": given.tag or "" if given is not None else "",
             "properties": len(given.properties) if given is not None else 0,
         }
+
+    def content(self) -> dict[str, Any]:
+        """What it sends, for the reply about it alone."""
+        return {"payload": self.row.payload, "attribute": self.row.attribute}

@@ -177,11 +177,14 @@ class Schedules:
         if request.name:
             names = [name for name in names if name == request.name]
         page = names[: request.limit]
-        reply.ok([self._described(self._runs[name]) for name in page], len(names) > len(page))
+        rows = [self._described(self._runs[name]) for name in page]
+        if request.name and rows:
+            rows[0] |= self._runs[request.name].content()
+        reply.ok(rows, len(names) > len(page))
 
     def _described(self, run: ScheduleRun) -> dict[str, Any]:
         firing = self.firing
-        return run.described(firing.sent(run), firing.next_of(run), firing.trouble(run))
+        return run.described(firing.sent(run), firing.upcoming(run), firing.trouble(run))
 
     # Changing
 
@@ -311,7 +314,7 @@ class Schedules:
         def forced(error: BaseException | None) -> None:
             run.changing = False
             if error is None:
-                run.row = run.row._replace(**changed)
+                run.now_is(run.row._replace(**changed))
             self.firing.plan(run)
             then(error)
 
@@ -370,7 +373,8 @@ def chosen_partition(run: ScheduleRun, topic: Topic) -> int:
         return zlib.crc32(text.encode() if isinstance(text, str) else text) % count
     if wanted >= count:
         raise UnknownPartition(
-            f"The topic {topic.name} has {count} partitions, no number {wanted}: see tfmq topic show {topic.name}.",
+            f"The topic {topic.name} has {count} partition{'' if count == 1 else 's'}, no number {wanted}: see"
+            f" tfmq topic show {topic.name}.",
             partitions=count,
         )
     return wanted

@@ -1,6 +1,7 @@
 """`tfmq delay`: messages that wait for their time: looking at them, taking them back, giving them another time."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from itertools import islice
@@ -28,7 +29,8 @@ from tfmq.cli.delayed import handles as offered
 from tfmq.cli.output import Output, counted, output_options, printable
 from tfmq.cli.ranges import TOP, even_edges, sensible_edges
 from tfmq.cli.values import Duration, Moment
-from tfmq.errors import ConnectionFailed, TfmqError
+from tfmq.client.dues import due_of as checked_due
+from tfmq.errors import BadRequest, ConnectionFailed, TfmqError
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
 AT_ONCE = 200
 """Handles that are asked about together: what is changed shares the forces of the disk."""
+TOLD_EACH = 20
+"""Of more than so many, sentences are said only about those that are not as wanted, and the sum."""
 EDGES_BEYOND = 4
 """Of the edges of one question: the ends of time, and a round time before and behind."""
 
@@ -103,7 +107,7 @@ def list_command(
         raise click.UsageError("say with --topic whose partition that is")
     in_order(first, end)
     with Admin(output.servers) as admin, hinting(admin, topic):
-        found = every(admin, topic, partition, key, first, end, checked(after) if after else None)
+        found = every(admin, topic, partition, key, first, end, None if after is None else checked(after))
         if output.json:
             output.array(row_of(each) for each in islice(found, count))
             return
@@ -111,7 +115,9 @@ def list_command(
         rows = list(islice(found, most + 1))
         now_ms = broker_now(admin)
     if not rows:
-        output.say("no message waits" if topic is None else f"no message waits for {printable(topic)}")
+        where = "" if topic is None else f" for {printable(topic)}"
+        chosen_of = any(each is not None for each in (first, end, partition, key, after))
+        output.say(f"no message waits{where}{', of those that you asked for' if chosen_of else ''}")
     elif not output.quiet:
         show_rows([readable(each, now_ms) for each in rows[:most]])
     if len(rows) > most:
@@ -164,8 +170,7 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
     async def take_back(admin: "aio.Admin", handle: str) -> dict[str, Any]:
         return {"handle": handle, "state": await admin.cancel(handle)}
 
-    given = [checked(handle) for handle in handles]
-    return asyncio.run(each_of(output, given, take_back, "cancelled"))
+    return asyncio.run(each_of(output, all_checked(handles), take_back, "cancelled"))
 
 
 @delay.command(
@@ -194,8 +199,19 @@ def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | N
         done = await admin.reschedule(handle, seconds, deliver_at=at)
         return {"handle": done.handle, "state": done.state, "before": handle, **due_of(done.handle)}
 
-    given = [checked(handle) for handle in handles]
+    given = all_checked(handles)
+    checked_due(seconds, at)
     return asyncio.run(each_of(output, given, move, "rescheduled"))
+
+
+def all_checked(handles: Sequence[str]) -> list[str]:
+    """The handles. Raises BadRequest for the first typo, before anything is done with the others."""
+    try:
+        return [checked(handle) for handle in handles]
+    except BadRequest as error:
+        raise (
+            error if len(handles) == 1 else BadRequest(f"{error} Nothing was done with the others.")
+        ) from None
 
 
 async def each_of(output: Output, handles: Sequence[str], change: Change, wanted: str) -> int:
@@ -211,7 +227,7 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
             for handle, answer in zip(some, answers, strict=True):
                 if isinstance(answer, dict):
                     rows.append(answer)
-                    tell(output, handle, answer)
+                    tell(output, handle, answer, len(handles) > TOLD_EACH and answer["state"] == wanted)
                 elif isinstance(answer, ConnectionFailed):
                     lost = answer
                 elif isinstance(answer, TfmqError):
@@ -223,18 +239,27 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
                 break
     if output.json:
         output.array(rows)
+    elif len(handles) > 1:
+        sums = Counter(row["state"] for row in rows)
+        output.say(
+            ", ".join(f"{count:,} {state}" for state, count in sums.most_common()) or "nothing was done"
+        )
     if lost is not None:
         raise lost
     return int(failed or any(row["state"] != wanted for row in rows))
 
 
-def tell(output: Output, handle: str, row: dict[str, Any]) -> None:
-    """What became of one: a new handle on standard output, for programs too; the sentence on standard error."""
+def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False) -> None:
+    """What became of one: a new handle on standard output, for programs too; the sentence on standard error, unless
+    `briefly`.
+    """
     state = row["state"]
+    if state == "rescheduled" and not output.json:
+        click.echo(row["handle"])
+    if briefly:
+        return
     if state == "rescheduled":
-        if not output.json:
-            click.echo(row["handle"])
-        output.say(f"{handle}: due {moment(row['due_ms'])} now, under the new handle above")
+        output.say(f"{handle}: due at {moment(row['due_ms'])}, under the new handle above")
         return
     why = {"delivered": f": {TOO_LATE}", "unknown": f": {NOT_KNOWN}"}.get(state, "")
     output.say(f"{handle}: {state}{why}")
@@ -325,7 +350,7 @@ def summary(
 ) -> None:
     """What the bars do not show."""
     last = f"{moment(edges[-1])} ({distance(edges[-1] - now_ms)})"
-    output.say(f"{counted(sum(inside), 'message')} in these ranges, the last of which ends at {last}")
+    output.say(f"{counted(sum(inside), 'message')} in these ranges; end of the last: {last}")
     if before:
         output.say(f"{counted(before, 'message')} earlier")
     if behind:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from tfmq.cli.output import age_text, cell, print_table, printable, size_text
+from tfmq.cli.output import age_text, cell, print_table, printable, size_text, terminal_width
 from tfmq.cli.topics import known_topic
 from tfmq.errors import TfmqError, UnknownTopic
 from tfmq.message import BORN_MS_MAX
@@ -117,9 +117,10 @@ def handles(context: click.Context, argument: click.Parameter, start: str) -> li
 
 def row_of(found: "DelayedDescription") -> dict[str, Any]:
     """As programs get it: times in ms since 1970, and as ISO times where the calendar has them."""
-    row = found._asdict()
-    details = row.pop("details")
-    return {**row, "due": iso(found.due_ms), "born_at": iso(found.born_ms), **details}
+    row = {name: None if value == -1 else value for name, value in found._asdict().items()}
+    row["topic"] = found.topic or None
+    row.pop("details")
+    return {**row, "due": iso(found.due_ms), "born_at": iso(found.born_ms), **found.details}
 
 
 def readable(found: "DelayedDescription", now_ms: int) -> dict[str, Any]:
@@ -178,12 +179,6 @@ def show_rows(rows: Sequence[dict[str, Any]]) -> None:
         click.echo(f"  {row['handle']}")
 
 
-def terminal_width() -> int:
-    from rich.console import Console
-
-    return Console(file=sys.stdout).width
-
-
 # Times
 
 
@@ -231,6 +226,9 @@ def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
     texts = zip(edges, counts, strict=False)
     rows = [(moment(low, exact), distance(low - now_ms), f"{count:,}") for low, count in texts]
     most, width = max(counts, default=0), bar_width(rows, console.width)
+    console.width = max(
+        console.width, sum(text_widths(rows)) + width + BETWEEN_COLUMNS
+    )  # no column is left out
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading, size in zip(HEADINGS, text_widths(rows), strict=True):
         table.add_column(heading, justify="right" if heading == "messages" else "left", min_width=size)

@@ -99,6 +99,8 @@ def begins_at(row: dict[str, Any]) -> int:
 def rows_of(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
     """Every record of a segment, in order; a stretch that cannot be read is a row of its own."""
     base = int(path.name.split(".")[0])
+    if not path.stat().st_size:
+        return  # nothing came yet; where there should be something, verify knows
     log_id = find_log_id(disk, str(path))
     if log_id is None:
         yield {

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 not done (the sentence says why), 2 wrong usage, 3 no broker reached, 4 damage found.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -38,6 +39,7 @@ Examples:
 """
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
 
 
@@ -85,6 +87,7 @@ def commands() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code. Every expected error is one sentence on standard error."""
+    open_what_is_closed()
     say_warnings()
     sys.exit(run(arguments))
 
@@ -110,6 +113,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         return explained(error)
+
+
+def open_what_is_closed() -> None:
+    """Whoever closes a standard stream (`tfmq status >&-`) wants nothing from it: neither a traceback, nor that what is
+    opened next gets its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def say_warnings() -> None:
@@ -138,6 +150,13 @@ def explained(error: Exception) -> int:
         return WRONG_USAGE
     if not isinstance(error, TfmqError | JournalError | OSError):
         raise error
+    if isinstance(error, OSError) and error.filename is None and error.errno in NO_ROOM:
+        click.echo(
+            f"tfmq: {error.strerror}: the output, or a file here, could not be written. What the command did before"
+            " stays done.",
+            err=True,
+        )
+        return NOT_DONE
     click.echo(f"tfmq: {reason_of(error)}", err=True)
     return exit_code(error)
 

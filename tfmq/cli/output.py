@@ -24,6 +24,7 @@ UNITS = (
     ("min", 60, "s", 1),
 )
 """Of ages: unit, its seconds; the next smaller one, its seconds. A year has 365 days."""
+BESIDE_COLUMN = 3  # letters at most that a table puts around and between its columns, for each
 UNBROKEN_WIDTH = 18  # what is this short stays on one line of a table: numbers, states, words of a heading
 
 
@@ -140,7 +141,8 @@ def print_table(
 ) -> None:
     """A table by rich on a terminal; where the output is piped, the same without colours and never cut.
 
-    Where a line is too narrow, headings break between words and long texts anywhere, numbers and short texts nowhere.
+    Where a line is too narrow, headings break between words and long texts anywhere, numbers and short texts nowhere;
+    where even that is too wide, the terminal breaks the lines, and no column is left out.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -155,14 +157,24 @@ def print_table(
         title_justify="left",
     )
     rows = list(rows)
+    least = 0
     for number, column in enumerate(columns):
         whole = [*column.split(), *(row[number] for row in rows)]
         width = max((len(text) for text in whole if len(text) <= UNBROKEN_WIDTH), default=0)
         table.add_column(column, overflow="fold", min_width=width)
+        least += width + BESIDE_COLUMN
     for row in rows:
         table.add_row(*(Text(text) for text in row))
-    terminal = sys.stdout.isatty()
-    Console(file=sys.stdout, width=None if terminal else 200).print(table)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
+    console.width = max(console.width, least)
+    console.print(table)
+
+
+def terminal_width() -> int:
+    """Letters in a line of it."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout).width
 
 
 def size_text(size_bytes: float) -> str:

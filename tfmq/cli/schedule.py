@@ -1,6 +1,7 @@
 """`tfmq schedule`: messages that the broker sends by itself at the times of a cron expression."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from tfmq.cli.output import Output, did_you_mean, output_options, printable
+from tfmq.cli.output import (
+    BESIDE_COLUMN,
+    Output,
+    did_you_mean,
+    output_options,
+    payload_fields,
+    printable,
+    terminal_width,
+    words,
+)
 from tfmq.cli.values import Property
 from tfmq.errors import TfmqError, UnknownSchedule
 
@@ -17,6 +27,7 @@ if TYPE_CHECKING:
     from tfmq.client.schedules import ScheduleDescription
 
 COLUMNS = ("name", "state", "next_run", "cron", "timezone", "topic", "last_run")
+WHEN = "%a %Y-%m-%d %H:%M %z"
 COMPLETION_SECONDS = 2.0
 MISFIRE = ("one", "all", "skip")
 
@@ -33,7 +44,7 @@ The fields: minute, hour, day of month, month, day of week (0 and 7 are Sunday).
 
 @click.group(epilog='\b\nExample:\n  tfmq schedule add "0 9 * * mon-fri" reports go --timezone Europe/Berlin')
 def schedule() -> None:
-    """Schedules: add, list, pause, resume, remove."""
+    """Schedules: add, list, show, run, pause, resume, remove."""
 
 
 @schedule.command(epilog=ADD_EXAMPLES)
@@ -96,26 +107,12 @@ def add(
             partition=partition,
             misfire=misfire,
         )
-    tell(output, found, f"{printable(found.name)} is added")
+    tell(output, found, f"{printable(found.name)} is {added(found)}")
 
 
-@schedule.command(
-    "list", epilog="\b\nExamples:\n  tfmq schedule list\n  tfmq schedule list --json | jq -r .[].name"
-)
-@output_options
-def list_command(output: Output) -> None:
-    """List the schedules with their next run, each in its time zone."""
-    from tfmq.admin import Admin
-
-    with Admin(output.servers) as admin:
-        found = admin.schedules()
-    if output.json:
-        output.array(row_of(each) for each in found)
-        return
-    output.rows([readable(each) for each in found], COLUMNS, "no schedules yet: tfmq schedule add makes one")
-    for each in found:
-        if each.trouble:
-            output.say(f"{printable(each.name)} waits: {printable(each.trouble)}")
+def added(found: "ScheduleDescription") -> str:
+    """What `add` did. Only one that was there can be paused; whoever runs `add` at each deployment should know."""
+    return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
 
 
 def names(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
@@ -132,6 +129,72 @@ def names(context: click.Context, argument: click.Parameter, start: str) -> list
 def named(command: Callable[..., Any]) -> Callable[..., Any]:
     """The argument that pause, resume and remove have in common."""
     return click.argument("name", shell_complete=names)(command)
+
+
+@schedule.command(
+    "list", epilog="\b\nExamples:\n  tfmq schedule list\n  tfmq schedule list --json | jq -r .[].name"
+)
+@output_options
+def list_command(output: Output) -> None:
+    """List the schedules with their next run, each in its time zone."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = admin.schedules()
+        if output.json:
+            output.array(row_of(whole) for whole in (whole_of(admin, each.name) for each in found) if whole)
+            return
+    rows = [readable(each) for each in found]
+    if rows and not output.quiet and too_narrow(rows):
+        show_lines(rows)
+    else:
+        output.rows(rows, COLUMNS, "no schedules yet: tfmq schedule add makes one")
+    for each in found:
+        if each.trouble:
+            output.say(f"{printable(each.name)} waits: {printable(each.trouble)}")
+
+
+def whole_of(admin: "Admin", name: str) -> "ScheduleDescription | None":
+    """With what it sends; None for one that was removed meanwhile."""
+    try:
+        return admin.describe_schedule(name)
+    except UnknownSchedule:
+        return None
+
+
+@schedule.command(epilog="\b\nExample:\n  tfmq schedule show cleanup")
+@named
+@output_options
+def show(name: str, output: Output) -> None:
+    """Show a schedule, what it sends, and its next run."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known(admin, name, admin.describe_schedule)
+    output.object(row_of(found) if output.json else everything(found))
+
+
+@schedule.command(epilog="\b\nExample:\n  tfmq schedule run cleanup")
+@named
+@output_options
+def run(name: str, output: Output) -> None:
+    """Send the message of a schedule once, now, besides its times; also of one that is paused."""
+    from tfmq.admin import Admin
+    from tfmq.client.schedules import moment_at
+    from tfmq.producer import Producer
+
+    with Admin(output.servers) as admin, Producer(output.servers) as producer:
+        found = known(admin, name, admin.describe_schedule)
+        message, now = found.message, moment_at(admin.ping(), found.timezone)
+        assert message is not None and now is not None, "asked for by its name"
+        own = {"schedule": name, "scheduled_for": now.isoformat(timespec="seconds")}
+        message = message._replace(
+            properties={**(message.properties or {}), **own}, partition=found.partition
+        )
+        sent = producer.send(found.topic, message).result()
+    if output.json:
+        output.object({"name": name, "topic": sent.topic, "partition": sent.partition, "offset": sent.offset})
+    output.say(f"sent to {sent.topic}, partition {sent.partition}, offset {sent.offset} ({sent.durability})")
 
 
 @schedule.command(epilog="\b\nExample:\n  tfmq schedule pause cleanup")
@@ -195,20 +258,55 @@ def tell(output: Output, found: "ScheduleDescription", sentence: str) -> None:
 
 def row_of(found: "ScheduleDescription") -> dict[str, Any]:
     """As JSON has it: all fields, and next and last run as ISO times of its zone, null for none."""
-    row = {key: value for key, value in found._asdict().items() if key != "details"}
+    row = {key: value for key, value in found._asdict().items() if key not in ("details", "message")}
+    if found.message is not None:
+        row |= {"key": found.message.key, "properties": dict(found.message.properties or {})}
+        row |= payload_fields(found.message.payload)
     row["next_run"] = None if found.next_at is None else found.next_at.isoformat()
     row["last_run"] = None if found.last_at is None else found.last_at.isoformat()
     return {**row, **found.details}
 
 
+def everything(found: "ScheduleDescription") -> dict[str, Any]:
+    """As `show` has it."""
+    row = row_of(found)
+    for name in ("next_ms", "last_ms", "made_ms", "id", "size_bytes"):
+        del row[name]
+    shown = {name: value if isinstance(value, int) else plain(value) for name, value in row.items()}
+    return {name: value for name, value in shown.items() if value not in ("", "None")} | {
+        "next_run": "-" if found.next_at is None else when(found.next_at, found.timezone),
+        "last_run": "-" if found.last_at is None else when(found.last_at, found.timezone),
+    }
+
+
+def plain(value: Any) -> str:
+    """A text, bytes, or properties, as a person reads them."""
+    if isinstance(value, dict):
+        return ", ".join(f"{printable(name)}={printable(text)}" for name, text in value.items())
+    return printable(value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value))
+
+
 def readable(found: "ScheduleDescription") -> dict[str, Any]:
     """As a table has it."""
     row = {key: printable(str(getattr(found, key))) for key in ("name", "state", "cron", "timezone", "topic")}
-    row["next_run"] = "-" if found.next_at is None else when(found.next_at, found.timezone)
+    row["next_run"] = "-" if found.next_at is None else found.next_at.strftime(WHEN)
     row["last_run"] = "-" if found.last_at is None else found.last_at.strftime("%Y-%m-%d %H:%M")
     return row
 
 
 def when(moment: datetime, timezone: str) -> str:
     """Fri 2026-11-27 09:00 +0100 (Europe/Berlin)."""
-    return f"{moment.strftime('%a %Y-%m-%d %H:%M %z')} ({printable(timezone)})"
+    return f"{moment.strftime(WHEN)} ({printable(timezone)})"
+
+
+def too_narrow(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the terminal has no room for a table whose texts stay in one piece."""
+    widths = [max(len(words(name)), *(len(row[name]) for row in rows)) + BESIDE_COLUMN for name in COLUMNS]
+    return sys.stdout.isatty() and terminal_width() < sum(widths)
+
+
+def show_lines(rows: Sequence[dict[str, Any]]) -> None:
+    """Two lines each: what it is called and when it comes, and what it sends to where."""
+    for row in rows:
+        click.echo(f"{row['name']}  {row['state']}  next {row['next_run']}")
+        click.echo(f"  {row['cron']}  {row['timezone']}  to {row['topic']}  last {row['last_run']}")

@@ -3,8 +3,8 @@
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -89,6 +89,8 @@ def send(
     if sum((bool(payloads), file is not None, lines is not None)) > 1:
         raise click.UsageError("give PAYLOADs, --file or --lines, one of them")
     shared = Shared(key, tag, dict(properties), partition, delay, at)
+    if at is not None and at <= datetime.now(UTC):
+        output.say(f"{moment(round(at.timestamp() * 1000))} is over: delivered as soon as possible")
     from_objects = output.json and not payloads and file is None and lines is None
     messages = (
         objects(sys.stdin.buffer, shared)
@@ -99,31 +101,52 @@ def send(
         Producer(output.servers, acks=acks) as producer,
         progress(output, f"sending to {topic}", None) as advance,
     ):
-        count, last = send_all(producer, topic, messages, advance)
-    report(output, topic, count, last)
+        count, last, delayed = send_all(producer, topic, messages, advance, shared.waits and output.json)
+    report(output, topic, count, last, shared.waits, delayed)
 
 
 def send_all(
-    producer: "Producer", topic: str, messages: Iterator[Message], advance: Callable[[int], None]
-) -> tuple[int, "SendResult | None"]:
-    """Send them all; how many, and the last one's result once all are acknowledged. Raises the first failure."""
-    count, last = 0, None
+    producer: "Producer",
+    topic: str,
+    messages: Iterator[Message],
+    advance: Callable[[int], None],
+    handles: bool = False,
+) -> tuple[int, "SendResult | None", list[str | None]]:
+    """Send them all; how many, and the last one's result once all are acknowledged; with `handles` those of all. Raises
+    the first failure.
+    """
+    count, last, kept = 0, None, []
     for count, message in enumerate(messages, 1):
         last = producer.send(topic, message)
+        if handles:
+            kept.append(last)
         if count % BATCH_LINES == 0:
             advance(BATCH_LINES)
     producer.flush()
-    return count, last.result() if last is not None else None
+    return count, last.result() if last is not None else None, [each.result().delayed for each in kept]
 
 
-def report(output: Output, topic: str, count: int, last: "SendResult | None") -> None:
+def report(
+    output: Output,
+    topic: str,
+    count: int,
+    last: "SendResult | None",
+    waits: bool = False,
+    delayed: Sequence[str | None] = (),
+) -> None:
+    """What was sent. `waits`: with a delay, or for a time; `delayed`: the handles."""
     if output.json:
         durability = last.durability if last else None
         row = {"topic": topic, "count": count, "durability": durability}
         if count == 1 and last:
             row |= {"partition": last.partition, "offset": last.offset, "id": print_id(last.message_id)}
             row |= {"delayed": last.delayed, **due_of(last.delayed)} if last.delayed else {}
+        elif any(delayed):
+            row["delayed"] = delayed
         click.echo(dumps(row))
+    elif count == 1 and last and waits and not last.delayed:
+        output.say(f"sent to {topic}, partition {last.partition}, to wait for its time ({last.durability})")
+        output.say("it has no handle, because its answer did not tell one")
     elif count == 1 and last and last.delayed:
         due = moment(parse_handle(last.delayed).due)
         output.say(f"sent to {topic}, partition {last.partition}, due {due} ({last.durability})")
@@ -152,6 +175,11 @@ class Shared:
             raise click.UsageError("say when with --delay or --at, one of them")
         self.key, self.tag, self.properties, self.partition = key, tag, properties, partition
         self.delay, self.at = delay, at
+
+    @property
+    def waits(self) -> bool:
+        """Whether the messages are delivered later."""
+        return self.delay is not None or self.at is not None
 
     def message(self, payload: bytes | None) -> Message:
         return Message(

@@ -6,20 +6,28 @@ from typing import Any
 
 import click
 
-SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?$")
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+PART = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d|w) ?", re.ASCII)
+DURATION = re.compile(rf"(?:{PART.pattern})+", re.ASCII)
+SINCE_1970 = re.compile(r"\d{10}(\d{3})?", re.ASCII)
+BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 
 
 def duration_seconds(text: str) -> float:
-    """'30s', '1.5h', '250ms', '2d'; a bare number is seconds. Raises ValueError with what to write."""
-    found = DURATION.match(text.strip())
-    if not found:
-        raise ValueError(f"{text!r} is no duration: write a number and ms, s, m, h, d or w, as in 30s")
-    return float(found[1]) * SECONDS[found[2] or "s"]
+    """'30s', '1.5h', '250ms', '5min', '1h30m'; a bare number is seconds. Raises ValueError with what to write."""
+    text = text.strip()
+    if BARE.fullmatch(text):
+        return float(text)
+    if not DURATION.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is no duration: write a number and ms, s, m (or min), h, d or w, as in 30s or 1h30m"
+        )
+    return sum(float(number) * SECONDS[unit] for number, unit in PART.findall(text))
 
 
 def point_in_time(text: str) -> datetime:
-    """An ISO date or time (local where no zone is given), '-15m' for 15 minutes ago, '+1h' for in an hour.
+    """An ISO date or time (local where no zone is given), '-15m' for 15 minutes ago, '+1h' for in an hour; a number of
+    ten digits is seconds since 1970, one of thirteen is ms.
 
     Raises ValueError with what to write.
     """
@@ -27,6 +35,8 @@ def point_in_time(text: str) -> datetime:
         if text[:1] in ("-", "+"):
             seconds = float(f"{text[0]}{duration_seconds(text[1:])}")
             return datetime.fromtimestamp(datetime.now(UTC).timestamp() + seconds, UTC)
+        if since_1970 := SINCE_1970.fullmatch(text):
+            return datetime.fromtimestamp(int(text) / (1000 if since_1970[1] else 1), UTC)
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError, OSError):
         raise ValueError(

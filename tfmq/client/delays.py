@@ -95,7 +95,7 @@ class DelayedQuery(NamedTuple):
         key = self.key.encode() if isinstance(self.key, str) else self.key
         first_due = 0 if self.first is None else moment_ms(self.first)
         end_due = DUE_MAX if self.end is None else moment_ms(self.end)
-        return self.topic or "", self.partition, key, first_due, end_due
+        return asked_topic(self.topic), self.partition, key, first_due, end_due
 
 
 class DelayedCounts(NamedTuple):
@@ -106,6 +106,15 @@ class DelayedCounts(NamedTuple):
     edges_ms: tuple[int, ...]
     counts: tuple[int, ...]
     pending: int
+
+
+def asked_topic(topic: str | None) -> str:
+    """As the wire has it, where "" means all. Raises `BadRequest` for an empty name: whoever gives one has lost a name,
+    and may cancel what is answered.
+    """
+    if topic == "":
+        raise BadRequest("The topic's name is empty: leave it out to ask about all topics.")
+    return topic or ""
 
 
 def checked(handle: Any) -> str:
@@ -146,7 +155,7 @@ def rescheduling(
 
 def describing(link: Link, handle: Any, seconds: float) -> Operation[DelayedDescription]:
     reply = yield from request(link, DescribeDelayed(checked(handle)), seconds=seconds)
-    return delayed_description({**reply.description, "handle": handle})
+    return delayed_description({**reply.description, "handle": str(handle)})
 
 
 def listing(
@@ -177,7 +186,7 @@ def counting(
         raise BadRequest(
             f"A histogram has 2 to {DELAYED_HISTOGRAM_EDGES:d} edges, each later than the one before, by 1 ms at least."
         )
-    reply = yield from request(link, DelayedHistogram(topic or "", moments), seconds=seconds)
+    reply = yield from request(link, DelayedHistogram(asked_topic(topic), moments), seconds=seconds)
     return DelayedCounts(tuple(moments), tuple(reply.counts), reply.pending)
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 from array import array
 from datetime import UTC, datetime, timedelta
 from math import ceil
+from numbers import Integral, Real
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
+from tfmq.message import BORN_MS_MAX
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
 
 Delay = float | timedelta
@@ -41,21 +43,31 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
     """The due that these mean; None where neither is given.
 
     Raises `TypeError` for both at once, for what is neither a number nor a time, and for a datetime without a time
-    zone; `BadRequest` for numbers that are no time, or lie behind 2^63 - 1 ms.
+    zone; `BadRequest` for numbers that are no time, a delay above 2^63 - 1 ms, and a moment after the year 9999.
     """
     if delay is not None:
         if deliver_at is not None:
             raise TypeError("A message has a delay, or a time to deliver it at, not both.")
         return DUE_RELATIVE | _delay_ms(delay)
-    return None if deliver_at is None else moment_ms(deliver_at)
+    return None if deliver_at is None else _deliver_at_ms(deliver_at)
 
 
 def _delay_ms(delay: Delay) -> int:
     if isinstance(delay, timedelta):
         return max(0, -(-(delay // _MICROSECOND) // 1000))
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
+    if not _is_number(delay):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
     return _in_ms("delay", delay)
+
+
+def _deliver_at_ms(moment: Moment) -> int:
+    """Milliseconds taken for seconds would be a message that never comes."""
+    milliseconds = moment_ms(moment)
+    if milliseconds > BORN_MS_MAX and not isinstance(moment, datetime):
+        raise BadRequest(
+            f"{moment} seconds since 1970 are after the year 9999. Are these milliseconds? Divide by 1,000."
+        )
+    return milliseconds
 
 
 def moment_ms(moment: Moment) -> int:
@@ -67,22 +79,33 @@ def moment_ms(moment: Moment) -> int:
                 " datetime.now(UTC) + timedelta(hours=1)."
             )
         return max(0, -(-((moment - _EPOCH) // _MICROSECOND) // 1000))
-    if isinstance(moment, bool) or not isinstance(moment, int | float):
+    if not _is_number(moment):
         raise TypeError(
             f"A moment is an aware datetime or a number of seconds since 1970, not {type(moment).__name__}."
         )
     return _in_ms("moment", moment)
 
 
+def _is_number(value: object) -> bool:
+    """Whether it counts seconds: truth values do not, and numpy's times, which call themselves whole numbers, count
+    something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return not isinstance(value, Integral) or hasattr(value, "__index__")
+
+
 def _in_ms(what: str, seconds: float) -> int:
-    """Rounded up, so that nothing is early; a float is taken for what it was written as, to the microsecond."""
+    """Rounded up, so that nothing is early; a float is taken for what it was written as, to the microsecond. Numbers of
+    other libraries have bounds, and behind these wrong products.
+    """
     try:
-        is_float = isinstance(seconds, float)
-        milliseconds = ceil(seconds * 1000 - HALF_MICROSECOND) if is_float else int(seconds) * 1000
+        whole = isinstance(seconds, Integral)
+        milliseconds = int(seconds) * 1000 if whole else ceil(float(seconds) * 1000 - HALF_MICROSECOND)
     except (ValueError, OverflowError):
         raise BadRequest(f"A {what} of {seconds} seconds is no time.") from None
     if milliseconds > DUE_MAX:
-        raise BadRequest(f"A {what} is at most {DUE_MAX} ms, 292 million years, not {seconds:g} seconds.")
+        raise BadRequest(f"A {what} is at most {DUE_MAX} ms, 292 million years.")
     return max(0, milliseconds)
 
 

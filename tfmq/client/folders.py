@@ -1,7 +1,7 @@
 """`file:PATH` as an address: the broker that runs on that folder, or one that is started for it.
 
 A broker writes DATA/address, `HOST:PORT PROCESS`, when it is ready, and removes it at a clean stop. It is believed
-while DATA/lock is held, and by that process: what a kill left behind is found out so. Where no broker runs, one is started:
+while DATA/lock is held, and by that process: what a kill left behind is found out so. Where none runs, one is started:
 in a session of its own, so that neither Ctrl-C nor the end of the program that started it ends it; it ends by itself
 when nobody was connected for `IDLE_SECONDS`. Of several starters one holds DATA/starting; it hands the lock to the
 broker, which has it for as long as it lives, so there is one start at a time, and the others wait for its address.

@@ -1,4 +1,4 @@
-"""`with message.handling():` in a loop: the same message comes again when its body fails, and is a dead letter in the end.
+"""`with message.handling():` in a loop: the same message comes again when its body fails, and ends as a dead letter.
 
 What the body raises is swallowed here, but for what ends the program, and for what there is no store for. The loop goes
 on with the same message, after a pause, until its calls are used up; behind it wait those of its partition, and the

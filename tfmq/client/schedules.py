@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -16,9 +16,9 @@ from tfmq.client.cluster import Cluster
 from tfmq.client.link import Link
 from tfmq.client.operations import find_topic, request
 from tfmq.client.waiting import Operation
-from tfmq.errors import UnknownPartition, UnknownSchedule, UnknownTopic
-from tfmq.limits import SCHEDULES_PER_PAGE
-from tfmq.message import BORN_MS_MAX, encode_attribute, payload_bytes
+from tfmq.errors import MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
+from tfmq.limits import SCHEDULE_PAYLOAD_BYTES, SCHEDULES_PER_PAGE
+from tfmq.message import BORN_MS_MAX, Attribute, Message, decode_attribute, encode_attribute, payload_bytes
 from tfmq.protocol.commands import (
     AddSchedule,
     ListSchedules,
@@ -26,8 +26,12 @@ from tfmq.protocol.commands import (
     RemoveSchedule,
     ResumeSchedule,
 )
+from tfmq.protocol.fields import Name
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TOPIC_NAME = Name()
+OURS = ("message", "details")
+"""Fields that no reply has."""
 NAME_BYTES = 200
 """Of a topic's name in the name that a schedule without one gets, so that its number fits behind."""
 
@@ -36,7 +40,8 @@ class ScheduleDescription(NamedTuple):
     """One schedule. `state`: "active", "paused", or "waiting" where `trouble` says why what is due is not sent. Times
     are ms since 1970 (0: none): of the next message, of the time that the last one was for, of its making. `misfire`
     is what becomes of missed times: "one", "all" or "skip". `size_bytes` is the payload's, `properties` how many were
-    given. `details`: whatever else the broker said.
+    given. `message`: what it sends, where one was asked for by its name; None in lists. `details`: whatever else the
+    broker said.
     """
 
     name: str
@@ -54,6 +59,7 @@ class ScheduleDescription(NamedTuple):
     size_bytes: int = 0
     tag: str = ""
     properties: int = 0
+    message: Message | None = None
     details: Mapping[str, Any] = {}
 
     @property
@@ -74,7 +80,7 @@ class ScheduleWish(NamedTuple):
     topic: str
     payload: Any
     name: str | None = None
-    timezone: str = "UTC"
+    timezone: str | tzinfo = "UTC"
     key: bytes | str | None = None
     tag: str | None = None
     properties: Mapping[str, str] | None = None
@@ -82,13 +88,21 @@ class ScheduleWish(NamedTuple):
     misfire: str = "one"
 
     def request(self) -> tuple[AddSchedule, bytes]:
-        """The request and its body. Raises `TypeError`, `MessageTooLarge`, `ValueError` as sends do."""
+        """The request and its body. Raises `TypeError`, `MessageTooLarge`, `ValueError` as sends do, `BadRequest` for a
+        text that names no topic.
+        """
+        TOPIC_NAME.check(self.topic, "topic")
         payload = payload_bytes(self.payload)
         body = b"" if payload is None else bytes(payload)
+        if len(body) > SCHEDULE_PAYLOAD_BYTES.cap:
+            raise MessageTooLarge(
+                f"The schedule's payload has {len(body)} bytes; no broker takes more than"
+                f" {SCHEDULE_PAYLOAD_BYTES.cap} (limits.schedule_payload_bytes)."
+            )
         attribute = encode_attribute(None, self.key, self.tag, self.properties)
         words = (
             self.cron,
-            self.timezone,
+            zone_name(self.timezone),
             self.topic,
             self.partition,
             self.misfire,
@@ -97,6 +111,14 @@ class ScheduleWish(NamedTuple):
         )
         name = self.name if self.name is not None else given_name(self.topic, words, body)
         return AddSchedule(name, *words), body
+
+
+def zone_name(timezone: str | tzinfo) -> str:
+    """Of a time zone by its name, a `ZoneInfo`, or `datetime.UTC`. Raises `TypeError` for what has no name."""
+    name = "UTC" if timezone is UTC else getattr(timezone, "key", timezone)
+    if not isinstance(name, str):
+        raise TypeError(f"A time zone is its name, as in 'Europe/Berlin', or a ZoneInfo, not {timezone!r}.")
+    return name
 
 
 def given_name(topic: str, words: tuple[Any, ...], body: bytes) -> str:
@@ -160,8 +182,17 @@ def removing(link: Link, name: str, seconds: float) -> Operation[bool]:
 def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
     """Of one map of a reply; nil is as good as not said."""
     named = {"size_bytes" if key == "size" else key: value for key, value in row.items() if value is not None}
-    known = {key: named.pop(key) for key in ScheduleDescription._fields if key in named and key != "details"}
-    return ScheduleDescription(**known, details=named)
+    known = {key: named.pop(key) for key in ScheduleDescription._fields if key in named and key not in OURS}
+    return ScheduleDescription(**known, message=_message(named), details=named)
+
+
+def _message(row: dict[str, Any]) -> Message | None:
+    """What it sends, taken out of the rest of the row."""
+    if "attribute" not in row:
+        return None
+    packed = row.pop("attribute")
+    given = decode_attribute(packed) if packed else Attribute()
+    return Message(row.pop("payload", None), given.key, given.tag, dict(given.properties))
 
 
 def moment_at(moment_ms: int, timezone: str) -> datetime | None:

@@ -14,7 +14,7 @@ from journal.control import Control
 from journal.errors import NewerFormat
 from journal.header import FLAG_FILLER, HEADER_SIZE, LENGTH, records_of
 from journal.record import Block, Run, runs
-from tfmq.delay.cancelled import Cancelled
+from tfmq.delay.cancelled import SPAN_BITS, Cancelled
 from tfmq.delay.note import CANCEL, PRODUCER_ID, RESCHEDULE, BadNote, Note, decode_note
 from tfmq.delay.rescheduled import Rescheduled
 
@@ -25,6 +25,11 @@ SNAPSHOT_NAME: Final = "the snapshot of the arrivals"
 
 CANCELLED_MAX: Final = 1 << 24
 """Cancelled and rescheduled messages that are remembered, 128 MiB and 384 MiB of them: then no more are accepted."""
+BYTES_MAX: Final = 768 << 20
+"""Memory for them: what lies far apart in time takes more than what lies together."""
+FORGET_SPANS: Final = 4096
+FORGET_MS: Final = 1 << 22
+"""With more spans than that it is looked only so often what can be forgotten: each of them is looked at."""
 
 
 class Streams(Protocol):
@@ -46,6 +51,8 @@ class ArrivalState:
         self.producers = producers
         self.cancelled = Cancelled()
         self.rescheduled = Rescheduled()
+        self._looked = 0
+        """Up to where it was looked what can be forgotten."""
         self._copies = 0
         """Records of a reschedule that are still to come in the append: they are nobody's sequence."""
         self._next = -1
@@ -54,7 +61,11 @@ class ArrivalState:
     @property
     def full(self) -> bool:
         """Whether no message may be cancelled or rescheduled before some are forgotten."""
-        return self.cancelled.count >= CANCELLED_MAX
+        return self.cancelled.count >= CANCELLED_MAX or self._size_bytes >= BYTES_MAX
+
+    @property
+    def _size_bytes(self) -> int:
+        return self.cancelled.size_bytes + self.rescheduled.size_bytes
 
     def enter(self, note: Note, first_number: int) -> None:
         """The note is in the log, and its first record, if it has any, has `first_number`."""
@@ -71,10 +82,16 @@ class ArrivalState:
     def forget_before(self, due: int) -> int:
         """Drops what was due in spans (see `Cancelled`) that end at `due` or before; how many cancelled messages.
 
-        A span stays as long as a handle of it leads to a message that was rescheduled and is due later.
+        A span stays as long as a handle of it leads to a message that was rescheduled and is due later, unless half
+        of all that may be remembered is taken: a message that is moved on again and again must not fill the rest.
         """
-        ended = [start for start, end in self.cancelled.spans() if end <= due]
-        over = self.rescheduled.over(ended, due)
+        many = len(self.cancelled) > FORGET_SPANS
+        if due >> SPAN_BITS == self._looked >> SPAN_BITS or (many and due - self._looked < FORGET_MS):
+            return 0
+        self._looked = due
+        over = self.cancelled.ended(due)
+        if 2 * self.cancelled.count < CANCELLED_MAX and 2 * self._size_bytes < BYTES_MAX:
+            over = self.rescheduled.over(over, due)
         self.rescheduled.forget(over)
         return self.cancelled.forget(over)
 

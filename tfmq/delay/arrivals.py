@@ -48,12 +48,17 @@ def arrival_options(
     )
 
 
+Noted = Callable[[Note, int], None]
+"""Told of a note, and where it lies."""
+
+
 class ArrivedBatch(NamedTuple):
     """Records that lie in a row in the log, all of one note: a batch, or as much of it as one block has.
 
     `dues` (array of u64, ms), `absolute` (a byte 0 or 1), `sizes` (array of u32, whole records) and `offsets` (array of
     u64, in the log) have one value a message; the n-th message's number is `first_number + n`. `low` and `high` are
-    the first and the last of the dues. `data`: the records' bytes, one buffer, valid as long as it is kept.
+    the first and the last of the dues. `data`: the records' bytes, one buffer, valid as long as it is kept. `ahead_ms`:
+    by how much broker time was ahead of the wall clock, for those of `absolute`.
     """
 
     log_id: int
@@ -66,6 +71,7 @@ class ArrivedBatch(NamedTuple):
     offsets: "array[int]"
     sizes: "array[int]"
     data: Sequence[Buffer]
+    ahead_ms: int = 0
 
 
 def batches_of(
@@ -110,14 +116,21 @@ def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> "array
 
 
 def read(
-    log: Log, from_offset: int, to_offset: int, *, upto: Upto = "forced", damaged: Damaged | None = None
+    log: Log,
+    from_offset: int,
+    to_offset: int,
+    *,
+    upto: Upto = "forced",
+    damaged: Damaged | None = None,
+    noted: Noted | None = None,
 ) -> Iterator[ArrivedBatch]:
-    """What arrived from the append's end `from_offset` up to the append's end `to_offset`, in order.
+    """What arrived from the append's end `from_offset` up to the append's end `to_offset`, in order; `noted` is told of
+    each note on the way.
 
     May run in a worker. Raises Corrupt where the log is damaged, unless `damaged` is given: then it goes on behind.
     Raises BelowStart, BeyondEnd (`upto` does not reach so far: nothing is left out without a word), OSError, Closed.
     """
-    reading, passed = _Reading(), -1
+    reading, passed = _Reading(noted), -1
     while from_offset < to_offset:
         try:
             chunk = log.read(from_offset, min(READ_BYTES, to_offset - from_offset), upto=upto)
@@ -135,6 +148,14 @@ def read(
             damaged(error)
             from_offset = error.next
             reading.forget()
+
+
+def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
+    """What of the log is damaged from the append's end `from_offset` on, up to the forced mark. Raises OSError."""
+    found: list[Corrupt] = []
+    for _ in read(log, max(from_offset, log.first_offset), log.forced_offset, damaged=found.append):
+        pass
+    return found
 
 
 def _verified(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
@@ -161,7 +182,8 @@ def _behind(data: bytes | bytearray, start: int, position: int, log_id: int) -> 
 class _Reading:
     """Goes through blocks in order and knows which note the next records belong to."""
 
-    def __init__(self) -> None:
+    def __init__(self, noted: Noted | None) -> None:
+        self._noted = noted
         self._note: Note | None = None
         self._done = 0
 
@@ -207,6 +229,8 @@ class _Reading:
             return
         if note.records:
             self._note = note
+        if self._noted is not None:
+            self._noted(note, offset)
 
     def _skip(self, count: int) -> None:
         """Damage took these; a repair left a filler in their place."""
@@ -222,7 +246,8 @@ class _Reading:
         if self._done == note.records:
             self._note = None
         view = memoryview(data)[position:end]
-        return ArrivedBatch(note.log_id, note.topic, number, *dues, offsets, sizes, [view])
+        columns = (*dues, offsets, sizes, [view])
+        return ArrivedBatch(note.log_id, note.topic, number, *columns, note.ahead_ms)
 
 
 def _columns(data: bytes, position: int, offset: int, wanted: int) -> "tuple[array[int], array[int], int]":

@@ -1,56 +1,57 @@
-"""Single records of the arrivals, as firing wants them: by their offsets, each proven by the checksum of its block."""
+"""Records of the arrivals, as firing wants them: by their offsets, each proven.
+
+A block that was not looked at before is read whole, and proven by its checksum. Of a proven one
+single records are read, neighbours together, and proven by their own checksums.
+"""
 
 import logging
-from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 from zlib import crc32
 
 from journal.errors import Corrupt, NotARecord
 from journal.header import HEADER, HEADER_SIZE, LENGTH
 from journal.log import Log
+from journal.reader import Bytes
+from tfmq.delay.proven import Proven
 
 logger = logging.getLogger("tfmq.delay")
 
-KEPT_BYTES: Final = 8 << 20
-BLOCKS_KEPT: Final = 4096
-"""Verified blocks that stay in memory: neighbours fire together, and so do messages of batches that came together."""
+PROOFS_MAX: Final = 32
+"""More blocks are not proven in one call that must not wait: that is some two milliseconds' work, for a worker."""
 
-BLOCK_BYTES_KEPT: Final = 64 << 10
-"""A larger one is one record, which nobody asks for twice."""
+GAP_BYTES: Final = 4096
+GAP_BYTES_SLOW: Final = 16 << 10
+"""One read takes records up to this far apart: to copy what lies between costs less than another call, also where that
+would wait for the disk."""
 
-PROVEN_MAX: Final = 65_536
-"""Blocks of which it is remembered that they were proven, a megabyte of numbers; with more, all are proven anew."""
-
-DENSE: Final = 12
-"""With so many wanted of a proven block it is read whole: that costs as much as so many single records."""
-
-SINGLE_BYTES: Final = 1024
-"""Read for a single record; what is larger costs a second read."""
+HINT_MIN: Final = 64
+HINT_MAX: Final = 4096
+"""Read from the last record's beginning on, whose size is not known before: as much as the largest had in the call
+before, within these; what is larger costs a second read."""
 
 NO_LIMIT: Final = 1 << 62
 
+Found: TypeAlias = list[bytes | None]
+
 
 class ArrivedRecords:
-    """Records below the log's forced mark. One thread at a time."""
+    """Records below the log's forced mark. One thread at a time; several may share what is `proven`."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, proven: Proven | None = None) -> None:
         self._log = log
-        self._starts: list[int] = []
-        """Where the blocks in memory begin, sorted."""
-        self._blocks: dict[int, bytes] = {}
-        self._age: deque[int] = deque()
-        self._kept_bytes = 0
+        self._proven = Proven() if proven is None else proven
         self._start = 0
         self._data = b""
-        """The block that was used last."""
-        self._proven_starts: list[int] = []
-        self._proven_ends: list[int] = []
-        """Blocks that were proven once, sorted: of these, single records are read without the rest. What lies in the
-        file does not change any more, and a record's own checksum is looked at each time."""
+        """The block that was proven last."""
+        self._found: Found = []
+        self._left = 0
+        """Bytes that are still wanted."""
+        self._gap = GAP_BYTES
+        self._hint = HINT_MIN
+        self._largest = 0
 
-    def read(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> list[bytes | None]:
+    def read(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Found:
         """The whole records that begin at these offsets; None for a damaged one, which the server's log names.
 
         Fewer where `bytes_max` is passed: the one with which it is comes last, and at least one comes. Fastest where
@@ -61,88 +62,38 @@ class ArrivedRecords:
         assert found is not None, "a read that may wait answers"
         return found
 
-    def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> list[bytes | None] | None:
-        """As `read`; None where that would wait for the disk, or must name damage."""
+    def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Found | None:
+        """As `read`; None where that would wait for the disk, take long, or must name damage."""
         return self._read(offsets, bytes_max, True)
 
-    def _read(self, offsets: Sequence[int], bytes_max: int, cached: bool) -> list[bytes | None] | None:
-        found: list[bytes | None] = []
-        start, data, length = self._start, self._data, LENGTH.unpack_from
-        size = len(data)
-        for index, offset in enumerate(offsets):
-            at = offset - start
-            if not 0 <= at < size:
-                record = self._single(offsets, index, cached)
-                if record is not None:
-                    found.append(record)
-                    bytes_max -= len(record)
-                    if bytes_max <= 0:
-                        break
+    def _read(self, offsets: Sequence[int], bytes_max: int, cached: bool) -> Found | None:
+        found: Found = []
+        self._found, self._left, self._largest = found, max(1, bytes_max), 0
+        self._gap = GAP_BYTES if cached else GAP_BYTES_SLOW
+        index, count, proofs, end_of = 0, len(offsets), 0, self._proven.end_of
+        with self._log.unproven(cached=cached) as unproven:
+            while index < count and self._left > 0:
+                offset, before = offsets[index], index
+                if 0 <= offset - self._start < len(self._data):
+                    index = self._cut(offsets, index)
+                elif end := end_of(offset):
+                    index = self._cut_unproven(offsets, index, end, unproven)
+                if index > before:
                     continue
-                if not self._use(offset, cached):
+                proofs += 1
+                if cached and proofs > PROOFS_MAX:
+                    return None
+                if not self._prove(offset, cached):
                     if cached:
                         return None
                     found.append(None)
-                    continue
-                start, data = self._start, self._data
-                at, size = offset - start, len(data)
-            end = at + HEADER_SIZE
-            if end <= size:
-                end += length(data, at)[0]
-            if end > size:
-                raise NotARecord(offset)
-            found.append(data[at:end])
-            bytes_max -= end - at
-            if bytes_max <= 0:
-                break
+                    index += 1
+        if self._largest:
+            self._hint = min(max(self._largest, HINT_MIN), HINT_MAX)
         return found
 
-    def _single(self, offsets: Sequence[int], index: int, cached: bool) -> bytes | None:
-        """The record alone, if its block was proven, is not in memory, and not much else is wanted of it."""
-        offset = offsets[index]
-        number = bisect_right(self._proven_starts, offset) - 1
-        if number < 0 or offset >= self._proven_ends[number]:
-            return None
-        end = self._proven_ends[number]
-        if index + DENSE <= len(offsets) and offset <= offsets[index + DENSE - 1] < end:
-            return None
-        kept = bisect_right(self._starts, offset) - 1
-        if kept >= 0 and offset < self._starts[kept] + len(self._blocks[self._starts[kept]]):
-            return None
-        data = self._log.unproven(offset, min(SINGLE_BYTES, end - offset), cached=cached)
-        if data is None or len(data) < HEADER_SIZE:
-            return None
-        length, checksum, _, _ = HEADER.unpack_from(data)
-        size = HEADER_SIZE + length
-        if size > end - offset:
-            return None
-        if size > len(data):
-            data = self._log.unproven(offset, size, cached=cached)
-            if data is None or len(data) < size:
-                return None
-        record = bytes(data[:size])
-        return record if crc32(record[HEADER_SIZE:]) == checksum else None
-
-    def _prove(self, start: int, end: int) -> None:
-        """The block has been proven."""
-        number = bisect_left(self._proven_starts, start)
-        if number < len(self._proven_starts) and self._proven_starts[number] == start:
-            return
-        if len(self._proven_starts) >= PROVEN_MAX:
-            self._proven_starts.clear()
-            self._proven_ends.clear()
-            number = 0
-        self._proven_starts.insert(number, start)
-        self._proven_ends.insert(number, end)
-
-    def _use(self, offset: int, cached: bool) -> bool:
-        """Makes the block that holds `offset` the current one; False if that would wait for the disk, or is damaged."""
-        number = bisect_right(self._starts, offset) - 1
-        if number >= 0:
-            start = self._starts[number]
-            if offset < start + len(self._blocks[start]):
-                self._start, self._data = start, self._blocks[start]
-                return True
+    def _prove(self, offset: int, cached: bool) -> bool:
+        """Reads the block that holds `offset`; False if that would wait for the disk, or the block is damaged."""
         try:
             block = self._log.block_of_record(offset, cached=cached)
         except Corrupt as error:
@@ -152,17 +103,57 @@ class ArrivedRecords:
         if block is None:
             return False
         self._start, self._data = block.offset, bytes(block.data)
-        self._prove(block.offset, block.offset + len(block.data))
-        if len(self._data) <= BLOCK_BYTES_KEPT:
-            self._keep()
+        self._proven.add(block.offset, block.offset + len(block.data))
         return True
 
-    def _keep(self) -> None:
-        self._starts.insert(bisect_right(self._starts, self._start), self._start)
-        self._blocks[self._start] = self._data
-        self._age.append(self._start)
-        self._kept_bytes += len(self._data)
-        while len(self._age) > BLOCKS_KEPT or self._kept_bytes > KEPT_BYTES:
-            oldest = self._age.popleft()
-            self._kept_bytes -= len(self._blocks.pop(oldest))
-            del self._starts[bisect_left(self._starts, oldest)]
+    def _cut(self, offsets: Sequence[int], index: int) -> int:
+        """Those from `index` on that lie in the block in memory; the index behind them."""
+        start, data, left, length = self._start, self._data, self._left, LENGTH.unpack_from
+        size, count = len(data), len(offsets)
+        while index < count and 0 <= (at := offsets[index] - start) < size and left > 0:
+            end = at + HEADER_SIZE
+            if end <= size:
+                end += length(data, at)[0]
+            if end > size:
+                raise NotARecord(offsets[index])
+            self._found.append(data[at:end])
+            left -= end - at
+            index += 1
+        self._left = left
+        return index
+
+    def _cut_unproven(self, offsets: Sequence[int], index: int, end: int, unproven: Bytes) -> int:
+        """The record at `index`, and neighbours behind it, of a proven block that ends at `end`; the index behind them.
+        The same index: its block has to be looked at."""
+        first = last = offsets[index]
+        behind, count, limit = index + 1, len(offsets), min(end, first + self._left)
+        while behind < count and last < offsets[behind] < limit and offsets[behind] - last < self._gap:
+            last = offsets[behind]
+            behind += 1
+        try:
+            read = unproven(first, min(last + self._hint, end) - first)
+            if read is None:
+                return index
+            data = bytes(read)
+            while index < behind:
+                at = offsets[index] - first
+                if at + HEADER_SIZE > len(data):
+                    break
+                length, checksum, _, _ = HEADER.unpack_from(data, at)
+                size = HEADER_SIZE + length
+                record = data if size == len(data) else data[at : at + size]
+                if len(record) < size:
+                    more = unproven(first + at, size) if size <= end - first - at else None
+                    if more is None or len(more) < size:
+                        break
+                    record = bytes(more)
+                if crc32(record[HEADER_SIZE:]) != checksum:
+                    break
+                self._found.append(record)
+                self._left -= size
+                if size > self._largest:
+                    self._largest = size
+                index += 1
+        except Corrupt:
+            pass  # known damage, which the look at the block names
+        return index

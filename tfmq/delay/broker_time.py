@@ -1,9 +1,10 @@
 """Broker time: the clock by which delayed messages are due. It never goes back, whatever the wall clock does.
 
 It begins at the wall clock, or later if the checkpoint or something that fired says that it was later already, and
-then runs with the monotonic clock. By how much it is ahead of the wall clock is noted by the number of the first
-message that was told so: a message for a time of the wall clock got that much added, and whoever fires it can tell
-what its sender meant, also after the wall clock stepped back once more.
+then runs with the monotonic clock. By how much it is ahead of the wall clock, below 0 where it is behind, is noted by
+the number of the first message that was told so: a message for a time of the wall clock got that much added, and
+whoever fires it can tell what its sender meant, also after the wall clock stepped once more. Each batch's own note in
+the arrivals has it too, so a crash forgets none of it.
 """
 
 from bisect import bisect_right
@@ -18,13 +19,14 @@ STEPS_MAX: Final = 256
 """Steps of the wall clock that are told apart. With more, the oldest share the smallest: then what is meant for a time
 may come later than it could, never earlier."""
 SLACK_MS: Final = 10
-"""What broker time is ahead by is taken back only if it is less by more than this: clocks are read one after the
-other."""
+"""What broker time is ahead by is taken back only if it is less by more than this: a slow clock is no step."""
+AHEAD_MAX: Final = (1 << 62) - 1
+"""What the steps and the notes have room for, 146 million years."""
 
 ROUNDING_MS: Final = 0.001
 """Monotonic seconds are floats: an alarm that rings at its millisecond must not find that it is not there yet."""
 
-_ROW: Final = Struct(">QQ")
+_ROW: Final = Struct(">Qq")
 
 
 class BrokerTime:
@@ -64,20 +66,18 @@ class BrokerTime:
     # The wall clock
 
     def ahead_ms(self) -> int:
-        """By how much broker time is ahead of the wall clock, at least 0; small changes back are not told."""
-        ahead = max(0, self.now_ms() - self._clock.wall_ms())
-        if ahead > self._ahead or ahead < self._ahead - SLACK_MS:
-            self._ahead = ahead
+        """By how much broker time is ahead of the wall clock; below 0: behind it. Not less than it is, so that nothing
+        comes early by the fraction of a millisecond, or by what passes while two clocks are read.
+        """
+        least = self.now_ms() - (wall := self._clock.wall_ms())
+        most = self.taken_ms() - wall
+        if least > self._ahead or most < self._ahead - SLACK_MS:
+            self._ahead = min(max(most, -AHEAD_MAX), AHEAD_MAX)
         return self._ahead
 
     def off_ms(self) -> int:
         """Broker time less the wall clock, for people: below 0 where the wall clock was set forward."""
         return self.now_ms() - self._clock.wall_ms()
-
-    def wall_ms(self) -> int:
-        """The wall clock, or what `ahead_ms` makes of it."""
-        ahead = self.ahead_ms()
-        return self.now_ms() - ahead if ahead else self._clock.wall_ms()
 
     def note(self, number: int, ahead_ms: int) -> None:
         """Messages from this number on were told `ahead_ms`. Numbers only grow."""
@@ -88,7 +88,22 @@ class BrokerTime:
             return
         self._numbers.append(number)
         self._steps.append(ahead_ms)
-        if len(self._steps) > STEPS_MAX:
+        self._bound()
+
+    def learn(self, number: int, count: int, ahead_ms: int) -> None:
+        """A start finds in the arrivals what messages from this number on were told, `count` of them."""
+        if self.told(number) == ahead_ms:
+            return
+        if number >= self._numbers[-1]:
+            self.note(number, ahead_ms)
+            return
+        at, before = bisect_right(self._numbers, number), self.told(number)
+        self._numbers[at:at] = [number, number + count]
+        self._steps[at:at] = [ahead_ms, before]
+        self._bound()
+
+    def _bound(self) -> None:
+        while len(self._steps) > STEPS_MAX:
             self._steps[1] = min(self._steps[:2])
             self._numbers[1] = self._numbers[0]
             del self._steps[0], self._numbers[0]

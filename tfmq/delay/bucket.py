@@ -8,7 +8,7 @@ is served.
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 from zlib import crc32
 
 from journal import names
@@ -25,9 +25,10 @@ from tfmq.delay.bucket_file import (
     decode_chunk,
     decode_columns,
     decode_head,
+    decode_table,
     seed_of,
 )
-from tfmq.delay.columns import CRC, CRC_SIZE, SEED_MASK, Columns
+from tfmq.delay.columns import CRC, CRC_SIZE, SEED_MASK, Columns, Target
 from tfmq.delay.open_files import OpenFiles
 from tfmq.delay.spans import Span
 
@@ -35,8 +36,12 @@ logger = logging.getLogger("tfmq.delay")
 
 WINDOW_BYTES: Final = 256 << 10
 """One read takes records up to this far apart: what lies between costs less than another call."""
-TAIL_BYTES: Final = 4096
-"""Read behind the last record's beginning, whose size is not known before; a larger one costs a second read."""
+GAP_BYTES: Final = 4096
+"""The same for what is in memory."""
+TAIL_MIN: Final = 128
+TAIL_MAX: Final = 4096
+"""Read from the last record's beginning on, whose size is not known before: as much as the largest had in the call
+before, within these; a larger one costs a second read."""
 SCAN_BYTES: Final = 1 << 20
 """Read at a time, when the next chunk behind damage is looked for."""
 ALL_BYTES: Final = sys.maxsize
@@ -44,6 +49,7 @@ ALL_BYTES: Final = sys.maxsize
 DAMAGE_MAX: Final = 1000
 """Damaged places that are remembered of a bucket; all are logged."""
 
+Found: TypeAlias = list[bytes | None]
 Pread = Callable[[int, int], "bytes | bytearray | None"]
 """pread(size, position): None where it would wait."""
 
@@ -51,7 +57,9 @@ Pread = Callable[[int, int], "bytes | bytearray | None"]
 class Bucket:
     """See the module. `slot` names it in locators; `size` bytes and `count` messages belong to it."""
 
-    def __init__(self, folder: str, identity: Identity, span: Span, slot: int, size: int, count: int) -> None:
+    def __init__(
+        self, folder: str, identity: Identity, span: Span, slot: int, size: int, count: int, dead: int = 0
+    ) -> None:
         self.span = span
         self.slot = slot
         self.size = size
@@ -59,8 +67,12 @@ class Bucket:
         self.path = names.join(folder, bucket_name(span))
         self.identity = identity
         self.seed = seed_of(identity, span)
+        self.dead = dead
+        """So many of the messages nobody waits for any more: they were cancelled, or moved, or their topic is gone. It
+        does not change while files are worked on (`tfmq.delay.leaving`)."""
         self.damage: list[Corrupt] = []
         """What could not be read so far."""
+        self._hint = TAIL_MIN
         self.is_quiet = False
         """Whether damage is only noted: whoever looks at the files offline tells it himself."""
 
@@ -83,6 +95,17 @@ class Bucket:
                     self.note(error)
                 else:
                     yield columns
+
+    def tables(self, files: OpenFiles) -> Iterator[Sequence[Target]]:
+        """Where the messages of each chunk go, without a proof: to know whether it is worth to load it.
+
+        Raises NewerFormat, OSError.
+        """
+        with files.use(self.path) as file:
+            for part in self.parts(file):
+                if not isinstance(part, Corrupt):
+                    data = file.pread(part.table_size, part.table)
+                    yield decode_table(bytes(data)) or ()
 
     def parts(self, file: File) -> Iterator[Chunk | Corrupt]:
         """The heads of all chunks, and what of the file has none. Raises NewerFormat, OSError."""
@@ -139,60 +162,66 @@ class Bucket:
 
     def read(
         self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
-    ) -> list[bytes | None]:
+    ) -> Found:
         """As `Buckets.read`."""
         with files.use(self.path) as file:
-            found = self._read(positions, numbers, bytes_max, file.pread)
+            found = self._read(positions, numbers, bytes_max, file.pread, WINDOW_BYTES)
             assert found is not None
             return found
 
     def read_cached(
         self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
-    ) -> list[bytes | None] | None:
+    ) -> Found | None:
         """As `Buckets.read_cached`."""
         with files.use_open(self.path) as file:
-            return None if file is None else self._read(positions, numbers, bytes_max, file.pread_cached)
+            if file is None:
+                return None
+            return self._read(positions, numbers, bytes_max, file.pread_cached, GAP_BYTES)
 
     def _read(
-        self, positions: Sequence[int], numbers: Sequence[int], bytes_max: int, pread: Pread
-    ) -> list[bytes | None] | None:
-        found: list[bytes | None] = []
-        start = size_bytes = 0
+        self, positions: Sequence[int], numbers: Sequence[int], bytes_max: int, pread: Pread, gap: int
+    ) -> Found | None:
+        found: Found = []
+        start, left, largest = 0, bytes_max, 0
         while start < len(positions):
-            end = _window(positions, start)
+            end = _window(positions, start, gap)
             first = positions[start]
-            size = max(0, min(positions[end - 1] + TAIL_BYTES, self.size) - first)
-            data = pread(size, first)
-            if data is None:
+            read = pread(max(0, min(positions[end - 1] + self._hint, self.size) - first), first)
+            if read is None:
                 return None
+            data = bytes(read)
             for index in range(start, end):
                 record = self._record(data, positions[index] - first, numbers[index], first, pread)
                 if record is WAITS:
                     return None
                 found.append(record)
-                size_bytes += len(record) if record is not None else 0
-                if size_bytes >= bytes_max:
-                    return found
+                if record is not None:
+                    size = len(record)
+                    left -= size
+                    if size > largest:
+                        largest = size
+                if left <= 0:
+                    break
+            if left <= 0:
+                break
             start = end
+        self._hint = min(max(CRC_SIZE + largest, TAIL_MIN), TAIL_MAX)
         return found
 
-    def _record(
-        self, data: bytes | bytearray, at: int, number: int, first: int, pread: Pread
-    ) -> bytes | None:
+    def _record(self, data: bytes, at: int, number: int, first: int, pread: Pread) -> bytes | None:
         begin = at + CRC_SIZE
         if begin + HEADER_SIZE > len(data):
             return self._bad(first + at, "the file ends before it")
         end = begin + HEADER_SIZE + LENGTH.unpack_from(data, begin)[0]
-        if end - begin > RECORD_SIZE_MAX or first + end > self.size:
-            return self._bad(first + at, "its length makes no sense")
-        (crc,) = CRC.unpack_from(data, at)
+        record = data[begin:end]
         if end > len(data):
+            if end - begin > RECORD_SIZE_MAX or first + end > self.size:
+                return self._bad(first + at, "its length makes no sense")
             rest = pread(end - begin, first + begin)
             if rest is None:
                 return WAITS
             record = bytes(rest)
-        else:
-            record = bytes(data[begin:end])
+        (crc,) = CRC.unpack_from(data, at)
         if crc32(record, number & SEED_MASK) != crc:
             return self._bad(first + at, f"it fails its checksum as number {number}")
         return record
@@ -217,10 +246,11 @@ WAITS: Final = b""
 """Instead of a record: the rest of it is not in memory. No record is empty."""
 
 
-def _window(positions: Sequence[int], start: int) -> int:
+def _window(positions: Sequence[int], start: int, gap: int) -> int:
     """Up to which index one read serves the records from `start` on."""
-    end, first, last = start + 1, positions[start], positions[start]
-    while end < len(positions) and last <= positions[end] < first + WINDOW_BYTES:
+    end, last = start + 1, positions[start]
+    limit, count = last + WINDOW_BYTES, len(positions)
+    while end < count and last <= positions[end] < limit and positions[end] - last < gap:
         last = positions[end]
         end += 1
     return end

@@ -77,6 +77,11 @@ class Chunk(NamedTuple):
         return ENTRY_SIZE * self.count + self.table_size
 
     @property
+    def table(self) -> int:
+        """Where in the file the table begins."""
+        return self.position + CHUNK_SIZE + ENTRY_SIZE * self.count
+
+    @property
     def records(self) -> int:
         """Where in the file the first record's CRC is."""
         return self.position + CHUNK_SIZE + self.columns_size
@@ -165,7 +170,7 @@ def decode_columns(data: Buffer, chunk: Chunk, span: Span, seed: int, path: str)
     n = chunk.count
     dues, numbers = _words("Q", data[: 8 * n]), _words("Q", data[8 * n : 16 * n])
     targets, sizes = _words("I", data[16 * n : 20 * n]), _words("I", data[20 * n : 24 * n])
-    table = _table(bytes(data[ENTRY_SIZE * n :]))
+    table = decode_table(bytes(data[ENTRY_SIZE * n :]))
     if table is None or max(targets) >= len(table):
         raise bad("their table of targets does not add up")
     if min(dues) < span.start or max(dues) >= span.end:
@@ -177,7 +182,8 @@ def decode_columns(data: Buffer, chunk: Chunk, span: Span, seed: int, path: str)
     return Columns(dues, numbers, targets, sizes, bytes(data[24 * n : 25 * n]), positions, table)
 
 
-def _table(data: bytes) -> Sequence[Target] | None:
+def decode_table(data: bytes) -> Sequence[Target] | None:
+    """Its rows; None if they do not add up."""
     table = []
     position = 0
     while position + ROW.size <= len(data):

@@ -52,7 +52,7 @@ class BucketOpening:
         for each in found:
             self._act(each)
         self.buckets = [
-            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size, each.count)
+            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size, each.count, each.dead)
             for slot, each in enumerate(checkpoint.buckets, 1)
         ]
 

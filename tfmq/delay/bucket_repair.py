@@ -95,7 +95,8 @@ class _Repair:
         if self.done and not self.dry_run:
             if survey.fault is not None and self.disk.exists(survey.file.path):
                 self._keep_original(survey.file.path)
-            survey.file.write(checkpoint._replace(buckets=sorted(self.listed)))
+            # How many of them are dead, the next start counts.
+            survey.file.write(checkpoint._replace(buckets=sorted(self.listed), counted=0))
         return self.done
 
     def _missing(self) -> None:

@@ -76,7 +76,7 @@ def counts_of(
     bucket: Bucket, files: OpenFiles, edges: Sequence[int], log_ids: Collection[int] | None
 ) -> list[int]:
     """As `Buckets.histogram`, of one bucket: it is not read where it lies between two edges and all logs count."""
-    counts = [0] * (len(edges) - 1)
+    counts = [0] * max(0, len(edges) - 1)
     index = bisect_left(edges, bucket.span.start + 1) - 1
     if log_ids is None and 0 <= index < len(counts) and bucket.span.end <= edges[index + 1]:
         counts[index] = bucket.count
@@ -86,12 +86,20 @@ def counts_of(
     return counts
 
 
+def counts_in(dues: Sequence[Sequence[int]], edges: Sequence[int]) -> list[int]:
+    """How many of the dues, in pieces, lie between each edge and the next."""
+    counts = [0] * max(0, len(edges) - 1)
+    for each in dues:
+        _count(each, edges, counts)
+    return counts
+
+
 def _dues(columns: Columns, log_ids: Collection[int] | None) -> Numbers:
     wanted = _wanted(columns, log_ids)
     return columns.dues if wanted is None else array("Q", compress(columns.dues, wanted))
 
 
-def _count(dues: Numbers, edges: Sequence[int], counts: list[int]) -> None:
+def _count(dues: Sequence[int], edges: Sequence[int], counts: list[int]) -> None:
     """Adds to `counts` how many lie between each edge and the next."""
     ordered = sorted(dues)
     below = [bisect_left(ordered, edge) for edge in edges]

@@ -56,6 +56,9 @@ class Buckets:
         self.spilled_number = checkpoint.number
         """Arrivals before this offset, with numbers below this, are in buckets or were settled: the next spill goes on
         there, and the arrivals may be truncated up to there."""
+        self.counted_offset = checkpoint.counted
+        """What is cancelled or moved by notes before this offset of the arrivals is in `dead` of its bucket. The owner
+        changes neither while something is written."""
         self.stopped: str | None = None
         """Why nothing is written any more, until the next start; what was forced is still served."""
         self.files = OpenFiles(disk)
@@ -93,16 +96,6 @@ class Buckets:
     def leaves(self) -> Sequence[Bucket]:
         """Every bucket that counts, by time; their spans never overlap."""
         return self._leaves.all
-
-    @property
-    def count(self) -> int:
-        """Messages in all of them, also those that were settled since."""
-        return sum(bucket.count for bucket in self._leaves.all)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(bucket.size for bucket in self._leaves.all)
 
     @property
     def damage(self) -> list[Corrupt]:
@@ -186,7 +179,7 @@ class Buckets:
         for bucket in self._leaves.from_due(first_turn[0]):
             if bucket.span.start >= end_due:
                 return
-            with self._unless_gone(bucket):
+            with self.unless_gone(bucket):
                 yield from rows_of(bucket, self.files, first_turn, end_due, log_ids)
 
     def histogram(self, edges: Sequence[int], log_ids: Collection[int] | None = None) -> list[int]:
@@ -197,12 +190,12 @@ class Buckets:
         for bucket in self._leaves.from_due(edges[0]):
             if bucket.span.start >= edges[-1]:
                 break
-            with self._unless_gone(bucket):
+            with self.unless_gone(bucket):
                 total = list(map(add, total, counts_of(bucket, self.files, edges, log_ids)))
         return total
 
     @contextmanager
-    def _unless_gone(self, bucket: Bucket) -> Iterator[None]:
+    def unless_gone(self, bucket: Bucket) -> Iterator[None]:
         """A bucket that is settled and removed while a list is made has nothing for it."""
         try:
             yield
@@ -219,11 +212,12 @@ class Buckets:
         to_number: int,
         now_ms: int,
         pending: Pending,
+        note: bytes | None = None,
     ) -> Spilled:
         """Puts arrivals from `spilled_offset` up to `to_offset` (numbers below `to_number`) into buckets; in a worker.
 
-        Written, forced together, then the checkpoint, with `now_ms` as broker time. Raises Full (all is as it was, try
-        again later), Stopped, OSError (of a write: it stops), and what `batches` raise.
+        Written, forced together, then the checkpoint, with `now_ms` as broker time and `note` as in `commit`. Raises
+        Full (all is as it was, try again later), Stopped, OSError (of a write: it stops), and what `batches` raise.
         """
         with self._writing:
             self._writable()
@@ -235,15 +229,16 @@ class Buckets:
                     additions.put(messages_of(batch, pending))
                 additions.finish()
                 place = (to_offset, to_number, max(now_ms, self.broker_ms))
-                self._checkpoint(place, additions)
+                self._checkpoint(place, additions, note=note)
             self._sweep()
             return Spilled(additions.count, additions.size_bytes)
 
-    def split(self, bucket: Bucket) -> list[Bucket]:
-        """Cuts a bucket into finer ones, forced and listed; it counts no more then, but may be read until `release`.
+    def split(self, bucket: Bucket, pending: Pending) -> list[Bucket] | None:
+        """Puts what of a bucket is pending into finer ones, forced and listed; it counts no more then, but may be read
+        until `release`.
 
-        Nothing is done (an empty list) with one that does not count, is of the finest level, or has to wait for the
-        release of another one. Raises as `spill`. In a worker.
+        Nothing is done (None) with one that does not count, is of the finest level, or has to wait for the release of
+        another one. Raises as `spill`. In a worker.
         """
         with self._writing:
             self._writable()
@@ -254,11 +249,11 @@ class Buckets:
                 )
                 counts = self._leaves.at(bucket.span.start) is bucket
             if held or not counts or bucket.span.exponent == FINEST:
-                return []
+                return None
             exponent = finer(bucket.span.exponent)
             additions = self._additions(lambda due: span_of(due, exponent), self.spilled_offset)
             with self._undoing(additions):
-                for messages in pieces_of(bucket, self.files):
+                for messages in pieces_of(bucket, self.files, pending):
                     additions.put(messages)
                 additions.finish()
                 self._checkpoint(
@@ -339,14 +334,18 @@ class Buckets:
         """Lists what counts with the additions, forced; then it is so here, too. Raises Full, OSError (it stops)."""
         growth = list(additions.growth.values()) if additions is not None else []
         with self._set:
-            rows = {leaf.span: Listed(leaf.span, leaf.size, leaf.count) for leaf in self._leaves.all}
+            rows = {
+                leaf.span: Listed(leaf.span, leaf.size, leaf.count, leaf.dead) for leaf in self._leaves.all
+            }
             omitted = self._retired.spans()
-        rows |= {each.bucket.span: Listed(each.bucket.span, each.size, each.count) for each in growth}
+        for each in growth:
+            rows[each.bucket.span] = Listed(each.bucket.span, each.size, each.count, each.bucket.dead)
         if split is not None:
             rows.pop(split.span, None)
         note = self.note if note is None else note
         try:
-            self._file.write(Checkpoint(self.identity, *place, [rows[span] for span in sorted(rows)], note))
+            buckets = [rows[span] for span in sorted(rows)]
+            self._file.write(Checkpoint(self.identity, *place, buckets, note, self.counted_offset))
         except OSError as error:
             self._stop(error)
             raise

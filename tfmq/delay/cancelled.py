@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
-from tfmq.delay.dues import word_bytes, words
+from tfmq.delay.dues import WORD, word_bytes, words
 
 SPAN_BITS: Final = 16
 """A span is 2^16 ms, as the smallest bucket that is not split."""
@@ -23,23 +23,28 @@ RECENT_PART: Final = 16
 """So many numbers, or this part of the sorted ones, wait in a set before they are sorted in: then adding one costs
 the same whether there are ten or ten million."""
 
+LOOK_MAX: Final = 64
+"""So many spans are looked at for a quick answer about a stretch of time."""
+SPAN_BYTES: Final = 256
+"""What a span takes in memory beside its numbers: where they lie far apart, that is the most of it."""
+
 _ROW: Final = Struct(">QQ")
 
 
 class _Span:
-    """The numbers of one span: most of them sorted, the newest in a set."""
+    """The numbers of one span: sorted; of many, the newest in a set."""
 
     __slots__ = ("_recent", "_sorted")
 
     def __init__(self, numbers: "array[int]") -> None:
         self._sorted = numbers
-        self._recent: set[int] = set()
+        self._recent: set[int] | None = None
 
     def __len__(self) -> int:
-        return len(self._sorted) + len(self._recent)
+        return len(self._sorted) + len(self._recent or ())
 
     def __contains__(self, number: int) -> bool:
-        if number in self._recent:
+        if self._recent is not None and number in self._recent:
             return True
         column = self._sorted  # looked at second: what leaves the set is in here before
         at = bisect_left(column, number)
@@ -49,6 +54,13 @@ class _Span:
         """Whether it is new."""
         if number in self:
             return False
+        if self._recent is None:
+            if len(self._sorted) < RECENT_MIN:
+                column = self._sorted
+                at = bisect_left(column, number)
+                self._sorted = column[:at] + array("Q", (number,)) + column[at:]
+                return True
+            self._recent = set()
         self._recent.add(number)
         if len(self._recent) > RECENT_MIN + len(self._sorted) // RECENT_PART:
             self.numbers()
@@ -76,6 +88,10 @@ class Cancelled:
         self._spans: dict[int, _Span] = {}
         self.count = 0
 
+    def __len__(self) -> int:
+        """Spans in which any is."""
+        return len(self._spans)
+
     def __contains__(self, turn: tuple[int, int]) -> bool:
         span = self._spans.get(turn[0] >> SPAN_BITS)
         return span is not None and turn[1] in span
@@ -92,16 +108,22 @@ class Cancelled:
     def any_between(self, low: int, high: int) -> bool:
         """Whether a message of the spans from the due time `low` to `high` (both among them) may be cancelled.
 
-        False needs no look at single messages.
+        False needs no look at single messages, and the answer costs the same however many are cancelled: where both
+        the stretch and the spans are many, it is True.
         """
         first, last = low >> SPAN_BITS, high >> SPAN_BITS
-        if last - first < len(self._spans):
+        if last - first < LOOK_MAX:
             return any(span in self._spans for span in range(first, last + 1))
-        return any(first <= span <= last for span in list(self._spans))
+        return len(self._spans) > LOOK_MAX or any(first <= span <= last for span in list(self._spans))
 
-    def spans(self) -> list[tuple[int, int]]:
-        """(its first due time, the first behind it) of each span that has any, in order."""
-        return [(span << SPAN_BITS, (span + 1) << SPAN_BITS) for span in sorted(self._spans)]
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return SPAN_BYTES * len(self._spans) + WORD * self.count
+
+    def ended(self, due: int) -> list[int]:
+        """The first due times of the spans that end at `due` or before, in no order."""
+        return [span << SPAN_BITS for span in self._spans if (span + 1) << SPAN_BITS <= due]
 
     def forget(self, starts: Iterable[int]) -> int:
         """Drops the spans that begin at these due times; how many messages are forgotten."""

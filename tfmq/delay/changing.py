@@ -17,10 +17,11 @@ from tfmq.delay import note as notes
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.arrivals import note_batch
 from tfmq.delay.broker_time import BrokerTime
-from tfmq.delay.dues import RELATIVE, effective, word_bytes
+from tfmq.delay.dues import DUE_MAX, RELATIVE, effective, word_bytes
 from tfmq.delay.fetching import Fetched
 from tfmq.delay.finding import Finder
 from tfmq.delay.judging import UNSURE, Judge
+from tfmq.delay.leaving import Leaving
 from tfmq.delay.line import Line
 from tfmq.delay.lines import Lines
 from tfmq.delay.note import TURNS_MAX, Note, Turns
@@ -29,7 +30,7 @@ from tfmq.delay.patience import PAUSE_SECONDS
 from tfmq.delay.requests import CANCELLED, PENDING, RESCHEDULED, UNKNOWN, Landing, Rescheduled, Run, Turn
 from tfmq.delay.rows import Part
 from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
-from tfmq.errors import Busy, StorageStopped
+from tfmq.errors import Busy, DiskFull, StorageStopped
 
 REPEAT_MS: Final = 10
 """Who asks by an old handle for a due that the message has, or for one so little earlier, repeats what was done: what
@@ -50,6 +51,7 @@ class Arriving(Protocol):
     def expect(self, due_min: int) -> int: ...
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None: ...
     def failed(self, ticket: int) -> None: ...
+    def settle(self) -> None: ...
 
 
 class _Cancel(NamedTuple):
@@ -59,7 +61,7 @@ class _Cancel(NamedTuple):
 
 
 class Changing:
-    """See the module. `sure()`: arrivals with numbers below are on the disk; `forget(turn)`: it will not fire."""
+    """See the module. `sure()`: arrivals with numbers below are on the disk."""
 
     def __init__(
         self,
@@ -73,11 +75,11 @@ class Changing:
         run: Run,
         arriving: Arriving,
         sure: Callable[[], int],
-        forget: Callable[[Turn], None],
+        leaving: Leaving,
     ) -> None:
         self._landing, self._state, self._judge, self._lines = landing, state, judge, lines
         self._time, self._finder, self._run, self._arriving = time, finder, run, arriving
-        self._sure, self._forget = sure, forget
+        self._sure, self._leaving = sure, leaving
         self._active: dict[Turn, list[Callable[[], None]]] = {}
         """Turns under change, and who wants to know what becomes of them."""
         self._lost: set[Turn] = set()
@@ -129,7 +131,9 @@ class Changing:
             self._cancel_refused(cancels, error)
             return
         self._state.enter(note, 0)
-        self._landing.when_forced(answers[-1].end_offset, partial(self._cancel_forced, cancels))
+        end = answers[-1].end_offset
+        self._leaving.written(end, [(key, turn) for key, turn, _ in cancels])
+        self._landing.when_forced(end, partial(self._cancel_forced, cancels))
 
     def _cancel_refused(self, cancels: list[_Cancel], error: BaseException | None) -> None:
         for key, turn, done in cancels:
@@ -137,12 +141,13 @@ class Changing:
             done(None, error)
 
     def _cancel_forced(self, cancels: list[_Cancel], error: BaseException | None) -> None:
+        if error is None:
+            self._settle()
         for key, turn, done in cancels:
             if error is not None:
                 self._lose(turn)
                 done(None, error)
             else:
-                self._forget(turn)
                 self._free(key, turn)
                 done(CANCELLED, None)
 
@@ -179,6 +184,8 @@ class Changing:
         """Once the message's arrival is on the disk."""
         if turn.number < self._sure():
             then(None)
+        elif turn.number >= self._landing.log.end_ordinal:
+            then(DiskFull())  # a start found it there, and waits for space to make it sure
         else:
             self._landing.when_forced(self._landing.log.end_offset, then)
 
@@ -214,11 +221,11 @@ class Changing:
                 self._free(key, turn)
             ended([], StorageStopped(reason="its topic is gone", outcome=OUTCOME_UNKNOWN))
             return
-        now, taken = self._time.now_ms(), self._time.taken_ms()
-        dues = effective(wire, len(turns), taken, self._time.wall_ms() + taken - now)
+        ahead = self._time.ahead_ms()
+        dues = effective(wire, len(turns), self._time.taken_ms(), ahead)
         old = Turns(array("Q", [turn.due for turn in turns]), array("Q", [turn.number for turn in turns]))
         data = b"".join(records)
-        note = notes.reschedule(key, name.rpartition("-")[0], dues, len(data), old)
+        note = notes.reschedule(key, name.rpartition("-")[0], dues, len(data), old, ahead)
         ticket = self._arriving.expect(dues.low)
         batches = [note_batch(note), *map(copy_of, records)]
         self._landing.append(batches, partial(self._move_written, key, turns, note, data, ticket, ended))
@@ -247,16 +254,24 @@ class Changing:
         self._arriving.arrived(ticket, note, data, answer)
         new = [Turn(due, answer.first_ordinal + index) for index, due in enumerate(note.dues.times)]
 
+        self._leaving.written(answer.end_offset, [(key, turn) for turn in turns])
+
         def forced(error: BaseException | None) -> None:
+            if error is None:
+                self._settle()
             for turn in turns:
                 if error is not None:
                     self._lose(turn)
                 else:
-                    self._forget(turn)
                     self._free(key, turn)
             ended(new, error)
 
         self._landing.when_forced(answer.end_offset, forced)
+
+    def _settle(self) -> None:
+        """What is on the disk by now counts no more; its arrivals are there, too."""
+        self._arriving.settle()
+        self._leaving.settle(self._landing.log.forced_offset)
 
     # The wall clock
 
@@ -278,8 +293,9 @@ class Changing:
                 # Damage is told when it is the line's turn to read it: by one message at a time.
                 line.hold(PAUSE_SECONDS)
                 return
-            told = [part.dues[index] - self._time.told(part.numbers[index]) for index in range(len(records))]
-            self._move(line.key, turns[: len(records)], records, word_bytes(array("Q", told)), ended)
+            moved = turns[: len(records)]
+            meant = [min(max(0, turn.due - self._time.told(turn.number)), DUE_MAX) for turn in moved]
+            self._move(line.key, moved, records, word_bytes(array("Q", meant)), ended)
 
         def ended(moved: list[Turn], error: BaseException | None) -> None:
             if error is not None:
@@ -299,7 +315,7 @@ class Changing:
             self._active[turn].append(again)
             return None
         try:
-            state = self._judge.state(key, turn, self._landing.log.end_ordinal)
+            state = self._judge.state(key, turn, self._landing.log.whole_end[1])
         except StorageStopped as error:
             failed(error)
             return None
@@ -326,11 +342,16 @@ class Changing:
             self._free(key, turn)
 
     def _free(self, key: int, turn: Turn) -> None:
-        """It is known what became of it."""
+        """It is known what became of it. Who waits for that asks again, one by one: where one of them changes the
+        message once more, the rest waits for that."""
         waiting = self._active.pop(turn, [])
         self._lines.unblock(key, turn)
-        for again in waiting:
+        for index, again in enumerate(waiting):
             again()
+            now = Turn(*self._state.rescheduled.latest(*turn))
+            if now in self._active:
+                self._active[now] += waiting[index + 1 :]
+                return
 
     def _lose(self, turn: Turn) -> None:
         """Nobody knows what became of it: it stays blocked."""

@@ -2,8 +2,8 @@
 broker time. docs/formats/bucket.md is the page of its format.
 
     magic "TFDK" | version u16 | zero u16 | store id u64 | salt u64 | offset u64 | number u64 | broker ms u64
-    | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, `count` times | note
-    | CRC-32 u32 of everything before
+    | counted u64 | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, dead u64, `count`
+    times | note | CRC-32 u32 of everything before
 
 All numbers are big-endian. The file holds this twice, each copy in a half of the file. It is written beside the old
 one, forced, and takes its name: a power cut leaves the one or the other, and a full disk leaves the old one. So
@@ -24,8 +24,8 @@ from tfmq.delay.spans import Span
 
 MAGIC: Final = b"TFDK"
 VERSION: Final = 1
-HEAD: Final = Struct(">4sHHQQQQQII")
-ROW: Final = Struct(">QBQQ")
+HEAD: Final = Struct(">4sHHQQQQQQII")
+ROW: Final = Struct(">QBQQQ")
 SUM: Final = Struct(">I")
 
 NOTE_SIZE_MAX: Final = 8192
@@ -35,17 +35,19 @@ PAGE: Final = 4096
 
 
 class Listed(NamedTuple):
-    """A bucket: up to `size` its file is forced, with `count` messages."""
+    """A bucket: up to `size` its file is forced, with `count` messages, `dead` of which nobody waits for any more."""
 
     span: Span
     size: int
     count: int  # type: ignore[assignment]
+    dead: int = 0
 
 
 class Checkpoint(NamedTuple):
     """`offset`, `number`: arrivals before are in the buckets, or were settled. `broker_ms`: broker time, at least.
 
-    `note`: what the delay queue wants to find again, opaque here, at most NOTE_SIZE_MAX bytes.
+    `note`: what the delay queue wants to find again, opaque here, at most NOTE_SIZE_MAX bytes. `counted`: `dead` has
+    what is cancelled or moved by notes before this offset of the arrivals; 0: it is not known.
     """
 
     identity: Identity
@@ -54,15 +56,18 @@ class Checkpoint(NamedTuple):
     broker_ms: int
     buckets: Sequence[Listed]
     note: bytes = b""
+    counted: int = 0
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """One copy. Raises TooLarge."""
-    identity, offset, number, broker_ms, buckets, note = checkpoint
+    identity, offset, number, broker_ms, buckets, note, counted = checkpoint
     if len(note) > NOTE_SIZE_MAX:
         raise TooLarge("the note in the checkpoint", len(note), NOTE_SIZE_MAX)
-    head = HEAD.pack(MAGIC, VERSION, 0, *identity, offset, number, broker_ms, len(buckets), len(note))
-    rows = (ROW.pack(*bucket.span, bucket.size, bucket.count) for bucket in buckets)
+    head = HEAD.pack(
+        MAGIC, VERSION, 0, *identity, offset, number, broker_ms, counted, len(buckets), len(note)
+    )
+    rows = (ROW.pack(*bucket.span, bucket.size, bucket.count, bucket.dead) for bucket in buckets)
     data = b"".join([head, *rows, note])
     return data + SUM.pack(crc32(data))
 
@@ -84,12 +89,12 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
         raise bad("it fails its checksum")
     if version > VERSION or zero:
         raise NewerFormat(path, version, VERSION)
-    store_id, salt, offset, number, broker_ms = numbers
+    store_id, salt, offset, number, broker_ms, counted = numbers
     rows = ROW.iter_unpack(data[HEAD.size : begins])
-    buckets = [Listed(Span(start, exponent), size, entries) for start, exponent, size, entries in rows]
+    buckets = [Listed(Span(start, exponent), *sizes) for start, exponent, *sizes in rows]
     if not all(bucket.span.is_valid for bucket in buckets):
         raise bad("it names a span of time that cannot be")
-    return Checkpoint(Identity(store_id, salt), offset, number, broker_ms, buckets, data[begins:end])
+    return Checkpoint(Identity(store_id, salt), offset, number, broker_ms, buckets, data[begins:end], counted)
 
 
 class CheckpointFile:

@@ -58,6 +58,8 @@ SHORT_FORMS: Final = {
 }
 LAST: Final = "last"
 _DAYS_OF_MONTH: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_ZONE: Final = re.compile(r"[A-Z][\w+-]*(?:/[A-Za-z][\w+-]*)*", re.ASCII)
+"""How the zone database names zones; anything else would be looked for as a file, and as a Python module."""
 _PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
 
 
@@ -285,6 +287,7 @@ def _number(field: Field, text: str, part: str, expression: str) -> int:
 
 def _wrong(field: Field, part: str, expression: str) -> BadRequest:
     names = f" or {field.names[0]}..{field.names[-1]}" if field.names else ""
+    names += f", {LAST} alone" if field.name == "day of month" else ""
     return BadRequest(
         f"{part!r} in the cron expression {expression!r} is no {field.name}: write {field.low} to {field.high}{names},"
         " a range as 1-5, steps as */15, a list as 1,3, or * for all."
@@ -306,13 +309,12 @@ def find_zone(name: str) -> tzinfo:
     if name == "UTC":
         return UTC
     try:
-        if name and len(name) <= ZONE_CHARACTERS:
+        if len(name) <= ZONE_CHARACTERS and _ZONE.fullmatch(name):
             return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         pass
     raise BadRequest(
-        f"There is no time zone {name[:ZONE_CHARACTERS]!r} here: write its name as in Europe/Berlin, or UTC; a broker"
-        " on a system without zones needs the Python package tzdata."
+        f"There is no time zone {name[:ZONE_CHARACTERS]!r} here: write its name as in Europe/Berlin, or UTC."
     )
 
 

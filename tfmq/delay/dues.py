@@ -2,8 +2,8 @@
 
 On the wire a batch has one u64 a message, big-endian: with the top bit set, the rest is a delay in ms; without, it is
 a time in ms since 1970. An effective due time is one of the broker's time, at least 1 ms from now and below 2^63, so a
-new message never comes before one that fired. A time is moved by what broker time is ahead of the wall clock, since it
-is the wall clock that its sender means.
+new message never comes before one that fired. A time is moved by what broker time is ahead of the wall clock, or back
+by what it is behind, since it is the wall clock that its sender means.
 
 Everything is done by columns, without a step of Python for a message, unless a batch mixes delays and times.
 """
@@ -77,8 +77,9 @@ def dues_of(times: "array[int]", absolute: bytes) -> Dues:
     return Dues(times, absolute, min(times), max(times))
 
 
-def effective(wire: bytes, count: int, now_ms: int, wall_ms: int) -> Dues:
-    """The due times of `count` messages that arrive now: broker time `now_ms`, wall clock `wall_ms`.
+def effective(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> Dues:
+    """The due times of `count` messages that arrive at the broker time `now_ms`, which is `ahead_ms` ahead of the wall
+    clock (below 0: behind it).
 
     Raises BadRequest unless `wire` has one word for each.
     """
@@ -86,26 +87,26 @@ def effective(wire: bytes, count: int, now_ms: int, wall_ms: int) -> Dues:
         raise BadRequest(f"{len(wire)} bytes of due times for {count} messages: each has {WORD}.")
     first = wire[:WORD]
     if wire == first * count:
-        return _all_alike(int.from_bytes(first, "big"), count, now_ms, wall_ms)
+        return _all_alike(int.from_bytes(first, "big"), count, now_ms, ahead_ms)
     absolute = wire[::WORD].translate(_FLAGS)
     times = words(wire)
-    ahead = max(0, now_ms - wall_ms)
     if ABSOLUTE_FLAG not in absolute:
         moved: Iterable[int] = map((now_ms - RELATIVE).__add__, times)
     elif RELATIVE_FLAG in absolute:
-        moved = [time + ahead if time < RELATIVE else time - RELATIVE + now_ms for time in times]
-    elif ahead:
-        moved = map(ahead.__add__, times)
+        moved = [max(0, t + ahead_ms) if t < RELATIVE else t - RELATIVE + now_ms for t in times]
+    elif ahead_ms:
+        # What is over by more than broker time is behind would be below 0.
+        moved = map(ahead_ms.__add__, map(max, times, repeat(max(0, -ahead_ms))))
     else:
         return _bounded(times, absolute, now_ms)
     return _bounded(array("Q", moved), absolute, now_ms)
 
 
-def _all_alike(word: int, count: int, now_ms: int, wall_ms: int) -> Dues:
+def _all_alike(word: int, count: int, now_ms: int, ahead_ms: int) -> Dues:
     if word >= RELATIVE:
         due, absolute = now_ms + word - RELATIVE, RELATIVE_FLAG
     else:
-        due, absolute = word + max(0, now_ms - wall_ms), ABSOLUTE_FLAG
+        due, absolute = word + ahead_ms, ABSOLUTE_FLAG
     due = min(max(due, now_ms + 1), DUE_MAX)
     return Dues(array("Q", (due,)) * count, absolute * count, due, due)
 

@@ -3,6 +3,8 @@
 from typing import Final
 
 from tfmq.delay.buckets import Buckets
+from tfmq.delay.counting import Counting
+from tfmq.delay.leaving import Leaving
 from tfmq.delay.ledger import Ledger
 from tfmq.delay.lines import Lines
 from tfmq.delay.requests import Timers
@@ -13,12 +15,21 @@ COUNT_SECONDS: Final = 0.1
 
 
 class Figures:
-    """See the module. `pending` is near enough: cancelled ones that lie far ahead count until their time is near."""
+    """See the module."""
 
-    def __init__(self, ledger: Ledger, shore: Shore, lines: Lines, buckets: Buckets, timers: Timers) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        shore: Shore,
+        lines: Lines,
+        buckets: Buckets,
+        counting: Counting,
+        leaving: Leaving,
+        timers: Timers,
+    ) -> None:
         self._ledger, self._shore, self._lines = ledger, shore, lines
-        self._buckets, self._timers = buckets, timers
-        self._count = 0
+        self._buckets, self._counting, self._leaving, self._timers = buckets, counting, leaving, timers
+        self._count = self._size_bytes = 0
         self._count_again = 0.0
 
     def landed(self, count: int) -> None:
@@ -28,14 +39,26 @@ class Figures:
     @property
     def pending(self) -> int:
         """Messages that wait."""
+        self._count_all()
+        return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in the buckets: of each as large a part as there is of its messages that wait."""
+        self._count_all()
+        return self._size_bytes
+
+    def _count_all(self) -> None:
         now = self._timers.now()
         if now >= self._count_again:
-            shore, leaves = self._shore, self._buckets.leaves
-            ahead = [bucket.count for bucket in leaves if bucket.span.start >= shore.horizon]
-            near = shore.wheel.count + self._lines.queued
-            self._count = self._ledger.messages + near + max(0, shore.far.count) + sum(ahead)
+            self._count, self._size_bytes = self.count_now(), self._counting.size_bytes
             self._count_again = now + COUNT_SECONDS
-        return self._count
+
+    def count_now(self) -> int:
+        """In memory, in arrivals and in buckets. What is being loaded is still where it was."""
+        in_memory = self._shore.wheel.count - self._shore.coming + self._lines.waiting
+        on_disk = self._ledger.messages + self._shore.far_count + self._counting.ahead
+        return max(0, in_memory + on_disk - self._leaving.count)
 
     @property
     def next_on_disk(self) -> int | None:

@@ -13,7 +13,9 @@ from tfmq.delay.arrivals import ArrivedBatch
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.buckets import Buckets, Pending
 from tfmq.delay.columns import SLOT_SHIFT, Columns
+from tfmq.delay.dues import ABSOLUTE_FLAG
 from tfmq.delay.ledger import Near
+from tfmq.delay.note import Note
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part
 from tfmq.delay.targets import Targets
@@ -31,6 +33,17 @@ class Area(NamedTuple):
     buckets: Sequence[Bucket]
     from_offset: int
     to_offset: int
+
+
+class Arrived(NamedTuple):
+    """What is found in arrivals: those that are pending; the lowest due of all, pending or not; of all that are for a
+    time of the wall clock (first number, how many, by how much broker time was ahead of it); the turns that were
+    cancelled or moved by notes that the buckets do not count yet."""
+
+    near: "list[Near]"
+    low: int | None
+    told: list[tuple[int, int, int]]
+    changed: list[Turn]
 
 
 class Gatherer:
@@ -52,21 +65,36 @@ class Gatherer:
                     found.append(near)
         return found
 
-    def arrived(self, from_offset: int, to_offset: int, pending: Pending) -> tuple[list[Near], int | None]:
-        """All arrivals between these offsets that are pending, and the lowest due of all, pending or not."""
+    def arrived(self, from_offset: int, to_offset: int, pending: Pending) -> Arrived:
+        """All arrivals between these offsets."""
         area = Area(0, DUES_MAX, [], from_offset, to_offset)
         found: list[Near] = []
         low: int | None = None
-        for batch in self.batches(from_offset, to_offset):
+        told: list[tuple[int, int, int]] = []
+        changed: list[Turn] = []
+        counted, spilled = self._buckets.counted_offset, self._buckets.spilled_number
+
+        def noted(note: Note, offset: int) -> None:
+            if offset >= counted:
+                changed.extend(turn for turn in map(Turn, *note.old) if turn.number < spilled)
+
+        for batch in self.batches(from_offset, to_offset, noted):
             low = batch.low if low is None else min(batch.low, low)
+            if ABSOLUTE_FLAG in batch.absolute:
+                first, ahead_ms = batch.first_number, batch.ahead_ms
+                if told and told[-1][2] == ahead_ms:
+                    first = told.pop()[0]
+                told.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))
             near = self._of_arrival(batch, area, pending, None)
             if len(near.dues):
                 found.append(near)
-        return found, low
+        return Arrived(found, low, told, changed)
 
-    def batches(self, from_offset: int, to_offset: int) -> Iterator[ArrivedBatch]:
+    def batches(
+        self, from_offset: int, to_offset: int, noted: arrivals.Noted | None = None
+    ) -> Iterator[ArrivedBatch]:
         """Arrivals, without what is damaged: the log names that."""
-        return arrivals.read(self._log, from_offset, to_offset, damaged=self._damaged)
+        return arrivals.read(self._log, from_offset, to_offset, damaged=self._damaged, noted=noted)
 
     def _damaged(self, error: Corrupt) -> None:
         arrivals.logger.error("delayed messages are lost where the arrivals are damaged: %s", error)

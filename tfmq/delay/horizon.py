@@ -14,6 +14,7 @@ disk anyway.
 | somebody asks for what arrived, or it is much, or old | spill |
 | a line's target takes messages again | reload what it gave up |
 | a coarse bucket's time comes, or one has too much | split |
+| it is not known how much of a bucket still waits | count |
 | arrivals that nobody needs fill a segment | truncate |
 | time to write down what changed | commit |
 """
@@ -56,6 +57,7 @@ class Step(Enum):
     LOAD = "load"
     SPILL = "spill"
     SPLIT = "split"
+    COUNT = "count"
     RELOAD = "reload"
     TRUNCATE = "truncate"
     COMMIT = "commit"
@@ -92,6 +94,8 @@ class View(NamedTuple):
     """Somebody waits until what arrived is in the buckets."""
     splits: bool = False
     """The buckets name some that should be split."""
+    counts: bool = False
+    """How much of a bucket waits is not known."""
     reloads: bool = False
     spare_bytes: int = 0
     """Arrivals that nobody needs any more."""
@@ -140,6 +144,8 @@ def decide(view: View) -> Decision:
         return Decision(Step.SPILL)
     if view.writable and view.splits:
         return Decision(Step.SPLIT)
+    if view.counts:
+        return Decision(Step.COUNT)
     if view.writable and view.spare_bytes >= view.segment_bytes:
         return Decision(Step.TRUNCATE)
     if view.writable and view.changed and view.now - view.committed >= COMMIT_MS:

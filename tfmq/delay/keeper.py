@@ -7,43 +7,47 @@ of the disk is waited out: what cannot be spilled stays in the arrivals, and is 
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.buckets import Buckets
-from tfmq.delay.gathering import DUES_MAX, Area, Gatherer
+from tfmq.delay.counting import Counting
+from tfmq.delay.gathering import DUES_MAX, Arrived, Gatherer
 from tfmq.delay.horizon import LEAD_MS, URGENT_MS, Decision, Step, View, decide, goal
-from tfmq.delay.ledger import Landed, Near
+from tfmq.delay.leaving import Leaving
+from tfmq.delay.ledger import Landed
 from tfmq.delay.lines import Lines
 from tfmq.delay.loading import Loading
-from tfmq.delay.pending import PendingNow
+from tfmq.delay.pending import Pendings
 from tfmq.delay.pins import Pins
 from tfmq.delay.reloading import Reloading
 from tfmq.delay.requests import Landing, Run, Timers
 from tfmq.delay.shore import Shore
 from tfmq.delay.spans import Span
+from tfmq.delay.splitting import first_of
+from tfmq.delay.unspilled import UNTOLD, Unspilled
+from tfmq.delay.wheel_slots import DUE_SPAN
 from tfmq.errors import NOT_DONE, StorageStopped
 
 logger = logging.getLogger("tfmq.delay")
 
-PAUSE_SECONDS: Final = 1.0
-PAUSE_SECONDS_MAX: Final = 30.0
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
 """Work that the disk refused is tried again after pauses that double between these."""
-
 
 Told = Callable[[BaseException | None], None]
 
 
 class Keeper:
-    """See the module. `limit()`, `lowest()`: as of `tfmq.delay.ledger.Ledger`."""
+    """See the module. `limit()`, `lowest()`: as of `tfmq.delay.ledger.Ledger`; `moved()`: something more may fire."""
 
     def __init__(
         self,
         *,
         landing: Landing,
         state: ArrivalState,
+        pendings: Pendings,
         buckets: Buckets,
         gatherer: Gatherer,
         shore: Shore,
@@ -54,34 +58,31 @@ class Keeper:
         limit: Callable[[], int | None],
         lowest: Callable[[], int | None],
         outcome_ms: int,
+        counting: Counting,
+        leaving: Leaving,
         moved: Callable[[], None],
     ) -> None:
         self._landing, self._state, self._buckets, self._gatherer = landing, state, buckets, gatherer
         self._shore, self._lines, self._time, self._timers = shore, lines, time, timers
+        self._pendings = pendings
         self._run_worker, self._limit, self._lowest, self._outcome_ms = run, limit, lowest, outcome_ms
-        self._moved = moved
-        """Something may fire now that could not before."""
+        self._counting, self._leaving, self._moved = counting, leaving, moved
         self.offset = buckets.spilled_offset
         self.number = buckets.spilled_number
         """Arrivals before are on the disk, and known here."""
+        self.tail_from: int | None = None
+        """From this offset on lies what a start could not take for sure (`take_tail`)."""
         self.busy: Step | None = None
-        self.stopping = False
-        self._looking = False
+        self.stopping = self._looking = False
         self.changed = False
         """Whether the checkpoint would say something else now."""
-        self._since: int | None = None
-        self._low: int | None = None
-        """Lowest due of arrivals in no bucket, pending or not."""
-        self._low_spilled: int | None = None
-        """The same of those that are on their way there."""
-        self._committed = 0
+        self._unspilled, self._committed = Unspilled(), 0
         self._pins = Pins(buckets.spilled_offset)
         self._unsplittable: set[Span] = set()
         self._wanted: list[Told] = []
         self._loading = Loading(shore, buckets, gatherer, timers=timers, run=run)
         self._reloading = Reloading(lines, buckets, gatherer)
-        self._pause = PAUSE_SECONDS
-        self._write_after = 0.0
+        self._pause, self._write_after = PAUSE_SECONDS, 0.0
         self._stopped: Callable[[], None] | None = None
 
     # What arrives
@@ -89,10 +90,15 @@ class Keeper:
     def landed(self, landed: Landed) -> None:
         """It is on the disk."""
         self.offset, self.number = landed.end_offset, landed.number_next
-        self._low = landed.low if self._low is None else min(landed.low, self._low)
-        if self._since is None:
-            self._since = self._time.now_ms()
+        self._unspilled.landed(landed.low, self._time.now_ms())
         self.changed = True
+
+    def follow(self) -> None:
+        """All that was told to land is there: what lies behind it are cancels and ended streams, which go, too."""
+        log = self._landing.log
+        if log.forced_offset == log.end_offset > self.offset and self.tail_from is None:
+            self.offset, self.number, self.changed = log.end_offset, log.end_ordinal, True
+            self._unspilled.landed(None, self._time.now_ms())
 
     @property
     def unspilled_bytes(self) -> int:
@@ -102,31 +108,23 @@ class Keeper:
     @property
     def is_empty(self) -> bool:
         """Nothing is on the disk that is not settled."""
-        return not self._buckets.leaves and not self.unspilled_bytes and self._limit() is None
+        return not (self._buckets.leaves or self.unspilled_bytes) and self._limit() is None
 
     def when_spilled(self, done: Told) -> None:
         """`done(None)` once all that is on the disk now is in buckets, `done(error)` if that cannot be done."""
         if not self.unspilled_bytes:
-            done(None)
-        elif self._buckets.stopped is not None:
-            done(StorageStopped(reason=self._buckets.stopped, outcome=NOT_DONE))
-        else:
-            self._wanted.append(done)
-            self.look()
-
-    def pending_now(self) -> PendingNow:
-        """What is pending on the disk, for workers."""
-        return PendingNow(self._state, self._lines.settled, self._is_gone, self._lines.blocked)
-
-    def _is_gone(self, key: int) -> bool:
-        return self._lines.destination.name(key) is None
+            return done(None)
+        if self._buckets.stopped is not None:
+            return done(StorageStopped(UNTOLD, reason=self._buckets.stopped, outcome=NOT_DONE))
+        self._wanted.append(done)
+        self.look()
 
     # Deciding
 
     def look(self) -> None:
         """Does what is to be done next, unless something is under way. Work that ends at once is followed by more."""
-        if self._looking:
-            return
+        if self._looking or (self.tail_from is not None and self.tail_from < self._landing.log.forced_offset):
+            return  # or there is a tail that must be known first
         self._looking = True
         while self.busy is None and not self.stopping:
             self._retire()
@@ -154,10 +152,11 @@ class Keeper:
             far_low=shore.far.low,
             far_count=shore.far.count,
             unspilled_bytes=self.unspilled_bytes,
-            unspilled_since=self._since,
+            unspilled_since=self._unspilled.since,
             writable=buckets.stopped is None and self._timers.now() >= self._write_after,
             wanted=bool(self._wanted),
             splits=self._to_split() is not None,
+            counts=self._counting.due,
             reloads=self._reloading.wanted,
             spare_bytes=self._spare() - self._landing.log.first_offset,
             segment_bytes=self._landing.log.options.segment_bytes,
@@ -171,6 +170,8 @@ class Keeper:
         if step is Step.RETREAT:
             dropped = self._shore.retreat(to, self._buckets.spilled_offset)
             logger.info("%d delayed messages that are due from %d on are left on the disk", dropped, to)
+            if to <= self._time.now_ms():  # it lies before what fired already
+                self._counting.want(self._buckets.leaves, True)
             return True
         if step is Step.MOVE or step is Step.LOAD:
             unsure, now = self._limit(), self._time.now_ms()
@@ -182,15 +183,13 @@ class Keeper:
             self._moved()
             return True
         self.busy = step
-        work: dict[Step, Callable[[], None]] = {
-            Step.LOAD: partial(self._load, to),
-            Step.SPILL: self._spill,
-            Step.SPLIT: self._split,
-            Step.RELOAD: self._reload,
-            Step.TRUNCATE: self._truncate,
-            Step.COMMIT: self._commit,
-        }
-        work[step]()
+        self._leaving.begin(self._landing.log.forced_offset)
+        if step is Step.LOAD:
+            self._load(to)
+        else:
+            work = {Step.SPILL: self._spill, Step.SPLIT: self._split, Step.COUNT: self._count}
+            work |= {Step.RELOAD: self._reload, Step.TRUNCATE: self._truncate, Step.COMMIT: self._commit}
+            work[step]()
         return True
 
     def _ended(self, error: BaseException | None = None) -> None:
@@ -204,17 +203,20 @@ class Keeper:
             self._timers.after(self._pause, self.look)
             self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
         self.busy = None
+        self._leaving.end()
         self._moved()
         self.look()
 
     # Loading
 
     def _load(self, to: int) -> None:
-        self._loading.begin(to, self._buckets.spilled_offset, self.offset, self.pending_now(), self._ended)
+        self._loading.begin(
+            to, self._buckets.spilled_offset, self.offset, self._pendings.for_work(), self._ended
+        )
 
     def _reload(self) -> None:
         offsets = (self._buckets.spilled_offset, self.offset)
-        work = self._reloading.begin(*offsets, self._shore.front, self.pending_now())
+        work = self._reloading.begin(*offsets, self._shore.front, self._pendings.for_work())
         self._run_worker(work, self._reloaded)
 
     def _reloaded(self, result: Any, error: BaseException | None) -> None:
@@ -226,21 +228,20 @@ class Keeper:
     def _spill(self) -> None:
         buckets, offset, number = self._buckets, self.offset, self.number
         self._shore.begin_spill()
+        self._unspilled.begin_spill()
         batches = self._gatherer.batches(buckets.spilled_offset, offset)
-        low, self._low, since, self._since = self._low, None, self._since, None
-        self._low_spilled = low
         wanted, self._wanted = self._wanted, []
-        work = partial(buckets.spill, batches, offset, number, self._time.now_ms(), self.pending_now())
+        pending = self._pendings.for_work(self._shore.border)
+        how = (self._time.now_ms(), pending, self._time.dump())
+        work = partial(buckets.spill, batches, offset, number, *how)
 
         def done(result: Any, error: BaseException | None) -> None:
             self._shore.end_spill(error is None)
-            self._low_spilled = None
+            self._unspilled.end_spill(error is None)
             if error is None:
                 self._pins.spilled(offset, self._shore.horizon)
+                self._lines.dropped += pending.dropped
                 self._committed = self._time.now_ms()
-            else:
-                lows = [each for each in (low, self._low) if each is not None]
-                self._low, self._since = min(lows, default=None), since
             for told in wanted:
                 told(error)
             self._ended(error)
@@ -248,30 +249,31 @@ class Keeper:
         self._run_worker(work, done)
 
     def _to_split(self) -> Bucket | None:
-        """The bucket to load next if it is coarse or has too much, else one that the buckets name."""
-        now = self._time.now_ms()
+        named = [*self._buckets.cascade_due(self._time.now_ms()), *self._buckets.full()]
         following = self._buckets.next_after(self._shore.horizon)
-        named = [*self._buckets.cascade_due(now), *self._buckets.full()]
-        if following is not None and following in named and following.span not in self._unsplittable:
-            return following
-        for bucket in named:
-            if bucket.span.end > self._shore.horizon and bucket.span not in self._unsplittable:
-                return bucket
-        return None
+        return first_of(named, following, self._shore.horizon, self._unsplittable)
 
     def _split(self) -> None:
         bucket = self._to_split() or self._buckets.next_after(self._shore.horizon)
         assert bucket is not None, "a split was decided without a bucket"
-        self._run_worker(partial(self._buckets.split, bucket), partial(self._has_split, bucket))
+        done = partial(self._has_split, bucket)
+        self._run_worker(partial(self._buckets.split, bucket, self._pendings.for_work()), done)
 
     def _has_split(
         self, bucket: Bucket, pieces: Collection[Bucket] | None, error: BaseException | None
     ) -> None:
-        if pieces:
+        if pieces is not None:
             self._pins.split(bucket, self._shore.horizon)
         else:
             self._unsplittable.add(bucket.span)
         self._ended(error)
+
+    def _count(self) -> None:
+        self._run_worker(self._counting.begin(self._pendings.for_work()), self._counted)
+
+    def _counted(self, found: Callable[[], bool] | None, error: BaseException | None) -> None:
+        self.changed = (found is not None and found()) or self.changed
+        self._ended()
 
     def _retire(self) -> None:
         """Buckets in which everything is settled, on the disk, count no more."""
@@ -304,10 +306,7 @@ class Keeper:
         return min(self._pins.offset, self._buckets.spilled_offset)
 
     def _truncate(self) -> None:
-        def done(result: Any, error: BaseException | None) -> None:
-            self._ended(error)
-
-        self._landing.truncate_before(self._spare(), done)
+        self._landing.truncate_before(self._spare(), lambda result, error: self._ended(error))
 
     def _commit(self) -> None:
         now = self._time.now_ms()
@@ -327,9 +326,8 @@ class Keeper:
     @property
     def floor(self) -> int:
         """Nothing that is due before is in any file that counts: it is settled, or was cancelled."""
-        leaves = self._buckets.leaves
-        start = leaves[0].span.start if leaves else None
-        limits = [self._low, self._low_spilled, start, self._lowest()]
+        starts = [bucket.span.start for bucket in self._buckets.leaves[:1]]
+        limits = [*self._unspilled.lows, *starts, self._lowest()]
         return min((limit for limit in limits if limit is not None), default=DUES_MAX)
 
     # For others
@@ -339,45 +337,47 @@ class Keeper:
         """Whether a look is worth it now, since lines wait for what is on the disk."""
         if self.busy is not None or self.stopping:
             return False
-        if self._lines.behind_count:
-            return True
-        return self._shore.horizon <= self._time.now_ms() + URGENT_MS and not self.is_empty
+        urgent = self._shore.horizon <= self._time.now_ms() + URGENT_MS
+        return self._reloading.wanted or (urgent and not self.is_empty)
 
     # Starting and stopping
 
-    def recover(self, found: list[Near], low: int | None, offset: int, number: int) -> None:
-        """A start found these in arrivals that are in no bucket, of which none is due before `low`, pending or not. The
-        horizon begins where the buckets do.
-        """
+    def recover(self, found: Arrived, offset: int, number: int, whole: bool) -> None:
+        """A start found these in arrivals that are in no bucket. The horizon begins where the buckets do. Unless they
+        are the `whole`, a tail comes later, of which some may have been due long ago."""
         self.offset, self.number = offset, number
         shore, now = self._shore, self._time.now_ms()
-        lows = [min(near.dues) for near in found if len(near.dues)]
-        leaves = self._buckets.leaves
-        horizon = min([goal(now), *(bucket.span.start for bucket in leaves[:1])])
-        shore.begin(min([now, horizon, *lows]), horizon)
+        lows = [min(near.dues) for near in found.near if len(near.dues)]
+        horizon = min([goal(now), *(bucket.span.start for bucket in self._buckets.leaves[:1])])
+        shore.begin(min([now if whole else max(0, now - DUE_SPAN // 2), horizon, *lows]), horizon)
         self._take_in(found)
-        if low is not None:
-            self._low, self._since = low, now
 
-    def _take_in(self, found: list[Near]) -> None:
-        for near in found:
+    def _take_in(self, found: Arrived) -> None:
+        self._leaving.recovered(found.changed, self.offset)
+        if self.unspilled_bytes:
+            self._unspilled.landed(found.low, self._time.now_ms())
+        for told in found.told:
+            self._time.learn(*told)
+        for near in found.near:
             if len(near.dues):
                 self._shore.add(near, len(near.dues), min(near.dues), max(near.dues))
 
-    def take_tail(self, from_offset: int, to_offset: int, done: Callable[[], None]) -> None:
+    def take_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
         """What lies between is on the disk only now."""
-        area = Area(0, DUES_MAX, [], from_offset, to_offset)
 
-        def found(near: list[Near] | None, error: BaseException | None) -> None:
-            if near is None:
+        def found(arrived: Arrived | None, error: BaseException | None) -> None:
+            if arrived is None:
                 logger.error("delayed messages that arrived last cannot be read, tried again: %s", error)
-                self._timers.after(PAUSE_SECONDS_MAX, partial(self.take_tail, from_offset, to_offset, done))
+                self._timers.after(PAUSE_SECONDS_MAX, partial(self.take_tail, from_offset, end, done))
                 return
-            self._take_in(near)
-            self.offset = max(self.offset, to_offset)
+            self.tail_from, self.changed = None, True
+            self.offset, self.number = max(self.offset, end[0]), max(self.number, end[1])
+            self._take_in(arrived)
             done()
+            self.look()
 
-        self._run_worker(partial(self._gatherer.near, area, self.pending_now()), found)
+        work = partial(self._gatherer.arrived, from_offset, end[0], self._pendings.now())
+        self._run_worker(work, found)
 
     def catch_up(self) -> None:
         """Something arrives: the horizon is where it should be, if that takes no work."""

@@ -17,6 +17,7 @@ from journal.errors import BelowStart
 from journal.header import SEQUENCE_BITS, SEQUENCE_MASK
 from journal.shapes import Source
 from tfmq.delay.fetching import Fetched
+from tfmq.delay.line_count import LineCount, dead_in
 from tfmq.delay.pacing import SLICE_BYTES
 from tfmq.delay.patience import Patience
 from tfmq.delay.readiness import ready
@@ -24,6 +25,7 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part, Rows
 from tfmq.delay.settling import Settling, Written
 from tfmq.delay.slices import Slice, join
+from tfmq.delay.supply import Supply
 from tfmq.effects import Append, Mark
 from tfmq.errors import UnknownTopic
 
@@ -50,6 +52,7 @@ class Line:
         self.reloading = False
         self._cut: Turn | None = None
         """While it is being loaded: what came from this turn on is not kept."""
+        self._count = LineCount()
         self._loads = 0
         self.busy = False
         self.rows = Rows()
@@ -65,6 +68,7 @@ class Line:
         self._resumptions = 0
         self._record_bytes = RECORD_BYTES_FIRST
         self._forcing = False
+        self._supply = Supply(lines.fetching, lines.run)
         self._patience = Patience(lines.timers, lambda: lines.ready(self))
 
     def _applied(self) -> Turn | None:
@@ -98,24 +102,36 @@ class Line:
 
     def add(self, part: Part) -> None:
         """These are due; their turns are above all that came before."""
-        if (self.behind if not self.reloading else self._cut) is not None:
+        count, limit = len(part.numbers), self._cut if self.reloading else self.behind
+        full = len(self.rows) + count > ROWS_MAX and (self.parked or self.reloading)
+        if limit is None and not full:
+            self.rows.add(part)
             return
-        if len(self.rows) + len(part.numbers) > ROWS_MAX and (self.parked or self.reloading):
-            first = part.turn(0)
-            if self.reloading:
-                self._cut = first
-            else:
-                self.behind = first
-            return
-        self.rows.add(part)
+        self._count.skip(count, self.reloading)
+        if limit is None and self.reloading:
+            self._cut = part.turn(0)
+        elif limit is None:
+            self.behind = part.turn(0)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that came to it and were not sent, also those that it has on the disk only."""
+        return self._count.waiting(self.rows)
+
+    def left(self, turn: Turn) -> None:
+        """That message will not be sent."""
+        self._count.left(turn, self.rows, self._cut, self.behind)
 
     def forget(self) -> None:
         """Gives up the rows in memory: they are on the disk."""
         if len(self.rows):
+            self._count.give_up(self.rows)
             first = self.rows.first()
             self.behind = first if self.behind is None else min(first, self.behind)
             self.rows.clear()
-            self._cut = None
+            self._supply.clear()
+            # What is being loaded ends before what came since: it is loaded again.
+            self._cut, self.reloading = None, False
             self._life += 1
 
     @property
@@ -136,9 +152,11 @@ class Line:
             return
         self.reloading = False
         if part is None:
+            self._count.give_up(self.rows)
             self.rows.clear()
             self._cut = None
             return
+        waited = self.waiting
         later, self.rows = self.rows, Rows()
         cut, self._cut = self._cut, None
         self.rows.add(part)
@@ -146,6 +164,8 @@ class Line:
         if next_turn is None:
             self.rows.add(later.head(len(later)))
             self.behind = cut
+        dead = dead_in(self.rows, self._lines.cancelled, self._lines.blocked)
+        self._count.load(waited, self.rows, dead, next_turn is None)
         self._known = False
         self._lines.ready(self)
 
@@ -161,8 +181,8 @@ class Line:
     # Firing
 
     def pump(self) -> None:
-        """Sends the next effect on its way, if there is one and none is under way."""
-        while len(self.rows) and not self.busy and not self._patience.waits:
+        """Sends the next effect, if none is under way; not while what comes before the rows is being loaded."""
+        while len(self.rows) and not self.busy and not self.reloading and not self._patience.waits:
             if not self._known and not self._look():
                 continue
             count = min(self._lines.pacing.rows_left, READ_ROWS, 1 + SLICE_BYTES // self._record_bytes)
@@ -172,6 +192,7 @@ class Line:
             found = ready(self.rows.head(count), self._lines, self._lines.doubtful.get(self.key))
             if found.cancelled:
                 self.rows.drop(found.cancelled)
+                self._count.drop(found.cancelled)
             elif len(found.early.numbers):
                 self._lines.early(self, *found[2:])
                 return
@@ -199,18 +220,8 @@ class Line:
         return bool(len(self.rows))
 
     def _fetch(self, part: Part) -> None:
-        lines = self._lines
         self.busy, self._flight = True, part.turn(len(part.numbers) - 1)
-        done = partial(self._fetched, part, self._life)
-        try:
-            found = lines.fetching.cached(part.locators, part.numbers, SLICE_BYTES)
-        except Exception as error:
-            done(None, error)
-            return
-        if found is not None:
-            done(found, None)
-        else:
-            lines.run(partial(lines.fetching.read, part.locators, part.numbers, SLICE_BYTES), done)
+        self._supply.fetch(part, self.rows, self._record_bytes, partial(self._fetched, part, self._life))
 
     def _fetched(self, part: Part, life: int, found: Fetched | None, error: BaseException | None) -> None:
         self.busy = False
@@ -227,7 +238,11 @@ class Line:
             return
         limit = min(SLICE_BYTES, self._lines.destination.slice_bytes(self.key))
         piece = join(found.records, self.key, limit)
-        self._note_damage(part, piece)
+        if piece.damaged:
+            told = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
+            dues = part.dues[0], part.dues[piece.rows - 1]
+            logger.error(told, piece.damaged, self._lines.name(self.key), *dues)
+            self._lines.damaged += piece.damaged
         if not piece.batches:
             self.rows.drop(piece.rows)
             self._landed()
@@ -235,18 +250,11 @@ class Line:
         self._record_bytes = max(1, piece.size_bytes // piece.rows)
         self._send(part.cut(piece.rows), piece)
 
-    def _note_damage(self, part: Part, piece: Slice) -> None:
-        if piece.damaged:
-            name = self._lines.name(self.key)
-            told = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
-            logger.error(told, piece.damaged, name, part.dues[0], part.dues[piece.rows - 1])
-            self._lines.damaged += piece.damaged
-
     def _send(self, part: Part, piece: Slice) -> None:
         pacing = self._lines.pacing
         self.busy, self._flight = True, part.turn(len(part.numbers) - 1)
         if not pacing.fits(piece.size_bytes):
-            pacing.wait(partial(self._send_again, part, piece, self._life))
+            pacing.wait(piece.size_bytes, partial(self._send_again, part, piece, self._life))
             return
         pacing.take(piece.size_bytes)
         pacing.spend(piece.rows, piece.size_bytes)
@@ -283,13 +291,15 @@ class Line:
             return
         self._flight = None
         last = part.turn(len(part.numbers) - 1)
-        self.settling.add(Written(mark, part.dues[0], last, size_bytes))
+        self.settling.add(Written(mark, part.dues[0], last, size_bytes, len(part.numbers)))
         if life == self._life:
             self.rows.drop(len(part.numbers))
             if self.behind is not None and self.behind <= last:
                 self.behind = Turn(last.due, last.number + 1)
         if self.parked:
-            self._tell_open()
+            logger.info("%s takes delayed messages again", self._lines.name(self.key))
+            self.parked = ""
+            self._patience.renew()
         self._lines.fired(self, part)
         self._force()
         self._lines.ready(self)
@@ -310,7 +320,8 @@ class Line:
             self.sweep()
             self._force()
             return
-        # The target has stopped: what it had may be gone, and `resumed` finds out.
+        # The target has stopped: what it had may be gone, and `resumed` finds out. Nobody else waits for that.
+        self._lines.pacing.give(self.settling.give_up_room())
         if len(self.settling) and not self.parked:
             self._park(error)
 
@@ -323,8 +334,7 @@ class Line:
             self._lines.rested(self)
 
     def _failed(self, error: BaseException) -> None:
-        self._known = False
-        self._flight = None
+        self._known, self._flight = False, None
         if isinstance(error, UnknownTopic):
             self.drop()
         else:
@@ -333,12 +343,13 @@ class Line:
 
     def drop(self) -> None:
         """The target is gone for ever: what was for it is dropped and counted."""
-        count = len(self.rows)
+        count, self._count = self.waiting, LineCount()
         if count or self.behind:
             logger.warning("%d delayed messages were for %s, which is gone", count, self.topic)
         self._lines.dropped += count
         self._life += 1
         self.rows.clear()
+        self._supply.clear()
         self.behind, self.parked, self.reloading = None, "", False
         self._patience.stop()
         self.sweep()
@@ -350,13 +361,14 @@ class Line:
     def resumed(self) -> None:
         """The target stopped and takes writes again; what it had, but not on the disk, may be gone."""
         self._life += 1
+        self._supply.clear()
         self._resumptions += 1
         self._flight, self._forcing, self._doubt = None, False, None
         self._lines.pacing.give(self.settling.size_bytes)
-        written = self.settling.last
         applied = self._applied()
-        if self.settling.take_back(applied) and written is not None:
-            # The rows that are lost are not in memory any more: all is loaded again from there on.
+        if lost := self.settling.take_back(applied):
+            self._count.give_up(self.rows, lost)
+            # What is lost is not in memory any more: all is loaded again from there on.
             first = Turn(0, 0) if applied is None else Turn(applied.due, applied.number + 1)
             self.rows.clear()
             self.behind = first if self.behind is None else min(first, self.behind)
@@ -383,10 +395,6 @@ class Line:
         if reason != self.parked and not self._lines.stopping:
             logger.error("Delayed messages wait for %s: %s", self._lines.name(self.key), reason)
         self.parked = reason
+        self._supply.clear()
         self._patience.refused()
         self._lines.stuck(self)
-
-    def _tell_open(self) -> None:
-        logger.info("%s takes delayed messages again", self._lines.name(self.key))
-        self.parked = ""
-        self._patience.renew()

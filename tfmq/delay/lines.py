@@ -66,6 +66,7 @@ class Lines:
         self._due: dict[Line, None] = {}
         self._behind: dict[Line, None] = {}
         self._next_turn: dict[Line, None] = {}
+        self._has_stuck = False
 
     @property
     def cancelled(self) -> Cancelled:
@@ -76,6 +77,11 @@ class Lines:
     def queued(self) -> int:
         """Rows in memory."""
         return sum([len(line.rows) for line in self._lines.values()])
+
+    @property
+    def waiting(self) -> int:
+        """Messages that came to lines and were not sent."""
+        return sum([line.waiting for line in self._lines.values()])
 
     @property
     def moving(self) -> int:
@@ -184,7 +190,7 @@ class Lines:
     @property
     def due(self) -> bool:
         """Whether `write` has something to do."""
-        return bool(self._due)
+        return bool(self._due) or self._has_stuck
 
     def write(self) -> bool:
         """Hands effects to the targets that can take one; whether there was anything to do."""
@@ -192,6 +198,8 @@ class Lines:
         if not self.stopping:
             for line in due:
                 line.pump()
+        if self._has_stuck:
+            self._bound_stuck()
         return bool(due)
 
     def next_turn(self, line: Line) -> None:
@@ -219,10 +227,20 @@ class Lines:
             line.settling.wake()
 
     def stuck(self, line: Line) -> None:
-        """Its target takes nothing: all such lines together keep a bounded number of rows."""
-        stuck = [each for each in self._lines.values() if each.parked]
-        while sum([len(each.rows) for each in stuck]) > STUCK_ROWS_MAX:
-            max(stuck, key=lambda each: len(each.rows)).forget()
+        """Its target takes nothing, and it got rows, or got stuck: that is looked at once a turn."""
+        self._has_stuck = True
+
+    def _bound_stuck(self) -> None:
+        """All such lines together keep a bounded number of rows."""
+        self._has_stuck = False
+        stuck = sorted(
+            [each for each in self._lines.values() if each.parked], key=lambda each: len(each.rows)
+        )
+        total = sum([len(each.rows) for each in stuck])
+        while total > STUCK_ROWS_MAX:
+            line = stuck.pop()
+            total -= len(line.rows)
+            line.forget()
 
     def fired(self, line: Line, part: Part) -> None:
         """These are written."""
@@ -258,6 +276,12 @@ class Lines:
             if key >> SEQUENCE_BITS == incarnation:
                 line.look_again()
                 line.sweep()
+
+    def left(self, key: int, turn: Turn) -> None:
+        """That message will not be sent."""
+        line = self._lines.get(key)
+        if line is not None:
+            line.left(turn)
 
     def forget_parked(self, due: int) -> None:
         """Whoever waits for a target with rows that are due before gives them up, so that the files can go that only

@@ -1,17 +1,20 @@
 """Lists and counts of what waits, from the columns of buckets; whoever asks has had the arrivals spilled before."""
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import compress
+from operator import add
 from typing import Any, Final
 
 from journal.header import BadRecord
+from tfmq.delay.bucket_rows import counts_in, counts_of
 from tfmq.delay.buckets import Buckets, Row
 from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT
 from tfmq.delay.dues import DUE_MAX
 from tfmq.delay.pending import PendingNow
 from tfmq.delay.requests import Histogram, Listed, Pending, Query, Turn
 from tfmq.delay.slices import attribute_of
+from tfmq.delay.spilling import pending_rows
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
@@ -82,29 +85,25 @@ class Listing:
         pending: PendingNow,
         settled_below: int,
     ) -> Histogram:
-        """How many are pending; what is due before `settled_below` may have fired."""
+        """How many are pending; what is due before `settled_below` may have fired. Each bucket is read once at most."""
         chosen = _chosen(keys)
-        whole = (0, DUE_MAX + 1)
-        (total,) = self._buckets.histogram(whole, chosen)
-        counts = self._buckets.histogram(edges, chosen)
-        dirty = [(0, settled_below), *pending.cancelled_spans()]
-        for row in self._rows_of(dirty, chosen):
-            if _is_pending(pending, row):
-                continue
-            total -= 1
-            index = bisect_left(edges, row.due + 1) - 1
-            if 0 <= index < len(counts):
-                counts[index] -= 1
+        total, counts = 0, [0] * max(0, len(edges) - 1)
+        for bucket in self._buckets.leaves:
+            start, end = bucket.span.start, bucket.span.end
+            dirty = bucket.dead or start < settled_below or pending.any_cancelled(start, end - 1)
+            with self._buckets.unless_gone(bucket):
+                if dirty:
+                    kept = [
+                        array("Q", compress(columns.dues, pending_rows(columns, pending, chosen)))
+                        for columns in self._buckets.load(bucket)
+                    ]
+                    count, found = sum(map(len, kept)), counts_in(kept, edges)
+                else:
+                    (count,) = counts_of(bucket, self._buckets.files, (0, DUE_MAX + 1), chosen)
+                    found = counts_of(bucket, self._buckets.files, edges, chosen)
+                total += count
+                counts = list(map(add, counts, found))
         return Histogram(counts, total)
-
-    def _rows_of(self, spans: Sequence[tuple[int, int]], chosen: Collection[int] | None) -> Iterator[Row]:
-        """Rows in these spans, each once."""
-        covered = 0
-        for start, end in sorted(spans):
-            start = max(start, covered)
-            if start < end:
-                yield from self._buckets.rows((start, 0), end, chosen)
-                covered = end
 
 
 def _is_pending(pending: PendingNow, row: Row) -> bool:

@@ -1,11 +1,12 @@
 """The note: the house's record in the arrivals that says what the records behind it are. docs/formats/arrivals.md.
 
     version u8 | kind u8 | shape u8 | topic size u8 | count u32 | size u32 | log id u64 | topic
-    | due times | absolute | old due times | old numbers | FF x 5 or more
+    | due times | absolute | ahead | old due times | old numbers | FF x 5 or more
 
 It is the payload of one record of producer id 2, sequence 0, whose checksum covers it. An arrival or a reschedule
 says of the next `count` records, `size` bytes in all, for which log they are and when they are due; a cancel says
-which messages will not be delivered, a reschedule which ones its records stand for from now on.
+which messages will not be delivered, a reschedule which ones its records stand for from now on. `ahead` is by how much
+broker time was ahead of the wall clock (below 0: behind it), where a sender gave a time and it was not 0.
 
 Every word of the columns has its top bit set, and the end is FF, a few more where the record's length could be taken
 for a part of a control record's header. So whatever a sender asks for, and whatever lies before and behind a note, none
@@ -27,7 +28,7 @@ from journal.header import (
     make_id,
     make_record,
 )
-from tfmq.delay.dues import ABSOLUTE_FLAG, NO_DUES, RELATIVE_FLAG, WORD, Dues, word_bytes, words
+from tfmq.delay.dues import ABSOLUTE_FLAG, DUE_MAX, NO_DUES, RELATIVE_FLAG, WORD, Dues, word_bytes, words
 
 VERSION: Final = 1
 PRODUCER_ID: Final = 2
@@ -54,6 +55,8 @@ SHAPE_ABSOLUTE: Final = 2
 """All senders gave times; without this bit and the next, all gave delays."""
 SHAPE_MIXED: Final = 4
 """A byte for each message says which."""
+SHAPE_AHEAD: Final = 8
+"""A word says by how much broker time was ahead of the wall clock."""
 
 RECORDS_MAX: Final = SEQUENCE_COUNT
 """Of one batch, which never passes the sequences of one id: a damaged count cannot ask for gigabytes."""
@@ -63,6 +66,7 @@ TURNS_MAX: Final = 65_536
 
 TOPIC_SIZE_MAX: Final = 0xFF
 TOP_BIT: Final = 1 << 63
+SIGN_BIT: Final = 1 << 62
 _SET_TOP: Final = bytes(byte | 0x80 for byte in range(256))
 _CLEAR_TOP: Final = bytes(byte & 0x7F for byte in range(256))
 _TOP_BYTES: Final = bytes(range(0x80, 0x100))
@@ -83,7 +87,8 @@ NO_TURNS: Final = Turns(array("Q"), array("Q"))
 
 
 class Note(NamedTuple):
-    """See the module. `dues`: of the records behind it, `size_bytes` in all; `old`: what is cancelled."""
+    """See the module. `dues`: of the records behind it, `size_bytes` in all; `old`: what is cancelled; `ahead_ms` is 0
+    where it is not needed."""
 
     kind: int
     log_id: int
@@ -91,6 +96,7 @@ class Note(NamedTuple):
     dues: Dues
     size_bytes: int
     old: Turns
+    ahead_ms: int = 0
 
     @property
     def records(self) -> int:
@@ -98,9 +104,9 @@ class Note(NamedTuple):
         return len(self.dues.times)
 
 
-def arrival(log_id: int, topic: str, dues: Dues, size_bytes: int) -> Note:
+def arrival(log_id: int, topic: str, dues: Dues, size_bytes: int, ahead_ms: int = 0) -> Note:
     """The note before a batch of `size_bytes` for that partition's log."""
-    return Note(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURNS)
+    return Note(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURNS, _needed(dues, ahead_ms))
 
 
 def cancel(old: Turns) -> Note:
@@ -108,14 +114,19 @@ def cancel(old: Turns) -> Note:
     return Note(CANCEL, 0, "", NO_DUES, 0, old)
 
 
-def reschedule(log_id: int, topic: str, dues: Dues, size_bytes: int, old: Turns) -> Note:
+def reschedule(log_id: int, topic: str, dues: Dues, size_bytes: int, old: Turns, ahead_ms: int = 0) -> Note:
     """The note before copies of pending records, one of each in `old`, in that order, that take their places."""
-    return Note(RESCHEDULE, log_id, topic, dues, size_bytes, old)
+    return Note(RESCHEDULE, log_id, topic, dues, size_bytes, old, _needed(dues, ahead_ms))
+
+
+def _needed(dues: Dues, ahead_ms: int) -> int:
+    """What was added to times; delays were counted in broker time."""
+    return ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
 
 
 def encode_note(note: Note) -> bytes:
     """The whole record. Raises ValueError for what no reader would take, TooLarge (journal.errors)."""
-    kind, log_id, topic, dues, size_bytes, old = note
+    kind, log_id, topic, dues, size_bytes, old, ahead_ms = note
     count = len(old.dues) if kind == CANCEL else note.records
     name = topic.encode("ascii")
     fault = _fault(VERSION, kind, count, size_bytes)
@@ -124,6 +135,9 @@ def encode_note(note: Note) -> bytes:
     if {len(old.dues), len(old.numbers)} != {0 if kind == ARRIVAL else count}:
         raise ValueError(f"no {KIND_NAMES[kind]} of {count} messages has {len(old.dues)} old turns")
     shape, columns = _columns(dues)
+    if ahead_ms:
+        shape |= SHAPE_AHEAD
+        columns.append(_topped(array("Q", (ahead_ms & DUE_MAX,))))
     head = HEAD.pack(VERSION, kind, shape, len(name), count, size_bytes, log_id)
     turns = (_topped(old.dues), _topped(old.numbers)) if len(old.dues) else ()
     payload = b"".join((head, name, *columns, *turns))
@@ -138,14 +152,15 @@ def decode_note(record: Buffer) -> Note:
         raise NewerFormat("a note of the arrivals", version, VERSION)
     if fault := _fault(version, kind, count, size_bytes):
         raise BadNote(0, fault)
-    position, dues, old = HEAD.size + name_size, NO_DUES, NO_TURNS
+    position, dues, old, ahead_ms = HEAD.size + name_size, NO_DUES, NO_TURNS, 0
     if kind == ARRIVAL and shape & ~SHAPE_ABSOLUTE == SHAPE_SAME_DUE:
         dues = _same_dues(payload, position, count, shape)
         position += WORD
     else:
         columns = _Columns(payload, position)
         if kind != CANCEL:
-            dues = columns.dues(shape, count)
+            dues = columns.dues(shape & ~SHAPE_AHEAD, count)
+            ahead_ms = columns.signed() if shape & SHAPE_AHEAD else 0
         if kind != ARRIVAL:
             old = Turns(columns.words(count), columns.words(count))
         position = columns.position
@@ -155,7 +170,7 @@ def decode_note(record: Buffer) -> Note:
         topic = payload[HEAD.size : HEAD.size + name_size].decode("ascii")
     except UnicodeDecodeError as error:
         raise BadNote(0, f"no topic is called so: {error}") from None
-    return Note(kind, log_id, topic, dues, size_bytes, old)
+    return Note(kind, log_id, topic, dues, size_bytes, old, ahead_ms)
 
 
 def _payload(record: Buffer) -> bytes:
@@ -245,6 +260,11 @@ class _Columns:
             raise BadNote(0, "a word of its columns lacks its top bit")
         data[::WORD] = tops.translate(_CLEAR_TOP)
         return words(bytes(data))
+
+    def signed(self) -> int:
+        """A word of 63 bits that may be below 0."""
+        (word,) = self.words(1)
+        return word - ((word & SIGN_BIT) << 1)
 
     def dues(self, shape: int, count: int) -> Dues:
         same, absolute, mixed = shape & SHAPE_SAME_DUE, shape & SHAPE_ABSOLUTE, shape & SHAPE_MIXED

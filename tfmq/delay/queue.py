@@ -8,26 +8,31 @@ All calls come from the owner's thread, all callbacks in it, at once or later.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from journal.clock import Clock
 from journal.header import Buffer
 from journal.shapes import Appended
 from tfmq.delay.arrival_state import ArrivalState
+from tfmq.delay.asking import Asking
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.changing import Changing
+from tfmq.delay.counting import Counting
+from tfmq.delay.dues import ABSOLUTE_FLAG
 from tfmq.delay.fetching import Fetching
 from tfmq.delay.figures import Figures
 from tfmq.delay.finding import Finder
 from tfmq.delay.firing import Firing
-from tfmq.delay.gathering import Gatherer
+from tfmq.delay.gathering import Arrived, Gatherer
 from tfmq.delay.judging import UNSURE, Judge
 from tfmq.delay.keeper import Keeper
-from tfmq.delay.ledger import Landed, Ledger, Near
+from tfmq.delay.leaving import Leaving
+from tfmq.delay.ledger import Landed, Ledger
 from tfmq.delay.lines import Lines
 from tfmq.delay.listing import Listing, pending_of
 from tfmq.delay.note import Note
+from tfmq.delay.pending import Pendings
 from tfmq.delay.requests import (
     PENDING,
     UNKNOWN,
@@ -46,18 +51,11 @@ from tfmq.delay.shore import Shore
 from tfmq.delay.targets import Targets
 from tfmq.delay.wheel import HashedWheelTimer
 from tfmq.effects import ARRIVALS_KEY, Destination
-from tfmq.errors import StorageStopped
+from tfmq.errors import DiskFull, StorageStopped
 
 SLOTS: Final = 8192
 """Of the wheel: with ticks of 10 ms a turn takes 82 s, about as far as the horizon is ever ahead."""
 SECOND_MS: Final = 1000
-
-
-class _Expected(NamedTuple):
-    """What was so when dues were given: `ahead_ms` of broker time, whether the arrivals took nothing any more."""
-
-    ahead_ms: int
-    stopped: bool
 
 
 class DelayQueue:
@@ -93,12 +91,16 @@ class DelayQueue:
         self._lines = lines = self._new_lines(destination, targets)
         self._judge = Judge(state, lines, destination, time, outcome_ms, lambda: self._keeper.floor)
         self._finder = Finder(landing.log, buckets)
+        self._counting = counting = Counting(buckets, shore)
+        self._leaving = leaving = Leaving(shore, lines, buckets, counting)
+        self._pendings = Pendings(state, lines, leaving.late)
         self._keeper = self._new_keeper(outcome_ms)
-        self._figures = Figures(self._ledger, shore, lines, buckets, timers)
+        self._figures = Figures(self._ledger, shore, lines, buckets, counting, leaving, timers)
         self._firing = self._new_firing(settings.tick_ms)
         self._changing = self._new_changing()
-        self._listing = Listing(buckets)
-        self._expected: dict[int, _Expected] = {}
+        self._listing, self._asking = Listing(buckets), Asking(run)
+        self._expected: dict[int, bool] = {}
+        """By ticket: whether the arrivals took nothing any more when dues were given."""
         self._stopped: Callable[[], None] | None = None
 
     def _new_lines(self, destination: Destination, targets: Targets) -> Lines:
@@ -121,6 +123,7 @@ class DelayQueue:
         return Keeper(
             landing=self._landing,
             state=self._state,
+            pendings=self._pendings,
             buckets=self._buckets,
             gatherer=self._gatherer,
             shore=self._shore,
@@ -131,6 +134,8 @@ class DelayQueue:
             limit=lambda: ledger.limit,
             lowest=lambda: ledger.lowest,
             outcome_ms=outcome_ms,
+            counting=self._counting,
+            leaving=self._leaving,
             moved=lambda: self._firing.look(),
         )
 
@@ -159,23 +164,23 @@ class DelayQueue:
             run=self._run,
             arriving=self,
             sure=lambda: keeper.number,
-            forget=self._forget,
+            leaving=self._leaving,
         )
 
     # Time
 
     def now_ms(self) -> int:
-        """Broker time, ms since 1970: never goes back, and is never below anything that fired."""
+        """Broker time: never goes back, and is never below anything that fired."""
         return self._time.now_ms()
 
     def taken_ms(self) -> int:
         """Broker time rounded up, from which delays count: at most a millisecond above `now_ms`."""
         return self._time.taken_ms()
 
-    def wall_ms(self) -> int:
-        """The wall clock as `dues.effective` is to be told it: what broker time is ahead of it is noted, so that
-        messages for a time of the wall clock are known again when that steps."""
-        return self._time.wall_ms()
+    def ahead_ms(self) -> int:
+        """By how much broker time is ahead of the wall clock, as `dues.effective` is to be told it and the note to say
+        it, so that messages for a time of the wall clock are known again when that steps."""
+        return self._time.ahead_ms()
 
     # Arriving
 
@@ -184,14 +189,16 @@ class DelayQueue:
         with the ticket that is answered, nothing from there on fires. In the same call as `now_ms()` was asked.
         """
         ticket = self._ledger.expect(due_min)
-        self._expected[ticket] = _Expected(self._time.ahead_ms(), self._landing.log.stopped is not None)
+        self._expected[ticket] = self._landing.log.stopped is not None
         return ticket
 
     def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None:
         """They are written to the arrivals, not forced yet. `answer` is that of the records behind the note;
         `records` need stay only during the call."""
         first, dues = answer.first_ordinal, note.dues
-        self._time.note(first, self._expected.pop(ticket).ahead_ms)
+        del self._expected[ticket]
+        if ABSOLUTE_FLAG in dues.absolute:
+            self._time.note(first, note.ahead_ms)
         self._keeper.catch_up()
         near = self._shore.near_of(note, records, answer, self._time.now_ms())
         count = note.records
@@ -202,10 +209,19 @@ class DelayQueue:
 
     def failed(self, ticket: int) -> None:
         """They were not written, or nobody knows: then the log is stopped, and a start finds out."""
-        expected = self._expected.pop(ticket, None)
-        if self._landing.log.stopped is None or (expected is not None and expected.stopped):
+        if self._landing.log.stopped is None or self._expected.get(ticket):
             self._ledger.failed(ticket)
             self._firing.look()
+        self._expected.pop(ticket, None)
+
+    def watch(self) -> None:
+        """Something else was written to the arrivals: it must not stay there for ever."""
+        self._firing.watch()
+
+    def settle(self) -> None:
+        """Something was changed, on the disk: what arrived before it is taken over."""
+        self._firing.settle()
+        self.watch()
 
     # Asking
 
@@ -231,13 +247,13 @@ class DelayQueue:
         """What became of a message, or where it waits now: followed from turn to turn where it was given others."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
-            state = self._judge.state(key, now, self._landing.log.end_ordinal)
+            state = self._judge.state(key, now, self._landing.log.whole_end[1])
         except StorageStopped as error:
-            done(None, error)
-            return
+            return done(None, error)
         if state not in (PENDING, UNSURE):
-            done(Described(state, now), None)
-            return
+            return done(Described(state, now), None)
+        if now.number >= max(self._keeper.number, self._landing.log.end_ordinal):
+            return done(None, DiskFull())  # it waits for space, as the log does
 
         def found(record: bytes | None, error: BaseException | None) -> None:
             if error is not None:
@@ -251,7 +267,9 @@ class DelayQueue:
 
     def list(self, query: Query, done: Callable[[Listed | None, BaseException | None], None]) -> None:
         """Messages that wait, in the order of their turns."""
-        self._when_spilled(done, lambda: partial(self._listing.list, query, self._keeper.pending_now()))
+        self._asking.after(
+            self._when_spilled, lambda: partial(self._listing.list, query, self._pendings.now()), done
+        )
 
     def histogram(
         self,
@@ -262,28 +280,17 @@ class DelayQueue:
         """How many wait between each of `edges` and the next; `keys` as in `Query`."""
 
         def work() -> Callable[[], Histogram]:
-            pending, settled = self._keeper.pending_now(), self._shore.fires_below
+            pending, settled = self._pendings.now(), self._shore.fires_below
             return partial(self._listing.histogram, edges, keys, pending, settled)
 
-        self._when_spilled(done, work)
+        self._asking.after(self._when_spilled, work, done)
 
-    def _when_spilled(
-        self, done: Callable[[Any, BaseException | None], None], work: Callable[[], Callable[[], Any]]
-    ) -> None:
-        """Runs `work()` in a worker once all that arrived is in the buckets."""
-
-        def spilled(error: BaseException | None) -> None:
-            if error is not None:
-                done(None, error)
-            else:
-                self._run(work(), done)
-
+    def _when_spilled(self, then: Callable[[BaseException | None], None]) -> None:
         def forced(error: BaseException | None) -> None:
             if error is not None:
-                done(None, error)
-            else:
-                self._firing.settle()
-                self._keeper.when_spilled(spilled)
+                return then(error)
+            self._firing.settle()
+            self._keeper.when_spilled(then)
 
         self._landing.when_forced(self._landing.log.end_offset, forced)
 
@@ -291,13 +298,13 @@ class DelayQueue:
 
     @property
     def pending(self) -> int:
-        """How many messages wait, near enough: cancelled ones that lie far ahead count until their time is near."""
+        """How many messages wait: exact but for what changed in the last moments."""
         return self._figures.pending
 
     @property
     def pending_bytes(self) -> int:
         """What they take on the disk, near enough."""
-        return self._buckets.size_bytes + self._keeper.unspilled_bytes
+        return self._figures.size_bytes + self._keeper.unspilled_bytes
 
     def status(self) -> dict[str, Any]:
         """How it is, for people."""
@@ -314,7 +321,7 @@ class DelayQueue:
             "held": sum([len(line.rows) for line in lines.all() if line.parked]),
             "behind": lines.behind_count,
             "waits_for": parked,
-            "dropped": lines.dropped,
+            "dropped": lines.dropped + self._counting.dropped,
             "damaged": lines.damaged,
             "fired": lines.fired_count,
             "lateness": lines.lateness.status(),
@@ -327,23 +334,24 @@ class DelayQueue:
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
         """Finds what is pending since the checkpoint. Fires nothing yet; the partitions are open."""
         log, buckets = self._landing.log, self._buckets
-        offset, number = log.forced_offset, log.end_ordinal
+        end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
+        offset = max(log.forced_offset, buckets.spilled_offset)  # the log may not know all that is forced
 
-        def found(result: tuple[list[Near], int | None] | None, error: BaseException | None) -> None:
+        def found(result: Arrived | None, error: BaseException | None) -> None:
             if result is None:
-                done(error or RuntimeError("a read of the arrivals ended without an answer"))
-                return
-            self._keeper.recover(*result, offset, number)
+                return done(error or RuntimeError("a read of the arrivals ended without an answer"))
+            self._keeper.recover(result, offset, number, whole=offset == end[0])
+            if offset < end[0]:
+                # What waits for space to be made durable may be lost yet: until it is known, nothing fires.
+                self._firing.wait_for_tail(offset, end)
             done(None)
 
-        if log.forced_offset < log.end_offset:
-            # What waits for space to be made durable may be lost yet: until it is known, nothing behind it fires.
-            self._firing.wait_for_tail(log.forced_offset, log.end_offset)
-        pending = self._keeper.pending_now()
+        pending = self._pendings.now()
         self._run(partial(self._gatherer.arrived, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:
         """From now on what is due fires."""
+        self._counting.want(self._buckets.leaves, False)
         self._firing.start()
 
     @property
@@ -355,7 +363,7 @@ class DelayQueue:
         """Hands effects to the targets that can take one; whether there was anything to do."""
         busy = self._changing.write()
         busy = self._lines.write() or busy
-        if self._keeper.is_hungry and self._firing.started:
+        if self._firing.started and self._keeper.is_hungry:
             self._keeper.look()
             self._firing.look()
         self._try_stop()
@@ -370,6 +378,13 @@ class DelayQueue:
         """Messages for its partitions have nobody to go to any more: they are dropped and counted."""
         self._lines.topic_gone(incarnation)
 
+        def look(error: BaseException | None) -> None:
+            self._lines.dropped += self._shore.topic_gone(incarnation)
+            self._counting.want(self._buckets.leaves, False)
+            self._keeper.look()
+
+        self._when_spilled(look)
+
     def stop(self, done: Callable[[], None]) -> None:
         """Fires nothing more, waits for what is under way: `done()`."""
         self._stopped = done
@@ -383,9 +398,3 @@ class DelayQueue:
             return
         done, self._stopped = self._stopped, None
         done()
-
-    def _forget(self, turn: Turn) -> None:
-        """It will not fire."""
-        shore = self._shore
-        if turn.due < shore.fires_below and turn.number < self._keeper.number:
-            shore.wheel.cancel(turn.due, turn.number)

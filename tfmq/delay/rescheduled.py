@@ -15,6 +15,12 @@ from tfmq.delay.dues import WORD, word_bytes, words
 
 COLUMNS: Final = 3
 """Old number, new due time, new number."""
+SPAN_BYTES: Final = 1024
+"""What a span takes in memory beside its messages."""
+STRIDE: Final = 64
+"""A way of more steps is remembered: who moves a message by its first handle again and again does not walk it all."""
+SHORTCUTS_MAX: Final = 65_536
+"""So many of them; with more, all are found anew."""
 
 _ROW: Final = Struct(">QQ")
 
@@ -79,7 +85,14 @@ class Rescheduled:
 
     def __init__(self) -> None:
         self._spans: dict[int, _Span] = {}
+        self._shortcuts: dict[Turn, Turn] = {}
+        """From turns to where they led when that was asked."""
         self.count = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return SPAN_BYTES * len(self._spans) + COLUMNS * WORD * self.count
 
     def get(self, due: int, number: int) -> Turn | None:
         """The turn that this one was given instead; None if none is known. It may have been moved on since."""
@@ -88,9 +101,15 @@ class Rescheduled:
 
     def latest(self, due: int, number: int) -> Turn:
         """Where the message is now, by all that is known: its own turn if it was never moved."""
-        turn = (due, number)
-        while (moved := self.get(*turn)) is not None:
-            turn = moved
+        turn, steps, passed = (due, number), 0, [(due, number)]
+        while (moved := self._shortcuts.get(turn) or self.get(*turn)) is not None:
+            turn, steps = moved, steps + 1
+            if steps % STRIDE == 0:
+                passed.append(turn)
+        if steps > STRIDE:
+            if len(self._shortcuts) + len(passed) > SHORTCUTS_MAX:
+                self._shortcuts.clear()
+            self._shortcuts.update((each, turn) for each in passed[-SHORTCUTS_MAX:] if each != turn)
         return turn
 
     def add(self, due: int, number: int, turn: Turn) -> bool:
@@ -104,17 +123,20 @@ class Rescheduled:
         """Those of the spans that begin at `starts` from which no handle leads, in however many steps, to a message
         that is due at `before` or later."""
         spans = {start >> SPAN_BITS for start in starts}
-        while True:
-            held = {span for span in spans if span in self._spans and self._leads_on(span, spans, before)}
-            if not held:
-                return sorted(span << SPAN_BITS for span in spans)
-            spans -= held
-
-    def _leads_on(self, span: int, spans: set[int], before: int) -> bool:
-        return any(
-            (target + 1) << SPAN_BITS > before or (target in self._spans and target not in spans)
-            for target in self._spans[span].targets
-        )
+        leads_to: dict[int, list[int]] = {}
+        held: list[int] = []
+        for span in spans & self._spans.keys():
+            for target in self._spans[span].targets:
+                if (target + 1) << SPAN_BITS > before or (target in self._spans and target not in spans):
+                    held.append(span)
+                elif target != span:
+                    leads_to.setdefault(target, []).append(span)
+        while held:
+            span = held.pop()
+            if span in spans:
+                spans.remove(span)
+                held += leads_to.get(span, ())
+        return sorted(span << SPAN_BITS for span in spans)
 
     def forget(self, starts: Iterable[int]) -> int:
         """Drops the spans that begin at these due times; how many messages are forgotten."""
@@ -122,11 +144,14 @@ class Rescheduled:
         for start in starts:
             span = self._spans.pop(start >> SPAN_BITS, None)
             self.count -= len(span) if span is not None else 0
+        if self.count < before:
+            self._shortcuts.clear()
         return before - self.count
 
     def load(self, data: bytes) -> None:
         """Starts from what `dump` gave; b"" is empty. Raises ValueError."""
         self._spans.clear()
+        self._shortcuts.clear()
         self.count = position = 0
         while position < len(data):
             if len(data) - position < _ROW.size:

@@ -17,12 +17,13 @@ Waiter: TypeAlias = Callable[[], None]
 
 
 class Written(NamedTuple):
-    """One append: of the messages from the due `first` up to the turn `last`."""
+    """One append: of `count` messages from the due `first` up to the turn `last`."""
 
     mark: Mark
     first: int
     last: Turn
     size_bytes: int
+    count: int = 1  # type: ignore[assignment]
 
 
 class Settling:
@@ -68,6 +69,12 @@ class Settling:
         if moved:
             self._tell()
 
+    def give_up_room(self) -> int:
+        """Nobody waits for the disk any more, since the target has stopped: the bytes that it may give back at once."""
+        size, self.size_bytes = self.size_bytes, 0
+        self._written = deque(each._replace(size_bytes=0) for each in self._written)
+        return size
+
     def wait(self, turn: Turn, waiter: Waiter) -> None:
         """`waiter()` once the turn is settled, or nobody can say any more when that will be."""
         at = bisect_right(self._waiting, turn, key=lambda each: each[0])
@@ -81,9 +88,9 @@ class Settling:
         for _, waiter in told:
             waiter()
 
-    def take_back(self, through: Turn | None) -> bool:
-        """The target came back, and has everything up to `through`; whether something was lost."""
-        lost = bool(self._written) and (through is None or through < self._written[-1].last)
+    def take_back(self, through: Turn | None) -> int:
+        """The target came back, and has everything up to `through`; how many messages were lost."""
+        lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
         self.through, self.size_bytes = through, 0
         self.wake()

@@ -48,11 +48,20 @@ class Shore:
         self.wheel, self._targets = wheel, targets
         self.horizon = 0
         self.fires_below = 0
+        self.border = 0
+        """What is due below is in memory, or came: the horizon, or while something is being loaded the one before."""
+        self.coming = 0
+        """Rows out of buckets that were put behind the border."""
         self.far = Far()
         self.stray: int | None = None
         """Due of something below the horizon that is not in the wheel: the horizon must be taken back to there."""
         self._spilling: Far | None = None
         self._front = Turn(0, 0)
+
+    @property
+    def far_count(self) -> int:
+        """Arrivals that are not in the wheel, also those that are on their way to buckets."""
+        return self.far.count + (self._spilling.count if self._spilling is not None else 0)
 
     @property
     def front(self) -> Turn:
@@ -88,6 +97,11 @@ class Shore:
             self.far.add(len(far), min(far))
             self.wheel.add_many(*(array("Q", compress(column, keep)) for column in near))
 
+    def topic_gone(self, incarnation: int) -> int:
+        """What is in the wheel for it is dropped; how many messages."""
+        targets = self._targets.of(incarnation)
+        return self.wheel.drop_targets(targets) if targets else 0
+
     # The horizon
 
     def begin(self, base_ms: int, horizon: int) -> None:
@@ -106,7 +120,7 @@ class Shore:
 
     def move(self, to: int) -> None:
         """Nothing pending lies between the horizon and `to`."""
-        self.horizon = self.fires_below = to
+        self.horizon = self.fires_below = self.border = to
 
     def begin_load(self, to: int) -> int:
         """What lies below `to` is being loaded; answers the old horizon, from which on nothing fires until then."""
@@ -116,11 +130,14 @@ class Shore:
     def put(self, near: Near) -> None:
         """Some of what was loaded."""
         self.wheel.add_many(*near)
-        self.far.count -= sum([locator < BUCKETS for locator in near.locators])
+        arrivals = sum([locator < BUCKETS for locator in near.locators])
+        self.far.count -= arrivals
+        self.coming += len(near.locators) - arrivals
 
     def end_load(self) -> None:
         """All of it is there."""
         self.fires_below = self.horizon if self.stray is None else min(self.horizon, self.stray)
+        self.border, self.coming = self.horizon, 0
         if self.far.low is not None:
             self.far.low = max(self.far.low, self.fires_below) if self.far.count > 0 else None
             self.far.count = max(0, self.far.count)
@@ -131,7 +148,7 @@ class Shore:
         to = min(to, self.horizon)
         dropped = self.wheel.drop_from(to)
         self.horizon, self.stray = to, None
-        self.fires_below = to
+        self.fires_below = self.border = to
         if len(dropped):
             self.far.add(sum([spilled_offset <= locator < BUCKETS for locator in dropped]), to)
         return len(dropped)

@@ -1,11 +1,12 @@
-"""What of an arrived batch goes into buckets: what is pending, each record sealed under its number."""
+"""What of an arrived batch goes into buckets, each record sealed under its number; what of a chunk is pending still."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import compress
 from typing import NamedTuple, TypeAlias
 
 from tfmq.delay.arrivals import ArrivedBatch
-from tfmq.delay.columns import Messages, Numbers, Target, same_target, sealed
+from tfmq.delay.columns import Columns, Messages, Numbers, Target, same_target, sealed
 
 Pending: TypeAlias = Callable[[int, Numbers, Numbers], "bool | Sequence[int]"]
 """pending(log id, dues, numbers): True or False for all of them, or a truth value for each (bytes do): whether they are
@@ -30,3 +31,29 @@ def messages_of(batch: ArrivedBatch, pending: Pending) -> Messages:
     data = sealed(batch.data, batch.sizes, batch.first_number)
     messages = Messages(batch.dues, numbers, same_target(count), batch.sizes, batch.absolute, table, data)
     return messages if keep is True or all(keep) else messages.kept(keep)
+
+
+def pending_rows(
+    columns: Columns, pending: Pending, log_ids: Collection[int] | None = None
+) -> bytes | bytearray:
+    """A byte for each message of a chunk: 1 where it is still to be fired, and is for one of these logs."""
+    dues, numbers, targets = columns.dues, columns.numbers, columns.targets
+    alone = len(columns.table) == 1
+    keep = bytearray(len(dues))
+    for index, (key, _) in enumerate(columns.table):
+        if log_ids is not None and key not in log_ids:
+            continue
+        mine = b"\1" * len(dues) if alone else bytes(map(index.__eq__, targets))
+        of_dues = dues if alone else array("Q", compress(dues, mine))
+        if not len(of_dues):
+            continue
+        answer = pending(key, of_dues, numbers if alone else array("Q", compress(numbers, mine)))
+        if answer is True:
+            answer = b"\1" * len(of_dues)
+        if answer is False:
+            continue
+        if alone:
+            return bytes(map(bool, answer))
+        for row, kept in zip(compress(range(len(dues)), mine), answer, strict=True):
+            keep[row] = bool(kept)
+    return keep

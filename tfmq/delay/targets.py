@@ -3,6 +3,7 @@
 from threading import Lock
 from typing import NamedTuple
 
+from journal.header import SEQUENCE_BITS
 from tfmq.delay.wheel_slots import TARGETS_MAX
 
 
@@ -36,6 +37,12 @@ class Targets:
                 self._rows.append(TargetRow(key, topic))
                 self._numbers[key] = len(self._rows) - 1
             return self._numbers[key]
+
+    def of(self, incarnation: int) -> frozenset[int]:
+        """The numbers of that topic's logs."""
+        with self._lock:
+            rows = enumerate(self._rows)
+            return frozenset(number for number, row in rows if row.key >> SEQUENCE_BITS == incarnation)
 
     def row(self, number: int) -> TargetRow:
         """What a number stands for."""

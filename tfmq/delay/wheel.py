@@ -22,11 +22,12 @@ here (`spans`, `buckets`).
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Final
 
-from tfmq.delay.wheel_slots import DUE_SHIFT, DUE_SPAN, TAG_MASK, Entries, Slot, tag
+from tfmq.delay.wheel_slots import DUE_SHIFT, DUE_SPAN, TAG_MASK, TARGET_SHIFT, Entries, Slot, tag
 
 CANCELLED_MIN: Final = 4096
 """Below so many rows of cancelled messages a sweep is not worth its pass."""
@@ -241,6 +242,22 @@ class HashedWheelTimer:
         self._keep_rows(end)
         return dropped
 
+    def drop_targets(self, targets: Collection[int]) -> int:
+        """Forgets every message for these; how many. It looks at every row."""
+        self._unready()
+        before = self.count
+        for slot in self._ring:
+            if slot is not None:
+                tags = map(TAG_MASK.__and__, slot.packed)
+                picked = [
+                    number
+                    for number, each in zip(slot.numbers, tags, strict=True)
+                    if each >> TARGET_SHIFT in targets
+                ]
+                self._cancelled.update(picked)
+        self._sweep()
+        return before - self.count
+
     def _keep_rows(self, end: int) -> None:
         """Rows below `end` in their packed column stay, unless they are cancelled."""
         ready = self._ready.numbers[self._given :]
@@ -365,6 +382,9 @@ def _in_order(dues: Sequence[int], numbers: "array[int]") -> Sequence[int] | Non
     """Rows in the order of their turns; None if they are. What comes in order costs no sorting."""
     if dues[0] == dues[-1] and min(dues) == max(dues) and numbers == array("Q", sorted(numbers)):
         return None
-    rows = sorted(range(len(dues)), key=numbers.__getitem__)
-    rows.sort(key=dues.__getitem__)
-    return rows
+    # Few dues are different, no more than a tick has milliseconds: to part rows by due costs less than to sort them.
+    rows_of: defaultdict[int, list[int]] = defaultdict(list)
+    rising, rows = numbers.tolist(), range(len(dues))
+    for row in rows if rising == sorted(rising) else sorted(rows, key=rising.__getitem__):
+        rows_of[dues[row]].append(row)
+    return [row for due in sorted(rows_of) for row in rows_of[due]]

@@ -80,7 +80,9 @@ class Octets:
         fits = type(value) is bytes and len(value) <= self.size and not len(value) % self.piece
         if fits and (value or self.piece == 1):
             return bytes(value)
-        _refuse(name, f"{self.text}, not more than {self.size:d} bytes", value)
+        if type(value) is bytes and len(value) > self.size:
+            raise BadRequest(f"The field {name} has {len(value)} bytes, {self.size:d} at most are allowed.")
+        _refuse(name, self.text, value)
 
 
 class Name:

@@ -3,7 +3,7 @@ expression. Their codes stand with all others in `commands`.
 
 A schedule, in replies, is a map: name, id, cron, timezone, topic, partition, misfire, state (active, paused, waiting),
 trouble (why it waits), next_ms (0: none), last_ms (0: nothing was sent yet), made_ms, size (of the payload), tag,
-properties (how many).
+properties (how many). The answer about one that is asked for by name has payload (nil: a tombstone) and attribute too.
 """
 
 from typing import Annotated, Any, NamedTuple

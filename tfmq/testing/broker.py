@@ -30,7 +30,7 @@ from tfmq.errors import TfmqError
 from tfmq.producer import Producer
 from tfmq.testing import sent as logs
 from tfmq.testing.blocking import InsideBlockingDriver
-from tfmq.testing.clock import START, VirtualClock
+from tfmq.testing.clock import START, VirtualClock, in_seconds
 from tfmq.testing.draining import drain
 from tfmq.testing.faults import Faults
 from tfmq.testing.server import Server as InsideServer
@@ -39,7 +39,16 @@ from tfmq.testing.world import World
 
 Driver = TypeVar("Driver")
 DATA: Final = "/data"
+LEFT_BY_A_CRASH: Final = ("nothing", "some", "everything")
 _numbers = itertools.count(1)
+
+
+def not_negative(down: float | timedelta) -> float:
+    """How long a broker is away, checked before it goes. Raises `ValueError`, `TypeError`."""
+    seconds = in_seconds(down)
+    if seconds < 0:
+        raise ValueError(f"down={seconds:g}: a broker is away for 0 s or longer.")
+    return seconds
 
 
 class SimulatedBroker:
@@ -158,14 +167,18 @@ class SimulatedBroker:
         """The power fails, and after `down` seconds the broker starts again. Of what was not forced, "nothing", "some"
         or "everything" is on the disk then; "everything" is what remains when only the process dies.
         """
+        if keep not in LEFT_BY_A_CRASH:
+            raise ValueError(f"{keep!r} is nothing that a crash leaves: {', '.join(LEFT_BY_A_CRASH)}.")
+        seconds = not_negative(down)
         self._server.kill(keep)
-        self.clock.advance(down)
+        self.clock.advance(seconds)
         self.start()
 
     def restart(self, *, down: float | timedelta = 0) -> None:
         """The broker stops cleanly, and starts again after `down` seconds."""
+        seconds = not_negative(down)
         self.stop()
-        self.clock.advance(down)
+        self.clock.advance(seconds)
         self.start()
 
     def stop(self) -> None:

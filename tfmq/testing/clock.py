@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from numbers import Real
 from typing import Final
 
 START: Final = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
@@ -15,6 +16,17 @@ START: Final = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 MICROSECONDS: Final = 1_000_000
 MONOTONIC_START: Final = 1000 * MICROSECONDS
 """Not 0, as on a real machine: a time of day that is taken for an interval is far off."""
+
+
+def in_seconds(time: float | timedelta) -> float:
+    """Raises `TypeError` for what is neither a number nor a timedelta, `ValueError` for what is no time."""
+    if isinstance(time, timedelta):
+        return time.total_seconds()
+    if isinstance(time, bool) or not isinstance(time, Real):
+        raise TypeError(f"A time is a number of seconds or a timedelta, not {type(time).__name__}.")
+    if math.isnan(time):
+        raise ValueError("nan is no time.")
+    return float(time)
 
 
 class VirtualClock:
@@ -65,9 +77,7 @@ class VirtualClock:
         `advance(hours=1)`, `advance(2.5)`, `advance(timedelta(days=3))`; what is given adds up. Raises `ValueError`
         for a time that is past, `OverflowError` for one beyond the calendar's end (the year 9999).
         """
-        if isinstance(seconds, timedelta):
-            seconds = seconds.total_seconds()
-        whole = seconds + milliseconds / 1000 + 60 * minutes + 3600 * hours + 86_400 * days
+        whole = in_seconds(seconds) + milliseconds / 1000 + 60 * minutes + 3600 * hours + 86_400 * days
         if not whole >= 0:
             raise ValueError(f"Time does not go back by {-whole:g} s: step() sets the time of day.")
         self.now + timedelta(seconds=whole)  # raises OverflowError
@@ -75,15 +85,17 @@ class VirtualClock:
 
     def advance_to(self, moment: datetime) -> None:
         """Let time go on until the time of day is `moment` (aware). Raises `ValueError` if that is past."""
+        if not isinstance(moment, datetime):
+            raise TypeError(f"A moment is a datetime, not {type(moment).__name__}.")
         if moment.tzinfo is None:
             raise TypeError("A moment needs a time zone: datetime(..., tzinfo=UTC).")
         self.advance(moment - self.now)
 
     def step(self, seconds: float | timedelta) -> None:
-        """Somebody sets the time of day, either way: no time passes."""
-        if isinstance(seconds, timedelta):
-            seconds = seconds.total_seconds()
-        self._wall_offset += round(seconds * MICROSECONDS)
+        """Somebody sets the time of day, either way; no time passes. `OverflowError` where no calendar has it."""
+        whole = in_seconds(seconds)
+        self.now + timedelta(seconds=whole)  # raises OverflowError
+        self._wall_offset += round(whole * MICROSECONDS)
 
     # What the simulation does
 

@@ -68,6 +68,8 @@ class Faults:
         self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False
     ) -> None:
         """The next `times` requests that `what` names are answered with `error`. Raises `BadRequest`, `TypeError`."""
+        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+            raise BadRequest(f"times={times!r}: it fails once or more often.")
         if what == CONNECT:
             self.refusals += times
             return

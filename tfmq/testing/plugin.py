@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 TRIAL = pytest.StashKey[Any]()
 """At a test that `@pytest.mark.tfmq_faults` runs again: what its broker is to undergo this time."""
 
+NAME_SHOWN = 100
+"""Letters of a test's name in its topic's."""
+UNIQUE_DIGITS = 12
+
 
 @pytest.fixture
 def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
@@ -71,3 +75,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
         if sentence := told(item.stash[TRIAL]):
             call.excinfo.value.add_note(sentence)
+
+
+@pytest.fixture(scope="session")
+def tfmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real broker, a process of its own on a real disk, one for the whole run: its address, host:port.
+
+    All tests share it: a test that takes `tfmq_topic` too meets nobody there. See docs/testing.md.
+    """
+    from tfmq.local import local_server
+
+    with local_server(tmp_path_factory.mktemp("tfmq") / "data") as servers:
+        yield servers
+
+
+@pytest.fixture
+def tfmq_topic(request: pytest.FixtureRequest) -> str:
+    """A name for a topic that no other test has, in this run or another."""
+    import re
+    from uuid import uuid4
+
+    words = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
+    return f"{words[:NAME_SHOWN]}-{uuid4().hex[:UNIQUE_DIGITS]}"

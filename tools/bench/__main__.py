@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tools.bench.figures import Figure
 
+MEASURE = "measure"
 ROWS = {
     "produce": "tools.bench.produce",
     "consume": "tools.bench.consume",
@@ -21,7 +22,12 @@ ROWS = {
     "footprint": "tools.bench.footprint",
     "restart": "tools.bench.restart",
     "transactions": "tools.bench.transactions",
-    "delay": "tools.bench.delay",
+    "delay_accept": "tools.bench.delay:accepted",
+    "delay_fire": "tools.bench.delay_fire",
+    "delay_lateness": "tools.bench.delay_fire:lateness",
+    "delay_pending": "tools.bench.delay:pending",
+    "delay_catch_up": "tools.bench.delay:beside_a_catch_up",
+    "delay_wheel": "tools.bench.delay:wheel",
 }
 
 
@@ -47,7 +53,8 @@ def main(rows: str, runs: int, peers: bool, as_json: bool, save: Path | None) ->
     console, figures = Console(stderr=as_json, width=None if sys.stdout.isatty() else 150), []
     for name in names:
         console.print(f"[dim]{name} …[/]")
-        found: list[Figure] = import_module(ROWS[name]).measure(runs, peers)
+        module, _, function = ROWS[name].partition(":")
+        found: list[Figure] = getattr(import_module(module), function or MEASURE)(runs, peers)
         figures += found
         console.print(table(found))
     machine = (

@@ -13,8 +13,10 @@ from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
 from tools.mutants.bugs_commit_groups import COMMIT_GROUPS
 from tools.mutants.bugs_dead_letters import DEAD_LETTERS
 from tools.mutants.bugs_delay_buckets import DELAY_BUCKETS
+from tools.mutants.bugs_delay_count import DELAY_COUNT
 from tools.mutants.bugs_delay_firing import DELAY_FIRING
 from tools.mutants.bugs_delay_landing import DELAY_LANDING
+from tools.mutants.bugs_delay_promises import DELAY_PROMISES
 from tools.mutants.bugs_delay_store import DELAY_STORE
 from tools.mutants.bugs_delayed_sends import DELAYED_SENDS
 from tools.mutants.bugs_effects import EFFECTS
@@ -54,6 +56,8 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + DELAY_BUCKETS
     + DELAY_FIRING
     + DELAY_STORE
+    + DELAY_PROMISES
+    + DELAY_COUNT
     + SCHEDULES
     + OFFSETS
     + SERVER

@@ -68,9 +68,9 @@ _TAKEN: Final = (
     Mutant(
         "unknown-without-advice",
         "whoever does not know the outcome is told how to learn it",
-        "tfmq/client/transaction.py",
-        "        if error.outcome != UNKNOWN:\n            return error\n",
-        "        if error.outcome:\n            return error\n",
+        "tfmq/client/transaction_steps.py",
+        "    if error.outcome != UNKNOWN:\n        return error\n",
+        "    if error.outcome:\n        return error\n",
         [CORE, ENDING, PIPELINE],
     ),
 )

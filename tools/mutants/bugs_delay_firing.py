@@ -8,6 +8,7 @@ CONTRACT: Final = "tests/broker/test_delay_contract.py"
 CRASHES: Final = "tests/crash/test_delay_enumeration.py"
 RANDOM: Final = "tests/delay/test_simulation_queue.py"
 DELAY: Final = "tests/broker/test_delay.py"
+LINE: Final = "tests/delay/test_line.py"
 
 DELAY_FIRING: Final = (
     Mutant(
@@ -81,7 +82,7 @@ DELAY_FIRING: Final = (
         "cancelled-told-before-it-is-forced",
         "cancelled is told once no power cut can take the cancel back",
         "tfmq/delay/changing.py",
-        "        self._landing.when_forced(answers[-1].end_offset, partial(self._cancel_forced, cancels))\n",
+        "        self._landing.when_forced(end, partial(self._cancel_forced, cancels))\n",
         "        self._cancel_forced(cancels, None)\n",
         [CRASHES],
         scale=0.01,
@@ -131,7 +132,7 @@ DELAY_FIRING: Final = (
         "a-catch-up-takes-the-whole-turn",
         "what fell due in a downtime comes paced, and live traffic goes between",
         "tfmq/delay/pacing.py",
-        "TURN_ROWS: Final = 2048\n",
+        "TURN_ROWS: Final = 1024\n",
         "TURN_ROWS: Final = 1 << 40\n",
         [CONTRACT],
     ),
@@ -141,7 +142,7 @@ DELAY_FIRING: Final = (
         "tfmq/delay/line.py",
         "        self._lines.dropped += count\n",
         "        self._lines.dropped += 0\n",
-        [DELAY],
+        [LINE],
     ),
     Mutant(
         "due-now-is-due-before-what-fired",

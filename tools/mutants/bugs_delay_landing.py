@@ -15,8 +15,8 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
         "delay-counts-from-its-application",
         "a delay inside of a transaction counts from the commit, however long that takes to be applied",
         "tfmq/broker/delayed_send.py",
-        "    dues = effective(_wire(asked), len(asked.times), decided_ms, decided_ms - now_ms + wall_ms)\n",
-        "    dues = effective(_wire(asked), len(asked.times), now_ms, wall_ms)\n",
+        "    dues = effective(_wire(asked), len(asked.times), decided_ms, ahead_ms)\n",
+        "    dues = effective(_wire(asked), len(asked.times), now_ms, ahead_ms)\n",
         [SEND, TRANSACTIONS],
     ),
     Mutant(

@@ -5,6 +5,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 CRASHES: Final = "tests/crash/test_delay_enumeration.py"
+SLOW_FORCE: Final = "tests/crash/test_delay_slow_force.py"
 RANDOM: Final = "tests/delay/test_simulation_queue.py"
 
 DELAY_STORE: Final = (
@@ -26,12 +27,38 @@ DELAY_STORE: Final = (
         ["tests/broker/test_delay_contract.py"],
     ),
     Mutant(
+        "a-bucket-goes-before-its-deliveries-are-forced",
+        "a bucket goes once everything in it is delivered and on the disk",
+        "tfmq/delay/keeper.py",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.rows_first, self._lowest())\n",
+        [SLOW_FORCE],
+    ),
+    Mutant(
+        "a-bucket-goes-before-it-is-loaded",
+        "a bucket stays until what is in it was loaded",
+        "tfmq/delay/keeper.py",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
+        "        limits = (1 << 63, shore.wheel.due_next, lines.due_first, self._lowest())\n",
+        [CRASHES],
+        scale=0.01,
+    ),
+    Mutant(
+        "a-bucket-goes-once-it-is-loaded",
+        "a bucket stays as long as what was loaded of it waits in memory",
+        "tfmq/delay/keeper.py",
+        "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
+        "        limits = (shore.fires_below, lines.due_first, self._lowest())\n",
+        [CRASHES],
+        scale=0.01,
+    ),
+    Mutant(
         "spilled-meanwhile-is-unknown",
         "a message is known while it is on its way to the buckets",
-        "tfmq/delay/keeper.py",
-        "        self._low_spilled = low\n",
-        "        self._low_spilled = None\n",
-        ["tests/delay/test_keeper.py", CRASHES],
+        "tfmq/delay/unspilled.py",
+        "        self._going = self.low, self.since\n",
+        "        self._going = None, self.since\n",
+        ["tests/delay/test_unspilled.py", "tests/delay/test_keeper.py", CRASHES],
         scale=0.01,
     ),
     Mutant(
@@ -81,7 +108,7 @@ DELAY_STORE: Final = (
         "a-cancel-may-be-lost-in-a-spill",
         "a message whose cancel may be lost is kept",
         "tfmq/delay/pending.py",
-        "        return turn in self._cancelled and turn not in self._unsure\n",
+        "        return turn in self._cancelled and turn not in self._unsure and turn not in (self._late or ())\n",
         "        return turn in self._cancelled\n",
         [RANDOM, CRASHES, "tests/delay"],
         scale=0.05,
@@ -99,7 +126,7 @@ DELAY_STORE: Final = (
         "store-of-another-age-is-taken",
         "a store of delayed messages that is older than the partitions is refused",
         "tfmq/broker/delay_opening.py",
-        "        if turn is not None and turn[1] >= arrivals.end_ordinal:\n",
+        "        if turn is not None and turn[1] >= end_ordinal:\n",
         "        if turn is not None and turn[1] >= 1 << 62:\n",
         ["tests/broker/test_delay_opening.py"],
     ),

@@ -84,8 +84,8 @@ DELAYED_SENDS: Final = (
         "delay-rounded-down",
         "a delay is never shorter than what was asked for",
         "tfmq/client/dues.py",
-        "ceil(seconds * 1000 - HALF_MICROSECOND)",
-        "int(seconds * 1000 + HALF_MICROSECOND)",
+        "ceil(float(seconds) * 1000 - HALF_MICROSECOND)",
+        "int(float(seconds) * 1000 + HALF_MICROSECOND)",
         ["tests/client/test_dues.py"],
     ),
     Mutant(

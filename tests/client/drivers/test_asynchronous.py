@@ -30,18 +30,21 @@ class Client:
 
 
 def play(story: Callable[[Client, FakeBroker], Awaitable[Any]], servers: str | None = None) -> None:
-    """Run a coroutine with a client of a fake broker, bounded."""
+    """Run a coroutine with a client of a fake broker, bounded. Nothing may go wrong in the loop beside it."""
     broker = FakeBroker()
+    beside: list[dict[str, Any]] = []
     with listening(broker) as address:
         client = Client(servers or address)
 
         async def bounded() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: beside.append(context))
             try:
                 await asyncio.wait_for(story(client, broker), SECONDS)
             finally:
                 await client.driver.close()
 
         asyncio.run(bounded())
+    assert beside == []
 
 
 def test_tasks_share_a_connection() -> None:

@@ -127,7 +127,6 @@ class AsyncDriver(EventDriver):
         task = self._looking_up
         if task is None or task.done():  # the end of a loop cancels it
             assert self._loop is not None
-            self._unwatch()
             self._looking_up = self._loop.create_task(self._looking())
 
     async def _looking(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from tfmq.client.link import Link
@@ -24,6 +25,8 @@ class Channel:
         self.link = link
         self.socket: socket.socket | None = None
         self.connecting = False
+        self.before_close: Callable[[], None] | None = None
+        """Called while the socket is still open: whoever watches its descriptor has to let go of it first."""
         self._receive_bytes = RECEIVE_BYTES_MIN
 
     def fileno(self) -> int:
@@ -129,6 +132,8 @@ class Channel:
     def close(self) -> None:
         self.connecting = False
         if self.socket is not None:
+            if self.before_close is not None:
+                self.before_close()
             self.socket.close()
             self.socket = None
 

@@ -57,6 +57,7 @@ class EventDriver(ABC):
 
     def _begin(self) -> None:
         self.channel = Channel(self.link)
+        self.channel.before_close = self._unwatch  # a loop must not be told of a descriptor that is closed
         self.closed = False
         self._watched: tuple[int, bool] | None = None
         self._handle: Any = None
@@ -99,7 +100,6 @@ class EventDriver(ABC):
         """Drop the connection; open calls fail. It needs no loop."""
         self.closed = True
         self.link.close()
-        self._unwatch()
         self.channel.close()
         self._stop_timer()
         self.callbacks.run()
@@ -107,7 +107,7 @@ class EventDriver(ABC):
     def renew(self) -> None:
         """In a forked child: a fresh connection, nothing of the parent's; the parent's loop is left alone."""
         was_closed = self.closed
-        self._watched = None
+        self.channel.before_close = None
         self.channel.close()
         self.callbacks.clear()
         self.timers.clear()
@@ -197,10 +197,7 @@ class EventDriver(ABC):
     def _readable(self) -> None:
         if self.channel.connecting:
             self.channel.writable()
-        data = self.channel.receive()
-        if isinstance(data, OSError) or data == b"":
-            self._unwatch()  # before the descriptor is closed, and perhaps used again
-        self.channel.take(data)
+        self.channel.take(self.channel.receive())
         self._look()
 
     def _writable(self) -> None:

@@ -18,10 +18,8 @@ from twisted.python.failure import Failure
 from twisted.python.threadable import isInIOThread
 from zope.interface import implementer
 
-from tfmq.client.drivers.channel import Channel
 from tfmq.client.drivers.events import EventDriver
 from tfmq.client.drivers.lookup import look_up
-from tfmq.client.link import Link
 from tfmq.client.waiting import Flag, Waitable
 from tfmq.errors import NotAllowed
 
@@ -86,18 +84,6 @@ class Watched:
         self._driver._hung_up(self)
 
 
-class WatchedChannel(Channel):
-    """A channel whose socket is taken from the reactor before it is closed: its number may soon be another's."""
-
-    def __init__(self, link: Link, unwatch: Callable[[], None]) -> None:
-        super().__init__(link)
-        self._unwatch = unwatch
-
-    def close(self) -> None:
-        self._unwatch()
-        super().close()
-
-
 class DeferredDriver(EventDriver):
     """Runs operations as coroutines that wait for Deferreds."""
 
@@ -108,7 +94,6 @@ class DeferredDriver(EventDriver):
 
     def _begin(self) -> None:
         super()._begin()
-        self.channel = WatchedChannel(self.link, self._unwatch)
         self._descriptor: Watched | None = None
         self._ready: deque[Deferred[None]] = deque()
         self._firing = False

@@ -1,0 +1,48 @@
+"""Lists and counts run one after the other, whatever becomes of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.delay.desk import Desk
+from tfmq.delay.asking import Asking
+
+
+def test_one_at_a_time_in_order() -> None:
+    jobs: list[tuple[Callable[[], Any], Callable[..., None]]] = []
+    asking = Asking(lambda work, done: jobs.append((work, done)))
+    told: list[Any] = []
+    for n in range(3):
+        asking.put(lambda n=n: lambda: n, lambda result, error: told.append((result, error)))  # type: ignore[misc]
+    for n in range(3):
+        ((work, done),) = jobs
+        jobs.clear()
+        error = OSError("no") if n == 1 else None
+        done(None if error else work(), error)
+        assert told[-1] == (None if error else n, error)
+    assert not jobs
+
+
+def test_it_may_be_asked_again_from_the_answer() -> None:
+    asking = Asking(lambda work, done: done(work(), None))
+    told: list[int] = []
+
+    def again(result: int, error: BaseException | None) -> None:
+        told.append(result)
+        if result < 5:
+            asking.put(lambda: lambda: result + 1, again)
+
+    asking.put(lambda: lambda: 0, again)
+    assert told == [0, 1, 2, 3, 4, 5]
+
+
+def test_lists_and_counts_of_the_queue_come_so() -> None:
+    desk = Desk(queued=True)
+    desk.send([b"a"], 100_000)
+    desk.work()
+    for _ in range(5):
+        desk.queue.histogram([0, 1 << 60], None, lambda result, error: None)
+    desk.turn()
+    while desk.queue._keeper.busy is not None:
+        desk.step()
+    assert len(desk.jobs) == 1
+    desk.work()

@@ -1,0 +1,118 @@
+"""Planted bugs: how many delayed messages wait, for limits and for people; and the order behind a load."""
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+LEAVING: Final = "tests/delay/test_leaving.py"
+COUNTING: Final = "tests/delay/test_counting.py"
+LINE_COUNT: Final = "tests/delay/test_line_count.py"
+BROKER: Final = "tests/broker/test_delay_count.py"
+
+DELAY_COUNT: Final = (
+    Mutant(
+        "what-is-cancelled-counts-until-its-time",
+        "what was cancelled on the disk counts as waiting no more",
+        "tfmq/delay/counting.py",
+        "        bucket.dead = min(bucket.dead + 1, bucket.count)\n",
+        "        bucket.dead = min(bucket.dead, bucket.count)\n",
+        [LEAVING, BROKER],
+    ),
+    Mutant(
+        "a-start-counts-what-was-cancelled",
+        "what was cancelled counts no more after a restart either",
+        "tfmq/delay/bucket_opening.py",
+        "each.size, each.count, each.dead)\n",
+        "each.size, each.count)\n",
+        [LEAVING, BROKER],
+    ),
+    Mutant(
+        "cancelled-behind-the-checkpoint-counts-again",
+        "what was cancelled just before a kill counts no more behind it",
+        "tfmq/delay/gathering.py",
+        "            if offset >= counted:\n",
+        "            if offset >= counted << 1:\n",
+        [LEAVING],
+    ),
+    Mutant(
+        "cancelled-before-the-checkpoint-leaves-twice",
+        "what was cancelled leaves the count once",
+        "tfmq/delay/gathering.py",
+        "            if offset >= counted:\n",
+        "            if offset >= 0:\n",
+        [LEAVING],
+    ),
+    Mutant(
+        "a-change-beside-a-spill-is-entered-at-once",
+        "a cancel that becomes sure beside work with files leaves the count once",
+        "tfmq/delay/leaving.py",
+        "        self.settle(forced_offset)\n        self._works = True\n",
+        "        self.settle(forced_offset)\n        self._works = False\n",
+        [LEAVING],
+    ),
+    Mutant(
+        "a-spill-sees-what-is-cancelled-meanwhile",
+        "work with files sees the changes that were sure when it began",
+        "tfmq/delay/pending.py",
+        "        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked, self._late, border)\n",
+        "        return PendingNow(self._state, lines.settled, self._is_gone, lines.blocked)\n",
+        [LEAVING],
+    ),
+    Mutant(
+        "what-arrived-leaves-with-the-buckets",
+        "what was cancelled before it was in a bucket counts no more",
+        "tfmq/delay/leaving.py",
+        "        elif not near:\n            self._shore.far.count = max(0, self._shore.far.count - 1)\n",
+        "",
+        [LEAVING, COUNTING],
+    ),
+    Mutant(
+        "a-topic-that-went-keeps-its-messages-waiting",
+        "what waited for a topic that went counts no more, seconds later",
+        "tfmq/delay/queue.py",
+        "            self._lines.dropped += self._shore.topic_gone(incarnation)\n"
+        "            self._counting.want(self._buckets.leaves, False)\n",
+        "            self._lines.dropped += self._shore.topic_gone(incarnation)\n",
+        [LEAVING, COUNTING, BROKER],
+    ),
+    Mutant(
+        "the-wheel-keeps-what-is-for-a-topic-that-went",
+        "what was soon due for a topic that went counts no more either",
+        "tfmq/delay/shore.py",
+        "        return self.wheel.drop_targets(targets) if targets else 0\n",
+        "        return 0\n",
+        [LEAVING],
+    ),
+    Mutant(
+        "a-start-does-not-look-for-topics-that-went",
+        "what waited for a topic that went just before a kill counts no more behind it",
+        "tfmq/delay/queue.py",
+        "        self._counting.want(self._buckets.leaves, False)\n        self._firing.start()\n",
+        "        self._firing.start()\n",
+        [LEAVING],
+    ),
+    Mutant(
+        "what-is-given-up-is-not-counted",
+        "what waits for a stopped partition counts, also where it is on the disk only",
+        "tfmq/delay/line_count.py",
+        "            self.behind += count\n",
+        "            self.behind += 0\n",
+        [LINE_COUNT],
+    ),
+    Mutant(
+        "what-comes-during-a-load-passes-it",
+        "what falls due while older messages of its partition are loaded again comes behind them",
+        "tfmq/delay/line.py",
+        "        while len(self.rows) and not self.busy and not self.reloading and not self._patience.waits:\n",
+        "        while len(self.rows) and not self.busy and not self._patience.waits:\n",
+        [LINE_COUNT],
+    ),
+    Mutant(
+        "rows-given-up-during-a-load-are-lost",
+        "rows that are given up during a load are loaded again",
+        "tfmq/delay/line.py",
+        "            self._cut, self.reloading = None, False\n            self._life += 1\n",
+        "            self._cut = None\n            self._life += 1\n",
+        [LINE_COUNT],
+    ),
+)

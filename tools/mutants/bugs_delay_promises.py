@@ -1,0 +1,287 @@
+"""Planted bugs: what is told of delayed messages, and promised of them outside of their delivery: handles, limits,
+lists, the store at a start, what waits for a partition.
+"""
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+DELAY: Final = "tests/broker/test_delay.py"
+SEND: Final = "tests/broker/test_delayed_send.py"
+OPENING: Final = "tests/broker/test_delay_opening.py"
+CHANGING: Final = "tests/delay/test_changing.py"
+DUES: Final = "tests/delay/test_dues.py"
+JUDGING: Final = "tests/delay/test_judging.py"
+TWO: Final = "tests/broker/test_delay_promises.py"
+LINE: Final = "tests/delay/test_line.py"
+
+_HANDLES: Final = (
+    Mutant(
+        "a-strange-handle-is-one-s-own",
+        "the handle of another broker is unknown",
+        "tfmq/broker/delay.py",
+        "        return handle.store_id == self._issuer\n",
+        "        return bool(handle.store_id and self._issuer)\n",
+        [TWO],
+    ),
+    Mutant(
+        "numbers-that-nobody-has-wait",
+        "nothing is known of a message that never came",
+        "tfmq/delay/judging.py",
+        "        if turn.number >= number_next:\n",
+        "        if turn.number >= number_next << 20:\n",
+        [JUDGING, DELAY],
+    ),
+    Mutant(
+        "delivered-is-told-for-ever",
+        "behind its time outcomes are forgotten as the settings say",
+        "tfmq/delay/judging.py",
+        "            return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN\n",
+        "            return DELIVERED\n",
+        [JUDGING],
+    ),
+    Mutant(
+        "another-time-is-taken-for-a-repeat",
+        "a new time that is asked for by an old handle is given",
+        "tfmq/delay/changing.py",
+        "(self._time.taken_ms() + word - RELATIVE) <= REPEAT_MS\n",
+        "(self._time.taken_ms() + word - RELATIVE) <= 3_600_000\n",
+        [TWO],
+    ),
+    Mutant(
+        "a-new-time-told-before-it-is-forced",
+        "a new time is told once no power cut can take it back",
+        "tfmq/delay/changing.py",
+        "        self._landing.when_forced(answer.end_offset, forced)\n",
+        "        forced(None)\n",
+        [CHANGING, "tests/crash/test_delay_enumeration.py"],
+    ),
+)
+
+_LIMITS: Final = (
+    Mutant(
+        "as-many-wait-as-come",
+        "no more wait than limits.delayed",
+        "tfmq/broker/delay.py",
+        '        if self.queue.pending + count > self._limits["delayed"]:\n',
+        '        if self.queue.pending - count > self._limits["delayed"]:\n',
+        [SEND],
+    ),
+    Mutant(
+        "as-many-bytes-wait-as-come",
+        "no more bytes wait than limits.delayed_bytes",
+        "tfmq/broker/delay.py",
+        '        if self.queue.pending_bytes + size_bytes > self._limits["delayed_bytes"]:\n',
+        '        if self.queue.pending_bytes - size_bytes > self._limits["delayed_bytes"]:\n',
+        [SEND],
+    ),
+    Mutant(
+        "refused-when-it-is-due",
+        "what its partition would refuse is refused when it is sent",
+        "tfmq/broker/delay.py",
+        "        if holds_control_header(bytes(data), target.log.log_id):\n",
+        "        if holds_control_header(bytes(data), self.partition.log.log_id):\n",
+        [SEND],
+    ),
+)
+
+_DUES: Final = (
+    Mutant(
+        "one-time-of-day-by-broker-time",
+        "a time of day is one of the wall clock",
+        "tfmq/delay/dues.py",
+        "        due, absolute = word + ahead_ms, ABSOLUTE_FLAG\n",
+        "        due, absolute = word, ABSOLUTE_FLAG\n",
+        [DUES],
+    ),
+    Mutant(
+        "times-of-day-by-broker-time",
+        "of many times of day, each is one of the wall clock",
+        "tfmq/delay/dues.py",
+        "    elif ahead_ms:\n",
+        "    elif ahead_ms > 1 << 60:\n",
+        [DUES],
+    ),
+    Mutant(
+        "behind-the-end-of-time",
+        "a delay that leads beyond the end of time leads to it",
+        "tfmq/delay/dues.py",
+        "    due = min(max(due, now_ms + 1), DUE_MAX)\n",
+        "    due = max(due, now_ms + 1)\n",
+        [DUES],
+    ),
+)
+
+_STORE: Final = (
+    Mutant(
+        "the-operator-s-word-counts-for-ever",
+        "a store is begun anew once for each word of the operator",
+        "tfmq/broker/delay_opening.py",
+        "    if house.disk.exists(word):\n        house.disk.unlink(word)\n",
+        "    if house.disk.exists(word):\n",
+        [OPENING],
+    ),
+    Mutant(
+        "a-missing-store-is-begun-anew",
+        "a start without the store that its partitions know is refused",
+        "tfmq/broker/delay_opening.py",
+        "    if house.catalog.register.delay_store and not house.disk.exists(join(house.meta, WORD_NAME)):\n",
+        "    if not house.catalog.register.next_id:\n",
+        [OPENING],
+    ),
+    Mutant(
+        "another-one-s-store-is-taken",
+        "a store of another data folder is refused",
+        "tfmq/broker/delay_opening.py",
+        "    if known and known != buckets.store_id:\n",
+        "    if known and not buckets.store_id:\n",
+        [OPENING],
+    ),
+    Mutant(
+        "arrivals-older-than-the-buckets-are-taken",
+        "arrivals that are older than the buckets that were filled from them are refused",
+        "tfmq/broker/delay_opening.py",
+        "    if end_offset < buckets.spilled_offset:\n",
+        "    if arrivals.end_offset < 0:\n",
+        [OPENING],
+    ),
+    Mutant(
+        "buckets-older-than-the-arrivals-are-taken",
+        "buckets to which arrivals are missing are refused",
+        "tfmq/broker/delay_opening.py",
+        "    if arrivals.first_offset > buckets.spilled_offset:\n",
+        "    if arrivals.first_offset < 0:\n",
+        [TWO],
+    ),
+)
+
+_WAITING: Final = (
+    Mutant(
+        "what-a-failed-force-took-counts",
+        "what a partition lost when its force failed comes once it is resumed",
+        "tfmq/delay/settling.py",
+        "        lost = sum(each.count for each in self._written if through is None or through < each.last)\n",
+        "        lost = 0\n",
+        [LINE, "tests/testing/test_delayed.py", DELAY],
+    ),
+    Mutant(
+        "a-full-disk-is-never-tried-again",
+        "what a full disk held up comes when there is space",
+        "tfmq/delay/patience.py",
+        "        self._timer = self._timers.after(self._pause, self.end)\n",
+        "        self._timer = self._timers.after(1e9, self.end)\n",
+        [DELAY],
+    ),
+    Mutant(
+        "a-resumed-partition-waits-for-its-pause",
+        "what was held up comes at once when its partition is resumed",
+        "tfmq/delay/line.py",
+        "        self._patience.renew()\n        if not self.busy:\n            self._patience.end()\n",
+        "        self._patience.renew()\n",
+        [LINE, DELAY],
+    ),
+    Mutant(
+        "a-stopped-partition-tells-what-it-has",
+        "what a stopped partition has counts for nothing before it is resumed",
+        "tfmq/broker/destination.py",
+        "        if log is None or log.stopped is not None or log.waits_for_space:\n",
+        "        if log is None:\n",
+        ["tests/broker/test_destination.py", "tests/broker/test_schedule_firing.py", DELAY],
+    ),
+    Mutant(
+        "dropped-and-not-counted",
+        "what waited for a deleted topic is counted as dropped",
+        "tfmq/delay/line.py",
+        "        self._lines.dropped += count\n",
+        "",
+        [LINE, "tests/delay/test_lines.py", DELAY],
+    ),
+)
+
+_LISTS: Final = (
+    Mutant(
+        "a-page-begins-with-the-last-of-the-one-before",
+        "a list has each message once, however many pages it fills",
+        "tfmq/delay/listing.py",
+        "Turn(after.due, after.number + 1)",
+        "Turn(after.due, after.number)",
+        ["tests/delay/test_listing.py", DELAY],
+    ),
+    Mutant(
+        "lists-have-what-was-cancelled",
+        "a list has what waits, and nothing that was taken back",
+        "tfmq/delay/listing.py",
+        "            if not _is_pending(pending, row):\n                continue\n",
+        "",
+        ["tests/delay/test_listing.py", DELAY],
+    ),
+    Mutant(
+        "counts-have-what-was-cancelled",
+        "counts are of what waits, without what was taken back",
+        "tfmq/delay/listing.py",
+        "dirty = bucket.dead or start < settled_below or pending.any_cancelled(start, end - 1)\n",
+        "dirty = start < settled_below\n",
+        ["tests/delay/test_listing.py", DELAY],
+    ),
+)
+
+_ORDER: Final = (
+    Mutant(
+        "small-slices-pass-a-large-one",
+        "who waits for room in the window of deliveries goes in order",
+        "tfmq/delay/pacing.py",
+        "        return (self._giving or not self._waiting) and self._has_room(size_bytes)\n",
+        "        return self._has_room(size_bytes)\n",
+        ["tests/delay/test_pacing.py"],
+    ),
+    Mutant(
+        "a-split-keeps-what-nobody-waits-for",
+        "what was cancelled leaves its bucket when that is cut",
+        "tfmq/delay/splitting.py",
+        '            keep = b"" if pending is None else pending_rows(columns, pending)\n',
+        '            keep = b""\n',
+        ["tests/delay/test_splitting.py", "tests/delay/test_buckets.py"],
+    ),
+    Mutant(
+        "a-start-does-not-learn-what-was-told",
+        "a time of day is one of the clock that its sender saw, behind a start too",
+        "tfmq/delay/gathering.py",
+        "                told.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))\n",
+        "",
+        ["tests/delay/test_gathering.py", "tests/e2e/test_delay_page.py"],
+    ),
+    Mutant(
+        "moved-again-and-again-fills-the-rest",
+        "a message that is moved on and on does not keep others from being cancelled",
+        "tfmq/delay/arrival_state.py",
+        "        if 2 * self.cancelled.count < CANCELLED_MAX and 2 * self._size_bytes < BYTES_MAX:\n",
+        "        if self.cancelled.count < CANCELLED_MAX:\n",
+        ["tests/delay/test_arrival_state.py", "tests/delay/test_rescheduled.py"],
+    ),
+    Mutant(
+        "a-stopped-partition-keeps-its-window",
+        "what a stopped partition has not on the disk keeps nobody else's messages waiting",
+        "tfmq/delay/settling.py",
+        "        size, self.size_bytes = self.size_bytes, 0\n",
+        "        size = 0\n",
+        ["tests/delay/test_lines.py", "tests/delay/test_line.py", "tests/delay/test_settling.py", DELAY],
+    ),
+    Mutant(
+        "what-cannot-be-read-ahead-holds-up-the-rest",
+        "what cannot be read keeps nothing waiting that is due before it",
+        "tfmq/delay/supply.py",
+        "            self._read(part, done)\n        elif life",
+        "            done(None, error)\n        elif life",
+        ["tests/delay/test_supply.py", "tests/delay/test_line.py"],
+    ),
+    Mutant(
+        "what-was-not-sure-at-a-start-is-never-known",
+        "what a start on a full disk could not make durable comes when there is space",
+        "tfmq/delay/firing.py",
+        "                self._keeper.take_tail(from_offset, end, done)\n",
+        "                self._ledger.failed(ticket)\n",
+        ["tests/delay/test_firing.py"],
+    ),
+)
+
+DELAY_PROMISES: Final = _HANDLES + _LIMITS + _DUES + _STORE + _WAITING + _LISTS + _ORDER
