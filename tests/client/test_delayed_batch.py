@@ -9,7 +9,7 @@ from tfmq.client.batch import Deliveries, Delivery
 from tfmq.client.cluster import Topic
 from tfmq.client.delayed_batch import DelayedBatch
 from tfmq.client.dues import Given
-from tfmq.client.producing import BATCH_BYTES_MAX
+from tfmq.client.producer_settings import BATCH_BYTES_MAX
 from tfmq.errors import DiskFull
 from tfmq.limits import BATCH_RECORDS_DELAYED
 from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, DUE_RELATIVE
