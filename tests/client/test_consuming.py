@@ -515,3 +515,69 @@ def test_a_forked_child_reads_on_by_itself_and_is_no_member(broker: Broker) -> N
     script.core.renew()
     log.append(b"5")
     assert script.poll() == [b"2", b"3", b"4", b"5"]
+
+
+def test_a_forked_child_of_a_member_has_nothing_of_it_and_begins_where_the_group_is(broker: Broker) -> None:
+    """Nothing of it may go out before the child is a member itself: it is the parent's."""
+    log = filled(broker)
+    script = Script(broker, group="g", commits="manual", start="latest")
+    script.run(script.core.seek(NAME, seek_question(to="earliest")))
+    first = script.messages(count=2)
+    script.commit(first[0])
+    script.link.open.clear()
+    script.core.renew()
+    broker.fail[wire.JoinGroup] = [Busy("later")] * 3
+    assert script.poll(0.0) == []
+    assert script.core.positions.ready is None and not script.core.fetcher.feeds
+    with pytest.raises(Fenced, match="orders-0"):
+        script.commit(first[1])
+    assert script.poll() == [b"1", b"2", b"3", b"4"]
+    script.commit()
+    assert broker.saved("g") == log.end
+    assert [each.member for each in broker.sent(wire.JoinGroup)][-1] != broker.sent(wire.JoinGroup)[0].member
+
+
+def test_a_forked_child_is_told_of_what_its_parent_was_handed_out(broker: Broker) -> None:
+    log = filled(broker)
+    script = Script(broker, group="g", commits="manual")
+    script.poll(count=2)
+    script.link.open.clear()
+    script.core.renew()
+    with pytest.raises(Fenced, match="orders-0"):
+        script.commit()
+    assert broker.saved("g") is None
+    assert script.poll() == [b"0", b"1", b"2", b"3", b"4"]
+    script.commit()
+    assert broker.saved("g") == log.end
+
+
+def test_a_commit_of_a_message_says_a_loss_once_and_of_its_own_partition(broker: Broker) -> None:
+    filled(broker, count=2)
+    broker.grow("orders").append(b"x")
+    script = Script(broker, group="g", commits="manual")
+    given = {message.partition: message for message in script.messages() + script.messages()}
+    script.core.assignment.refused([NAME])
+    script.commit(given[1])
+    with pytest.raises(Fenced, match="orders-0"):
+        script.commit(given[0])
+    script.commit()
+
+
+def test_a_message_of_a_partition_that_was_lost_and_came_back_is_not_saved_but_handed_out_again(
+    broker: Broker,
+) -> None:
+    """Who is told that it is lost drops his work on it: so it must come again."""
+    filled(broker)
+    script = Script(broker, group="g", commits="manual")
+    message = script.messages(count=2)[1]
+    broker.take_over("g")
+    script.pass_time(12)
+    broker.thieves.clear()
+    script.pass_time(12)
+    again = script.messages(count=3)
+    with pytest.raises(Fenced, match="orders-0"):
+        script.commit(again[2])
+    assert broker.saved("g") is None
+    assert script.poll() == [b"0", b"1", b"2", b"3", b"4"]
+    script.commit(message)
+    assert broker.saved("g") is not None

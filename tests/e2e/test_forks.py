@@ -147,9 +147,6 @@ def test_preforked_consumers_share_the_partitions_of_a_group(
     assert sorted(found) == sorted(wanted), "each by one worker, none left out"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the child hands out its parent's partitions before it is a member itself"
-)
 def test_a_fork_of_a_member_takes_nothing_from_it(broker: LiveServer, topic: str, tmp_path: Path) -> None:
     """The child of a consumer that reads is another member: where the parent has the only partition, it waits for its
     turn, and goes on behind what the parent processed."""

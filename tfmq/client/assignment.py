@@ -189,6 +189,14 @@ class Assignment:
         if self._positions.ready is not None and self._positions.ready.name == name:
             self._positions.drop_ready()
 
+    def renew(self) -> None:
+        """In a forked child: all partitions are the parent's."""
+        for name in list(self._positions.names()):
+            self._stop_reading(name)
+            self._positions.lose(name)
+        self._grants.clear()
+        self.looked = False
+
     # Places
 
     def locate(self, name: PartitionName, incarnation: int, question: Question) -> Operation[Place]:

@@ -305,8 +305,7 @@ class Consuming:
         """Saves all that was handed out, or one partition up to `message` and including it. Raises Fenced where that is
         another member's by now; all else is saved."""
         self.member()
-        if message is None:
-            self.void_lost()
+        self.void_lost(message)
         yield from self._saving.commit(message, self.link.now() + self.options.timeout)
         self.handover.look()
 
@@ -314,9 +313,9 @@ class Consuming:
         """Saves what is processed; which of that is another member's by now. Raises what the store does."""
         return (yield from self._saving.save(self.positions.unsaved, self.link.now() + self.options.timeout))
 
-    def void_lost(self) -> None:
-        """What is about to be told as lost, and has come back since, is handed out again: who is told drops it all."""
-        for name in self.positions.lost_and_back():
+    def void_lost(self, message: ReceivedMessage | None = None) -> None:
+        """What is about to be told as lost, and came back since, is handed out again: who is told drops it all."""
+        for name in self.positions.lost_and_back(message):
             forget = self._go_to if name in self.fetcher.feeds else self.positions.seek
             forget(name, self.positions.processed(name))
 
@@ -362,7 +361,7 @@ class Consuming:
     # The end
 
     def renew(self) -> None:
-        """In a forked child: a reader of its own, at the same places, that is no member of the group yet."""
+        """In a forked child: a reader of its own, at the same places; of a group it has nothing until it has joined."""
         self._fetching.clear()
         self.tasks.cancel()
         self._beside = dict.fromkeys(self._beside)
@@ -370,6 +369,7 @@ class Consuming:
         self.fetcher.renew()
         self._rewind()
         if self.membership is not None:
+            self.assignment.renew()
             self._saving.renew()
             self.handover.renew()
             self.membership.renew()

@@ -243,6 +243,7 @@ class Membership:
         """In a forked child: the parent is the member, this one joins by itself under a name of its own."""
         self._forget()
         self.member, self.generation, self.note = token_hex(8), 0, ""
+        self._news, self._idle = Flag(), False
 
     def _forget(self) -> None:
         self.joined, self._to_tell = False, True

@@ -73,15 +73,18 @@ class Positions:
             self._lost.add(name)
         return open_ended or unsaved
 
-    def lost_and_back(self) -> list[PartitionName]:
-        """Partitions that were lost with something in work, which `check_lost` will say, and are this one's again."""
-        return [name for name in self._lost if name in self]
+    def lost_and_back(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
+        """Partitions that were lost with something in work, which is still to be said, and are this one's again; of
+        `message` its own only."""
+        return [name for name in self._lost if name in self and (message is None or name == _name(message))]
 
-    def check_lost(self, refused: Iterable[PartitionName] = ()) -> None:
+    def check_lost(
+        self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None
+    ) -> None:
         """Raises Fenced, once, where something was handed out, and not saved in time, of partitions that are another's
-        now; `refused`: of these, too. To a handler only its own partition matters."""
+        now; `refused`: of these, too. Where it is about a `message`, and to a handler, only that one's matters."""
         lost = sorted(self._lost.union(refused))
-        message = IN_WORK.get()
+        message = message or IN_WORK.get()
         if message is not None:
             lost = [name for name in lost if name == _name(message)]
         self._lost.difference_update(lost)
@@ -323,6 +326,7 @@ class Positions:
 
     def _check_gone(self, name: PartitionName) -> None:
         if name in self._gone:
+            self._lost.discard(name)
             raise Fenced(
                 f"{name} went to another member of the group after that message was handed out.",
                 partitions=[list(name)],

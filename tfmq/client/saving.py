@@ -53,7 +53,7 @@ class Saving:
         else:
             names = [positions.settle_to(message)]
         refused = yield from self.save(lambda: self._unsaved(names), until)
-        positions.check_lost(refused)
+        positions.check_lost(refused, message)
 
     def save(
         self, choose: Callable[[], Mapping[PartitionName, Place]], until: float
