@@ -20,6 +20,7 @@ ROWS = {
     "clients": "tools.bench.clients",
     "end_to_end": "tools.bench.end_to_end",
     "footprint": "tools.bench.footprint",
+    "idle": "tools.bench.idle",
     "restart": "tools.bench.restart",
     "transactions": "tools.bench.transactions",
     "delay_accept": "tools.bench.delay:accepted",
