@@ -52,6 +52,58 @@ def test_a_group_without_any_offset_begins_where_it_was_told() -> None:
     assert starts(Script(broker, group="g", start="latest")) == {0: logs[0].end, 1: logs[1].end}
 
 
+@pytest.mark.parametrize("commits", ["auto", "manual", "before"])
+def test_what_came_behind_latest_is_not_passed_over_where_its_first_member_dies_at_once(commits: str) -> None:
+    """The end that the first member saw is saved before it reads anything, whoever saves what later."""
+    broker = Broker()
+    logs = two(broker)
+    first = Script(broker, group="g", start="latest", commits=commits)
+    assert starts(first) == {0: logs[0].end, 1: logs[1].end}
+    for log in logs:
+        log.append(b"news")
+    broker.take_over("g")
+    broker.thieves.clear()
+    assert Script(broker, group="g", start="latest").poll(count=3) == [b"news", b"news"]
+
+
+def test_latest_is_where_the_ends_were_at_the_first_look_whenever_a_partition_comes() -> None:
+    """Neither is passed over what is sent while nobody has it, nor is all read because another partition is saved."""
+    broker = Broker()
+    logs = two(broker)
+    grants = broker._grants
+    broker._grants = lambda wishes, generation: grants(wishes, generation)[:1]  # type: ignore[method-assign]
+    script = Script(broker, group="g", start="latest", session=9)
+    script.poll(0.0)
+    script.pass_time(1)
+    logs[1].append(b"news")
+    broker._grants = grants  # type: ignore[method-assign]
+    assert script.poll(20) == [b"news"]
+
+
+def test_an_end_that_cannot_be_asked_for_now_is_asked_for_again() -> None:
+    broker = Broker()
+    two(broker)
+    broker.fail[wire.Locate] = [Busy("planted")] * 3
+    script = Script(broker, group="g", start="latest")
+    assert script.poll(0.0) == []
+    script.pass_time(5)
+    logs = broker.topics["orders"][1]
+    assert starts(script) == {0: logs[0].end, 1: logs[1].end}
+
+
+def test_a_first_place_that_is_refused_is_another_members_to_choose() -> None:
+    broker = Broker()
+    logs = two(broker)
+    broker.stolen.add(("orders", broker.topics["orders"][0], 0))
+    script = Script(broker, group="g", start="latest")
+    script.poll(1.0)
+    assert {name.partition for name in script.core.fetcher.feeds} == {1}
+    broker.stolen.clear()
+    assert starts(script) == {1: logs[1].end}
+    script.pass_time(20)
+    assert starts(script) == {0: logs[0].end, 1: logs[1].end}
+
+
 def test_all_places_are_asked_for_at_once() -> None:
     broker = Broker()
     two(broker)

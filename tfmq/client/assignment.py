@@ -4,6 +4,9 @@ In a group it reads its share, and no more: what is new in it is claimed before 
 in it any more is not read on. A topic that is not there is waited for, and so is the end of a transaction that has the
 group's offsets, and a storage that does not answer. A partition's place is, in this order: what its group has saved for
 this incarnation of the topic; the earliest one, for a partition that appeared later; what the user said with `start`.
+
+"latest" is a moment: that of the first look, for all partitions of topics of which the group has nothing, so that it is
+the same whoever gets them when. It is saved before anything is read: who comes after a member that died begins there.
 """
 
 import logging
@@ -21,7 +24,7 @@ from tfmq.client.link import Link
 from tfmq.client.membership import Membership
 from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
-from tfmq.client.start import EARLIEST, Question
+from tfmq.client.start import EARLIEST, LATEST, Question
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.errors import NotSupported, TfmqError, UnknownTopic
 from tfmq.protocol.commands import Locate, Metadata
@@ -71,6 +74,10 @@ class Assignment:
         self._wanted: dict[PartitionName, int] = {}
         self._first: dict[PartitionName, int] | None = None
         self._grants: dict[PartitionName, int] = {}
+        self._ends: dict[PartitionName, Place] = {}
+        """Where "latest" is."""
+        self._endless: dict[PartitionName, int] | None = None if group and options.start_latest else {}
+        """Partitions of which that is still to be found; None: nobody knows yet which."""
         self._news = Flag()
 
     def watch(self) -> Operation[None]:
@@ -132,6 +139,7 @@ class Assignment:
 
     def _apply(self) -> Operation[bool]:
         """Takes on what is new; whether something of it must be tried again."""
+        yield from self._find_ends()
         mine = self._mine()
         fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.feeds}
         if fresh:
@@ -216,6 +224,22 @@ class Assignment:
                 self._fetcher.remove(name)
                 self._positions.remove(name)
 
+    def _find_ends(self) -> Operation[None]:
+        """What "latest" means, as far as it is not known."""
+        if self._endless is None:
+            assert self._group is not None and self._first is not None
+            stored = yield from self._group.offsets.read(self._first, while_busy=False)
+            begun = {(name.topic, each.incarnation) for name, each in stored.items()}
+            self._endless = {n: each for n, each in self._first.items() if (n.topic, each) not in begun}
+        if self._endless:
+            questions = dict.fromkeys(self._endless, LATEST)
+            self._ends |= yield from self._locate_all(self._endless, questions)
+            self._endless = {
+                name: incarnation
+                for name, incarnation in self._endless.items()
+                if name not in self._ends and self._wanted.get(name) == incarnation
+            }
+
     def _take_on(self, fresh: Mapping[PartitionName, int]) -> Operation[None]:
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
@@ -231,10 +255,12 @@ class Assignment:
         questions: dict[PartitionName, Question] = {}
         for name, incarnation in fresh.items():
             kept = stored.get(name)
-            if name in refused:
+            if name in refused or name in (self._endless or ()):
                 continue
             if kept is not None and kept.incarnation == incarnation:
                 places[name] = _place(name, kept)
+            elif name in self._ends and not self._appeared(name, incarnation):
+                places[name] = self._ends[name]
             elif known.get(name.topic) == incarnation or self._appeared(name, incarnation):
                 questions[name] = EARLIEST
             elif self._options.start.exact:
@@ -242,7 +268,35 @@ class Assignment:
             else:
                 questions[name] = self._options.start
         places |= yield from self._locate_all(fresh, questions)
+        if self._options.start_latest:
+            stored |= yield from self._save_first(fresh, grants, places, stored)
         self._begin(fresh, grants, places, stored)
+
+    def _save_first(
+        self,
+        fresh: Mapping[PartitionName, int],
+        grants: Mapping[PartitionName, int],
+        places: dict[PartitionName, Place],
+        stored: Mapping[PartitionName, StoredOffset],
+    ) -> Operation[dict[PartitionName, StoredOffset]]:
+        """Saves those of `places` that the group does not have, whatever `commits` is. Drops what is another's."""
+        if self._group is None:
+            return {}
+        rows = {
+            name: StoredOffset(place.offset, 0, fresh[name], place.epoch, grants[name])
+            for name, place in places.items()
+            if name not in stored or stored[name].incarnation != fresh[name]
+        }
+        if not rows:
+            return {}
+        until = self._link.now() + self._options.timeout
+        refused = yield from self._group.offsets.save(rows, until)
+        generation_of = self._group.membership.generation_of
+        for name in refused:
+            places.pop(name, None)
+        if lost := [name for name in refused if generation_of(name) == grants[name]]:
+            self.refused(lost)
+        return {name: row for name, row in rows.items() if name not in refused}
 
     def _begin(
         self,
