@@ -152,6 +152,8 @@ def test_offsets_in_doubt_hold_the_next_owner_back_until_their_transaction_has_e
     wanted = [PartitionName("orders", 7)]
     assert broker.ask(ReadOffsets("billing", wanted)).code == "busy"
     assert second.commit(50, ("orders", broker.incarnation(), 7)).code == "busy"
+    other = TransactionOffsets("billing", "bob", second.generation, rows(broker, 60, 7))
+    assert broker.transact(broker.stream(), [("orders", 0, [b"x"])], [other]).code == "busy"
     assert broker.decide(began).state == "committed"
     assert [each[3] for each in broker.ask(ReadOffsets("billing", wanted)).offsets] == [100]
     assert second.commit(150, ("orders", broker.incarnation(), 7)).committed == 1

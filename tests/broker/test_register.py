@@ -28,6 +28,7 @@ from tfmq.broker.register import (
     SCHEDULE_STATE,
     TX_OFFSETS,
     Owner,
+    Place,
     Register,
     pack,
     unpack,
@@ -85,6 +86,22 @@ def test_partitions_change_their_owners_one_by_one_and_a_new_beginning_frees_all
     made.enter((DELETE, 20))
     made.enter((GONE, 20))
     assert (row.owners, made.owners_count) == ({}, 0)
+
+
+def test_a_snapshot_has_owners_and_offsets() -> None:
+    """Compared with what was entered: two dumps that both leave something out are the same, too."""
+    made = register(
+        (CREATE, "orders", 20, 2, {}),
+        (READY, 20),
+        (GROUP_OWNERS, "billing", 5, [("ada", 9000, [(20, 0)]), ("bob", 8000, [(20, 1)])]),
+        (OFFSETS, "billing", 5, [(20, 1, 64, 0, 3)]),
+    )
+    read = Register()
+    read.load(made.dump())
+    row = read.groups["billing"]
+    assert (row.generation, read.generation, read.owners_count, read.offsets_count) == (5, 5, 2, 1)
+    assert row.owners == {(20, 0): Owner("ada", 5, 9000), (20, 1): Owner("bob", 5, 8000)}
+    assert row.offsets == {(20, 1): Place(64, 0, 3, 5)}
 
 
 def test_a_snapshot_from_before_there_were_owners_is_read() -> None:

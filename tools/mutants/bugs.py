@@ -21,6 +21,8 @@ from tools.mutants.bugs_delay_store import DELAY_STORE
 from tools.mutants.bugs_delayed_sends import DELAYED_SENDS
 from tools.mutants.bugs_effects import EFFECTS
 from tools.mutants.bugs_forces import FORCES
+from tools.mutants.bugs_group_members import GROUP_MEMBERS
+from tools.mutants.bugs_groups import GROUP_OWNERS
 from tools.mutants.bugs_handler import HANDLING
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_journal_store import JOURNAL_STORE
@@ -42,6 +44,8 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + JOURNAL
     + BROKER
     + KEEPING
+    + GROUP_OWNERS
+    + GROUP_MEMBERS
     + EFFECTS
     + TRANSACTION_JOURNAL
     + JOURNAL_STORE

@@ -1,0 +1,322 @@
+"""Bugs to plant in groups at the broker: who is alive, whose offsets are saved, how partitions are shared."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+GROUPS: Final = "tests/broker/test_groups.py"
+OFFSETS: Final = "tests/broker/test_group_offsets.py"
+ROLL: Final = "tests/broker/test_group_roll.py"
+WAITS: Final = "tests/broker/test_group_waits.py"
+WATCH: Final = "tests/broker/test_group_watch.py"
+MEMBER: Final = "tests/broker/test_group_member.py"
+STRATEGIES: Final = "tests/broker/test_group_strategies.py"
+DESCRIPTIONS: Final = "tests/broker/test_group_descriptions.py"
+
+_GROUPS = "tfmq/broker/groups.py"
+_OFFSETS = "tfmq/broker/group_offsets.py"
+_ROLL = "tfmq/broker/group_roll.py"
+_WAITS = "tfmq/broker/group_waits.py"
+_WATCH = "tfmq/broker/group_watch.py"
+_MEMBER = "tfmq/broker/group_member.py"
+_STRATEGIES = "tfmq/broker/group_strategies.py"
+
+ALIVE: Final = (
+    Mutant(
+        "session-without-an-end",
+        "a silent member is dead after its session time",
+        _MEMBER,
+        "        if self.lost_at is None:\n            return self.seen + seconds\n",
+        "        if self.lost_at is None:\n            return self.seen + seconds * 10\n",
+        [MEMBER, WATCH],
+    ),
+    Mutant(
+        "dead-with-its-connection",
+        "a member whose connection is gone has a tenth of its session time to come back",
+        _MEMBER,
+        "        return min(self.seen + seconds, self.lost_at + seconds / REJOINS_A_SESSION)\n",
+        "        return min(self.seen + seconds, self.lost_at)\n",
+        [MEMBER, WATCH],
+    ),
+    Mutant(
+        "heartbeats-do-not-count",
+        "a handler of minutes keeps its partition as long as its heartbeats come",
+        _WATCH,
+        "        if member.session is session:\n            member.seen = self._timers.now()\n            return\n",
+        "        if member.session is session:\n            return\n",
+        [WATCH, GROUPS],
+    ),
+    Mutant(
+        "broker-that-stood-still-takes-all-for-dead",
+        "a broker that stood still takes nobody for dead",
+        _WATCH,
+        "            member.spare(now)\n",
+        "            pass\n",
+        [WATCH],
+    ),
+    Mutant(
+        "first-connection-s-end-kills-the-second",
+        "a second connection of a member is its connection from then on",
+        _WATCH,
+        "        self._disconnect(member)\n        member.attach(session, self._timers.now())\n",
+        "        member.attach(session, self._timers.now())\n",
+        [WATCH],
+    ),
+    Mutant(
+        "lost-connection-is-not-noticed",
+        "what a member had whose connection is gone is free sooner",
+        _WATCH,
+        "            member.detach(self._timers.now())\n            self._arm(group, member)\n",
+        "            member.detach(self._timers.now())\n",
+        [WATCH],
+    ),
+    Mutant(
+        "transactions-do-not-keep-a-member-alive",
+        "a member is heard of in the transactions with its offsets, too",
+        _WATCH,
+        '        """The member was heard of over another\'s connection."""\n        member.seen = self._timers.now()\n',
+        '        """The member was heard of over another\'s connection."""\n',
+        [OFFSETS],
+    ),
+    Mutant(
+        "heartbeat-parked-beyond-the-session",
+        "a heartbeat waits for no longer than a third of its session",
+        _WAITS,
+        "        seconds = min(wait_ms, member.session_ms / BEATS_A_SESSION) / 1000\n",
+        "        seconds = wait_ms / 1000\n",
+        [WAITS],
+    ),
+    Mutant(
+        "older-heartbeat-never-answered",
+        "of two heartbeats of a member the older one ends",
+        _WAITS,
+        "        self.end(group, member)\n        member.waiting = waiting\n",
+        "        member.waiting = waiting\n",
+        [WAITS],
+    ),
+    Mutant(
+        "heartbeats-wait-over-the-stop",
+        "waiting heartbeats end when the broker stops",
+        _GROUPS,
+        "                self._waits.end(group, member, Busy(faults.STOPPING))\n",
+        "                pass\n",
+        [WAITS],
+    ),
+    Mutant(
+        "heartbeat-told-before-the-plan-of-its-turn",
+        "what happens in a turn is one plan, and heartbeats are told behind it",
+        _GROUPS,
+        "        if group.name in self._due:\n            self._mark(group, *member_ids)\n            return\n",
+        "",
+        [GROUPS, WAITS, WATCH],
+    ),
+)
+
+SAVED: Final = (
+    Mutant(
+        "anybody-saves",
+        "offsets are saved for the owner alone",
+        _OFFSETS,
+        "            if group.has(request.member, request.generation, place[:2]):\n",
+        "            if place:\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "one-lost-partition-fences-the-others",
+        "a zombie loses only what others got",
+        _OFFSETS,
+        "        if others and not places:\n",
+        "        if others:\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "lost-partitions-not-named",
+        "a zombie is told what it lost",
+        _OFFSETS,
+        "places, reply, fenced=others)",
+        "places, reply, fenced=[])",
+        [OFFSETS],
+    ),
+    Mutant(
+        "transaction-commits-another-s-offsets",
+        "a transaction with an offset of a partition that is another's is refused, whole",
+        _OFFSETS,
+        "        if others:\n            raise _not_its_own(group, member_id, others)\n        places = [",
+        "        if others and len(others) == len(known):\n"
+        "            raise _not_its_own(group, member_id, others)\n        places = [",
+        [OFFSETS],
+    ),
+    Mutant(
+        "offsets-in-doubt-overwritten-by-a-transaction",
+        "offsets in doubt hold others back until their transaction has ended",
+        _OFFSETS,
+        "        places = [place for _, place in known.values()]\n        self._offsets.require_free(name, places)\n",
+        "        places = [place for _, place in known.values()]\n",
+        [OFFSETS, "tests/broker/test_offset_effects.py"],
+    ),
+    Mutant(
+        "reset-under-live-members",
+        "a reset needs a group without a live member",
+        _OFFSETS,
+        "        self._refuse_live(request.group)\n",
+        "",
+        [OFFSETS],
+    ),
+    Mutant(
+        "reset-leaves-the-owners",
+        "a reset takes everything from who had something",
+        _GROUPS,
+        "        group.void()\n        self._roll.submitted(name)\n",
+        "        self._roll.submitted(name)\n",
+        [OFFSETS, GROUPS],
+    ),
+)
+
+BOUNDS: Final = (
+    Mutant(
+        "groups-unbounded",
+        "groups are bounded",
+        _ROLL,
+        '        if len(known) + len(coming) >= self._limits["groups"]:\n',
+        "        if len(known) + len(coming) < 0:\n",
+        [ROLL],
+    ),
+    Mutant(
+        "groups-on-their-way-not-counted",
+        "groups that are not in the catalog yet count",
+        _ROLL,
+        "        coming = {each for each in (*self._written, *self._groups) if each not in known and each != name}\n",
+        "        coming: set[str] = set()\n",
+        [ROLL],
+    ),
+    Mutant(
+        "members-unbounded",
+        "members of a group are bounded",
+        _ROLL,
+        '        if instead_of is None and len(group.members) >= self._limits["group_members"]:\n',
+        "        if instead_of is None and len(group.members) < 0:\n",
+        [ROLL],
+    ),
+    Mutant(
+        "wishes-unbounded",
+        "what members ask for is bounded",
+        _ROLL,
+        "        self._asked += more - less\n",
+        "",
+        [ROLL],
+    ),
+    Mutant(
+        "empty-groups-kept",
+        "nothing is kept in memory of groups without members",
+        _ROLL,
+        "        if group.empty and self._groups.get(group.name) is group:\n",
+        "        if not group.name:\n",
+        [ROLL],
+    ),
+)
+
+SHARES: Final = (
+    Mutant(
+        "ranges-of-unsorted-members",
+        "ranges go to the members sorted by name, whatever the order in which they came",
+        _STRATEGIES,
+        "        for number, member in enumerate(sorted(members)):\n",
+        "        for number, member in enumerate(members):\n",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "last-members-get-the-remainder",
+        "the first members get one partition more where the numbers do not divide",
+        _STRATEGIES,
+        "            end = start + size + (number < longer)\n",
+        "            end = start + size + (len(members) - 1 - number < longer)\n",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "ring-by-the-process-s-own-hash",
+        "the ring is the same in every process and every release",
+        _STRATEGIES,
+        '    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")\n',
+        "    return hash(text) % (1 << 64)\n",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "ring-gives-to-who-does-not-take",
+        "each partition goes to a member that takes it",
+        _STRATEGIES,
+        "        if member in members:\n            return member\n",
+        "        if members:\n            return member\n",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "ring-with-one-point-a-member",
+        "the ring is roughly fair",
+        _STRATEGIES,
+        "POINTS: Final = 64\n",
+        "POINTS: Final = 1\n",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "sticky-forgets-who-has-what",
+        "a new member takes as few partitions as it needs",
+        _STRATEGIES,
+        "        if owners.get(partition) in members\n",
+        "        if owners.get(partition) in members and not owners\n",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "sticky-never-evens-out",
+        "shares are as even as can be",
+        _STRATEGIES,
+        "    while shares.even_out():\n        pass\n",
+        "",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "sticky-moves-for-nothing",
+        "who has most keeps the partition more that somebody has to have",
+        _STRATEGIES,
+        "    most_first = sorted(has, key=lambda member: -len(has[member]))\n",
+        "    most_first = sorted(has, key=lambda member: len(has[member]))\n",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "only-is-ignored",
+        "members that ask for some partitions get no others",
+        _STRATEGIES,
+        "        return partition[0] in self.topics and (self.only is None or partition in self.only)\n",
+        "        return partition[0] in self.topics\n",
+        [STRATEGIES],
+    ),
+    Mutant(
+        "shares-depend-on-the-order-of-partitions",
+        "the same members and partitions in another order are dealt the same way",
+        _STRATEGIES,
+        "(_takers(list(members), sorted(partitions, key=_number_first)), owners)",
+        "(_takers(list(members), list(partitions)), owners)",
+        [STRATEGIES],
+    ),
+)
+
+TOLD: Final = (
+    Mutant(
+        "idle-member-not-told-why",
+        "a member without a partition is told why, and what to do",
+        "tfmq/broker/group_descriptions.py",
+        ": tfmq topic grow {there[0].name}",
+        "",
+        [DESCRIPTIONS],
+    ),
+    Mutant(
+        "waiting-member-not-told-for-whom",
+        "a member that waits is told for whom, and why",
+        "tfmq/broker/group_descriptions.py",
+        "    if awaited:\n        return _waits(group, awaited, topics, now)\n",
+        "",
+        [DESCRIPTIONS],
+    ),
+)
+
+GROUP_MEMBERS: Final = ALIVE + SAVED + BOUNDS + SHARES + TOLD

@@ -1,0 +1,223 @@
+"""Bugs to plant in groups at the broker: who has which partition."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+GROUP: Final = "tests/broker/test_group.py"
+GROUPS: Final = "tests/broker/test_groups.py"
+OFFSETS: Final = "tests/broker/test_group_offsets.py"
+ROLL: Final = "tests/broker/test_group_roll.py"
+WATCH: Final = "tests/broker/test_group_watch.py"
+
+_GROUP = "tfmq/broker/group.py"
+_GROUPS = "tfmq/broker/groups.py"
+_ROLL = "tfmq/broker/group_roll.py"
+_REGISTER = "tfmq/broker/register.py"
+
+GROUP_OWNERS: Final = (
+    Mutant(
+        "grant-that-was-refused-is-told",
+        "a grant that is not in the catalog is nobody's",
+        _GROUP,
+        "            if in_catalog and member is not None and self._void.get(key) != owner.grant:\n",
+        "            if member is not None and self._void.get(key) != owner.grant:\n",
+        [GROUP, GROUPS],
+    ),
+    Mutant(
+        "grant-that-may-be-on-the-disk-is-given-again",
+        "what may be on the disk is told to nobody, and given to nobody",
+        _GROUP,
+        "            if not forced and in_catalog:\n                continue",
+        "            if not forced and not in_catalog:\n                continue",
+        [GROUP],
+    ),
+    Mutant(
+        "planned-for-a-dead-member-is-kept-for-it",
+        "what was planned for a member that died goes to the next one",
+        _GROUP,
+        "            if key not in self._holders or self.target.get(key) != owner.member:\n"
+        "                self.stale = True\n",
+        "",
+        [GROUP, GROUPS],
+    ),
+    Mutant(
+        "grant-of-an-earlier-life-is-kept",
+        "a member that joins again holds nothing of before",
+        _GROUP,
+        '        """It joined, and holds nothing, whatever one of its name had before."""\n'
+        "        self._void_all(member.id)\n",
+        '        """It joined, and holds nothing, whatever one of its name had before."""\n',
+        [GROUP, GROUPS],
+    ),
+    Mutant(
+        "who-leaves-keeps-its-partitions",
+        "who leaves makes room at once, in the catalog, too",
+        _GROUP,
+        '        """It is gone for good, and what it had is free."""\n        self._void_all(member_id)\n',
+        '        """It is gone for good, and what it had is free."""\n',
+        [GROUP, GROUPS],
+    ),
+    Mutant(
+        "gives-up-what-it-has-not-heard-of",
+        "a heartbeat that was sent before a grant does not give it back",
+        _GROUP,
+        "if grant <= generation and key not in kept]",
+        "if key not in kept]",
+        [GROUP],
+    ),
+    Mutant(
+        "revoked-partition-is-told-as-its-share",
+        "what a member is to give up is not in its share any more",
+        _GROUP,
+        "return {key: grant for key, grant in member.owned.items() if self.target.get(key) == member.id}",
+        "return dict(member.owned)",
+        [GROUP, GROUPS],
+    ),
+    Mutant(
+        "owner-on-its-way-to-the-disk-does-not-fence",
+        "a takeover fences from the moment it is planned",
+        _GROUP,
+        "        owner = self._pending.get(key) or self.row.owners.get(key)\n        return None",
+        "        owner = self.row.owners.get(key)\n        return None",
+        [GROUP, OFFSETS],
+    ),
+    Mutant(
+        "commit-of-what-was-given-up",
+        "who gave a partition up saves nothing of it",
+        _GROUP,
+        "        return None if owner is None or self._void.get(key) == owner.grant else owner\n",
+        "        return owner\n",
+        [GROUP, GROUPS, OFFSETS],
+    ),
+    Mutant(
+        "owners-unbounded",
+        "how many partitions have an owner is bounded",
+        _GROUP,
+        "                if known or room > 0:\n",
+        "                if known or room >= 0:\n",
+        [GROUP, ROLL],
+    ),
+    Mutant(
+        "what-is-free-stays-somebody-s-in-the-catalog",
+        "what was given up before a restart is free after it",
+        _GROUP,
+        '        rows: dict[tuple[str, int], list[Key]] = {("", 0): self.freed} if self.freed else {}\n',
+        "        rows: dict[tuple[str, int], list[Key]] = {}\n",
+        [GROUP, GROUPS],
+    ),
+    Mutant(
+        "owners-from-before-the-start-are-dealt-out",
+        "owners keep what they have over a restart, until they were heard of",
+        _GROUP,
+        "for each in self.members.values() if each.wishes is None for key in each.owned}\n",
+        "for each in () for key in each.owned}\n",
+        [GROUP, GROUPS],
+    ),
+    Mutant(
+        "strategy-of-the-youngest",
+        "the strategy is that of the oldest member",
+        _GROUP,
+        'for each in self.members.values() if each.wishes is not None), "")',
+        'for each in reversed(self.members.values()) if each.wishes is not None), "")',
+        [GROUPS],
+    ),
+    Mutant(
+        "member-without-wishes-is-not-asked",
+        "a member that was taken for dead is asked what it wants",
+        _GROUP,
+        "        if member.wishes is None:\n            return True\n",
+        "",
+        [GROUP, WATCH],
+    ),
+    Mutant(
+        "revocation-not-told",
+        "a member is told at once what it is to give up",
+        _GROUP,
+        "        if any(not leaving and key not in share for key, leaving in held.items()):\n            return True\n",
+        "",
+        [GROUP, GROUPS],
+    ),
+    Mutant(
+        "owners-forgotten-at-a-restart",
+        "owners go on after the broker was started again",
+        _GROUPS,
+        "            if row.owners:\n                group = self._roll.group(name)\n",
+        "            if row.owners and not name:\n                group = self._roll.group(name)\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "owners-not-in-a-snapshot",
+        "owners outlive a snapshot of the catalog",
+        _REGISTER,
+        "(name, row.generation, _rows(row.owners), _rows(row.offsets))",
+        "(name, row.generation, _rows({}), _rows(row.offsets))",
+        ["tests/broker/test_register.py"],
+    ),
+    Mutant(
+        "topic-that-went-keeps-its-owners",
+        "partitions that go are nobody's",
+        _REGISTER,
+        "                del group.owners[key]\n                self.owners_count -= 1\n",
+        "                self.owners_count -= 1\n",
+        ["tests/broker/test_register.py", GROUPS],
+    ),
+    Mutant(
+        "generation-given-twice",
+        "a generation is given once, over a restart, too",
+        _ROLL,
+        "        self._generation = max(self._generation, self._register.generation) + 1\n",
+        "        self._generation = self._generation + 1\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "join-answered-before-it-is-written",
+        "who could not be written down is no member",
+        _GROUPS,
+        "        if error is not None:\n            if there:\n",
+        "        if error is not None and not there:\n            if there:\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "refused-plan-is-not-tried-again",
+        "a grant that the full disk refused is tried again",
+        _GROUPS,
+        "            self._timers.after(RETRY_SECONDS, partial(self._mark, group))\n",
+        "            pass\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "new-partitions-given-to-nobody",
+        "partitions that come up are given to somebody",
+        _GROUPS,
+        "            if group.wants_any(changed):\n                group.stale = True\n",
+        "            if group.wants_any(changed):\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "other-wishes-are-not-looked-at",
+        "a member that wants other topics gives up what it does not want",
+        _GROUPS,
+        "                self._roll.ask(member, wishes)\n                group.stale = True\n",
+        "                self._roll.ask(member, wishes)\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "join-of-an-earlier-life-goes-on",
+        "a member that joined again has one life",
+        _GROUPS,
+        "        if member is None or generation < member.joined:\n",
+        "        if member is None:\n",
+        [GROUPS],
+    ),
+    Mutant(
+        "dead-member-keeps-what-it-had",
+        "what a dead member had is free",
+        _GROUPS,
+        'was not heard of for its session time"))\n        group.lose(member.id)\n',
+        'was not heard of for its session time"))\n',
+        [WATCH],
+    ),
+)
