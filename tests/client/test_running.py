@@ -182,9 +182,26 @@ def test_a_retried_letter_that_fails_waits_longer_and_is_dead_in_the_end(bench: 
             raise tfmq.RetryLater(1)
         raise ValueError("never")
 
-    bench.run(handler, until=3, retries=2)
+    bench.run(handler, until=4, retries=2)
     assert bench.letters()["a"].state == "dead"
-    assert bench.letters()["a"].calls == 3
+    assert bench.letters()["a"].calls == 4, "putting it off cost none of the three"
+
+
+def test_one_that_is_put_off_behind_each_start_is_dead_in_the_end_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offset is never saved, as where each consumer is killed soon; three calls may fail, no more."""
+    monkeypatch.setattr(running, "CAREFUL", 0)
+    bench.send("a")
+
+    def handler(message: Any) -> None:
+        raise tfmq.RetryLater(1) if len(bench.handled) % 2 else ValueError("never")
+
+    for runs in range(3):
+        assert runs == 0 or bench.letters()["a"].state == "waiting"
+        bench.run(handler, until=2, retries=2, commits="manual")
+    letter = bench.letters()["a"]
+    assert (letter.state, letter.calls) == ("dead", 6)
 
 
 @pytest.mark.parametrize("error", [tfmq.Reject("no"), tfmq.RetryLater(5)])
@@ -429,6 +446,25 @@ def test_a_handler_of_minutes_keeps_its_group_and_a_partition_that_goes_is_finis
             got += [each.text for each in other.poll(30)]
     assert sorted({*bench.handled, *got}) == ["a1", "a2", "b1", "b2"]
     assert not set(bench.handled[:1]) & set(got)
+
+
+def test_nothing_more_of_a_partition_that_is_to_go_begins(bench: Bench) -> None:
+    """A second member gets the higher partition, of which a message is in work and two more wait."""
+    bench.send("b1", "b2", "b3", partition=1)
+    other = bench.broker.consumer(TOPIC, group=GROUP)
+
+    def handler(message: Any) -> None:
+        if message.text == "b1":
+            assert other.poll(0) == [] and other.poll(5) == []
+            assert "finishes what it has in work" in other.stats()["note"]
+            bench.send("a1", partition=0)
+
+    bench.run(handler, until=2)
+    assert bench.handled == ["b1", "a1"]
+    got: list[str] = []
+    while len(got) < 2:
+        got += [each.text for each in other.poll(30)]
+    assert got == ["b2", "b3"]
 
 
 def test_fenced_of_a_handler_is_no_failure_of_its_message(bench: Bench) -> None:

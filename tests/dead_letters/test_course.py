@@ -141,7 +141,7 @@ TABLE = {
         "note what was begun": DEAD,
         "begin": DEAD,
         "keep dead": DEAD,
-        "keep waiting": WAITING,
+        "keep waiting": DEAD,
         "retry": WAITING,
         "drop": DROPPED,
         "drop by force": DROPPED,
@@ -219,6 +219,29 @@ def test_one_that_failed_and_is_put_off_has_the_calls_that_are_left() -> None:
     noted = done(done(None, note(10, calls_left=4)), note(20, calls_left=4))
     waiting = done(noted, keep(30, next_ms=40, calls=1, calls_left=4))
     assert (waiting.state, waiting.calls_left, waiting.calls) == (WAITING, 2, 3)
+
+
+def test_putting_off_a_call_that_was_begun_costs_none_of_those_that_are_left() -> None:
+    begun = done(None, events.Begin(10, replace(NEW, calls=0, calls_left=4, failures=())))
+    waiting = done(begun, keep(20, next_ms=30, calls=0, calls_left=4)._replace(begun=True))
+    assert (waiting.state, waiting.calls, waiting.calls_left) == (WAITING, 1, 4)
+    rejected = done(begun, keep(20, calls=0, calls_left=0)._replace(begun=True))
+    assert (rejected.state, rejected.calls, rejected.calls_left) == (DEAD, 1, 0)
+
+
+def test_one_that_is_put_off_once_more_behind_a_kill_begins_no_new_round() -> None:
+    """Its offset was not saved, so its consumer meets it again; calls that failed meanwhile have failed."""
+    again = keep(70, next_ms=90, calls=1, calls_left=5)
+    waiting = done(letter_in(RETRYING), events.Failed(50, "me", failure(50), 60))
+    assert (waiting.calls, waiting.calls_left) == (2, 4)
+    kept = done(waiting, again)
+    assert (kept.state, kept.calls, kept.calls_left, kept.next_ms) == (WAITING, 3, 4, 90)
+    in_work = done(waiting, events.Take(60, "killed", 120))
+    assert done(in_work, again).calls_left == 3
+    last = replace(in_work, calls_left=0)
+    assert (done(last, again).state, done(last, again).calls_left) == (WAITING, 1)
+    dead = done(letter_in(DEAD), again)
+    assert (dead.state, dead.calls, dead.calls_left, dead.next_ms) == (DEAD, 2, 0, 0)
 
 
 def test_what_was_handled_and_fails_again_begins_a_new_round() -> None:

@@ -24,6 +24,7 @@ LETTER = replace(
 )
 EVENTS: list[events.Event] = [
     events.Keep(10, LETTER, 50),
+    events.Keep(10, LETTER, 50, True),
     events.Begin(10, replace(LETTER, calls_left=3, failures=())),
     events.Note(10, replace(LETTER, calls_left=3), True),
     events.Pass(10),

@@ -97,14 +97,16 @@ class DeadLetters(Protocol):
         failures: Sequence[Failure],
         *,
         calls: int | None = None,
+        begun: bool = False,
         retry_after: float | None = None,
     ) -> Operation[str]:
         """Give `message` up, or put it off, whatever was noted of it; when this ends it is committed, and the offset
         may pass it. Its state comes back.
 
-        `failures` in order, those that were not noted; `calls` of the handler, likewise (None: one a failure). After
-        `retry_after` seconds it is handled again; None: it is dead. The same message kept again is one letter, with
-        both histories.
+        `failures` in order, those that were not noted; `calls` of the handler, likewise (None: one a failure); `begun`:
+        the last call was counted by `begin`, and is not counted again. After `retry_after` seconds it is handled again,
+        and the call of which this came costs none; None: it is dead. The same message kept again is one letter, with
+        both histories; it has the calls that were left to it, and one that is dead stays dead.
         """
         ...
 

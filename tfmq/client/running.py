@@ -259,15 +259,14 @@ class Running:
     def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:
         message = job.message
         failure = Failure.of(error, round(self._wall_clock() * 1000))
-        counted = 0 if job.begun else 1
+        begun, job.begun = job.begun, False
         if isinstance(error, RetryLater):
             later = error.seconds
-            yield from self._sure(lambda: store.keep(message, [failure], calls=counted, retry_after=later))
+            yield from self._sure(lambda: store.keep(message, [failure], begun=begun, retry_after=later))
         elif isinstance(error, Reject | DecodeFailed) or self._once:
-            yield from self._sure(lambda: store.keep(message, [failure], calls=counted))
+            yield from self._sure(lambda: store.keep(message, [failure], begun=begun))
         else:
             job.noted = True
-            begun, job.begun = job.begun, False
             state = yield from self._sure(lambda: store.note(message, failure, begun=begun))
             if state == FAILING:
                 return self._paused(job, error)

@@ -61,7 +61,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         events.GiveBack: (WAITING,),
     },
     DEAD: {
-        events.Keep: (WAITING, DEAD),
+        events.Keep: (DEAD,),
         events.Begin: (DEAD,),
         events.Note: (DEAD,),
         events.Retry: (WAITING,),
@@ -108,8 +108,9 @@ def after(letter: Letter | None, event: events.Event) -> Letter | None:
 
 
 def _kept(letter: Letter | None, event: events.Keep) -> Letter:
-    """A new letter; or the same message once more, whose histories are joined. The very same keeping, done again
-    because its answer was lost, changes nothing."""
+    """A new letter; or the same message once more, whose histories are joined. What comes again behind a kill, since
+    its offset was not saved, begins no new round: it has the calls that are left to it, and dead stays dead. The very
+    same keeping, done again because its answer was lost, changes nothing."""
     if letter is None:
         return replace(_revived(event.letter, event), kept_ms=event.at_ms)
     if _is_told(letter, event.letter):
@@ -118,9 +119,14 @@ def _kept(letter: Letter | None, event: events.Keep) -> Letter:
     joined = replace(joined, body=event.letter.body or letter.body)
     if letter.state == REDRIVING:
         return joined
-    if letter.state == FAILING:  # what had failed in the lane has failed
-        event = event._replace(letter=replace(event.letter, calls_left=max(1, letter.calls_left)))
-    return _revived(replace(joined, calls=letter.calls + event.letter.calls), event)
+    joined = replace(joined, calls=letter.calls + event.letter.calls)
+    if letter.state == DEAD:
+        return joined
+    if letter.state not in ENDED:
+        put_off = event.begun and letter.state == FAILING
+        left = letter.calls_left + (1 if put_off else 0)  # that costs no call
+        event = event._replace(letter=replace(event.letter, calls_left=max(1, left)))
+    return _revived(joined, event)
 
 
 def _is_told(letter: Letter, repeated: Letter) -> bool:

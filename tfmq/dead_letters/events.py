@@ -13,11 +13,13 @@ from tfmq.dead_letters.letter import Journey, Letter
 
 
 class Keep(NamedTuple):
-    """The message was given up, or put off until `next_ms` (0: it is dead). `letter` has its history and `calls`."""
+    """The message was given up, or put off until `next_ms` (0: it is dead). `letter` has its history and `calls`.
+    `begun`: besides these, its last call was counted when it began."""
 
     at_ms: int
     letter: Letter
     next_ms: int = 0
+    begun: bool = False
 
 
 class Begin(NamedTuple):

@@ -64,17 +64,18 @@ class GroupDeadLetters:
         failures: Sequence[Failure],
         *,
         calls: int | None = None,
+        begun: bool = False,
         retry_after: float | None = None,
     ) -> Operation[str]:
         """One that is put off has all the calls left that did not fail."""
-        count = len(failures) if calls is None else calls
+        count = len(failures) - begun if calls is None else calls
         now_ms = self._now_ms()
         left = 0 if retry_after is None else max(1, self._calls_max - max(0, count - 1))
         letter = replace(letter_of(message, self._group), calls=count, calls_left=left).with_failures(
             failures
         )
         next_ms = 0 if retry_after is None else in_ms(now_ms, retry_after)
-        step = (letter.id, events.Keep(now_ms, letter, next_ms))
+        step = (letter.id, events.Keep(now_ms, letter, next_ms, begun))
         (kept,) = yield from self.shelf.apply([step])
         assert kept is not None, "every state can be kept"
         self._tell(kept)

@@ -51,7 +51,7 @@ def content_of(id: str, event: events.Event, bytes_max: int) -> Content:
     kind = KINDS[type(event)]
     fields = [_plain(each) for each in event[1:]]
     if isinstance(event, events.Keep):
-        fields = [event.next_ms, *_letter_fields(event.letter, bytes_max)]
+        fields = [event.next_ms, *_letter_fields(event.letter, bytes_max), event.begun]
     elif isinstance(event, events.Begin | events.Note):
         fields = [*event[2:], *_letter_fields(event.letter, bytes_max)]
     payload = pack([VERSION, kind, id, event.at_ms, *fields])
@@ -93,7 +93,7 @@ def _letter(fields: list[Any], id: str) -> Letter:
 def _event(shape: Any, at_ms: int, fields: list[Any], id: str) -> events.Event:
     """Raises `TypeError`, `ValueError`, `IndexError` for fields that the kind has not."""
     if shape is events.Keep:
-        return events.Keep(at_ms, _letter(fields[1:], id), fields[0])
+        return events.Keep(at_ms, _letter(fields[1:], id), fields[0], any(fields[4:5]))
     if shape is events.Begin:
         return events.Begin(at_ms, _letter(fields, id))
     if shape is events.Note:
