@@ -1,9 +1,10 @@
 """One consumer process of the poison rig: messages that fail in every way, and a log of each call that a kill spares.
 
-`python -m tools.rigs.poison ADDRESS TOPIC STORE FOLDER`. By its payload, which is its number, a message always
+`python -m tools.rigs.poison ADDRESS TOPIC STORE FOLDER NUMBER`. By its payload, which is its number, a message always
 fails (0), is rejected (1), succeeds (2), is put off and fails then (3), each modulo 4; the last of each forty ends its
-process. Its calls stand in FOLDER/calls, written before each one. Offsets are saved seldom, so that a kill brings
-messages back that were dead already. The process ends by itself when all messages are processed and nothing waits.
+process. Its calls stand in FOLDER/calls, with the NUMBER of the process, written before each one. Offsets are saved
+seldom, so that a kill brings messages back that were dead already. Pauses and leases are short: nobody waits for the
+good of a person here. The process ends by itself when all messages are processed and nothing waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import tfmq
 from tfmq.client import backoff
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.waiting import Operation
-from tfmq.dead_letters import open_dead_letters
+from tfmq.dead_letters import open_dead_letters, waits
+from tfmq.dead_letters.keeping import GroupDeadLetters
 from tfmq.errors import TfmqError
 
 GROUP: Final = "rig"
@@ -28,13 +30,19 @@ CALLS_MAX: Final = 3
 PUT_OFF_SECONDS: Final = 0.05
 POLL_SECONDS: Final = 0.05
 PAUSE_SECONDS: Final = 0.01
-"""Between two calls of a lane, in the place of what is good for a person."""
+"""Between two calls of a lane."""
+WAIT_MS: Final = 10
+"""Between two calls of a letter that was put off."""
+LEASE_SECONDS: Final = 1.0
+"""What a killed process had taken is not waited for longer."""
 SAVE_SECONDS: Final = 0.5
 SESSION_SECONDS: Final = 1.0
 """A killed process is replaced at once; its partition must not wait long for it."""
 KINDS: Final = ("fails", "rejected", "handled", "put off")
 DEADLY: Final = 40
 EXIT_CODE: Final = 9
+NOWHERE: Final[dict[str, Any]] = {"offset": -1, "processed_offset": -1}
+"""Of a partition that the consumer has not, or not yet."""
 
 
 class Poisoned(Exception):
@@ -44,8 +52,8 @@ class Poisoned(Exception):
 class Worker:
     """See the module."""
 
-    def __init__(self, address: str, topic: str, store: str, folder: Path) -> None:
-        self._topic, self._store = topic, store
+    def __init__(self, address: str, topic: str, store: str, folder: Path, number: int) -> None:
+        self._topic, self._store, self._number = topic, store, number
         self._calls = os.open(folder / "calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._consumer: tfmq.Consumer[Any] = tfmq.Consumer(
             address,
@@ -66,7 +74,7 @@ class Worker:
 
     def _handle(self, message: ReceivedMessage[Any]) -> None:
         number = int(message.text)
-        os.write(self._calls, f"{number} {os.getpid()}\n".encode())
+        os.write(self._calls, f"{number} {self._number}\n".encode())
         kind = kind_of(number)
         if kind == "deadly":
             os._exit(EXIT_CODE)
@@ -79,10 +87,10 @@ class Worker:
 
     def _was_put_off(self, message: ReceivedMessage[Any]) -> bool:
         """Those that are handled again are out of order: behind them something else was processed."""
-        return message.next_offset <= self._row()["processed_offset"]
+        return message.next_offset <= int(self._row()["processed_offset"])
 
     def _row(self) -> Any:
-        return self._consumer.stats()["partitions"].get(f"{self._topic}-0", {"processed_offset": -1})
+        return self._consumer.stats()["partitions"].get(f"{self._topic}-0", NOWHERE)
 
     def _stop_at_the_end(self) -> None:
         watched = open_dead_letters(self._store, group=GROUP, calls_max=CALLS_MAX, wall_clock=time.time)
@@ -114,8 +122,10 @@ def ended(operation: Operation[Any] | Iterator[Any]) -> Any:
 
 def main() -> None:
     backoff.FIRST_SECONDS = PAUSE_SECONDS  # type: ignore[misc]
-    address, topic, store, folder = sys.argv[1:]
-    Worker(address, topic, store, Path(folder)).run()
+    waits.FIRST_MS = WAIT_MS  # type: ignore[misc]
+    GroupDeadLetters.lease_seconds = LEASE_SECONDS
+    address, topic, store, folder, number = sys.argv[1:]
+    Worker(address, topic, store, Path(folder), int(number)).run()
 
 
 if __name__ == "__main__":
