@@ -1,5 +1,6 @@
 """Where a partition's reading begins, when several answers would do."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tfmq.client.assignment import MISSING_SECONDS_MAX
 from tfmq.client.positions import PartitionName
 from tfmq.errors import BadRequest, Busy, NotSupported
 from tfmq.message import Ordinal
+from tfmq.offsets.stored import StoredOffset, fenced
 from tfmq.protocol import commands as wire
 
 
@@ -170,3 +172,66 @@ def test_a_topic_that_goes_between_two_questions_is_waited_for() -> None:
     broker.on_metadata = lambda request: rows  # type: ignore[method-assign]
     assert script.poll(1) == []
     assert PartitionName("orders", 0) not in script.core.fetcher.feeds
+
+
+def test_what_was_asked_about_a_partition_that_went_meanwhile_begins_nothing() -> None:
+    broker = Broker()
+    two(broker)
+    script = Script(broker, group="g")
+    answer, grants, membership = broker.on_readoffsets, broker._grants, script.core.membership
+    assert membership is not None
+
+    def gone_by_then(request: wire.ReadOffsets) -> Any:
+        broker._grants = lambda *asked: grants(*asked)[1:]  # type: ignore[method-assign]
+        membership.refused([PartitionName("orders", 0)])
+        return answer(request)
+
+    broker.on_readoffsets = gone_by_then  # type: ignore[method-assign]
+    script.poll(0.0)
+    script.pass_time(3)
+    assert [name.partition for name in script.core.fetcher.feeds] == [1]
+    assert PartitionName("orders", 0) not in script.core.positions
+
+
+class Claimed:
+    """A storage that says what it was asked, and knows later owners of `later`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.later: set[PartitionName] = set()
+
+    def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
+        self.asked.append("read")
+        return {}
+
+    def claim(
+        self, group: str, generation: int, partitions: Sequence[PartitionName]
+    ) -> Mapping[PartitionName, StoredOffset]:
+        self.asked.append("claim")
+        if refused := self.later.intersection(partitions):
+            raise fenced("storage", group, dict.fromkeys(refused, 9))
+        return {}
+
+    def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
+        self.asked.append("save")
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+def test_a_storage_takes_nothing_of_the_former_owner_before_anything_is_read() -> None:
+    broker, storage = Broker(), Claimed()
+    two(broker)
+    assert starts(Script(broker, group="g", offsets=storage)).keys() == {0, 1}
+    assert storage.asked[0] == "claim"
+
+
+def test_a_partition_of_which_the_storage_knows_a_later_owner_is_not_read_until_it_does_not() -> None:
+    broker, storage = Broker(), Claimed()
+    two(broker)
+    storage.later.add(PartitionName("orders", 1))
+    script = Script(broker, group="g", offsets=storage)
+    assert starts(script).keys() == {0}
+    storage.later.clear()
+    script.pass_time(5)
+    assert starts(script).keys() == {0, 1}

@@ -236,6 +236,37 @@ def test_it_joins_again_and_goes_on_with_what_it_is_given_then(broker: Broker) -
     assert broker.saved("g") == log.end
 
 
+def test_a_partition_that_was_away_and_is_back_begins_where_the_group_is(broker: Broker) -> None:
+    """Another grant: between the two another member may have had it."""
+    log = filled(broker)
+    script = Script(broker, group="g")
+    script.poll(count=2)
+    script.commit()
+    assert script.poll(count=1) == [b"2"]
+    incarnation, answer = broker.topics["orders"][0], broker.on_heartbeat
+    broker.groups["g"] = (8, broker.groups["g"][1])
+    broker.given["g"] = {("orders", incarnation, 0): 8}
+    back = wire.HeartbeatReply(8, [wire.GrantedPartition("orders", incarnation, 0, 8)], "")
+    broker.on_heartbeat = lambda each: answer(each) or (back if each.generation < 8 else None)  # type: ignore[method-assign]
+    script.pass_time(12)
+    assert script.poll(12) == [b"2", b"3", b"4"]
+    script.commit()
+    assert broker.saved("g") == log.end
+
+
+def test_what_goes_again_before_it_was_begun_with_is_released_at_once(broker: Broker) -> None:
+    """Its offsets were not to be had meanwhile; the next member must not wait for that."""
+    filled(broker)
+    broker.fail[wire.ReadOffsets] = [Busy() for _ in range(1000)]
+    script = Script(broker, group="g")
+    script.poll(0.0)
+    script.pass_time(2)
+    assert [each.leaving for each in broker.sent(wire.Heartbeat)[-1].held] == [False]
+    broker._grants = lambda *_: []  # type: ignore[method-assign]
+    script.pass_time(12)
+    assert broker.sent(wire.Heartbeat)[-1].held == []
+
+
 def test_a_commit_of_what_another_has_by_now_says_so_and_the_rest_is_saved(broker: Broker) -> None:
     filled(broker)
     other = broker.grow("orders")

@@ -121,6 +121,18 @@ def test_on_revoked_may_commit_and_only_then_it_goes(broker: SimulatedBroker) ->
     assert had == set() and assigned(second) == {f"{topic}-{number}" for topic, number in names}
 
 
+def test_a_partition_stays_until_on_revoked_was_told(broker: SimulatedBroker) -> None:
+    """Nothing of it is in work, all is saved, and yet it does not go behind the user's back."""
+    told: list[Any] = []
+    first = member(broker, on_revoked=told.append)
+    assert len(look(broker, first)) == 8
+    second = member(broker)
+    assert look(broker, second, seconds=5) == []
+    assert (told, assigned(second)) == ([], set())
+    look(broker, first, second)
+    assert (len(told), len(assigned(second))) == (1, 1)
+
+
 def test_without_a_commit_the_next_member_gets_it_all_again_a_session_later(broker: SimulatedBroker) -> None:
     first = member(broker, commits="manual")
     assert len(look(broker, first)) == 8
@@ -195,6 +207,21 @@ def test_coroutine_functions_are_awaited(broker: SimulatedBroker) -> None:
 
     asyncio.run(main())
     assert told == ["orders-0", "orders-1"]
+
+
+def test_what_a_coroutine_function_raises_is_raised_to_who_asked(broker: SimulatedBroker) -> None:
+    async def refuse(names: list[Any]) -> None:
+        await asyncio.sleep(0)
+        raise ValueError("not these")
+
+    async def main() -> None:
+        consumer = tfmq.aio.Consumer(broker.servers, topics="orders", group="g", on_assigned=refuse)
+        with pytest.raises(ValueError, match="not these"):
+            await consumer.poll(timeout=1)
+        assert len(await consumer.poll(timeout=1)) > 0, "it was said once"
+        await consumer.close()
+
+    asyncio.run(main())
 
 
 def test_a_storage_that_does_not_answer_is_waited_for(broker: SimulatedBroker, caplog: Any) -> None:

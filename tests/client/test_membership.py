@@ -142,6 +142,34 @@ def test_who_did_not_hear_of_the_broker_for_a_session_hands_out_nothing(broker: 
     assert member.membership.share.keys() == {FIRST, SECOND}, "the broker kept its place"
 
 
+def test_the_broker_was_heard_of_when_it_was_asked_not_when_it_answered(broker: Broker) -> None:
+    """It may have answered long ago, and have given everything away since."""
+    member = Member(broker).join()
+    asked_at = member.link.time
+    while (
+        len(broker.sent(wire.Heartbeat)) < 3
+    ):  # the second one waits at the broker, and is answered at its end
+        asked_at = member.link.time
+        member.script.pass_time(0.05)
+    answered_at = member.link.time
+    assert answered_at - asked_at < 0.1, "the answer, and the next one"
+    broker.down = True
+    member.script.pass_time(5.9)
+    assert member.membership.may_hand_out()
+    member.script.pass_time(0.3)
+    assert not member.membership.may_hand_out(), "asked three seconds before it answered"
+
+
+def test_without_its_connection_it_hands_out_for_a_tenth_of_its_session(broker: Broker) -> None:
+    """The broker gives its partitions away that soon."""
+    member = Member(broker).join()
+    broker.down, member.link.state = True, "lost"
+    member.script.pass_time(0.5)
+    assert member.membership.may_hand_out()
+    member.script.pass_time(0.5)
+    assert not member.membership.may_hand_out()
+
+
 def test_an_idle_member_says_why_once(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     broker._grants = lambda *_: []  # type: ignore[method-assign]
     why = "2 members, 1 partition: tfmq topic grow"

@@ -8,7 +8,7 @@ import pytest
 from tests.client.scripted import Broker, Script
 from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import PartitionName
-from tfmq.errors import TimedOut
+from tfmq.errors import StoreFailed, TimedOut
 
 NAME = PartitionName("orders", 0)
 
@@ -68,6 +68,22 @@ def test_what_a_store_raises_in_the_background_is_told_by_the_next_call_and_trie
     store.fail = None
     assert script.poll() == [b"3"]
     script.commit()
+    assert NAME in store.kept
+
+
+def test_a_store_that_does_not_answer_for_a_while_is_tried_again_and_nobody_is_bothered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Memory()
+    script = consumer(Broker(), offsets=store)
+    script.poll(count=2)
+    script.poll(count=1)
+    store.fail = StoreFailed("planted")
+    script.pass_time(6)
+    assert script.poll() == [b"3"]
+    assert "not saved, trying again" in caplog.text and store.kept == {}
+    store.fail = None
+    script.pass_time(6)
     assert NAME in store.kept
 
 
