@@ -125,6 +125,48 @@ def test_a_run_that_is_cancelled_saves_what_is_finished_and_says_cancelled(bench
     assert bench.saved() == bench.place("b")
 
 
+def test_what_a_listener_awaits_may_be_cancelled_and_that_is_a_failure_as_any_other(bench: Bench) -> None:
+    async def scenario() -> list[str]:
+        consumer = consumer_of(bench, dead_letters=bench.store, retries=1)
+        seen: list[str] = []
+
+        async def handle(message: Any) -> None:
+            seen.append(message.text)
+            if message.text == "b":
+                task = asyncio.create_task(asyncio.sleep(3600))
+                task.cancel()
+                await task
+            if message.text == "c":
+                consumer.stop()
+
+        await consumer.run(handle, signals=False)
+        return seen
+
+    assert asyncio.run(scenario()) == ["a", "b", "b", "c"]
+    letter = bench.letters()["b"]
+    assert letter.state == "dead" and "CancelledError" in letter.error
+    assert "in handle" in letter.failures[-1].traceback
+
+
+def test_a_plain_function_that_raises_stop_iteration_has_failed(bench: Bench) -> None:
+    async def scenario() -> list[str]:
+        consumer = consumer_of(bench, dead_letters=bench.store, retries=1)
+        seen: list[str] = []
+
+        def handle(message: Any) -> None:
+            seen.append(message.text)
+            if message.text == "b":
+                next(iter(()))
+            if message.text == "c":
+                consumer.stop()
+
+        await asyncio.wait_for(consumer.run(handle, signals=False), 60)
+        return seen
+
+    assert asyncio.run(scenario()) == ["a", "b", "b", "c"]
+    assert "StopIteration" in bench.letters()["b"].failures[-1].traceback
+
+
 def test_sigterm_finishes_the_message_in_work(bench: Bench) -> None:
     async def scenario() -> list[str]:
         consumer = consumer_of(bench)

@@ -117,6 +117,27 @@ def test_the_error_of_a_worker_is_raised_by_run_and_nothing_unfinished_is_saved(
     assert saved(server, topic) == 3
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_listener_that_raises_closed_has_failed_and_ends_no_worker(
+    server: LiveServer, topic: str, workers: int
+) -> None:
+    """A producer of its own may be closed; the error ends the run where there is no store, and is never swallowed."""
+    consumer: tfmq.Consumer[Any] = tfmq.Consumer(
+        server.address, topics=topic, group="workers", dead_letters=None, retries=1
+    )
+    calls = []
+
+    def handle(message: Any) -> None:
+        calls.append(message.text)
+        if message.text == "2":
+            raise tfmq.Closed("The producer was closed.")
+
+    with pytest.raises(tfmq.Closed, match="producer"):
+        consumer.run(handle, workers=workers)
+    assert calls == ["0", "1", "2", "2"]
+    assert saved(server, topic) == 2
+
+
 def test_heartbeats_do_not_depend_on_the_handler(server: LiveServer, topic: str) -> None:
     """A handler three times as long as the session keeps its place."""
     consumer: tfmq.Consumer[Any] = tfmq.Consumer(

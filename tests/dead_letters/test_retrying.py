@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
+from tfmq.client.dead_letters import NotCalled
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.client.waiting import Operation, Wait
@@ -17,7 +18,7 @@ from tfmq.dead_letters.keeping import LEASE_SECONDS, GroupDeadLetters
 from tfmq.dead_letters.letter import DEAD, HANDLED, RETRYING, WAITING, Letter
 from tfmq.dead_letters.retrying import POLL_SECONDS, Retrying
 from tfmq.dead_letters.selection import Selection
-from tfmq.errors import StoreFailed
+from tfmq.errors import Closed, StoreFailed
 
 
 class Bench:
@@ -101,6 +102,32 @@ def test_reject_and_retry_later_steer_it(tmp_path: Path) -> None:
     bench.pass_time(120)
     assert bench.states() == {1: DEAD, 2: HANDLED}
     assert [round(at) for at, number in bench.calls if number == 2] == [1, 11, 21, 31, 41]
+
+
+def test_a_listener_that_raises_closed_has_failed_as_with_any_other_error(tmp_path: Path) -> None:
+    """Its own producer may be closed: that says nothing of this consumer, which goes on, and comes to an end with it."""
+
+    def handler(message: ReceivedMessage[Any]) -> None:
+        raise Closed("The producer was closed.")
+
+    bench = Bench(tmp_path / "dead.db", handler, calls_max=3)
+    bench.keep(1)
+    assert bench.pass_time(1000)
+    assert len(bench.calls) == 3
+    (letter,) = bench.letters()
+    assert letter.state == DEAD and "Closed" in letter.error
+
+
+def test_what_no_handler_was_called_with_is_given_back_uncounted(tmp_path: Path) -> None:
+    def handler(message: ReceivedMessage[Any]) -> None:
+        bench.loop.stop()
+        raise NotCalled
+
+    bench = Bench(tmp_path / "dead.db", handler, calls_max=3)
+    bench.keep(1)
+    assert not bench.pass_time(1000)
+    (letter,) = bench.letters()
+    assert (letter.state, letter.calls, letter.calls_left) == (WAITING, 1, 3)
 
 
 def test_a_handler_of_minutes_keeps_its_message(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError as FuturesCancelled
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -24,6 +25,13 @@ from tfmq.errors import Closed
 def to_the_end(run: Coroutine[Any, Any, None]) -> None:
     """A run in an event loop of its own."""
     asyncio.run(run)
+
+
+def failure_of(cancelled: asyncio.CancelledError) -> Exception:
+    """What a listener awaited was cancelled, and it was not: a failure as any other."""
+    failure = FuturesCancelled(*cancelled.args)
+    failure.__cause__ = cancelled
+    return failure
 
 
 class HandlerThreads:
@@ -61,6 +69,9 @@ class HandlerThreads:
         failure: BaseException | None = None
         try:
             result = function()
+        except StopIteration as error:  # no future and no coroutine can raise it
+            failure = RuntimeError("The listener raised StopIteration.")
+            failure.__cause__ = error
         except BaseException as error:
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -159,6 +170,11 @@ class TaskRun:
                 if inspect.isawaitable(found):
                     with in_work(message, ()):
                         await found
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return failure_of(error)
         except Exception as error:
             return error
         return None

@@ -253,6 +253,7 @@ class Running:
     def _without_store(self, job: Job, error: Exception) -> float:
         final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._once
         if final or job.failures > self._core.options.retries:
+            self._fail(error)  # whatever it is: `Closed` of a listener is not the end of a worker
             raise error
         return self._paused(job, error)
 
