@@ -40,6 +40,17 @@ def test_a_partition_is_a_lane_and_lanes_take_turns() -> None:
     assert lanes.next(0) is a[1]
 
 
+def test_one_worker_takes_lanes_in_turns_too() -> None:
+    lanes = HandlerLanes("partition")
+    a, b = jobs(ledger(0), None, None), jobs(ledger(1), None, None)
+    added(lanes, *a, *b)
+    found = []
+    while (job := lanes.next(0)) is not None:
+        found.append(job)
+        lanes.done(job)
+    assert found == [a[0], b[0], a[1], b[1]]
+
+
 def test_a_key_of_a_partition_is_a_lane_and_what_has_none_waits_for_nobody() -> None:
     lanes = HandlerLanes("key")
     made = jobs(ledger(), "x", "x", "y", None, None)

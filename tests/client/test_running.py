@@ -139,6 +139,18 @@ def test_a_message_that_succeeds_behind_failures_is_no_dead_letter(bench: Bench)
     assert bench.letters()["a"].state == "handled"
 
 
+def test_also_far_behind_the_start(bench: Bench) -> None:
+    """Calls of the first messages are counted before they begin; these only once they failed."""
+    texts = [str(number) for number in range(running.CAREFUL + 4)]
+    bench.send(*texts)
+    late = texts[-2]
+    bench.run(
+        lambda message: 1 / 0 if bench.handled[-2:] == [texts[-3], late] else None, until=len(texts) + 1
+    )
+    assert bench.handled == [*texts[:-1], late, texts[-1]]
+    assert bench.letters()[late].state == "handled"
+
+
 def test_reject_makes_it_a_dead_letter_at_once(bench: Bench) -> None:
     bench.send("a", "b")
     bench.run(fail_on("a", error=tfmq.Reject("not ours")), until=2)
@@ -210,6 +222,16 @@ def test_without_a_store_it_ends_the_run(bench: Bench, error: Exception) -> None
     with pytest.raises(type(error)):
         bench.run(fail_on("a", error=error), dead_letters=None)
     assert bench.handled == ["a"]
+
+
+def test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run(
+    bench: Bench,
+) -> None:
+    bench.send("a", "b")
+    with pytest.raises(ValueError, match="no a"):
+        bench.run(fail_on("a"), dead_letters=None, retries=2)
+    assert bench.handled == ["a"] * 3
+    assert bench.saved() in (None, bench.place("a"))
 
 
 def test_calls_are_counted_over_a_consumer_that_dies(bench: Bench) -> None:
