@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.zookeeper.test_coordination import until
+from tests.zookeeper.conftest import until
 from tfmq.errors import BadRequest
 from tfmq.zookeeper.registration import Registration
 
 
-def register(address: str, broker: str = "here:8367", seconds: float = 1.0) -> Registration:
+def register(address: str, broker: str = "here:8367", seconds: float = 30.0) -> Registration:
     return Registration(address, broker, session_seconds=seconds)
 
 
@@ -23,8 +23,8 @@ def test_a_broker_is_registered_from_its_start_to_its_end(address: str, nodes: A
     registration.wants({"orders": 5, "payments": 1})
     until(lambda: nodes.exists(f"{root}/brokers/topics/payments/0-m"))
     until(lambda: nodes.get(f"{root}/brokers/topics/orders/0-m")[0] == b"5")
-    registration.close()
-    registration.close()
+    registration.close(30)
+    registration.close(30)
     assert nodes.exists(f"{root}/brokers/ids/0/master") is None
     assert nodes.get_children(f"{root}/brokers/topics/orders") == []
     registration.wants({})
@@ -40,10 +40,10 @@ def test_the_next_broker_waits_for_the_number(
         second.wants({"orders": 2})
         until(lambda: "is the broker at here:8367 already" in caplog.text)
     assert not second.registered
-    first.close()
+    first.close(30)
     until(lambda: second.registered)
     assert nodes.get(f"{root}/brokers/ids/0/master")[0] == b"there:8367"
-    second.close()
+    second.close(30)
 
 
 def test_a_zookeeper_that_does_not_answer_holds_nothing_up() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.proxy import proxied
-from tests.zookeeper.test_coordination import until
+from tests.zookeeper.conftest import until
 from tfmq.errors import NotSupported
 from tfmq.zookeeper import connection, runner
 from tfmq.zookeeper.address import zookeeper_address
@@ -20,7 +20,7 @@ from tools.rigs.zookeeper import ZooKeeperServer
 class Asker:
     """Asks one thing again and again, and remembers all that it was told."""
 
-    def __init__(self, path: str, session_seconds: float = 1.0) -> None:
+    def __init__(self, path: str, session_seconds: float = 30.0) -> None:
         self.path = path
         self.session_seconds = session_seconds
         self.changed = False
@@ -79,14 +79,14 @@ def test_questions_are_answered_in_turn_and_changes_are_told(
     asker = Asker(f"{root}/a")
     running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
     running.start()
-    assert told.wait(10)
+    assert told.wait(60)
     assert [node.session for node in asker.answers] == [asker.session, asker.session]
     assert asker.told == ["connected", "heard"]
     nodes.delete(f"{root}/a")
     until(lambda: len(asker.answers) >= 4)
     assert "look" in asker.told
-    running.close(10)
-    running.close(10)
+    running.close(30)
+    running.close(30)
     assert nodes.exists(f"{root}/a") is None
 
 
@@ -98,7 +98,7 @@ def test_a_session_gets_as_much_time_as_zookeeper_gives(
     running.start()
     until(lambda: asker.session)
     assert asker.session_seconds == pytest.approx(60.0)  # maxSessionTimeout of the rig
-    running.close(10)
+    running.close(30)
 
 
 def test_a_broken_connection_is_told_before_anything_else(
@@ -109,7 +109,7 @@ def test_a_broken_connection_is_told_before_anything_else(
         asker = Asker(f"{root}/a", 20.0)
         running = Runner(zookeeper_address(proxy.address), asker, told.set)
         running.start()
-        assert told.wait(10)
+        assert told.wait(60)
         session = asker.session
         proxy.down = lambda data: None  # the question arrives, the answer does not
         with running.condition:
@@ -123,7 +123,7 @@ def test_a_broken_connection_is_told_before_anything_else(
         until(lambda: asker.told.count("connected") == 2)
         assert asker.session == session
         until(lambda: len(asker.answers) >= 3)
-        running.close(10)
+        running.close(30)
 
 
 def test_behind_a_close_nothing_is_asked(
@@ -132,8 +132,8 @@ def test_behind_a_close_nothing_is_asked(
     asker = Asker(f"{root}/a")
     running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
     running.start()
-    assert told.wait(10)
-    running.close(10)
+    assert told.wait(60)
+    running.close(30)
     count = len(asker.answers)
     with running.condition:
         asker.look()

@@ -1,8 +1,9 @@
-"""A process that is a member of a group coordinated by ZooKeeper: it hands out numbers, saves them, and tells of it.
+"""A process that is a member of a group coordinated by ZooKeeper: it consumes numbers, saves them, and tells of it.
 
     python -m tests.zookeeper.worker ADDRESS MEMBER SESSION_SECONDS PARTITIONS LOG
 
-Each line of the log: the time of the monotonic clock, the partition, the generation, the offset, "out" or "saved".
+Each line of the log: from when to when by the monotonic clock, the partition, the generation, the offset, and "out" for
+a number that was consumed in that time, "saved" for what the group goes on with since then.
 """
 
 import os
@@ -14,7 +15,7 @@ from tfmq.offsets.stored import PartitionName, StoredOffset
 from tfmq.zookeeper.coordination import Coordination
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 
-PAUSE_SECONDS = 0.002
+HANDLING_SECONDS = 0.001
 SAVE_EVERY = 5
 TOPIC = "orders"
 GROUP = "billing"
@@ -39,17 +40,18 @@ class Worker:
             for name, generation in share.granted.items():
                 if name not in share.revoked:
                     self.hand_out(name, generation)
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(HANDLING_SECONDS)
 
     def hand_out(self, name: PartitionName, generation: int) -> None:
         if self.reached.get(name, (0, 0))[0] != generation and not self.claim(name, generation):
             return
-        now = time.monotonic()
+        began = time.monotonic()
         share = self.coordination.share()
-        if now >= share.until or share.granted.get(name) != generation:
+        if began >= share.until or share.granted.get(name) != generation:
             return
         known, offset = self.reached[name]
-        self.write(now, name, generation, offset, "out")
+        time.sleep(HANDLING_SECONDS)
+        self.write(began, name, generation, offset, "out")
         self.reached[name] = (known, offset + 1)
         if offset % SAVE_EVERY == 0:
             self.save(name)
@@ -66,6 +68,7 @@ class Worker:
         if name not in self.reached:
             return
         generation, offset = self.reached[name]
+        began = time.monotonic()
         try:
             self.storage.save(GROUP, generation, {name: StoredOffset(offset)})
         except Fenced:
@@ -73,10 +76,12 @@ class Worker:
         except TfmqError:
             return
         else:
-            self.write(time.monotonic(), name, generation, offset, "saved")
+            self.write(began, name, generation, offset, "saved")
 
-    def write(self, now: float, name: PartitionName, generation: int, offset: int, what: str) -> None:
-        os.write(self.log, f"{now:.6f} {name.partition} {generation} {offset} {what}\n".encode())
+    def write(self, began: float, name: PartitionName, generation: int, offset: int, what: str) -> None:
+        now = time.monotonic()
+        line = f"{began:.6f} {now:.6f} {name.partition} {generation} {offset} {what}\n"
+        os.write(self.log, line.encode())
 
 
 if __name__ == "__main__":

@@ -23,12 +23,19 @@ RETRY_SECONDS_MAX: Final = 2.0
 Started = Callable[["KazooClient"], None]
 
 
-def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any) -> KazooClient:
-    """A client that connects for ever once it is started. Raises NotSupported without kazoo."""
+def want_kazoo() -> None:
+    """Raises NotSupported without it, in words that say how to get it."""
     try:
-        from kazoo.client import KazooClient
+        import kazoo.client  # noqa: F401
     except ImportError:
         raise NotSupported('ZooKeeper needs kazoo: pip install "tfmq[zookeeper]".') from None
+
+
+def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any) -> KazooClient:
+    """A client that connects for ever once it is started. Raises NotSupported without kazoo."""
+    want_kazoo()
+    from kazoo.client import KazooClient
+
     return KazooClient(
         hosts=address.hosts,
         timeout=session_seconds,
@@ -49,6 +56,8 @@ class Connection:
     """
 
     def __init__(self, address: ZooKeeperAddress, session_seconds: float = ANSWER_SECONDS) -> None:
+        """Touches no network. Raises NotSupported without kazoo."""
+        want_kazoo()
         self.address = address
         self._session_seconds = session_seconds
         self._client: KazooClient | None = None
@@ -105,6 +114,13 @@ def translated(address: ZooKeeperAddress) -> Iterator[None]:
     try:
         yield
     except (exceptions.NoAuthError, exceptions.AuthFailedError) as error:
-        raise NotAllowed(f"{address} does not allow this: {error!r}") from error
+        raise NotAllowed(
+            f"{address} has nodes that not everybody may use ({in_words(error)}); tfmq brings no credentials."
+        ) from error
     except (exceptions.KazooException, KazooTimeoutError, exceptions.ZookeeperError) as error:
-        raise StoreFailed(f"{address} does not answer: {error!r}") from error
+        raise StoreFailed(f"{address} does not answer: {in_words(error)}.") from error
+
+
+def in_words(error: Exception) -> str:
+    """What an exception of kazoo says; most say no more than their name."""
+    return str(error) or type(error).__name__

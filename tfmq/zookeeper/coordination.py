@@ -16,7 +16,7 @@ from tfmq.zookeeper.runner import Runner
 
 CLOSE_SECONDS: Final = 10.0
 PATIENCE_SECONDS: Final = 3.0
-"""So long behind its start a member does not complain that nobody answers."""
+"""So long behind its start, or the last answer that counted, a member does not complain that nobody answers."""
 
 
 class Coordination:
@@ -46,7 +46,7 @@ class Coordination:
         layout = Layout(self.address.root, BROKER)
         self._coordinator = Coordinator(layout, self._group, member, self._seconds)
         self._runner = Runner(self.address, self._coordinator, self._changed, self._clock)
-        self._patient_until = float("-inf")
+        self._patient_until = float("inf")
 
     # What it is told
 
@@ -92,8 +92,11 @@ class Coordination:
             coordinator = self._coordinator
             if self.failure is not None:
                 return str(self.failure)
-            if not coordinator.session:
-                return "" if self._clock() < self._patient_until else f"{self.address} does not answer."
+            now = self._clock()
+            if coordinator.share().until > now:
+                self._patient_until = now + PATIENCE_SECONDS
+            elif now >= self._patient_until:
+                return f"{self.address} does not answer."
             if coordinator.is_idle:
                 return (
                     f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"

@@ -37,7 +37,7 @@ class ZooKeeperOffsets:
     """
 
     def __init__(self, address: str) -> None:
-        """Touches no network. Raises BadRequest for what is no address."""
+        """Touches no network. Raises BadRequest for what is no address, NotSupported without kazoo."""
         self._connection = Connection(zookeeper_address(address))
         self._layout = Layout(self._connection.address.root, BROKER)
 

@@ -44,6 +44,11 @@ class Registry:
         """The session that it knows of; 0: none."""
         return self._session
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._connected
+
     # What happens
 
     def connected(self, session: int) -> None:

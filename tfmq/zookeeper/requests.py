@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfmq.errors import NotAllowed
-from tfmq.zookeeper.connection import results
+from tfmq.zookeeper.connection import in_words, results
 from tfmq.zookeeper.nodes import Children, Create, Cut, Delete, Node, Read, ReadAll, Request, Write
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def ask(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> 
         return _ask(client, request, watch)
     except (exceptions.NoAuthError, exceptions.AuthFailedError) as error:
         raise NotAllowed(
-            f"ZooKeeper does not allow this member to use {_path(request)}: {error!r}"
+            f"ZooKeeper does not allow the use of {_path(request)} ({in_words(error)}); tfmq brings no credentials."
         ) from error
     except (exceptions.KazooException, exceptions.ZookeeperError) as error:
         raise Cut(repr(error)) from error

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -133,6 +134,15 @@ class ZooKeeperServer:
     def thaw(self) -> None:
         """It goes on where it was."""
         self._running().send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It stands still in the block, and goes on behind it, whatever happens there."""
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
 
     def remove(self) -> None:
         """End it and remove its folder."""

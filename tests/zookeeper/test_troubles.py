@@ -1,0 +1,228 @@
+"""What users see where ZooKeeper is not as they think: one sentence that names it, no traceback, no endless wait."""
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.security import make_digest_acl
+
+import tfmq
+from tests.e2e.proxy import proxied
+from tests.offsets.contract import PLACE, A
+from tests.zookeeper.conftest import until
+from tfmq.errors import NotAllowed, NotSupported, StoreFailed
+from tfmq.zookeeper import connection, coordination, logs, registration
+from tfmq.zookeeper.coordination import Coordination
+from tfmq.zookeeper.offsets import ZooKeeperOffsets
+from tfmq.zookeeper.registration import Registration
+from tools.rigs.live_server import LiveServer
+from tools.rigs.zookeeper import ZooKeeperServer
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def said_anew() -> None:
+    """What kazoo said in the test before is said again."""
+    for each in logs.logger.filters:
+        assert isinstance(each, logs.Sparing)
+        each.forget()
+
+
+def consumer_of(server: LiveServer, **options: Any) -> tfmq.Consumer[Any]:
+    return tfmq.Consumer(server.address, topics="troubles", group="billing", session=1.0, **options)
+
+
+def test_one_of_an_ensemble_is_enough_and_the_root_need_not_be_there(
+    zookeeper: ZooKeeperServer, nodes: Any, root: str
+) -> None:
+    address = f"zookeeper://{NOBODY},{zookeeper.address}{root}/far/down"
+    storage = ZooKeeperOffsets(address)
+    assert storage.read("billing", [A]) == {}
+    storage.save("billing", 1, {A: PLACE})
+    storage.close()
+    member = Coordination(address, "billing", "a", session_seconds=10, changed=lambda: None)
+    member.wants({"orders": [0]})
+    until(lambda: member.share().granted)
+    member.close()
+    broker = Registration(address, "here:8367", session_seconds=10)
+    broker.wants({"orders": 4})
+    until(lambda: broker.registered)
+    assert nodes.get(f"{root}/far/down/brokers/ids/0/master")[0] == b"here:8367"
+    broker.close(30)
+
+
+@pytest.fixture
+def forbidden(nodes: Any, root: str, address: str) -> str:
+    """The address of a root that is somebody else's."""
+    nodes.ensure_path(root)
+    nodes.set_acls(root, [make_digest_acl("somebody", "else", all=True)])
+    return address
+
+
+@pytest.mark.parametrize("option", ["offsets", "coordinator"])
+def test_a_root_that_is_not_ours_ends_a_consumer_with_a_sentence(
+    server: LiveServer, forbidden: str, option: str
+) -> None:
+    with tfmq.Producer(server.address) as producer:
+        producer.send("troubles", "1").result()
+    with (
+        pytest.raises(NotAllowed, match=r"NoAuthError.*tfmq brings no credentials") as caught,
+        consumer_of(server, **{option: forbidden}) as consumer,
+    ):
+        consumer.poll(60.0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broker_that_may_not_register_says_so_and_serves(
+    forbidden: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Registration(forbidden, "here:8367", session_seconds=10)
+    broker.wants({"orders": 4})
+    until(lambda: "This broker is not registered" in caplog.text)
+    assert "tfmq brings no credentials" in caplog.text and "Traceback" not in caplog.text
+    broker.close(30)
+
+
+# Nobody there, or somebody else
+
+
+@contextmanager
+def somebody_else(reply: bytes) -> Iterator[str]:
+    """The address of a server that answers `reply` to everything, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    one = listener.accept()[0]
+                except OSError:
+                    return
+                with suppress(OSError), one:
+                    one.recv(1000)
+                    one.sendall(reply)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(
+    params=[None, b"\0\0\0\2no", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nobody", "other", "web"]
+)
+def wrong(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where no ZooKeeper is."""
+    if request.param is None:
+        yield NOBODY
+    else:
+        with somebody_else(request.param) as address:
+            yield address
+
+
+def test_a_wrong_address_keeps_a_member_waiting_and_says_so(
+    server: LiveServer, wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(coordination, "PATIENCE_SECONDS", 0.2)
+    with consumer_of(server, coordinator=f"zookeeper://{wrong}/meta") as consumer:
+        assert consumer.poll(0.1) == []
+        until(lambda: consumer.stats()["note"] == f"zookeeper://{wrong}/meta does not answer.")
+        until(lambda: "reads nothing" in caplog.text)
+        began = time.monotonic()
+    assert time.monotonic() - began < 30
+    assert "Traceback" not in caplog.text and "retry policy" not in caplog.text
+
+
+def only_greetings(data: bytes) -> bytes | None:
+    """A judge of a proxy that lets sessions begin, and breaks the connection at the first question."""
+    return data if len(data) > 40 and data[4:8] == bytes(4) else None
+
+
+def test_a_zookeeper_that_drops_every_question_is_said(
+    zookeeper: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that wants credentials in the first place does so."""
+    monkeypatch.setattr(coordination, "PATIENCE_SECONDS", 0.2)
+    with proxied(zookeeper.address) as proxy:
+        proxy.up = only_greetings
+        member = Coordination(
+            f"{proxy.address}{root}", "billing", "a", session_seconds=10, changed=lambda: None
+        )
+        member.wants({"orders": [0]})
+        until(lambda: member.why_idle == f"zookeeper://{proxy.address}{root} does not answer.")
+        proxy.up = None
+        until(lambda: member.share().until > time.monotonic() and not member.why_idle)
+        member.close()
+
+
+def test_a_wrong_address_of_the_offsets_is_waited_for_and_said(
+    server: LiveServer, wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    with tfmq.Producer(server.address) as producer:
+        producer.send("troubles", "1").result()
+    with consumer_of(server, offsets=f"zookeeper://{wrong}/meta") as consumer:
+        until(lambda: consumer.poll(0.1) == [] and "waits for its offsets" in caplog.text)
+    (said,) = {each for each in caplog.messages if "waits for its offsets" in each}
+    assert f"zookeeper://{wrong}/meta does not answer: " in said and "Error(" not in said
+    assert "Traceback" not in caplog.text
+
+
+def test_what_is_no_zookeeper_is_called_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    with somebody_else(b"\0\0\0\2no") as address, caplog.at_level(logging.WARNING, "tfmq.zookeeper"):
+        storage = ZooKeeperOffsets(f"zookeeper://{address}")
+        with pytest.raises(StoreFailed):
+            storage.read("billing", [A])
+        storage.close()
+    assert "no ZooKeeper, or one that wants TLS" in caplog.text
+
+
+def test_a_broker_says_once_that_zookeeper_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    now = [1000.0]
+    broker = Registration(NOBODY, "here:8367", clock=lambda: now[0])
+    for _ in range(4):
+        broker.wants({"orders": 4})
+        now[0] += registration.PATIENCE_SECONDS / 2
+    broker.close(30)
+    (said,) = [each for each in caplog.messages if "registers when it is back" in each]
+    assert said.startswith(f"zookeeper://{NOBODY}/meta does not answer")
+
+
+# No kazoo
+
+
+@pytest.fixture
+def without_kazoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kazoo.client", None)
+
+
+@pytest.mark.usefixtures("without_kazoo")
+@pytest.mark.parametrize("option", ["offsets", "coordinator"])
+def test_without_kazoo_a_consumer_is_not_made(server: LiveServer, option: str) -> None:
+    with pytest.raises(NotSupported, match=r'pip install "tfmq\[zookeeper\]"'):
+        consumer_of(server, **{option: "zookeeper://127.0.0.1/meta"})
+
+
+def test_without_kazoo_a_server_does_not_start(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['kazoo.client'] = None; from tfmq.server.main import main; sys.exit(main())"
+    )
+    arguments = ["--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--set", f"server.zookeeper={NOBODY}/meta"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr == 'tfmq-server: ZooKeeper needs kazoo: pip install "tfmq[zookeeper]".\n'
