@@ -20,6 +20,7 @@ ROWS = {
     "clients": "tools.bench.clients",
     "end_to_end": "tools.bench.end_to_end",
     "footprint": "tools.bench.footprint",
+    "groups": "tools.bench.groups",
     "idle": "tools.bench.idle",
     "restart": "tools.bench.restart",
     "transactions": "tools.bench.transactions",
