@@ -27,8 +27,8 @@ apt-get update -qq >/dev/null || echo "setup: apt-get update failed; trying with
 install() { apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
 if [ -n "${missing[postgresql]:-}" ] && ! [ -e /etc/postgresql-common/createcluster.conf ]; then
     # The tests make a cluster of their own in a temporary folder: none is to be made and started beside it.
-    install postgresql-common
-    sed -ri 's/^#?\s*create_main_cluster\s*=.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf
+    install postgresql-common &&
+        sed -ri 's/^#?\s*create_main_cluster\s*=.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf
 fi
 if ! install "${!missing[@]}"; then
     echo "setup: apt-get could not install ${!missing[*]}: the tests that want them are skipped" >&2
