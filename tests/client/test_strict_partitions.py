@@ -28,6 +28,10 @@ def test_a_key_has_one_of_them_and_without_keys_they_take_turns() -> None:
 def test_one_that_is_down_is_chosen_all_the_same() -> None:
     selector = tfmq.StrictPartitions({"orders": [1]})
     assert choose_partition(selector, topic(3, down=1), Message(b"")) == 1
+    two = tfmq.StrictPartitions({"orders": [1, 2]})
+    messages = [Message(b"", key=f"{number}") for number in range(20)]
+    of_keys = [choose_partition(two, topic(3, down=1), each) for each in messages]
+    assert of_keys == [choose_partition(two, topic(3), each) for each in messages] and 1 in of_keys
 
 
 @pytest.mark.parametrize("message", [Message(b"", partition=2), Message(b"", partition=2, key="k")])
