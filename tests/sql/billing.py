@@ -24,7 +24,6 @@ import tfmq.sql
 from tests.sql.dying import ROOT, Death, die_at_statement
 
 GROUP = "billing"
-TOPIC = "orders"
 SESSION_SECONDS = 1.0
 
 
@@ -38,6 +37,7 @@ class Invoice(Base):
     __tablename__ = "invoices"
     id: Mapped[int] = mapped_column(primary_key=True)
     order: Mapped[int]
+    by: Mapped[int] = mapped_column(default=os.getpid)
 
 
 class Work(NamedTuple):
@@ -45,17 +45,23 @@ class Work(NamedTuple):
 
     url: str
     servers: str
+    topic: str
     many: int = 1
     statement: int = 0
     behind: bool = False
 
 
 class Billers:
-    """Those that were started and not killed; the process that they are forked from ends them all."""
+    """Those that were started and not killed; the process that they are forked from ends them all.
+
+    `kills` counts those that SIGKILL has ended, `deaths` those of them that it was sent to by themselves, at a
+    statement. No other end is one for them.
+    """
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process, self._log = process, log
         self.running: list[int] = []
+        self.kills = self.deaths = 0
 
     def start(self, work: Work) -> None:
         """One more."""
@@ -66,7 +72,10 @@ class Billers:
         its number is nobody else's yet.
         """
         self.running.remove(process)
-        self._ask(process)
+        status, by_itself = map(int, self._ask(process).split())
+        assert status == -signal.SIGKILL, f"it ended with {status}: {self._log.read_text()[-3000:]}"
+        self.kills += 1
+        self.deaths += by_itself
 
     def freeze(self, process: int) -> None:
         """SIGSTOP, until it is thawed: it has whatever it had, also locks in the database."""
@@ -113,18 +122,23 @@ def billers(log: Path) -> Iterator[Billers]:
 
 
 def main() -> None:
-    """A line for each piece of work, whose answer is the process that does it, or for each that is to be killed."""
+    """A line for each piece of work, whose answer is the process that does it, or for each that is to be killed, whose
+    answer is how it has ended, and whether it had before.
+    """
     for line in sys.stdin:
         what = json.loads(line)
         if isinstance(what, int):
-            os.kill(what, signal.SIGKILL)
-            os.waitpid(what, 0)
-            child = what
+            found, status = os.waitpid(what, os.WNOHANG)
+            if not found:
+                os.kill(what, signal.SIGKILL)
+                status = os.waitpid(what, 0)[1]
+            answer = f"{os.waitstatus_to_exitcode(status)} {int(bool(found))}"
         else:
             child = os.fork()
             if child == 0:
                 bill_and_exit(Work(*what))
-        sys.stdout.write(f"{child}\n")
+            answer = str(child)
+        sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
 
 
@@ -144,7 +158,7 @@ def bill_and_exit(work: Work) -> None:
 def bill(work: Work, engine: Engine) -> None:
     with tfmq.Consumer(
         work.servers,
-        topics=TOPIC,
+        topics=work.topic,
         group=GROUP,
         commits="manual",
         offsets=f"sql:{work.url}",
