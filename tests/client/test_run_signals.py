@@ -22,10 +22,12 @@ def test_the_first_one_stops_and_the_second_raises() -> None:
 
 
 def test_ctrl_c_is_no_keyboard_interrupt_the_first_time() -> None:
+    before = signal.getsignal(signal.SIGINT)
     stopped = []
     with Signals(lambda: stopped.append(True)):
         os.kill(os.getpid(), signal.SIGINT)
     assert stopped == [True]
+    assert signal.getsignal(signal.SIGINT) is before, "whoever ran it has his signals back"
 
 
 def test_unwanted_or_in_another_thread_it_does_nothing() -> None:
