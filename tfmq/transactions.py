@@ -106,11 +106,13 @@ class Transaction(TransactionHandle):
 
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
         """What `consumer` was handed out by now, the message in work included, is processed if this commits: then its
-        group goes on behind it, else it is read again by who reads next from the saved offset.
+        group goes on behind it, else it is read again by who reads next from the saved offset. In a handler of `run`:
+        its own message, with all before it in its partition; other handlers have transactions of their own.
 
-        The consumer needs a group, commits="manual" and offsets="broker". If another member has the group by the time
-        of the commit, that raises `Fenced`, and nothing of the transaction happens. Behind a rollback this consumer
-        itself goes on reading where it is: `seek` back, or leave it, to get the same messages again.
+        The consumer needs a group, commits="manual" and offsets="broker". If another member has the partitions by the
+        time of the commit, that raises `Fenced`, and nothing of the transaction happens. Behind a rollback this
+        consumer itself goes on reading where it is: leave it, or `seek` the partitions of the messages back to what
+        `committed` says, to get the same messages again.
         Raises `BadRequest` for a consumer that cannot, `Fenced`, `TransactionState`.
         """
         standing = handed_out(consumer)

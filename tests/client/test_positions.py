@@ -248,6 +248,34 @@ def test_an_offset_that_goes_into_a_transaction_covers_its_message_or_is_refused
         IN_WORK.reset(token)
 
 
+def test_a_transaction_of_a_handler_has_no_offset_of_another_partition_whose_own_may_be_committed_first() -> (
+    None
+):
+    made, (first, *_) = handed_to_handlers(manual=True)
+    made.add(B, Place(0, 0, 1), saved=0)
+    made.begin(batch(B))
+    ledger = made.take()
+    assert ledger is not None
+    ledger.finish(batch(B).messages[0])
+    token = IN_WORK.set(first)
+    try:
+        assert made.unsaved_out() == {A: Place(first.next_offset, first.ordinal + 1, 1)}
+    finally:
+        IN_WORK.reset(token)
+
+
+def test_a_transaction_has_no_offset_of_a_partition_of_which_nothing_was_handed_out() -> None:
+    """It may go to another member before the commit, which would refuse all of it for nothing."""
+    made = Positions(manual=True)
+    for name in (A, B):
+        made.add(name, Place(0, 0, 1))
+    ready = batch()
+    looped(made, ready, 1)
+    assert made.unsaved_out().keys() == {A}
+    made.seek(B, Place(700, 7, 1))
+    assert made.unsaved_out()[B] == Place(700, 7, 1)
+
+
 def test_a_seek_makes_what_is_out_to_handlers_void() -> None:
     made, (first, *_) = handed_to_handlers()
     ledger = made.ledgers.get(A)

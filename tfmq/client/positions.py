@@ -41,6 +41,7 @@ class Positions:
         self._processed: dict[PartitionName, Place] = {}
         self._saved: dict[PartitionName, int | None] = {}
         self._incarnations: dict[PartitionName, int] = {}
+        self._untouched: dict[PartitionName, int] = {}
         self._uncommitted: dict[PartitionName, int] = {}
         self._lent: PartitionName | None = None
         self._void: PartitionName | None = None
@@ -55,12 +56,14 @@ class Positions:
         self._processed[name] = place
         self._saved[name] = saved
         self._incarnations[name] = incarnation
+        if saved is None:
+            self._untouched[name] = place.offset
 
     def remove(self, name: PartitionName) -> None:
         """The partition is not this consumer's any more."""
         self._forget(name)
         self._gone.add(name)
-        for places in (self._processed, self._saved, self._incarnations):
+        for places in (self._processed, self._saved, self._incarnations, self._untouched):
             places.pop(name, None)
 
     def lose(self, name: PartitionName) -> bool:
@@ -109,6 +112,7 @@ class Positions:
     def seek(self, name: PartitionName, place: Place) -> None:
         """Go on at `place`: what is before it counts as processed, what was handed out of the partition is void."""
         self._forget(name)
+        self._untouched.pop(name, None)
         self._processed[name] = place
 
     def __contains__(self, name: object) -> bool:
@@ -246,13 +250,19 @@ class Positions:
         return {name: place for name, place in places.items() if place.offset != self._saved[name]}
 
     def unsaved_out(self) -> dict[PartitionName, Place]:
-        """The places behind all that was handed out, by partition, where the store has another one; of what is out to
-        handlers those behind all that is finished, the message of the calling one included."""
+        """For a transaction: the places behind all that was handed out, by partition, where the store has another one.
+
+        In a handler that is the place behind its own message, and no more: another handler's transaction may be
+        committed first, and nothing must go back behind it. Nor is there one of a partition of which nothing was handed
+        out: such a one goes to another member at any time, and the transaction with it.
+        """
         message = IN_WORK.get()
         if message is not None and self.ledgers.get(_name(message)) is not None:
-            self._covering(_name(message), message)
-        places = {name: self._committable(name) for name in self._processed}
-        return {name: place for name, place in places.items() if place.offset != self._saved[name]}
+            places = {_name(message): self._covering(_name(message), message)}
+        else:
+            places = {name: self._committable(name) for name in self._processed}
+        known = {name: self._untouched.get(name, self._saved[name]) for name in places}
+        return {name: place for name, place in places.items() if place.offset != known[name]}
 
     def saved_elsewhere(self, places: Mapping[PartitionName, Place]) -> None:
         """A transaction saved `places`; what is before them is processed, unless a `seek` has gone back meanwhile."""
@@ -265,6 +275,7 @@ class Positions:
         """The store has `places` now."""
         for name in places.keys() & self._saved.keys():
             self._saved[name] = places[name].offset
+            self._untouched.pop(name, None)
             if self._uncommitted.get(name, UNKNOWN) <= places[name].offset:
                 self._uncommitted.pop(name, None)
 

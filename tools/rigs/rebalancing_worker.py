@@ -112,7 +112,7 @@ class Worker:
             if self._halted or self._random.random() < LEAVE_CHANCE:
                 raise
             self._say(error.code)
-            self._go_back(consumer)
+            self._go_back(consumer, messages)
 
     def _transform(self, consumer: tfmq.Consumer[Any], messages: Sequence[Any]) -> None:
         self._say(BEGUN)
@@ -129,14 +129,13 @@ class Worker:
         if self._random.random() < REST_CHANCE:
             time.sleep(self._random.uniform(0, REST_SECONDS))
 
-    def _go_back(self, consumer: tfmq.Consumer[Any]) -> None:
+    def _go_back(self, consumer: tfmq.Consumer[Any], messages: Sequence[Any]) -> None:
         """To what the group has saved; what went to another member meanwhile is that one's."""
-        for name in consumer.stats()["partitions"]:
-            topic, _, number = name.rpartition("-")
+        for partition in {message.partition for message in messages}:
             try:
-                saved = consumer.committed(topic, int(number))
+                saved = consumer.committed(SOURCE, partition)
                 place: dict[str, Any] = {"to": "earliest"} if saved is None else {"offset": saved}
-                consumer.seek(topic, int(number), **place)
+                consumer.seek(SOURCE, partition, **place)
             except tfmq.UnknownPartition:
                 continue
 
