@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import tzinfo
 from types import TracebackType
 from typing import Any
 
@@ -188,7 +189,7 @@ class Admin:
         payload: Any,
         *,
         name: str | None = None,
-        timezone: str = "UTC",
+        timezone: str | tzinfo = "UTC",
         key: bytes | str | None = None,
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
