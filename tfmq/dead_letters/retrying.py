@@ -31,8 +31,7 @@ RENEWALS: Final = 3
 
 Handle = Callable[[ReceivedMessage[Any]], Operation[None]]
 """Calls the listener with a message, as an operation; raises what that raises (`Reject` and `RetryLater` too), and
-`NotCalled`
-where it was not called because its consumer ends."""
+`NotCalled` where it was not called because its consumer ends: then this loop ends, too."""
 
 
 class Retrying:
@@ -107,6 +106,7 @@ class Retrying:
         try:
             yield from self._kept_alive(self._handle(due.message))
         except NotCalled:
+            self.stop_asked.settle()  # its consumer ends; what is given back is due at once
             return partial(store.give_back, due)
         except RetryLater as later:
             return partial(store.put_off, due, later.seconds, later.reason)
