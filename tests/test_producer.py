@@ -1,5 +1,7 @@
 """The blocking producer over real sockets: results, batches, back pressure, failures, threads, the end of a program."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -417,3 +419,26 @@ def test_a_program_that_cannot_deliver_ends_soon_and_says_what_was_lost() -> Non
     said = run_program("127.0.0.1:1").stderr
     assert "10 messages were not delivered when the program ended" in said
     assert time.monotonic() - started < 30
+
+
+def test_item_29_a_send_that_is_interrupted_is_stored_once_and_the_producer_goes_on(
+    producer: Producer, broker: FakeBroker
+) -> None:
+    broker.plan(Produce, HOLD)
+    delivery = producer.send("orders", b"first")
+
+    def interrupt() -> None:
+        until = time.monotonic() + SECONDS
+        while not broker.held and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        delivery.result(SECONDS)
+    thread.join()
+    broker.release()
+    assert producer.send("orders", b"second").result(SECONDS).durability == "synced"
+    assert delivery.result(SECONDS).offset == 0
+    assert broker.payloads("orders") == [b"first", b"second"]
