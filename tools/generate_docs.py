@@ -151,7 +151,7 @@ def fetch_example() -> str:
     )
     end = len(record) + len(control)
     header = (30, 10, *commands.Fetch("orders", INCARNATION, 0, 0, -1, 262_144, 500))
-    reply = (0, 10, *commands.FetchReply(0, 0, end, 0, end, end, 0, log_id))
+    reply = (0, 10, *commands.FetchReply(0, 0, end, 0, end, end, 0, log_id, 1))
     return (
         f"A FETCH of the same partition from offset 0, which waits up to 500 ms:\n`{json.dumps(header)}`\n\n"
         f"{hexadecimal(encode(header))}\n\n"

@@ -6,7 +6,15 @@ import pytest
 
 from journal.record import tag_hash
 from tests.broker.helpers import Answer, Broker, Session, payloads_of
-from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, READ_FORCED, READ_WRITTEN, Cancel, Fetch
+from tfmq.protocol.commands import (
+    ACKS_SYNCED,
+    ACKS_WRITTEN,
+    READ_FORCED,
+    READ_WRITTEN,
+    Cancel,
+    Fetch,
+    GrowTopic,
+)
 
 
 @pytest.fixture
@@ -243,3 +251,18 @@ def test_who_waits_for_a_message_is_answered_before_its_sender(
     sent = broker.produce(producer, 0, [b"a"], acks=ACKS_WRITTEN if read == READ_WRITTEN else ACKS_SYNCED)
     broker.work()
     assert [each is fetch for each in order if each in (fetch, sent)] == [True, False]
+
+
+def test_each_answer_says_how_many_partitions_there_are_and_growth_is_told_at_once() -> None:
+    """To one fetch of a connection: it has one a partition, and knows by that one."""
+    broker = queued()
+    two = Session()
+    first, other = broker.fetch(0, wait_ms=5000), broker.fetch(0, wait_ms=5000)
+    second = broker.fetch(0, wait_ms=5000, session=two)
+    broker.ask(GrowTopic("orders", 3))
+    broker.work()
+    assert [first.code, other.code, second.code] == ["ok", "waiting", "ok"]
+    assert (first.partitions, second.partitions, first.next, first.body) == (3, 3, 0, b"")
+    broker.create("bills")
+    broker.work()
+    assert other.code == "waiting"

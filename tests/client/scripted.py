@@ -40,6 +40,8 @@ class Broker:
         self.stolen: set[tuple[str, int, int]] = set()
         """Partitions that another member has, although this one does not know it yet."""
         self.offsets: dict[str, dict[tuple[str, int], wire.SavedOffset]] = {}
+        self.grown: dict[str, int] = {}
+        """Topics of which the next fetch that waits is answered, to tell that they have grown."""
         self.fail: dict[type, list[TfmqError]] = {}
         self.requests: list[Any] = []
         self.parked: list[Call] = []
@@ -55,6 +57,7 @@ class Broker:
     def grow(self, topic: str) -> Bytes:
         incarnation, logs = self.topics[topic]
         logs.append(Bytes(len(logs), incarnation))
+        self.grown[topic] = len(logs)
         return logs[-1]
 
     def log(self, topic: str, incarnation: int, partition: int) -> Bytes:
@@ -86,7 +89,7 @@ class Broker:
         log = self.log(request.topic, request.incarnation, request.partition)
         if not log.first <= request.offset <= log.end:
             raise OffsetOutOfRange(first=log.first, end=log.end)
-        if request.offset == log.end:
+        if request.offset == log.end and not self.grown.pop(request.topic, 0):
             return None
         start, following, body = log.read(request.offset, request.max_bytes)
         if request.tags is not None:
@@ -94,7 +97,8 @@ class Broker:
                 p for p in log.pieces if start <= p.offset < following and self._matches(p.data, request.tags)
             ]
             body = b"".join(piece.data for piece in kept)
-        fields = (start, request.offset, following, log.epoch, log.end, log.end, log.first, log.log_id)
+        count = len(self.topics[request.topic][1])
+        fields = (start, request.offset, following, log.epoch, log.end, log.end, log.first, log.log_id, count)
         return wire.FetchReply(*fields), body
 
     @staticmethod
@@ -274,7 +278,8 @@ class ScriptedLink(Link):
                     continue
                 log = self.broker.log(request.topic, request.incarnation, request.partition)
                 place = (request.offset,) * 3
-                call.reply = wire.FetchReply(*place, log.epoch, log.end, log.end, log.first, log.log_id)
+                marks = log.epoch, log.end, log.end, log.first, log.log_id
+                call.reply = wire.FetchReply(*place, *marks, len(self.broker.topics[request.topic][1]))
                 self.end(call)
 
     def due(self, call: Call) -> float:

@@ -128,7 +128,7 @@ class House:
 
     def _join_readers(self) -> None:
         """What stands on topics and writes: fetches, groups, and what effects are applied to."""
-        self.polls = Polls(self.limits, partition=self.topics.partition, timers=self.timers, reads=self.reads)
+        self.polls = Polls(self.limits, topics=self.topics, timers=self.timers, reads=self.reads)
         self.locks = OffsetLocks()
         self.offsets = Offsets(
             self.catalog, self.topics, self.reads.run, self.limits["group_offsets"], self.locks
@@ -168,6 +168,7 @@ class House:
     def _made(self, topic: Topic) -> None:
         self.schedules.topic_made(topic)
         self.groups.topic_changed(topic.name)
+        self.polls.topic_changed(topic)
 
     def _gone(self, incarnation: int) -> None:
         self.groups.topic_changed(self.catalog.register.topics[incarnation].name)

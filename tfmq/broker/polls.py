@@ -6,7 +6,7 @@ somebody waits at the forced mark of a log with unforced data, a force is asked 
 without a match are left out and the reader advances past them all the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from tfmq.broker.caller import Reply, Session
 from tfmq.broker.lane import Lane
 from tfmq.broker.partition import GONE, Partition
 from tfmq.broker.timers import Timer, Timers
+from tfmq.broker.topics import Topic, Topics
 from tfmq.errors import Abandoned, BadRequest, Busy, OffsetOutOfRange, UnknownTopic
 from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
 
@@ -63,19 +64,19 @@ class Polls:
         self,
         limits: Mapping[str, int],
         *,
-        partition: Callable[[str, int, int], Partition],
+        topics: Topics,
         timers: Timers,
         reads: Lane,
     ) -> None:
         self._limits = limits
-        self._partition = partition
+        self._topics = topics
         self._timers, self._reads = timers, reads
         self._sessions: dict[Session, dict[int, Poll]] = {}
         self.count = 0
 
     def fetch(self, request: Fetch, reply: Reply, session: Session) -> None:
         """Answers or parks. Raises UnknownTopic, UnknownPartition, StorageStopped and what reading does."""
-        partition = self._partition(request.topic, request.incarnation, request.partition)
+        partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         poll = Poll(request, partition, reply, session)
         poll.max_bytes = min(poll.max_bytes, self._limits["fetch_bytes"])
         wait_ms = min(request.wait_ms, self._limits["fetch_wait_ms"])
@@ -89,6 +90,15 @@ class Polls:
             return False
         self._nothing(poll)
         return True
+
+    def topic_changed(self, topic: Topic) -> None:
+        """It may have grown, which each answer to a fetch tells: of each session one is answered now."""
+        told: set[Session] = set()
+        for partition in topic.partitions:
+            for poll in list(partition.parked) if isinstance(partition, Partition) else ():
+                if poll.session not in told:
+                    told.add(poll.session)
+                    self._nothing(poll)
 
     def close(self) -> None:
         """The broker stops: whoever waits gets the error."""
@@ -235,6 +245,7 @@ class Polls:
             log.end_offset,
             log.first_offset,
             log.log_id,
+            self._topics.count(poll.partition.name),
             body=body,
         )
 

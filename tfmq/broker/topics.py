@@ -77,6 +77,11 @@ class Topics:
         found = topic.partitions[number] if topic is not None and number < len(topic.partitions) else None
         return found if isinstance(found, Partition) else None
 
+    def count(self, name: str) -> int:
+        """How many partitions the topic has; 0 where it is not there."""
+        topic = self._topics.get(name)
+        return 0 if topic is None else len(topic.partitions)
+
     def find(self, name: str) -> Topic | None:
         return self._topics.get(name)
 

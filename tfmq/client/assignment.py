@@ -21,21 +21,20 @@ from tfmq.client.fetcher import Feed, Fetcher
 from tfmq.client.group_offsets import GroupOffsets
 from tfmq.client.handover import Handover
 from tfmq.client.link import Link
+from tfmq.client.looking import Looking
 from tfmq.client.membership import Membership
 from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
 from tfmq.client.start import EARLIEST, LATEST, Question
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.errors import NotSupported, TfmqError, UnknownTopic
-from tfmq.protocol.commands import Locate, Metadata
+from tfmq.protocol.commands import Locate
 
 log = logging.getLogger("tfmq.consumer")
 
 MISSING_SECONDS: Final = 0.1
 MISSING_SECONDS_MAX: Final = 1.0
 """How soon a topic that is not there is looked for again, doubled up to the second."""
-TOLD_SECONDS: Final = 60.0
-"""How often is looked for what should have been told: a thousand idle members cost a broker next to nothing so."""
 
 
 class Group(NamedTuple):
@@ -63,16 +62,14 @@ class Assignment:
         self.looked = False
         self._options = options
         self._link = link
+        self._looking = Looking(options, link)
         self._fetcher = fetcher
         self._positions = positions
         self._group = group
         self._changed = changed
         self._void = void
-        self._told_missing: set[str] = set()
         self._told_trouble = ""
         self._topics: dict[str, int] = {}
-        self._wanted: dict[PartitionName, int] = {}
-        self._first: dict[PartitionName, int] | None = None
         self._grants: dict[PartitionName, int] = {}
         self._ends: dict[PartitionName, Place] = {}
         """Where "latest" is."""
@@ -82,60 +79,59 @@ class Assignment:
 
     def watch(self) -> Operation[None]:
         """Never ends: looks, waits, looks again. Raises what is no passing failure."""
-        pause, look_at = MISSING_SECONDS, 0.0
-        missing = False
+        pause, due, again = MISSING_SECONDS, 0.0, True
         while True:
             self._news = Flag()
-            again = True
+            late, anyhow, again = self._link.now() >= due, again, True
             try:
-                if self._link.now() >= look_at or self._unknown():
-                    missing = yield from self._look()
-                    look_at = self._link.now() + self._refresh_seconds
-                again = (yield from self._apply()) or missing
+                if self._looking.grown or self._unknown() or (late and (anyhow or not self._is_told())):
+                    yield from self._look()
+                    late = True
+                if late:
+                    due = self._link.now() + self._options.refresh
+                again = (yield from self._apply()) or self._looking.missing
                 self._told_trouble = "" if not again else self._told_trouble
             except TfmqError as trouble:
                 if not trouble.retriable or not self._link.connections:
                     raise
                 self._tell_trouble(trouble)
             self._changed()
-            wait = look_at - self._link.now()
+            wait = due - self._link.now()
             if again:
-                wait, look_at = min(pause, self._options.refresh), self._link.now()
+                wait, due = min(pause, self._options.refresh), self._link.now()
                 pause = min(pause * 2, MISSING_SECONDS_MAX)
             else:
                 pause = MISSING_SECONDS
             yield Wait((self._news,), max(0.0, wait))
 
-    @property
-    def _refresh_seconds(self) -> float:
-        """A group is told of what its topics have; only topics of a pattern have to be looked for."""
-        refresh = self._options.refresh
-        told = self._group is not None and self._options.subscription.pattern is None
-        return max(refresh, TOLD_SECONDS) if told and self._options.coordinator is None else refresh
+    def _is_told(self) -> bool:
+        return self._looking.is_told(name for name, feed in self._fetcher.feeds.items() if feed.fetching)
 
-    def _look(self) -> Operation[bool]:
-        """Asks for the topics; whether something named is not there."""
-        subscription = self._options.subscription
-        reply = yield from ask(self._link, Metadata(subscription.asked()), NEVER)
-        self._wanted = subscription.wanted(reply.topics)
-        if self._first is None:
-            self._first = dict(self._wanted)
+    @property
+    def wanted(self) -> Mapping[PartitionName, int]:
+        """What the subscription means now, with the incarnations."""
+        return self._looking.wanted
+
+    def counted(self, topic: str, count: int) -> None:
+        """The answer to a fetch said how many partitions the topic has now."""
+        if self._looking.counted(topic, count):
+            self._news.settle()
+
+    def _look(self) -> Operation[None]:
+        """Asks for the topics."""
+        yield from self._looking.look()
         self._drop_remade()
         if self._group is not None:
-            topics = subscription.asked() or sorted({name.topic for name in self._wanted})
-            some = subscription.single or subscription.numbers is not None
-            only = sorted(self._wanted.keys() | subscription.single) if some else None
-            self._group.membership.want(topics, only, self._wanted)
-        missing = subscription.missing(self._wanted)
-        self._tell_missing(missing)
-        return bool(missing)
+            wanted, subscription = self._looking.wanted, self._options.subscription
+            topics = subscription.asked() or sorted({name.topic for name in wanted})
+            self._group.membership.want(topics, subscription.only(wanted), wanted)
 
     def _unknown(self) -> bool:
         """Whether the share has something of which the topic is not known."""
         if self._group is None:
             return False
         share = self._group.membership.share
-        return any(self._wanted.get(name) != each.incarnation for name, each in share.items())
+        return any(self._looking.wanted.get(name) != each.incarnation for name, each in share.items())
 
     def _apply(self) -> Operation[bool]:
         """Takes on what is new; whether something of it must be tried again."""
@@ -149,11 +145,11 @@ class Assignment:
 
     def _mine(self) -> dict[PartitionName, int]:
         if self._group is None:
-            return self._wanted
+            return self._looking.wanted
         share = self._group.membership.share
         return {
             name: incarnation
-            for name, incarnation in self._wanted.items()
+            for name, incarnation in self._looking.wanted.items()
             if name in share and share[name].incarnation == incarnation
         }
 
@@ -219,7 +215,7 @@ class Assignment:
             if (
                 feed.told
                 and isinstance(feed.failure, UnknownTopic)
-                and self._wanted.get(name, 0) not in (0, feed.incarnation)
+                and self._looking.wanted.get(name, 0) not in (0, feed.incarnation)
             ):
                 self._fetcher.remove(name)
                 self._positions.remove(name)
@@ -227,17 +223,19 @@ class Assignment:
     def _find_ends(self) -> Operation[None]:
         """What "latest" means, as far as it is not known."""
         if self._endless is None:
-            assert self._group is not None and self._first is not None
-            stored = yield from self._group.offsets.read(self._first, while_busy=False)
+            assert self._group is not None and self._looking.first is not None
+            stored = yield from self._group.offsets.read(self._looking.first, while_busy=False, others=True)
             begun = {(name.topic, each.incarnation) for name, each in stored.items()}
-            self._endless = {n: each for n, each in self._first.items() if (n.topic, each) not in begun}
+            self._endless = {
+                n: each for n, each in self._looking.first.items() if (n.topic, each) not in begun
+            }
         if self._endless:
             questions = dict.fromkeys(self._endless, LATEST)
             self._ends |= yield from self._locate_all(self._endless, questions)
             self._endless = {
                 name: incarnation
                 for name, incarnation in self._endless.items()
-                if name not in self._ends and self._wanted.get(name) == incarnation
+                if name not in self._ends and self._looking.wanted.get(name) == incarnation
             }
 
     def _take_on(self, fresh: Mapping[PartitionName, int]) -> Operation[None]:
@@ -248,7 +246,11 @@ class Assignment:
             share, offsets = self._group.membership.share, self._group.offsets
             grants = {name: share[name].grant for name in fresh}
             claimed, refused = yield from offsets.claim(fresh)
-            stored = {**(yield from offsets.read(self._wanted, while_busy=False)), **claimed}
+            stored = (yield from offsets.read(fresh, while_busy=False)) | claimed
+            if not all(name in stored and stored[name].incarnation == each for name, each in fresh.items()):
+                # Whether the group has anything of their topics; each of a thousand members may ask.
+                wanted = self._looking.wanted
+                stored = (yield from offsets.read(wanted, while_busy=False, others=True)) | stored
             self._tell_refused(refused)
         known = {name.topic: each.incarnation for name, each in stored.items()}
         places: dict[PartitionName, Place] = {}
@@ -328,7 +330,7 @@ class Assignment:
 
     def _appeared(self, name: PartitionName, incarnation: int) -> bool:
         """Whether the partition came up after this consumer had looked, so that its first messages are news."""
-        if self._first is None or self._first.get(name) == incarnation:
+        if self._looking.first is None or self._looking.first.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
 
@@ -377,15 +379,6 @@ class Assignment:
                 self._options.group,
                 names,
             )
-
-    def _tell_missing(self, missing: list[str]) -> None:
-        for name in missing:
-            if name not in self._told_missing:
-                self._told_missing.add(name)
-                log.warning("%s is not there yet; waiting for it. Reading never makes a topic.", name)
-
-
-NEVER: Final = float("inf")
 
 
 def _place(name: PartitionName, kept: StoredOffset) -> Place:

@@ -74,13 +74,16 @@ class Consuming:
         if options.group is not None:
             member = self.membership = membership_of(options, link, self._share_changed, raise_flag)
             self.offsets = GroupOffsets(link, member, run, options.storage)
-            self._saving = Saving(options, link, self.positions, member, self.offsets, self._refused)
+            self._saving = Saving(options, link, self.positions, member, self.offsets)
             self.handover = Handover(options, link, self.positions, self._saving, member)
             group = Group(member, self.offsets, self.handover)
             self.positions.ledgers.freed = self.handover.look
         self.assignment = Assignment(
             options, link, self.fetcher, self.positions, group, self._arrived, self._fetching.void
         )
+        self._fetching.counted = self.assignment.counted
+        if group is not None:
+            self._saving.refused = self.assignment.refused
         self._arrival = Flag()
         self._beside: dict[Callable[[], Operation[None]], Task | None] = dict.fromkeys(self._operations())
         self._failures: list[Exception] = []
@@ -236,13 +239,14 @@ class Consuming:
         """Go on at the place that `question` asks for; a stopped partition goes on, too."""
         feed = yield from self._feed(name)
         place = yield from self.assignment.locate(name, feed.incarnation, question)
+        if self.fetcher.feeds.get(name) is not feed:  # also one that came back: its place is another by now
+            raise UnknownPartition(f"{name} went to another member of the group meanwhile.")
         self._go_to(name, place)
 
     def pause(self, name: PartitionName) -> Operation[None]:
         """Hand out nothing of the partition until `resume`."""
         yield from self._feed(name)
-        ready = self.positions.ready
-        if ready is not None and ready.name == name:
+        if (ready := self.positions.ready) is not None and ready.name == name:
             place = self.positions.handed_out(name)
             self.positions.drop_ready()
             self._fetching.void(name)
@@ -257,8 +261,7 @@ class Consuming:
 
     def _feed(self, name: PartitionName) -> Operation[Feed]:
         """The partition. Raises UnknownPartition for one that this consumer does not read, once it has looked."""
-        until = self.link.now() + self.options.timeout
-        yield from self._looked(until)
+        yield from self._looked(self.link.now() + self.options.timeout)
         feed = self.fetcher.feeds.get(name)
         if feed is None:
             raise UnknownPartition(f"This consumer does not read {name}, or it is not there yet.")
@@ -336,9 +339,6 @@ class Consuming:
     def _share_changed(self) -> None:
         self.assignment.share_changed()
         self._arrival.settle()
-
-    def _refused(self, names: Collection[PartitionName]) -> None:
-        self.assignment.refused(names)
 
     def _failed(self, error: Exception) -> None:
         """A task came to an end: the next call raises it."""

@@ -29,7 +29,8 @@ def fetcher_of(options: ConsumerOptions) -> Fetcher:
 
 
 class Fetching:
-    """`arrived` is called at each answer; `flush` tells the driver that requests should leave now."""
+    """`arrived` is called at each answer; `flush` tells the driver that requests should leave now; `counted` gets what
+    an answer says in passing: how many partitions its topic has."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Fetching:
         self._fetcher = fetcher
         self._arrived = arrived
         self._flush = flush
+        self.counted: Callable[[str, int], None] = lambda topic, count: None
         self._calls: dict[PartitionName, Call] = {}
 
     def send(self) -> None:
@@ -90,6 +92,7 @@ class Fetching:
             self._fetcher.failed(plan, call.error, self._link.now())
         else:
             reply = call.reply
+            self.counted(plan.name.topic, reply.partitions)
             body = bytes(call.reply_body)
             self._fetcher.arrived(
                 plan, Chunk(body, reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)

@@ -44,16 +44,16 @@ class GroupOffsets:
         self._storage = storage
 
     def read(
-        self, names: Iterable[PartitionName], while_busy: bool = True
+        self, names: Iterable[PartitionName], while_busy: bool = True, *, others: bool = False
     ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """The offsets that the group has of these partitions. Raises `Busy` while a transaction in doubt has some of
-        them: at once, or with `while_busy` in the end.
+        """The offsets that the group has of these partitions (`others`: perhaps of more). Raises `Busy` while a
+        transaction in doubt has some of them: at once, or with `while_busy` in the end.
         """
         wanted, group = list(names), self._holder.group
         if self._storage is not None:
             storage = self._storage
             return dict((yield from work(self._run, lambda: storage.read(group, wanted))))
-        request = ReadOffsets(group, [PartitionRow(*name) for name in wanted])
+        request = ReadOffsets(group, None if others else [PartitionRow(*name) for name in wanted])
         until = self._link.now() + READ_SECONDS
         reply = yield from ask(self._link, request, until, while_busy=while_busy)
         return {

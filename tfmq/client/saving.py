@@ -24,7 +24,7 @@ NEVER: Final = float("inf")
 
 
 class Saving:
-    """The saves of one member. `refused` is called with partitions that were another's by then."""
+    """The saves of one member."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class Saving:
         positions: Positions,
         membership: Membership,
         offsets: GroupOffsets,
-        refused: Callable[[Collection[PartitionName]], None],
     ) -> None:
+        self.refused: Callable[[Collection[PartitionName]], None] = lambda names: None
+        """Called with partitions that were another's when they were to be saved."""
         self._options = options
         self._link = link
         self._positions = positions
         self._membership = membership
         self._offsets = offsets
-        self._refused = refused
         self._under_way: Flag | None = None
 
     def commit(self, message: ReceivedMessage | None, until: float) -> Operation[None]:
@@ -77,7 +77,7 @@ class Saving:
             under_way.settle()
         lost = [name for name in refused if self._generation(name) == stored[name].generation]
         if lost:
-            self._refused(lost)
+            self.refused(lost)
         return refused
 
     def keep(self) -> Operation[None]:

@@ -57,6 +57,14 @@ class Subscription(NamedTuple):
             if self._wants(name := PartitionName(row.name, partition.partition))
         }
 
+    def only(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
+        """The partitions that a member of a group asks for, also those that are not there yet; None: all of its topics.
+        `found`: those that are there."""
+        if not self.single and self.numbers is None:
+            return None
+        named = (PartitionName(topic, number) for topic in self.topics for number in self.numbers or ())
+        return sorted({*named, *self.single, *found})
+
     def missing(self, found: Iterable[PartitionName]) -> list[str]:
         """What was named and is not there: topics, and partitions that were named one by one."""
         names = set(found)

@@ -278,6 +278,7 @@ class FetchReply(NamedTuple):
     end: Offset
     first: Offset
     log_id: Identity
+    partitions: Size = 0
 
 
 class Locate(NamedTuple):

@@ -63,6 +63,6 @@ def reads(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
     topic that was made behind its last look for it.
     """
     core = consumer._core
-    if any(there(name) for name in core.options.subscription.missing(core.assignment._wanted)):
+    if any(there(name) for name in core.options.subscription.missing(core.assignment.wanted)):
         return False
     return core.link.state == "ready" and core.assignment.looked and core.fetcher.next_retry() is None
