@@ -18,6 +18,7 @@ from tfmq.errors import (
     Fenced,
     OffsetOutOfRange,
     TfmqError,
+    UnknownPartition,
     UnknownTopic,
 )
 from tfmq.protocol import commands as wire
@@ -546,6 +547,22 @@ def test_a_forked_child_reads_on_by_itself_and_is_no_member(broker: Broker) -> N
     script.core.renew()
     log.append(b"5")
     assert script.poll() == [b"2", b"3", b"4", b"5"]
+
+
+def test_a_seek_in_a_partition_that_goes_to_another_member_meanwhile_is_refused(broker: Broker) -> None:
+    filled(broker)
+    script = Script(broker, group="g", commits="manual")
+    script.poll()
+    locate = broker.on_locate
+
+    def lost(request: wire.Locate) -> Any:
+        script.core.assignment.refused([NAME])
+        return locate(request)
+
+    broker.on_locate = lost  # type: ignore[method-assign]
+    with pytest.raises(UnknownPartition, match="orders-0"):
+        script.run(script.core.seek(NAME, seek_question(to="earliest")))
+    assert NAME not in script.core.positions
 
 
 def test_a_forked_child_of_a_member_has_nothing_of_it_and_begins_where_the_group_is(broker: Broker) -> None:
