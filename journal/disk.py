@@ -227,10 +227,16 @@ class RealLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Gives the lock back; twice is harmless. The file stays, so that no two can hold different ones."""
+        """Gives the lock back; twice is harmless. The file stays, so that no two can hold different ones.
+
+        Said in words: a child that was forked meanwhile has the descriptor as well, and closing ours would not do.
+        """
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            finally:
+                os.close(descriptor)
 
 
 def _open(path: str, flags: int) -> int:

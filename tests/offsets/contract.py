@@ -1,22 +1,29 @@
-"""What every storage of offsets does: the tests of the promises of `tfmq.offsets.stored`, with a subclass for each."""
+"""What every storage of offsets does: the tests of the promises of `tfmq.offsets.stored`, with a subclass for each.
+
+Fixtures of the subclass: `open_one` opens the storage once more, as another member does; `open_shaky` one whose calls
+fail at any step.
+"""
 
 import threading
 from collections.abc import Callable
 
 import pytest
 
+from tests.offsets.struggle import OpenShaky, Struggle
+from tests.scale import scaled, seeded
 from tfmq.errors import Closed, Fenced
 from tfmq.offsets.stored import ClaimingStorage, PartitionName, StoredOffset, fenced_partitions
 
 Open = Callable[[], ClaimingStorage]
 A, B = PartitionName("orders", 0), PartitionName("orders", 11)
 PLACE = StoredOffset(offset=1 << 40, index=3, incarnation=1 << 33, epoch=2)
+CALLS = 400
 GENERATION = 1 << 62
 """As large as one of ZooKeeper's numbers."""
 
 
 class Contract:
-    """`open_one` (a fixture of the subclass) opens the storage once more, as another member does."""
+    """One storage."""
 
     def test_what_was_saved_is_read_again_with_its_generation(self, open_one: Open) -> None:
         first = open_one()
@@ -111,6 +118,16 @@ class Contract:
                 with pytest.raises(Fenced):
                     storage.save("billing", generation, dict.fromkeys(names, PLACE))
         storages[5].save("billing", 5, dict.fromkeys(names, PLACE))
+
+    def test_offsets_never_go_back_whoever_fails_or_comes_late(
+        self, open_one: Open, open_shaky: OpenShaky, request: pytest.FixtureRequest
+    ) -> None:
+        """Invariant: what a save has returned for stays, and behind a claim nobody before it changes anything."""
+        struggle = Struggle(
+            open_one, open_shaky, seeded("struggle", request.node.nodeid), max(10, scaled(CALLS))
+        )
+        struggle.run()
+        assert struggle.looks
 
     def test_a_closed_one_is_used_no_more(self, open_one: Open) -> None:
         storage = open_one()

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.offsets.contract import PLACE, A, Contract, Open
+from tests.offsets.shaky import ShakySql
+from tests.offsets.struggle import OpenShaky
 from tfmq.errors import BadRequest, Busy, NotSupported, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
@@ -29,6 +31,11 @@ def open_one(url: str) -> Iterator[Open]:
     yield opened
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def open_shaky(url: str) -> OpenShaky:
+    return lambda random: ShakySql(url, random)
 
 
 class TestSQLite(Contract):

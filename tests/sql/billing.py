@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -143,16 +145,19 @@ def main() -> None:
 
 
 def bill_and_exit(work: Work) -> None:
-    code = 1
     try:
         engine = create_engine(work.url, connect_args={"timeout": 30} if "sqlite" in work.url else {})
         if work.statement:
             die_at_statement(engine, Death(statement=work.statement, behind=work.behind))
-        bill(work, engine)
-        code = 0
+        while True:
+            with suppress(tfmq.ConnectionFailed):  # it was started while the broker was down
+                bill(work, engine)
+            time.sleep(0.02)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(1)
 
 
 def bill(work: Work, engine: Engine) -> None:

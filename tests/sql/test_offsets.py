@@ -14,6 +14,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import tfmq
 import tfmq.sql
 from tests.offsets.contract import PLACE, A, Contract, Open
+from tests.offsets.shaky import ShakySql
+from tests.offsets.struggle import OpenShaky
 from tests.sql.shop import Order, orders
 from tests.sql.test_course import async_engine_of
 from tfmq.errors import BadRequest, Busy, Fenced, NotAllowed, StoreFailed
@@ -48,6 +50,11 @@ def open_one(fresh: Engine) -> Iterator[Open]:
     yield opened
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def open_shaky(fresh: Engine) -> OpenShaky:
+    return lambda random: ShakySql(url_of(fresh), random)
 
 
 class TestDatabases(Contract):

@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.e2e.proxy import proxied
 from tests.offsets.contract import PLACE, A, B, Contract, Open
+from tests.offsets.struggle import OpenShaky
 from tests.zookeeper.conftest import until
 from tfmq.errors import Damaged, Fenced, StoreFailed
 from tfmq.offsets.stored import StoredOffset
@@ -28,6 +31,19 @@ def open_one(address: str) -> Iterator[Open]:
     yield opened
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def open_shaky(zookeeper: ZooKeeperServer, root: str) -> Iterator[OpenShaky]:
+    """Behind a proxy that cuts the connection at one piece in thirty, of either direction."""
+    with ExitStack() as proxies:
+
+        def opened(random: Random) -> ZooKeeperOffsets:
+            proxy = proxies.enter_context(proxied(zookeeper.address))
+            proxy.up = proxy.down = lambda data: None if random.random() < 0.03 else data
+            return ZooKeeperOffsets(f"zookeeper://{proxy.address}{root}")
+
+        yield opened
 
 
 class TestZooKeeper(Contract):

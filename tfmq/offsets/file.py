@@ -7,15 +7,17 @@ Offset -1: the partition was claimed, nothing of it is saved. Version 1 had one 
 nothing claimed; its files are read, and written again as version 2.
 """
 
+import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from journal.disk import Disk, Lock, RealDisk, write_all
-from journal.errors import Locked
-from tfmq.errors import Busy, Closed, Damaged, NotSupported
+from journal.errors import Full, Locked
+from tfmq.errors import Busy, Closed, Damaged, NotSupported, StoreFailed
 from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced, under
 
 FILE_VERSION: Final = 2
@@ -25,6 +27,11 @@ LOCK_PAUSE_SECONDS: Final = 0.005
 LOCK_TRIES: Final = 2000
 """Others have the lock while they read, write and force the file: ten seconds are for a disk that is very slow."""
 
+HOPELESS: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+)
+"""Nothing of that gets better by waiting."""
+
 Rows = dict[str, dict[str, dict[str, Any]]]
 """By topic and partition."""
 
@@ -32,8 +39,8 @@ Rows = dict[str, dict[str, dict[str, Any]]]
 class FileOffsets:
     """A file that all members of a group on one machine may share: each call has it to itself, by `PATH.lock`.
 
-    Every call raises Busy if others do not give the lock back, Damaged if the file is not what was written, OSError
-    where the disk fails.
+    Every call raises Busy if others do not give the lock back, Damaged if the file is not what was written, StoreFailed
+    where the disk fails or is full: worth another try, but not if the file cannot be there at all.
     """
 
     def __init__(
@@ -47,18 +54,21 @@ class FileOffsets:
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
         """As `OffsetStorage.read`."""
         self._check_open()
-        return _kept(self._load().get(group, {}), partitions)
+        with self._told():
+            return _kept(self._load().get(group, {}), partitions)
 
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
         """As `ClaimingStorage.claim`."""
-        return self._change(group, dict.fromkeys(partitions, generation), {})
+        with self._told():
+            return self._change(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """As `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
-        self._change(group, {name: row.generation for name, row in new.items()}, new)
+        with self._told():
+            self._change(group, {name: row.generation for name, row in new.items()}, new)
 
     def close(self) -> None:
         """Nothing of the file is held between two calls; further ones raise Closed."""
@@ -95,6 +105,21 @@ class FileOffsets:
         return _kept(rows, generations)
 
     # The file
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the disk refuses in the block leaves it as an error of ours."""
+        try:
+            yield
+        except (OSError, Full) as error:
+            reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+            hopeless = isinstance(error, OSError) and error.errno in HOPELESS
+            advice = (
+                "its folder must be there, and this user must be allowed to write in it" if hopeless else ""
+            )
+            raise StoreFailed(
+                f"The offsets are in {self.path}: {reason}{advice and '; ' + advice}.", retriable=not hopeless
+            ) from error
 
     def _check_open(self) -> None:
         if self._closed:
