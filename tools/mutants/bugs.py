@@ -20,17 +20,27 @@ from tools.mutants.bugs_delay_promises import DELAY_PROMISES
 from tools.mutants.bugs_delay_store import DELAY_STORE
 from tools.mutants.bugs_delayed_sends import DELAYED_SENDS
 from tools.mutants.bugs_effects import EFFECTS
+from tools.mutants.bugs_faces import FACES
+from tools.mutants.bugs_fault_runs import FAULT_RUNS
 from tools.mutants.bugs_forces import FORCES
+from tools.mutants.bugs_group_clients import GROUP_CLIENTS
 from tools.mutants.bugs_group_members import GROUP_MEMBERS
+from tools.mutants.bugs_group_places import GROUP_PLACES
 from tools.mutants.bugs_groups import GROUP_OWNERS
 from tools.mutants.bugs_handler import HANDLING
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_journal_store import JOURNAL_STORE
 from tools.mutants.bugs_keeping import KEEPING
+from tools.mutants.bugs_letters import LETTERS
 from tools.mutants.bugs_offsets import OFFSETS
+from tools.mutants.bugs_run import RUN_CALLS
+from tools.mutants.bugs_run_ends import RUN_ENDS
+from tools.mutants.bugs_run_saved import RUN_SAVED
 from tools.mutants.bugs_schedules import SCHEDULES
 from tools.mutants.bugs_server import SERVER
 from tools.mutants.bugs_sql import SQL
+from tools.mutants.bugs_storages import STORAGES
+from tools.mutants.bugs_strict import STRICT
 from tools.mutants.bugs_testing import TESTING
 from tools.mutants.bugs_transaction_journal import TRANSACTION_JOURNAL
 from tools.mutants.bugs_transaction_queue import TRANSACTION_QUEUE
@@ -64,13 +74,23 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + DELAY_COUNT
     + SCHEDULES
     + OFFSETS
+    + STORAGES
     + SERVER
     + CLIENT
+    + GROUP_CLIENTS
+    + GROUP_PLACES
+    + RUN_CALLS
+    + RUN_SAVED
+    + RUN_ENDS
     + DEAD_LETTERS
+    + LETTERS
+    + STRICT
+    + FACES
     + CLIENT_TRANSACTIONS
     + CLIENT_PIPELINE
     + DELAYED_SENDS
     + SQL
     + TWO_PHASES
     + TESTING
+    + FAULT_RUNS
 )

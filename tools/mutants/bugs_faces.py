@@ -1,0 +1,294 @@
+"""Bugs to plant in what faces share: folders as addresses, forks, reactors, hooks, codecs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+FOLDERS: Final = "tests/client/test_folders.py"
+IDLE: Final = "tests/server/test_idleness.py"
+ADDRESS: Final = "tests/server/test_address_file.py"
+FORKS: Final = "tests/client/drivers/test_fork.py"
+TWISTED: Final = "tests/client/drivers/test_twisted.py"
+HOOKS: Final = "tests/test_hooks.py"
+CODECS: Final = "tests/test_codecs.py"
+
+_FOLDERS = "tfmq/client/folders.py"
+_IDLE = "tfmq/server/idleness.py"
+_TWISTED = "tfmq/client/drivers/twisted.py"
+_HOOKS = "tfmq/hooks.py"
+_CODECS = "tfmq/codecs.py"
+
+LOCAL_BROKERS: Final = (
+    Mutant(
+        "address-of-a-dead-broker-believed",
+        "an address that a kill left behind is not believed",
+        _FOLDERS,
+        " or words[1] != self._text(LOCK_NAME).strip() or not self._is_held():\n",
+        ":\n",
+        [FOLDERS],
+    ),
+    Mutant(
+        "address-of-the-broker-before-believed",
+        "the address of the broker before is not that of the one that starts",
+        _FOLDERS,
+        "words[1] != self._text(LOCK_NAME).strip() or not",
+        "not",
+        [FOLDERS],
+    ),
+    Mutant(
+        "each-starter-starts-one",
+        "there is one start at a time",
+        _FOLDERS,
+        "                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            except BlockingIOError:\n"
+        '                raise self._not_ready("starts, or stops")',
+        "                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n            except BlockingIOError:\n"
+        '                raise self._not_ready("starts, or stops")',
+        [FOLDERS],
+    ),
+    Mutant(
+        "starter-keeps-the-lock",
+        "a broker that cannot be started frees the way for others",
+        _FOLDERS,
+        "            if not handed_over:  #",
+        "            if handed_over:  #",
+        [FOLDERS],
+    ),
+    Mutant(
+        "second-broker-beside-one-without-an-address",
+        "no broker is started beside one that holds the folder",
+        _FOLDERS,
+        "            if self._is_held():\n                holder",
+        "            if self._is_held() and self._started:\n                holder",
+        [FOLDERS],
+    ),
+    Mutant(
+        "failed-start-tried-for-ever",
+        "a start that fails is told, with its last words",
+        _FOLDERS,
+        "            if self._started:\n                self._started = False\n                raise self._failed()\n",
+        "",
+        [FOLDERS],
+    ),
+    Mutant(
+        "anywhere-is-an-address",
+        "a broker that listens everywhere is reached on this machine",
+        _FOLDERS,
+        "        return Server(_ANYWHERE.get(host, host), int(port))\n",
+        "        return Server(host, int(port))\n",
+        [FOLDERS],
+    ),
+    Mutant(
+        "path-of-whoever-looks",
+        "a path is that of the caller",
+        _FOLDERS,
+        "        self.path = os.path.abspath(os.path.expanduser(path))\n",
+        "        self.path = path\n",
+        [FOLDERS],
+    ),
+    Mutant(
+        "address-readable-in-half",
+        "readers see all of the address, or nothing",
+        "tfmq/server/address_file.py",
+        "        os.replace(beside, path)\n",
+        '        with open(path, "w", encoding="ascii") as half:\n            half.write(address)\n',
+        [ADDRESS],
+    ),
+    Mutant(
+        "full-disk-ends-the-server",
+        "a disk that does not take the address is logged, and the server serves",
+        "tfmq/server/address_file.py",
+        '        logger.warning("%s could not be written, so file:%s does not find this broker: %s",',
+        '        raise RuntimeError("%s could not be written: %s %s",',
+        [ADDRESS],
+    ),
+    Mutant(
+        "idle-server-stays",
+        "a server that was started for its clients ends when nobody comes",
+        _IDLE,
+        "        self._running = True\n        self.look()\n",
+        "        self._running = True\n",
+        [IDLE],
+    ),
+    Mutant(
+        "idle-time-counts-while-somebody-is-there",
+        "who is connected keeps the server",
+        _IDLE,
+        "            self._call.cancel()\n            self._call = None\n",
+        "            self._call = None\n",
+        [IDLE],
+    ),
+    Mutant(
+        "every-server-ends-when-idle",
+        "a server of its own stays",
+        _IDLE,
+        "        idle = self._running and self._seconds > 0 and not self._sessions()\n",
+        "        idle = self._running and not self._sessions()\n",
+        [IDLE],
+    ),
+)
+
+PROCESSES: Final = (
+    Mutant(
+        "child-has-its-parent-s-connection",
+        "a forked child has a connection of its own",
+        "tfmq/client/drivers/fork.py",
+        "        _held.pop().renew()\n",
+        "        _held.pop().lock.release()\n",
+        [FORKS],
+    ),
+    Mutant(
+        "fork-in-the-middle-of-a-change",
+        "a fork beside busy threads inherits no half-made change",
+        "tfmq/client/drivers/fork.py",
+        "        driver.lock.acquire()\n        _held.append(driver)\n",
+        "        _held.append(driver)\n",
+        [FORKS],
+    ),
+    Mutant(
+        "parent-stays-locked",
+        "the parent notices nothing of a fork",
+        "tfmq/client/drivers/fork.py",
+        "    while _held:\n        _held.pop().lock.release()\n    _forking.release()\n",
+        "    _held.clear()\n    _forking.release()\n",
+        [FORKS],
+    ),
+)
+
+REACTORS: Final = (
+    Mutant(
+        "waiter-goes-on-inside-of-what-woke-it",
+        "who waited goes on in a turn of its own",
+        _TWISTED,
+        "        self._ready.append(over)\n        if not self._firing:\n"
+        "            self._firing = True\n            self.reactor.callLater(0, self._fire)\n",
+        "        if not over.called:\n            over.callback(None)\n",
+        [TWISTED],
+    ),
+    Mutant(
+        "flag-raised-in-the-wrong-thread",
+        "a flag that is raised in another thread is settled in the reactor",
+        _TWISTED,
+        "            self.reactor.callFromThread(flag.settle)\n",
+        "            flag.settle()\n",
+        [TWISTED],
+    ),
+    Mutant(
+        "other-threads-use-the-reactor",
+        "another thread is refused with a sentence",
+        _TWISTED,
+        "        if self.reactor.running and not isInIOThread():\n",
+        "        if self.reactor is None:\n",
+        [TWISTED],
+    ),
+    Mutant(
+        "cancelled-wait-is-remembered",
+        "a caller that is cancelled leaves nothing behind",
+        _TWISTED,
+        "            for target in waited:\n                target.forget(wake)\n",
+        "            pass\n",
+        [TWISTED],
+    ),
+    Mutant(
+        "timer-of-a-wait-stays",
+        "a wait that ended leaves no timer at the reactor",
+        _TWISTED,
+        "            if timer is not None and timer.active():\n                timer.cancel()\n",
+        "            pass\n",
+        [TWISTED],
+    ),
+    Mutant(
+        "child-unwatches-its-parent-s-socket",
+        "a forked child leaves the parent's connection alone",
+        _TWISTED,
+        "        self._descriptor = None  # what the child's reactor watches is what the parent's does\n",
+        "",
+        [TWISTED],
+    ),
+    Mutant(
+        "error-of-an-awaited-callback-lost",
+        "what is begun tells its end, and what it raised",
+        _TWISTED,
+        "            error = failure\n        done(error)\n",
+        "            error = None if failure else failure\n        done(error)\n",
+        [TWISTED],
+    ),
+)
+
+AROUND: Final = (
+    Mutant(
+        "trace-of-another-message",
+        "what a handler does stands under the span that sent its message",
+        _HOOKS,
+        "        context = self._extract(message.properties)\n",
+        "        context = self._extract({})\n",
+        [HOOKS],
+    ),
+    Mutant(
+        "span-never-left",
+        "behind a handler the span before is the active one again",
+        _HOOKS,
+        "        self._context.detach(token)\n",
+        "        self._context.get_current()\n",
+        [HOOKS],
+    ),
+    Mutant(
+        "span-not-sent-along",
+        "a message bears the span in which it was sent",
+        _HOOKS,
+        "            self._inject(properties)\n",
+        "            self._inject({})\n",
+        [HOOKS],
+    ),
+    Mutant(
+        "user-s-traceparent-overwritten",
+        "a trace that the user gave a message stays",
+        _HOOKS,
+        "        if TRACE_PARENT not in properties:\n            self._inject(properties)\n",
+        "        self._inject(properties)\n",
+        [HOOKS],
+    ),
+    Mutant(
+        "json-takes-not-a-number",
+        "what is sent as JSON is JSON",
+        _CODECS,
+        ", allow_nan=False",
+        "",
+        [CODECS],
+    ),
+    Mutant(
+        "bad-json-raises-anything",
+        "what cannot be decoded says so",
+        _CODECS,
+        '            raise DecodeFailed(f"The payload is not JSON: {error}.") from error\n',
+        "            raise\n",
+        [CODECS],
+    ),
+    Mutant(
+        "bad-msgpack-raises-anything",
+        "what cannot be decoded says so, of every codec",
+        _CODECS,
+        "        except (ValueError, TypeError, package.UnpackException, RecursionError) as error:\n",
+        "        except KeyError as error:\n",
+        [CODECS],
+    ),
+    Mutant(
+        "pydantic-does-not-validate-what-is-sent",
+        "pydantic validates in both directions",
+        _CODECS,
+        "self._adapter.dump_json(self._adapter.validate_python(value))",
+        "self._adapter.dump_json(value)",
+        [CODECS],
+    ),
+    Mutant(
+        "pydantic-lets-anything-in",
+        "what is not of the model is not decoded",
+        _CODECS,
+        "        except self._invalid as error:\n            raise DecodeFailed(",
+        "        except self._invalid as error:\n            raise RuntimeError(",
+        [CODECS],
+    ),
+)
+
+FACES: Final = LOCAL_BROKERS + PROCESSES + REACTORS + AROUND

@@ -1,0 +1,177 @@
+"""Bugs to plant in the marker `tfmq_faults`: an accident that does not happen, a failure that is not told."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+TRIAL: Final = "tests/testing/test_trial.py"
+MARKER: Final = "tests/testing/test_fault_marker.py"
+PLUGIN: Final = "tests/testing/test_plugin.py"
+TAKEOVER: Final = "tests/testing/test_takeover.py"
+
+_TRIAL = "tfmq/testing/trial.py"
+_MARKER = "tfmq/testing/fault_marker.py"
+_TAKEOVER = "tfmq/testing/takeover.py"
+
+ACCIDENTS: Final = (
+    Mutant(
+        "crash-that-does-not-happen",
+        "a crash takes the request with it, and what was not forced",
+        _TRIAL,
+        "        if self._world.server.running:\n            self._power_cut()\n",
+        "",
+        [TRIAL],
+    ),
+    Mutant(
+        "reply-that-is-not-lost",
+        "a lost reply is one to something that was done",
+        _TRIAL,
+        '        self._session.transport.cut_off("a test lost the reply")\n',
+        "",
+        [TRIAL],
+    ),
+    Mutant(
+        "lost-reply-of-what-was-not-done",
+        "a lost reply is one to something that was done",
+        _TRIAL,
+        "            return LostReply(reply, session, partial(self._world.beside, self._recover))\n",
+        "            LostReply(reply, session, partial(self._world.beside, self._recover)).ok()\n"
+        "            return None\n",
+        [TRIAL],
+    ),
+    Mutant(
+        "rebalance-that-does-not-happen",
+        "a rebalance takes all partitions for a moment",
+        _TRIAL,
+        "            self._world.beside(partial(self._take_away, stranger=True))\n",
+        "",
+        [TRIAL, MARKER],
+    ),
+    Mutant(
+        "duplicate-that-does-not-happen",
+        "what was handed out and not saved comes again",
+        _TRIAL,
+        "            self.happened = True\n            self._take_away(stranger=False)\n",
+        "            self.happened = True\n",
+        [TRIAL, MARKER],
+    ),
+    Mutant(
+        "accident-at-every-step",
+        "one accident a run",
+        _TRIAL,
+        "        if self.happened or accident is None or accident.kind not in kinds:\n",
+        "        if accident is None or accident.kind not in kinds:\n",
+        [TRIAL],
+    ),
+    Mutant(
+        "first-step-only",
+        "an accident happens at every step",
+        _TRIAL,
+        "        return [Accident(kind, step) for kind in kinds for step in steps[kind]]\n",
+        "        return [Accident(kind, step) for kind in kinds for step in steps[kind][:1]]\n",
+        [TRIAL],
+    ),
+    Mutant(
+        "administrators-meet-accidents",
+        "what a test arranges is served as ever",
+        _TRIAL,
+        "        if type(request) in ARRANGING:\n            return reply\n",
+        "",
+        [TRIAL],
+    ),
+    Mutant(
+        "stranger-stays",
+        "who took the partitions gives them back at once",
+        _TAKEOVER,
+        '        engine.leave_group(request, b"", StrangersReply(), StrangersSession())  # type: ignore[arg-type]\n',
+        "        request.pack()\n",
+        [TAKEOVER, TRIAL],
+    ),
+)
+
+TOLD: Final = (
+    Mutant(
+        "broken-run-passes",
+        "a test passes if every run of it does",
+        _MARKER,
+        "        if not self._broke:\n            return passed\n",
+        "        if not self._broke or tried:\n            return passed\n",
+        [MARKER],
+    ),
+    Mutant(
+        "accident-not-named",
+        "a failure says which accident broke the test",
+        _MARKER,
+        '        report.sections.append((MARKER, "\\n  ".join([head, *lines])))\n',
+        "",
+        [MARKER],
+    ),
+    Mutant(
+        "one-run-is-enough",
+        "the test is run again for each accident",
+        _MARKER,
+        "        for accident in plan:\n",
+        "        for accident in plan[:1]:\n",
+        [MARKER],
+    ),
+    Mutant(
+        "faults-that-nobody-asked-for",
+        "only the faults that were asked for happen",
+        _MARKER,
+        "trial.accidents(self._asked.kinds)",
+        "trial.accidents(KINDS)",
+        [MARKER],
+    ),
+    Mutant(
+        "more-runs-than-were-asked-for",
+        "more faults than runs are spread",
+        _MARKER,
+        "            plan = chosen(possible, self._asked.runs)\n",
+        "            plan = list(possible)\n",
+        [MARKER],
+    ),
+    Mutant(
+        "first-faults-instead-of-spread-ones",
+        "what is tried is spread evenly",
+        _MARKER,
+        "    return [accidents[index * len(accidents) // count] for index in range(count)]\n",
+        "    return list(accidents[:count])\n",
+        [MARKER],
+    ),
+    Mutant(
+        "test-without-a-request-says-nothing",
+        "a test that faults cannot befall is told so",
+        _MARKER,
+        "        if possible == 0:\n            self._tell(",
+        "        if possible < 0:\n            self._tell(",
+        [MARKER],
+    ),
+    Mutant(
+        "other-course-in-silence",
+        "a test that does something else in each run is told so",
+        _MARKER,
+        "        self._skipped += not trial.happened\n",
+        "",
+        [MARKER],
+    ),
+    Mutant(
+        "wrong-marker-ignored",
+        "a wrong marker is an error of its test",
+        _MARKER,
+        "        pytest.fail(str(error), pytrace=False)\n",
+        "        str(error)\n",
+        [MARKER],
+    ),
+    Mutant(
+        "failing-teardown-behind-a-fault-passes",
+        "a fixture that fails behind a fault fails the test",
+        _MARKER,
+        "        if (report := run.failure()) is not None:\n",
+        '        if (report := run.failure()) is not None and report.when == "call":\n',
+        [MARKER],
+    ),
+)
+
+FAULT_RUNS: Final = ACCIDENTS + TOLD

@@ -1,0 +1,279 @@
+"""Bugs to plant in members of a group: what is handed out, revoked, released and lost."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+HANDOVER: Final = "tests/client/test_handover.py"
+MEMBERSHIP: Final = "tests/client/test_membership.py"
+CONSUMING: Final = "tests/client/test_consuming.py"
+PROCESSED: Final = "tests/client/test_processed.py"
+SCENARIOS: Final = "tests/client/test_group_scenarios.py"
+
+_HANDOVER = "tfmq/client/handover.py"
+_MEMBERSHIP = "tfmq/client/membership.py"
+_ASSIGNMENT = "tfmq/client/assignment.py"
+
+HANDING_OVER: Final = (
+    Mutant(
+        "released-while-it-is-in-work",
+        "a partition goes when nothing of it is in work",
+        _HANDOVER,
+        "        if positions.in_work(name) or self.busy(name) or name in self._going:\n",
+        "        if self.busy(name) or name in self._going:\n",
+        [HANDOVER, SCENARIOS],
+    ),
+    Mutant(
+        "released-before-on-revoked-ended",
+        "on_revoked may commit, and only then the partition goes",
+        _HANDOVER,
+        "        if positions.in_work(name) or self.busy(name) or name in self._going:\n",
+        "        if positions.in_work(name) or self.busy(name):\n",
+        [HANDOVER],
+    ),
+    Mutant(
+        "released-without-a-save",
+        "what is processed is saved before the partition goes",
+        _HANDOVER,
+        '            if self._options.commits != "manual":\n                yield from self._saving.save(lambda',
+        "            if not names:\n                yield from self._saving.save(lambda",
+        [PROCESSED, HANDOVER, SCENARIOS],
+    ),
+    Mutant(
+        "released-although-the-save-failed",
+        "a storage that does not answer is waited for before the partition goes",
+        _HANDOVER,
+        "                yield Wait((), RETRY_SECONDS)\n                return\n            failure = error\n",
+        "                yield Wait((), RETRY_SECONDS)\n",
+        [HANDOVER],
+    ),
+    Mutant(
+        "uncommitted-goes-at-once",
+        "with manual commits what was handed out is committed before its partition goes",
+        _HANDOVER,
+        "        return not positions.uncommitted(name) or waited >= self._options.session\n",
+        "        return True\n",
+        [HANDOVER],
+    ),
+    Mutant(
+        "uncommitted-never-goes",
+        "who never commits gives its partition up a session later",
+        _HANDOVER,
+        "        return not positions.uncommitted(name) or waited >= self._options.session\n",
+        "        return not positions.uncommitted(name)\n",
+        [HANDOVER],
+    ),
+    Mutant(
+        "revoked-partition-begins-more",
+        "from the moment of a revocation nothing more of it begins",
+        _HANDOVER,
+        "        self._revoked[name] = self._link.now()\n        self._positions.ledgers.leave(name)\n",
+        "        self._revoked[name] = self._link.now()\n",
+        ["tests/client/test_running.py::test_nothing_more_of_a_partition_that_is_to_go_begins"],
+    ),
+    Mutant(
+        "loss-not-told-to-on-revoked",
+        "on_revoked is told of what was lost",
+        _HANDOVER,
+        "        if self._revoked.pop(name, None) is None:\n            self._note_going(name)\n",
+        "        self._revoked.pop(name, None)\n",
+        [HANDOVER],
+    ),
+    Mutant(
+        "end-not-told-to-on-revoked",
+        "on_revoked is told at the end",
+        "tfmq/client/consuming.py",
+        "                yield from self.handover.tell_the_end()\n",
+        "",
+        [HANDOVER],
+    ),
+    Mutant(
+        "on-assigned-told-too-late",
+        "on_assigned is told before anything of the partition is handed out",
+        "tfmq/client/consuming.py",
+        "            if self.membership is not None and self.handover.has_news:\n"
+        "                yield from self.handover.tell()\n                continue\n",
+        "",
+        [HANDOVER],
+    ),
+    Mutant(
+        "coroutine-of-a-callback-dropped",
+        "what on_assigned and on_revoked return is awaited",
+        _HANDOVER,
+        "            self._task = self._begin(found, self._over)\n",
+        "            found.close()\n            self._done.settle()\n",
+        [HANDOVER],
+    ),
+    Mutant(
+        "callback-s-error-swallowed",
+        "what on_assigned and on_revoked raise is raised to who asked",
+        _HANDOVER,
+        "        if self._error is not None:\n            raise self._error\n",
+        "",
+        [HANDOVER],
+    ),
+    Mutant(
+        "revoked-partition-is-read-on",
+        "what is not in the share any more is not read on",
+        _ASSIGNMENT,
+        "                    self._stop_reading(name)\n                    handover.revoke(name)\n",
+        "                    handover.revoke(name)\n",
+        [HANDOVER, SCENARIOS, "tests/client/test_running.py"],
+    ),
+    Mutant(
+        "lost-partition-is-read-on",
+        "a member that lost a partition drops what it has of it",
+        _ASSIGNMENT,
+        "                self._stop_reading(name)\n                handover.lost(name)\n",
+        "                handover.lost(name)\n",
+        [CONSUMING, HANDOVER, SCENARIOS],
+    ),
+    Mutant(
+        "another-grant-is-the-same",
+        "a partition that was away and came back is begun anew",
+        _ASSIGNMENT,
+        "            if held is None or held.grant != grant:\n",
+        "            if held is None:\n",
+        [CONSUMING],
+    ),
+    Mutant(
+        "what-never-began-is-not-released",
+        "what is to go before it was begun with is released at once",
+        _ASSIGNMENT,
+        "            [name for name in leaving if name not in self._positions]\n",
+        "            []\n",
+        [CONSUMING],
+    ),
+    Mutant(
+        "kept-after-all-and-not-read",
+        "what was to go and stays after all is read on",
+        _ASSIGNMENT,
+        "                self._add_feed(name, held.incarnation, self._positions.handed_out(name))\n",
+        "                pass\n",
+        [SCENARIOS, HANDOVER],
+        scale=0.1,
+    ),
+    Mutant(
+        "loop-goes-on-over-a-lost-batch",
+        "a loop ends its batch behind the current message where the partition is to go",
+        _ASSIGNMENT,
+        "        if self._positions.ready is not None and self._positions.ready.name == name:\n"
+        "            self._positions.drop_ready()\n",
+        "",
+        [HANDOVER],
+    ),
+    Mutant(
+        "child-reads-its-parent-s-partitions",
+        "a forked child of a member takes nothing from it",
+        _ASSIGNMENT,
+        "            self._stop_reading(name)\n            self._positions.lose(name)\n        self._grants.clear()\n",
+        "            self._positions.names()\n        self._grants.clear()\n",
+        [CONSUMING],
+    ),
+)
+
+
+MEMBERS: Final = (
+    Mutant(
+        "frozen-member-hands-out",
+        "who did not hear of the broker for a session hands out nothing",
+        _MEMBERSHIP,
+        "        return self._link.now() < self._heard_at + seconds\n",
+        "        return seconds > 0\n",
+        [MEMBERSHIP, SCENARIOS],
+    ),
+    Mutant(
+        "heard-of-when-the-answer-came",
+        "the broker was heard of when it was asked, not when its answer was read",
+        _MEMBERSHIP,
+        "        waits, lapsed = self._link.now() - began, not self.may_hand_out()\n"
+        "        self._heard_at, self._heard_on = began,",
+        "        waits, lapsed = self._link.now() - began, not self.may_hand_out()\n"
+        "        self._heard_at, self._heard_on = self._link.now(),",
+        [MEMBERSHIP],
+    ),
+    Mutant(
+        "lost-connection-counts-as-silence-never",
+        "without its connection a member is silent sooner",
+        _MEMBERSHIP,
+        "            seconds /= GONE_A_SESSION\n",
+        "            pass\n",
+        [MEMBERSHIP],
+    ),
+    Mutant(
+        "revoked-not-said-to-be-leaving",
+        "a heartbeat says what is to go and is held yet",
+        _MEMBERSHIP,
+        "each.topic, each.incarnation, each.partition, name not in self.share)",
+        "each.topic, each.incarnation, each.partition, False)",
+        [MEMBERSHIP],
+    ),
+    Mutant(
+        "revoked-given-up-by-the-next-heartbeat",
+        "what is revoked is held until it is released",
+        _MEMBERSHIP,
+        "        self.held = {**self.held, **share}\n",
+        "        self.held = dict(share)\n",
+        [MEMBERSHIP, HANDOVER],
+    ),
+    Mutant(
+        "fenced-member-stays-away",
+        "a member that was taken for dead joins again by itself",
+        _MEMBERSHIP,
+        "        elif isinstance(call.error, Fenced):\n            self._lost(call.error)\n",
+        "        elif isinstance(call.error, Fenced):\n            raise call.error\n",
+        [MEMBERSHIP, CONSUMING],
+    ),
+    Mutant(
+        "fenced-member-keeps-its-share",
+        "a member that was taken for dead has nothing",
+        _MEMBERSHIP,
+        "        self._forget()\n        self._changed()\n",
+        "        self.joined, self._to_tell = False, True\n        self._changed()\n",
+        [MEMBERSHIP, CONSUMING],
+    ),
+    Mutant(
+        "broker-that-forgot-is-not-told-again",
+        "a broker that was started anew is told what its members want",
+        _MEMBERSHIP,
+        "        self._to_tell = self._to_tell or reply.forgotten\n",
+        "",
+        [MEMBERSHIP],
+    ),
+    Mutant(
+        "other-wishes-wait-for-the-next-beat",
+        "other wishes are told at once",
+        _MEMBERSHIP,
+        "            self._wishes, self._to_tell = wishes, True\n            self._news.settle()\n",
+        "            self._wishes, self._to_tell = wishes, True\n",
+        [MEMBERSHIP],
+    ),
+    Mutant(
+        "passing-failure-of-a-heartbeat-raised",
+        "a heartbeat that fails in passing is sent again",
+        _MEMBERSHIP,
+        "            if not call.error.retriable:\n                raise call.error\n",
+        "            if call.error:\n                raise call.error\n",
+        [MEMBERSHIP],
+    ),
+    Mutant(
+        "leaves-in-silence",
+        "who closes gives its place up at once",
+        _MEMBERSHIP,
+        "        yield from ask(self._link, LeaveGroup(self.group, self.member, self.generation), until)\n",
+        "        yield from ()\n",
+        [MEMBERSHIP],
+    ),
+    Mutant(
+        "idle-in-silence",
+        "an idle member says why",
+        _MEMBERSHIP,
+        '            log.warning("This member of group %s reads nothing: %s", self.group, note)\n',
+        '            log.debug("This member of group %s reads nothing: %s", self.group, note)\n',
+        [MEMBERSHIP],
+    ),
+)
+
+GROUP_CLIENTS: Final = HANDING_OVER + MEMBERS

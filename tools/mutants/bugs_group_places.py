@@ -1,0 +1,200 @@
+"""Bugs to plant in where a group's member reads and saves, and in what a consumer leaves out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+HANDOVER: Final = "tests/client/test_handover.py"
+ASSIGNMENT: Final = "tests/client/test_assignment.py"
+CONSUMING: Final = "tests/client/test_consuming.py"
+OFFSETS: Final = "tests/client/test_group_offsets.py"
+SCENARIOS: Final = "tests/client/test_group_scenarios.py"
+START: Final = "tests/client/test_start.py"
+POSITIONS: Final = "tests/client/test_positions.py"
+OPTIONS: Final = "tests/client/test_consumer_options.py"
+
+_ASSIGNMENT = "tfmq/client/assignment.py"
+_OFFSETS = "tfmq/client/group_offsets.py"
+_SAVING = "tfmq/client/saving.py"
+_OPTIONS = "tfmq/client/consumer_options.py"
+
+PLACES: Final = (
+    Mutant(
+        "partition-read-before-it-is-claimed",
+        "a storage takes nothing of the former owner once the next one reads",
+        _ASSIGNMENT,
+        "            claimed, refused = yield from offsets.claim(fresh)\n",
+        "            claimed = yield from offsets.read(fresh)\n            refused = set()\n",
+        [ASSIGNMENT],
+    ),
+    Mutant(
+        "refused-claim-is-read-all-the-same",
+        "a partition of which the storage knows a later owner is not read",
+        _ASSIGNMENT,
+        "            if name in refused or name in (self._endless or ()):\n",
+        "            if name in (self._endless or ()):\n",
+        [ASSIGNMENT],
+    ),
+    Mutant(
+        "late-place-of-a-lost-grant-is-used",
+        "a place that was asked for under an earlier grant is not begun with",
+        _ASSIGNMENT,
+        "            if self._group is not None and (name not in share or share[name].grant != grants[name]):\n"
+        "                continue\n",
+        "",
+        [ASSIGNMENT],
+    ),
+    Mutant(
+        "new-partition-read-from-its-end",
+        "a partition that appears later is read from its start",
+        _ASSIGNMENT,
+        "            elif known.get(name.topic) == incarnation or self._appeared(name, incarnation):\n"
+        "                questions[name] = EARLIEST\n",
+        "",
+        [ASSIGNMENT, START],
+    ),
+    Mutant(
+        "start-before-the-group-s-offset",
+        "the group's offset comes before `start`",
+        _ASSIGNMENT,
+        "            if kept is not None and kept.incarnation == incarnation:\n",
+        "            if kept is not None and kept.incarnation == incarnation and self._options.start_latest:\n",
+        [ASSIGNMENT, START],
+    ),
+    Mutant(
+        "doubtful-offsets-not-waited-for",
+        "offsets in a transaction in doubt are waited for",
+        _ASSIGNMENT,
+        "                if not trouble.retriable or not self._link.connections:\n                    raise\n",
+        "                if trouble.retriable or not self._link.connections:\n                    raise\n",
+        [ASSIGNMENT],
+    ),
+    Mutant(
+        "commit-raises-nothing-for-what-is-lost",
+        "a commit of what another has by now says so",
+        _SAVING,
+        "        positions.check_lost(refused, message)\n",
+        "",
+        [CONSUMING],
+    ),
+    Mutant(
+        "one-refused-partition-refuses-all",
+        "of a save the partitions that are not another's are saved",
+        _OFFSETS,
+        "                refused = {PartitionName(*each) for each in reply.fenced}\n",
+        "                refused = set(offsets) if reply.fenced else set()\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "passing-failure-of-a-save-ends-it",
+        "a save that fails in passing is tried again",
+        _SAVING,
+        "                if not error.retriable:\n                    raise\n                log.warning(\n",
+        "                if error:\n                    raise\n                log.warning(\n",
+        ["tests/client/test_saving.py"],
+    ),
+    Mutant(
+        "lost-partition-saved-at-close",
+        "what is lost is gone from the books at once",
+        "tfmq/client/positions.py",
+        "        self.remove(name)\n        if open_ended:\n",
+        "        if open_ended:\n",
+        [POSITIONS],
+    ),
+    Mutant(
+        "loss-told-again-and-again",
+        "a loss with something in work is told once",
+        "tfmq/client/positions.py",
+        "        self._lost.difference_update(lost)\n",
+        "",
+        [POSITIONS],
+    ),
+    Mutant(
+        "loss-not-told",
+        "a loss with something in work is told",
+        "tfmq/client/positions.py",
+        "        if open_ended:\n            self._lost.add(name)\n",
+        "",
+        [POSITIONS],
+    ),
+)
+
+
+CONSUMERS: Final = (
+    Mutant(
+        "broadcast-shares-a-group",
+        "of a broadcast each machine has all partitions, and offsets of its own",
+        _OPTIONS,
+        "    if broadcast:\n        own =",
+        "    if broadcast and not group:\n        own =",
+        [OPTIONS],
+    ),
+    Mutant(
+        "expression-over-tags-is-one-tag",
+        '"a || b" is both',
+        _OPTIONS,
+        "        found.update(part.strip() for part in each.split(OR))\n",
+        "        found.add(each)\n",
+        [OPTIONS],
+    ),
+    Mutant(
+        "star-is-a-tag",
+        '"*" is every message',
+        _OPTIONS,
+        "    if EVERY_TAG in found:\n        return None\n",
+        "",
+        [OPTIONS],
+    ),
+    Mutant(
+        "zookeeper-s-members-save-at-the-broker",
+        "a group that ZooKeeper coordinates has its offsets there",
+        _OPTIONS,
+        "given.offsets if by_broker or given.offsets != BROKER else given.coordinator",
+        "given.offsets",
+        [OPTIONS],
+    ),
+    Mutant(
+        "filter-s-failure-loses-what-stands-before",
+        "where a filter raises, what stands before that message comes first",
+        "tfmq/client/filtering.py",
+        "            return Batch(batch.name, kept, place), place\n",
+        "            return Batch(batch.name, [], place), place\n",
+        ["tests/client/test_filtering.py"],
+    ),
+    Mutant(
+        "filter-s-failure-passes-its-message",
+        "the message at which a filter raises is asked about again",
+        "tfmq/client/filtering.py",
+        "            place = Place(message.offset, message.ordinal, message.origin.epoch)\n",
+        "            place = Place(message.next_offset, message.ordinal + 1, message.origin.epoch)\n",
+        ["tests/client/test_filtering.py", CONSUMING],
+    ),
+    Mutant(
+        "filter-keeps-what-it-says-no-to",
+        "what a filter says no to is left out",
+        "tfmq/client/filtering.py",
+        "            if where(message):\n",
+        "            if where(message) or message:\n",
+        ["tests/client/test_filtering.py"],
+    ),
+    Mutant(
+        "lag-of-what-was-read-ahead",
+        "lag counts what was not handed out",
+        "tfmq/client/lag.py",
+        "    places = {name: positions.handed_out(name) for name in fetcher.feeds}\n",
+        "    places = {name: fetcher.feeds[name].place for name in fetcher.feeds}\n",
+        ["tests/client/test_lag.py", START],
+    ),
+    Mutant(
+        "lag-counts-bytes",
+        "lag counts messages",
+        "tfmq/client/lag.py",
+        "max(0, ends[name].result().end_ordinal - ordinal)",
+        "max(0, ends[name].result().offset - place.offset)",
+        ["tests/client/test_lag.py", START],
+    ),
+)
+
+GROUP_PLACES: Final = PLACES + CONSUMERS

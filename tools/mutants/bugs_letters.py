@@ -1,0 +1,278 @@
+"""More bugs to plant in dead letters: calls and their history, what a topic as the store says, what is sent again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+COURSE: Final = "tests/dead_letters/test_course.py"
+SHELF: Final = "tests/dead_letters/test_shelf.py"
+STORE: Final = "tests/dead_letters/test_sql_store.py"
+TABLE: Final = "tests/dead_letters/test_table.py"
+KEEPING: Final = "tests/dead_letters/test_keeping.py"
+RETRYING: Final = "tests/dead_letters/test_retrying.py"
+REDRIVE: Final = "tests/dead_letters/test_redrive.py"
+TOPIC: Final = "tests/dead_letters/test_topic_shelf.py"
+LETTER: Final = "tests/dead_letters/test_letter.py"
+WAITS: Final = "tests/dead_letters/test_waits.py"
+
+_KEEPING = "tfmq/dead_letters/keeping.py"
+_STORE = "tfmq/dead_letters/sql_store.py"
+_REDRIVE = "tfmq/dead_letters/redrive.py"
+_TOPIC = "tfmq/dead_letters/topic_shelf.py"
+_RETRYING = "tfmq/dead_letters/retrying.py"
+
+KEPT: Final = (
+    Mutant(
+        "offset-passes-before-the-letter-is-kept",
+        "the offset passes a failed message once the store has it",
+        "tfmq/client/running.py",
+        "    def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:\n"
+        "        message = job.message\n",
+        "    def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:\n"
+        "        message = job.message\n        if job.ledger is not None:\n            job.ledger.finish(message)\n",
+        ["tests/client/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_nobody_again"],
+    ),
+    Mutant(
+        "message-can-be-two-letters",
+        "no row can be there twice for one message",
+        "tfmq/dead_letters/table.py",
+        '    UniqueConstraint(\n        "group_name",\n',
+        '    UniqueConstraint(\n        "id",\n        "group_name",\n',
+        [TABLE],
+    ),
+    Mutant(
+        "page-of-changes-in-parts",
+        "a page of changes is all or nothing",
+        _STORE,
+        "            _write(connection, [each for each in changed if each.id in before], new=False)\n",
+        "            _write(connection, [each for each in changed if each.id in before], new=False)\n"
+        "            connection.commit()\n",
+        [STORE],
+    ),
+    Mutant(
+        "same-letter-in-the-same-moment-fails",
+        "many that keep the same message at once make one letter",
+        _STORE,
+        "                if not isinstance(failed.__cause__, IntegrityError):\n                    raise\n",
+        "                if failed:\n                    raise\n",
+        [STORE],
+    ),
+    Mutant(
+        "what-ended-is-never-forgotten",
+        "what ended long ago is forgotten",
+        _STORE,
+        "T.changed_ms < now_ms - ENDED_MS_KEPT",
+        "T.changed_ms < 0",
+        [STORE],
+    ),
+    Mutant(
+        "dead-letters-forgotten-in-time",
+        "a dead letter stays until somebody has looked",
+        _STORE,
+        "OVER: Final = (*ENDED, FAILING)\n",
+        'OVER: Final = (*ENDED, FAILING, "dead")\n',
+        [STORE],
+    ),
+    Mutant(
+        "another-group-s-letters-taken",
+        "another group's letters are not taken",
+        _STORE,
+        "        query = select(T.id).where(T.group_name == group)\n",
+        "        query = select(T.id)\n",
+        [SHELF, KEEPING],
+    ),
+    Mutant(
+        "put-off-letter-comes-at-once",
+        "what is put off comes at its time, and not before",
+        _STORE,
+        "T.state == WAITING, T.next_ms <= now_ms)",
+        "T.state == WAITING)",
+        [SHELF, KEEPING],
+    ),
+    Mutant(
+        "putting-off-costs-a-call",
+        "putting off costs no call",
+        _KEEPING,
+        "max(1, self._calls_max - max(0, count - 1))",
+        "max(1, self._calls_max - max(0, count) - 1)",
+        [KEEPING],
+    ),
+    Mutant(
+        "lost-lease-not-noticed",
+        "who lost its lease is told so",
+        _KEEPING,
+        '            log.warning("%s is in other hands: the lease was over.", due.id)\n            return ""\n',
+        '            return "handled"\n',
+        [KEEPING],
+    ),
+    Mutant(
+        "error-s-words-in-the-log",
+        "the log has the class of an error, and never its words",
+        _KEEPING,
+        '            kind = letter.error.partition(":")[0]\n',
+        "            kind = letter.error\n",
+        [KEEPING],
+    ),
+    Mutant(
+        "waits-between-calls-do-not-grow",
+        "waits between calls grow",
+        _KEEPING,
+        "now_ms + wait_ms(due.calls, self._jitter())",
+        "now_ms + wait_ms(1, self._jitter())",
+        [KEEPING],
+    ),
+    Mutant(
+        "history-without-a-bound",
+        "the history of a letter is bounded",
+        "tfmq/dead_letters/letter.py",
+        "    if len(kept) > FAILURES_KEPT:\n",
+        "    if len(kept) < 0:\n",
+        [LETTER],
+    ),
+)
+
+AGAIN: Final = (
+    Mutant(
+        "loop-limit-ignored",
+        "what came back so often is passed over",
+        _REDRIVE,
+        "        able = [each for each in letters if each.redrives < self._wish.loop_limit]\n",
+        "        able = [each for each in letters if each.redrives >= 0]\n",
+        [REDRIVE],
+    ),
+    Mutant(
+        "dry-run-sends",
+        "a dry run sends nothing, and changes nothing",
+        _REDRIVE,
+        "                self.report.count(target[0], len(meant))\n                continue\n",
+        "                self.report.count(target[0], len(meant))\n",
+        [REDRIVE],
+    ),
+    Mutant(
+        "dry-run-resumes",
+        "a dry run leaves what is under way as it is",
+        _REDRIVE,
+        "        if not self._wish.dry:\n            yield from self._resume()\n",
+        "        yield from self._resume()\n",
+        [REDRIVE],
+    ),
+    Mutant(
+        "sent-before-its-place-is-written-down",
+        "the place of a letter is written down before it is sent",
+        _REDRIVE,
+        "        placed = yield from self._shelf.apply(steps)\n        found = [\n",
+        "        placed = letters\n        found = [\n",
+        [REDRIVE],
+    ),
+    Mutant(
+        "unclaimed-letters-sent",
+        "of two redrives at once one sends a letter",
+        _REDRIVE,
+        "        won = [each for each, found in zip(letters, claimed, strict=True) if found is not None]\n",
+        "        won = list(letters)\n",
+        [REDRIVE],
+    ),
+    Mutant(
+        "arrival-not-written-down",
+        "what arrived is not sent by the next redrive",
+        _REDRIVE,
+        '        """Write down what became of a run."""\n        yield from self._shelf.apply(fate.steps)\n',
+        '        """Write down what became of a run."""\n        yield from ()\n',
+        [REDRIVE],
+    ),
+    Mutant(
+        "limit-ignored",
+        "no more than the limit are sent",
+        _REDRIVE,
+        "            able = able[: self._wish.limit - self._done()]\n",
+        "            able = list(able)\n",
+        [REDRIVE],
+    ),
+    Mutant(
+        "another-topic-gets-them-anywhere",
+        "in another topic the key chooses the partition",
+        _REDRIVE,
+        "        return name, zlib.crc32(data) % count\n",
+        "        return name, 0\n",
+        [REDRIVE],
+    ),
+    Mutant(
+        "too-large-a-letter-stops-the-others",
+        "a letter that cannot be sent stops no other one",
+        _REDRIVE,
+        "        if fate.refused and len(won) > 1:",
+        "        if fate.refused and len(won) < 0:",
+        [REDRIVE],
+    ),
+)
+
+HANDLED: Final = (
+    Mutant(
+        "history-begins-with-the-latest",
+        "the history of a letter keeps its first call",
+        "tfmq/dead_letters/letter.py",
+        "        kept = [kept[0], *kept[1 - FAILURES_KEPT :]]\n",
+        "        kept = kept[-FAILURES_KEPT:]\n",
+        [LETTER],
+    ),
+    Mutant(
+        "what-was-not-called-is-counted",
+        "what no handler was called with is given back, uncounted",
+        _RETRYING,
+        "            return partial(store.give_back, due)\n",
+        "            return partial(store.failed, due, self._failure(NotCalled()))\n",
+        [RETRYING],
+    ),
+    Mutant(
+        "stop-takes-one-more",
+        "stop ends it behind the message in work",
+        _RETRYING,
+        "        while not self.stop_asked.done:\n            try:\n",
+        "        while True:\n            try:\n",
+        [RETRYING],
+    ),
+    Mutant(
+        "two-verbs-at-once-on-a-topic",
+        "several who use one store in a topic wait for each other",
+        _TOPIC,
+        "        while self._busy is not None:\n            yield Wait((self._busy,))\n",
+        "        yield from ()\n",
+        [TOPIC],
+    ),
+    Mutant(
+        "looking-makes-the-topic",
+        "who only looks makes no topic",
+        _TOPIC,
+        "[self._topic], create=self._create)",
+        "[self._topic], create=True)",
+        [TOPIC],
+    ),
+    Mutant(
+        "deleted-store-stays-deleted",
+        "a topic of dead letters that was deleted is begun anew",
+        _TOPIC,
+        "            self._forget()\n        return (yield from self._sent(steps, until))\n",
+        "            raise\n        return (yield from self._sent(steps, until))\n",
+        [TOPIC],
+    ),
+    Mutant(
+        "idle-store-stuck",
+        "a store that was idle goes on when the broker forgot its producer",
+        _TOPIC,
+        "            self._drop_id()  # idle for so long that the broker forgot it, and had nothing of this under it\n",
+        "            raise\n",
+        [TOPIC],
+    ),
+    Mutant(
+        "listener-s-closed-is-not-called",
+        "a listener that raises Closed has failed as with any other error",
+        _RETRYING,
+        "        except NotCalled:\n",
+        "        except (NotCalled, Closed):\n",
+        [RETRYING],
+    ),
+)
+
+LETTERS: Final = KEPT + AGAIN + HANDLED

@@ -1,0 +1,210 @@
+"""Bugs to plant in `run`: what waits for what, how often a handler is called, what becomes of a failure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+RUNNING: Final = "tests/client/test_running.py"
+PROCESSED: Final = "tests/client/test_processed_run.py"
+LANES: Final = "tests/client/test_handler_lanes.py"
+BACKOFF: Final = "tests/client/test_backoff.py"
+
+_RUNNING = "tfmq/client/running.py"
+_LANES = "tfmq/client/handler_lanes.py"
+_BACKOFF = "tfmq/client/backoff.py"
+
+LANES_AND_CALLS: Final = (
+    Mutant(
+        "lane-goes-on-behind-a-failure",
+        "in a lane one message after the other: one that failed holds it",
+        _LANES,
+        "        heapq.heappush(self._waiting, (at, next(self._numbers), job.lane))\n",
+        "        self._ready.append(job.lane)\n",
+        [LANES],
+    ),
+    Mutant(
+        "order-by-key-is-no-order",
+        "messages of one key are handled one after the other",
+        _LANES,
+        "        return None if key is None else (*place, key)\n",
+        "        return None\n",
+        [LANES],
+    ),
+    Mutant(
+        "order-by-key-over-partitions",
+        "the same key in two partitions is two lanes",
+        _LANES,
+        "        return None if key is None else (*place, key)\n",
+        "        return None if key is None else (key,)\n",
+        [LANES],
+    ),
+    Mutant(
+        "no-order-is-one-lane",
+        "without an order nobody waits",
+        _LANES,
+        '        if self._order == "none":\n            return None\n',
+        '        if self._order == "none":\n            return ()\n',
+        [LANES],
+    ),
+    Mutant(
+        "one-lane-takes-all-turns",
+        "lanes take turns",
+        _LANES,
+        "        if lane.jobs:\n            self._ready.append(lane)\n        else:\n",
+        "        if lane.jobs:\n            self._ready.appendleft(lane)\n        else:\n",
+        [LANES],
+    ),
+    Mutant(
+        "void-message-begins",
+        "what is void never begins",
+        _LANES,
+        "            while lane.jobs and lane.jobs[0].void:\n                lane.jobs.popleft()\n",
+        "",
+        [LANES],
+    ),
+    Mutant(
+        "leaving-message-begins",
+        "nothing more of a partition that is to go begins",
+        _LANES,
+        "            elif lane.jobs[0].leaving:\n                self._parked.append(lane)\n",
+        "",
+        [LANES],
+    ),
+    Mutant(
+        "parked-lane-forgotten",
+        "a partition that stays after all is handled on",
+        _LANES,
+        "                self._parked.append(lane)\n",
+        "                pass\n",
+        [LANES],
+    ),
+    Mutant(
+        "one-retry-too-few",
+        "a failing message is called `retries` times again",
+        _RUNNING,
+        "        if final or job.failures > self._core.options.retries:\n",
+        "        if final or job.failures >= self._core.options.retries:\n",
+        [
+            f"{RUNNING}::test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run"
+        ],
+    ),
+    Mutant(
+        "failure-not-noted",
+        "calls are counted by the store, over a consumer that dies",
+        _RUNNING,
+        "            state = yield from self._sure(lambda: store.note(message, failure, begun=begun))\n",
+        "            state = FAILING if job.failures < 6 else "
+        "(yield from self._sure(lambda: store.note(message, failure, begun=begun)))\n",
+        [f"{RUNNING}::test_calls_far_behind_the_start_are_noted_over_a_kill_too"],
+    ),
+    Mutant(
+        "calls-of-the-first-messages-not-counted-before",
+        "what ends its process each time is not called for ever",
+        _RUNNING,
+        "        if store is not None and job.careful and not job.begun:\n",
+        "        if store is None and job.careful and not job.begun:\n",
+        [f"{RUNNING}::test_what_ends_its_process_each_time_is_not_called_for_ever"],
+    ),
+    Mutant(
+        "success-behind-failures-stays-noted",
+        "a message that succeeds behind failures is no dead letter",
+        _RUNNING,
+        "            if store is not None and (job.noted or job.begun):\n",
+        "            if store is not None and job.begun:\n",
+        [f"{RUNNING}::test_also_far_behind_the_start"],
+    ),
+    Mutant(
+        "dead-message-called-once-more",
+        "when its calls are used up it is not called again",
+        _RUNNING,
+        "            if state == FAILING:\n                return self._paused(job, error)\n",
+        "            if state:\n                return self._paused(job, error)\n",
+        [f"{RUNNING}::test_there_too_it_is_dead_when_its_calls_are_used_up_and_not_called_again"],
+    ),
+    Mutant(
+        "reject-is-retried",
+        "Reject makes it a dead letter at once",
+        _RUNNING,
+        "        elif isinstance(error, Reject | DecodeFailed) or self._once:\n",
+        "        elif isinstance(error, DecodeFailed) or self._once:\n",
+        [f"{RUNNING}::test_reject_makes_it_a_dead_letter_at_once"],
+    ),
+    Mutant(
+        "what-cannot-be-decoded-is-retried",
+        "what cannot be decoded is a dead letter at once",
+        _RUNNING,
+        "        elif isinstance(error, Reject | DecodeFailed) or self._once:\n",
+        "        elif isinstance(error, Reject) or self._once:\n",
+        [f"{RUNNING}::test_what_cannot_be_decoded_is_a_dead_letter_at_once"],
+    ),
+    Mutant(
+        "retry-later-without-its-time",
+        "what is put off is handled at its time",
+        _RUNNING,
+        "            later = error.seconds\n",
+        "            later = 0.0\n",
+        [f"{RUNNING}::test_retry_later_lets_the_lane_go_on_and_brings_it_again_at_its_time"],
+    ),
+    Mutant(
+        "fenced-is-a-failure",
+        "Fenced of a handler is no failure of its message",
+        _RUNNING,
+        "        if isinstance(error, Fenced) and job.fences < FENCES_MAX:\n",
+        "        if isinstance(error, Fenced) and job.fences < 0:\n",
+        [f"{RUNNING}::test_fenced_of_a_handler_is_no_failure_of_its_message"],
+    ),
+    Mutant(
+        "store-that-fails-is-passed-over",
+        "a store that fails holds the offset",
+        _RUNNING,
+        "                    raise\n                tries += 1\n",
+        "                    raise\n                return FAILING\n                tries += 1\n",
+        [f"{RUNNING}::test_a_store_that_fails_holds_the_offset_and_calls_nobody_again"],
+    ),
+    Mutant(
+        "without-a-store-the-offset-passes",
+        "without a store the error ends the run in front of its message",
+        _RUNNING,
+        "            raise error\n        return self._paused(job, error)\n",
+        "            return None\n        return self._paused(job, error)\n",
+        [
+            f"{RUNNING}::test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run"
+        ],
+    ),
+    Mutant(
+        "message-s-words-in-the-log",
+        "the class of an error is logged, and never its words",
+        _RUNNING,
+        "            type(error).__name__,\n            pause,\n",
+        "            repr(error),\n            pause,\n",
+        [f"{RUNNING}::test_the_class_of_an_error_is_logged_and_never_its_words"],
+    ),
+    Mutant(
+        "pauses-do-not-grow",
+        "pauses between calls grow",
+        _BACKOFF,
+        "FIRST_SECONDS * (1 << min(DOUBLINGS_MAX, max(0, failures - 1)))",
+        "FIRST_SECONDS * failures",
+        [BACKOFF],
+    ),
+    Mutant(
+        "pauses-without-an-end",
+        "a lane waits for half a minute at most",
+        _BACKOFF,
+        "    pause = min(MAX_SECONDS, ",
+        "    pause = max(0.0, ",
+        [BACKOFF],
+    ),
+    Mutant(
+        "all-come-back-together",
+        "what failed together does not come back together",
+        _BACKOFF,
+        "    return pause * (1 + JITTER * chance)\n",
+        "    return pause\n",
+        [BACKOFF],
+    ),
+)
+
+RUN_CALLS: Final = LANES_AND_CALLS

@@ -1,0 +1,184 @@
+"""Bugs to plant in how a run, or a handled loop, ends, and in what happens around each call."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+RUNNING: Final = "tests/client/test_running.py"
+PROCESSED: Final = "tests/client/test_processed_run.py"
+TASKS: Final = "tests/client/test_run_tasks.py"
+DEFERREDS: Final = "tests/client/test_run_deferreds.py"
+SIGNALS: Final = "tests/client/test_run_signals.py"
+HANDLING: Final = "tests/client/test_handling.py"
+LISTENERS: Final = "tests/client/test_listeners.py"
+STEERING: Final = "tests/client/test_steering.py"
+
+_RUNNING = "tfmq/client/running.py"
+_HANDLING = "tfmq/client/handling.py"
+_LISTENERS = "tfmq/client/listeners.py"
+
+ENDS: Final = (
+    Mutant(
+        "stop-begins-another-message",
+        "stop finishes the message in work and begins no other",
+        _RUNNING,
+        "        while not self.ending:\n            if core.membership",
+        "        while not self.ending or self._lanes.has_ready:\n            if core.membership",
+        [f"{PROCESSED}::test_auto_stop_finishes_the_message_in_work_and_begins_no_other"],
+    ),
+    Mutant(
+        "closing-counts-everything-as-processed",
+        "at the end what is finished is saved, and no more",
+        _RUNNING,
+        "        yield from core.close(processed=False)\n",
+        "        core.positions.settle_all_out()\n        for ledger in list(core.positions.ledgers):\n"
+        "            core.positions._advance(ledger.name, ledger.following)\n"
+        "        yield from core.close(processed=True)\n",
+        [PROCESSED],
+    ),
+    Mutant(
+        "signal-ignored",
+        "a signal ends the run in order",
+        "tfmq/client/run_signals.py",
+        "        self._told = True\n        tell(number)\n        self._stop()\n",
+        "        self._told = True\n        tell(number)\n",
+        [SIGNALS],
+    ),
+    Mutant(
+        "second-signal-ignored",
+        "a second signal ends at once",
+        "tfmq/client/run_signals.py",
+        "            self._restore()\n            raise at_once(number)\n",
+        "            return\n",
+        [SIGNALS],
+    ),
+    Mutant(
+        "signal-handlers-stay",
+        "a run that ended leaves signals as they were",
+        "tfmq/client/run_signals.py",
+        "        self._restore()\n\n",
+        "        self._before.clear()\n\n",
+        [SIGNALS],
+    ),
+    Mutant(
+        "asyncio-s-second-signal-ignored",
+        "with asyncio, too, a second signal ends at once",
+        "tfmq/client/run_tasks.py",
+        "            self._signal = number\n            for task in self._tasks:\n                task.cancel()\n",
+        "            self._signal = number\n",
+        [TASKS],
+    ),
+    Mutant(
+        "plain-function-blocks-the-loop",
+        "with asyncio plain functions are called in a thread",
+        "tfmq/client/run_tasks.py",
+        "                found = await self._threads.call(partial(self._plain, listener, message))\n",
+        "                found = self._plain(listener, message)\n",
+        [TASKS],
+    ),
+    Mutant(
+        "reactor-does-not-wait",
+        "a reactor that stops waits until what handlers have in work is finished and saved",
+        "tfmq/client/run_deferreds.py",
+        'addSystemEventTrigger("before", "shutdown", self._begins)',
+        'addSystemEventTrigger("after", "shutdown", self._begins)',
+        [DEFERREDS],
+    ),
+    Mutant(
+        "workers-in-turn",
+        "workers are at work at the same time",
+        "tfmq/client/run_tasks.py",
+        "[asyncio.create_task(self._work()) for _ in range(workers)]",
+        "[asyncio.create_task(self._work()) for _ in range(1)]",
+        [TASKS],
+    ),
+)
+
+
+LOOPS: Final = (
+    Mutant(
+        "failing-body-goes-on",
+        "in a loop a message whose body raised comes again before the next one",
+        _HANDLING,
+        "        core.again(message)\n",
+        "",
+        [HANDLING],
+    ),
+    Mutant(
+        "failing-body-for-ever",
+        "in a loop, too, a message is called `retries` times again",
+        _HANDLING,
+        "            if final or not here or calls > options.retries:\n",
+        "            if final or not here or calls > options.retries + 1:\n",
+        [HANDLING],
+    ),
+    Mutant(
+        "ctrl-c-is-swallowed-by-handling",
+        "what ends the program is not swallowed",
+        _HANDLING,
+        "        if isinstance(error, Fenced | RetryLater) or not isinstance(error, Exception):\n",
+        "        if isinstance(error, Fenced | RetryLater):\n",
+        [HANDLING],
+    ),
+    Mutant(
+        "polled-message-that-fails-comes-again",
+        "a polled message that fails is a dead letter at once",
+        _HANDLING,
+        "        here = core.positions.current is message\n",
+        "        here = True\n",
+        [HANDLING],
+    ),
+    Mutant(
+        "before-handle-does-not-count",
+        "what before_handle raises is the handler's failure",
+        _LISTENERS,
+        "            hook.before_handle(message)\n            entered.append(hook)\n",
+        "            try:\n                hook.before_handle(message)\n            except Exception:\n"
+        "                continue\n            entered.append(hook)\n",
+        [RUNNING, LISTENERS],
+    ),
+    Mutant(
+        "after-handle-fails-the-message",
+        "what after_handle raises fails no message",
+        _LISTENERS,
+        '                log.exception("after_handle of %s raised.", type(hook).__name__)\n',
+        "                raise\n",
+        [RUNNING, LISTENERS],
+    ),
+    Mutant(
+        "hooks-end-in-the-order-in-which-they-began",
+        "hooks nest",
+        _LISTENERS,
+        "        for hook in reversed(entered):\n",
+        "        for hook in entered:\n",
+        [LISTENERS],
+    ),
+    Mutant(
+        "after-handle-hears-of-no-error",
+        "after_handle is given what the handler raised",
+        _LISTENERS,
+        "                hook.after_handle(message, failure)\n",
+        "                hook.after_handle(message, None)\n",
+        [LISTENERS],
+    ),
+    Mutant(
+        "second-listener-of-a-topic-wins",
+        "a topic has one listener",
+        _LISTENERS,
+        "        if topic in self._by_topic:\n",
+        "        if topic not in self._by_topic and not topic:\n",
+        [LISTENERS],
+    ),
+    Mutant(
+        "negative-time-is-put-off",
+        "RetryLater takes a time from now on",
+        "tfmq/client/steering.py",
+        'not 0 <= found < float("inf")',
+        'not found < float("inf")',
+        [STEERING],
+    ),
+)
+
+RUN_ENDS: Final = ENDS + LOOPS

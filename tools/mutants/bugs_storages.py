@@ -1,0 +1,266 @@
+"""More bugs to plant in storages of offsets and registrations in ZooKeeper: forces, fences, formats, ranges, layout."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+FILE: Final = "tests/offsets/test_file.py"
+TABLE: Final = "tests/offsets/test_table.py"
+STORED: Final = "tests/offsets/test_stored.py"
+OFFSETS: Final = "tests/client/test_group_offsets.py"
+STORAGE: Final = "tests/client/test_storage_offsets.py"
+SESSIONS: Final = "tests/sql/test_offsets.py"
+MEMBER: Final = "tests/zookeeper/test_coordinator.py"
+RANGES: Final = "tests/zookeeper/test_ranges.py"
+LAYOUT: Final = "tests/zookeeper/test_layout.py"
+ROW: Final = "tests/zookeeper/test_row.py"
+REGISTRY: Final = "tests/zookeeper/test_registry.py"
+
+_FILE = "tfmq/offsets/file.py"
+_COORDINATOR = "tfmq/zookeeper/coordinator.py"
+_REGISTRY = "tfmq/zookeeper/registry.py"
+
+FILES: Final = (
+    Mutant(
+        "file-read-before-its-lock",
+        "members that share an offset file read it anew, each time they have it",
+        _FILE,
+        "        lock = self._locked()\n        try:\n            groups = self._load()\n",
+        "        groups = self._load()\n        lock = self._locked()\n        try:\n",
+        [FILE],
+    ),
+    Mutant(
+        "lock-kept-for-good",
+        "nothing of an offset file is held between two calls",
+        _FILE,
+        "        finally:\n            lock.release()\n",
+        "        finally:\n            groups = {}\n",
+        [FILE],
+    ),
+    Mutant(
+        "one-fenced-row-refuses-the-others",
+        "of a save rows that are not another's are saved",
+        _FILE,
+        "                if name not in lost and (name in new",
+        "                if not lost and (name in new",
+        [FILE],
+    ),
+    Mutant(
+        "fenced-in-silence",
+        "a save that a later owner forbids says so",
+        _FILE,
+        "        if lost:\n            raise fenced(self.path, group, lost)\n",
+        "",
+        [FILE],
+    ),
+    Mutant(
+        "claimed-rows-of-a-file-are-offsets",
+        "a partition that was claimed and never saved has no offset, in a file, too",
+        _FILE,
+        '        if row is not None and row["offset"] != NO_OFFSET\n',
+        "        if row is not None\n",
+        [FILE],
+    ),
+    Mutant(
+        "newer-offset-file-read",
+        "an offset file of a later release is refused",
+        _FILE,
+        "        if isinstance(version, int) and version > FILE_VERSION:\n",
+        "        if isinstance(version, int) and version < 0:\n",
+        [FILE],
+    ),
+    Mutant(
+        "older-offset-file-refused",
+        "an offset file of an earlier release is read",
+        _FILE,
+        "            groups = {name: _of_version_1(group) for name, group in groups.items()}\n",
+        "            groups = None\n",
+        [FILE],
+    ),
+    Mutant(
+        "unsound-offset-file-read",
+        "a file that this release did not write is damage",
+        _FILE,
+        "        if not isinstance(groups, dict) or not all(map(_sound_group, groups.values())):\n",
+        "        if not isinstance(groups, dict):\n",
+        [FILE],
+    ),
+    Mutant(
+        "rows-saved-under-the-member-s-number",
+        "a row is saved under the grant of its own partition",
+        "tfmq/offsets/stored.py",
+        "    return row if row.generation else row._replace(generation=generation)\n",
+        "    return row._replace(generation=generation)\n",
+        [STORED, FILE, OFFSETS],
+    ),
+    Mutant(
+        "unnamed-fence-is-about-nothing",
+        "a storage that names no partitions has refused all",
+        "tfmq/offsets/stored.py",
+        "    return frozenset(asked) if named is None else",
+        "    return frozenset() if named is None else",
+        [STORED, OFFSETS],
+    ),
+    Mutant(
+        "claims-under-one-number-for-all",
+        "each partition is claimed under its own grant",
+        "tfmq/client/group_offsets.py",
+        "            grants.setdefault(self._holder.generation_of(name), []).append(name)\n",
+        "            grants.setdefault(self._holder.generation, []).append(name)\n",
+        [OFFSETS],
+    ),
+)
+
+DATABASES: Final = (
+    Mutant(
+        "rows-locked-in-any-order",
+        "members that save the same rows do not wait for each other for ever",
+        "tfmq/offsets/table.py",
+        "    for name in sorted(changes):",
+        "    for name in changes:",
+        [TABLE],
+    ),
+    Mutant(
+        "row-made-by-another-at-once-fails",
+        "a row that another member makes in the same moment is found",
+        "tfmq/offsets/table.py",
+        "    except IntegrityError:\n        return False\n",
+        "    except IntegrityError:\n        raise\n",
+        [TABLE],
+    ),
+    Mutant(
+        "saving-consumer-commits-offsets-in-a-transaction",
+        "offsets in a transaction need commits=manual",
+        "tfmq/client/storage_offsets.py",
+        '        if consuming.options.commits != "manual":\n',
+        '        if consuming.options.commits == "before":\n',
+        [STORAGE],
+    ),
+    Mutant(
+        "offset-of-one-message-is-that-of-all",
+        "an offset in a transaction is behind the message that was named",
+        "tfmq/client/storage_offsets.py",
+        "positions.unsaved_out() if message is None else dict([positions.through(message)])",
+        "positions.unsaved_out()",
+        [STORAGE],
+    ),
+    Mutant(
+        "offsets-of-a-transaction-saved-again",
+        "what a transaction saved is not saved once more",
+        "tfmq/client/storage_offsets.py",
+        "            self.consuming.positions.saved_elsewhere(self.places)\n",
+        "            self.consuming.positions.names()\n",
+        [STORAGE],
+    ),
+    Mutant(
+        "rolled-back-offsets-count-as-saved",
+        "what a transaction rolled back is not saved",
+        "tfmq/sql/offsets.py",
+        'need not be."""\n    _uncommitted[session] = []\n',
+        'need not be."""\n    _uncommitted[session] = list(_uncommitted[session])\n',
+        [SESSIONS],
+    ),
+)
+
+ZOOKEEPER: Final = (
+    Mutant(
+        "ranges-of-zookeeper-with-a-hole",
+        "ranges are contiguous, and cover every partition",
+        "tfmq/zookeeper/ranges.py",
+        "            start = place * length + min(place, longer)\n",
+        "            start = place * length\n",
+        [RANGES],
+    ),
+    Mutant(
+        "ranges-of-members-of-other-topics",
+        "each topic is shared by those that read it",
+        "tfmq/zookeeper/ranges.py",
+        "sorted(each for each, topics in members.items() if topic in topics)",
+        "sorted(each for each, topics in members.items() if topics)",
+        [RANGES],
+    ),
+    Mutant(
+        "address-where-nobody-looks",
+        "the nodes are where MetaMorphosis has them",
+        "tfmq/zookeeper/layout.py",
+        '/brokers/ids/{self.broker}/master"',
+        '/brokers/ids/{self.broker}"',
+        [LAYOUT],
+    ),
+    Mutant(
+        "offset-without-its-message-s-id",
+        "an offset in ZooKeeper reads as MetaMorphosis writes it",
+        "tfmq/zookeeper/row.py",
+        'b"0-%d" % stored.offset',
+        'b"%d" % stored.offset',
+        [ROW, LAYOUT, "tests/zookeeper/test_offsets.py"],
+    ),
+    Mutant(
+        "partition-that-is-wanted-again-is-kept",
+        "what is released when it is wanted again is taken anew, under another number",
+        _COORDINATOR,
+        "                self._released.add(name)\n                self._revoked.discard(name)\n",
+        "                self._revoked.discard(name)\n",
+        [MEMBER],
+    ),
+    Mutant(
+        "member-takes-before-it-is-one",
+        "a member is registered before it takes anything",
+        _COORDINATOR,
+        "now + LOOK_SECONDS)\n            return\n",
+        "now + LOOK_SECONDS)\n",
+        [MEMBER],
+    ),
+    Mutant(
+        "new-topics-not-told-to-members",
+        "other members know which topics a member reads",
+        _COORDINATOR,
+        "        if self._registered != topics:\n            if not",
+        '        if self._registered == b"":\n            if not',
+        [MEMBER],
+    ),
+    Mutant(
+        "waits-in-silence",
+        "who waits for an owner says for whom",
+        _COORDINATOR,
+        "        if self._looks == LOOKS:\n",
+        "        if self._looks < 0:\n",
+        [MEMBER],
+    ),
+    Mutant(
+        "broker-registers-once",
+        "another session registers everything again",
+        _REGISTRY,
+        "        self._session, self.registered = 0, False\n        self._made.clear()\n",
+        "        self._session, self.registered = 0, False\n",
+        [REGISTRY],
+    ),
+    Mutant(
+        "removed-registration-stays-removed",
+        "what somebody removed is registered again",
+        _REGISTRY,
+        "        yield from self._verify()\n",
+        "",
+        [REGISTRY],
+    ),
+    Mutant(
+        "deleted-topic-stays-registered",
+        "a topic that went is not registered any more",
+        _REGISTRY,
+        "            yield from self._remove(path)\n",
+        "            yield from ()\n",
+        [REGISTRY],
+    ),
+    Mutant(
+        "number-of-partitions-never-changes",
+        "a topic that grew is registered as it is",
+        _REGISTRY,
+        "            if self._made.get(path) != count:\n",
+        "            if path not in self._made:\n",
+        [REGISTRY],
+    ),
+)
+
+STORAGES: Final = FILES + DATABASES + ZOOKEEPER

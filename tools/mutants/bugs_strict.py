@@ -1,0 +1,228 @@
+"""Bugs to plant in strict order: another partition taken, order lost, a message doubled or forgotten on its way."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+FORWARDING: Final = "tests/client/test_forwarding.py"
+STORE: Final = "tests/client/test_local_store.py"
+SELECTOR: Final = "tests/client/test_strict_partitions.py"
+
+_FORWARDING = "tfmq/client/forwarding.py"
+_STORE = "tfmq/client/local_store.py"
+_SELECTOR = "tfmq/client/strict_partitions.py"
+
+LINES: Final = (
+    Mutant(
+        "new-message-overtakes-what-is-kept",
+        "while something is kept for a partition everything behind it is kept, too",
+        _FORWARDING,
+        "            if self.kept:\n                yield from self._keep()\n            else:\n",
+        "            if self.kept and not self.batches:\n                yield from self._keep()\n            else:\n",
+        [FORWARDING],
+    ),
+    Mutant(
+        "kept-without-its-place",
+        "a batch of unknown fate is kept with the place under which it was sent",
+        _FORWARDING,
+        "                yield from self._keep(place)\n",
+        "                yield from self._keep()\n",
+        [FORWARDING],
+    ),
+    Mutant(
+        "forwarded-before-its-place-is-written-down",
+        "places of kept batches are written down before they are sent",
+        _FORWARDING,
+        "        yield from self._stored(lambda store: store.place(places))\n",
+        "",
+        [FORWARDING],
+    ),
+    Mutant(
+        "arrived-batches-sent-again",
+        "a kept batch that had arrived is not sent again",
+        _FORWARDING,
+        "        rows = yield from self._unsettled(rows)\n",
+        "",
+        [FORWARDING],
+    ),
+    Mutant(
+        "stream-asked-and-not-closed",
+        "a stream is closed for good before its batches go again",
+        _FORWARDING,
+        "row.place.sequence + row.count - 1 <= last}",
+        "row.place.sequence + row.count - 1 < last}",
+        [FORWARDING],
+    ),
+    Mutant(
+        "forgotten-stream-taken-for-empty",
+        "where the broker has forgotten the stream the log is looked through",
+        _FORWARDING,
+        "        except UnknownProducer:\n            pass",
+        "        except UnknownProducer:\n            return set()",
+        [FORWARDING],
+    ),
+    Mutant(
+        "forwarded-batches-stay",
+        "what was forwarded goes from the store",
+        _FORWARDING,
+        "        yield from self._stored(lambda store: store.remove(rows))\n        return True\n",
+        "        return False\n",
+        [FORWARDING],
+    ),
+    Mutant(
+        "earlier-process-s-messages-wait-for-a-send",
+        "what an earlier process left goes first, by itself",
+        _FORWARDING,
+        "        for topic, partition in found:\n            self._line(topic, partition, kept=True)\n",
+        "",
+        [FORWARDING],
+    ),
+    Mutant(
+        "refusals-are-kept",
+        "what is no fault of the partition fails",
+        _FORWARDING,
+        "            if error.retriable or isinstance(error, _KEPT_FOR):\n",
+        "            if error.retriable or isinstance(error, TfmqError):\n",
+        [FORWARDING],
+    ),
+    Mutant(
+        "stopped-partition-fails",
+        "messages for a partition that takes no writes are kept",
+        _FORWARDING,
+        "_KEPT_FOR: Final = (StorageStopped, SequenceGap, StaleProducer, UnknownProducer)\n",
+        "_KEPT_FOR: Final = (SequenceGap, StaleProducer, UnknownProducer)\n",
+        [FORWARDING],
+    ),
+    Mutant(
+        "kept-batch-said-not-done",
+        "what could not be kept says whether the broker may have it",
+        _FORWARDING,
+        "        told.outcome = UNKNOWN if batch.attempts else NOT_DONE\n",
+        "        told.outcome = NOT_DONE\n",
+        [FORWARDING],
+    ),
+    Mutant(
+        "delayed-messages-taken",
+        "a delayed message is refused where strict order has a store",
+        _FORWARDING,
+        "        if message.delay is not None or message.deliver_at is not None:\n            raise BadRequest(",
+        "        if message.delay is not None and message.deliver_at is not None:\n            raise BadRequest(",
+        [FORWARDING],
+    ),
+)
+
+LOCAL: Final = (
+    Mutant(
+        "kept-without-a-force",
+        "what is kept is on the disk before it is said",
+        _STORE,
+        '"pragma synchronous = full"',
+        '"pragma synchronous = normal"',
+        [STORE],
+    ),
+    Mutant(
+        "two-processes-one-store",
+        "one living process has a store",
+        _STORE,
+        "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+        [STORE, FORWARDING],
+    ),
+    Mutant(
+        "child-has-its-parent-s-store",
+        "a forked child has nothing of its parent's store",
+        _STORE,
+        "        self._parents.append(self._database)\n        self._database = None\n",
+        "        self._parents.append(self._database)\n",
+        [STORE],
+    ),
+    Mutant(
+        "oldest-not-first",
+        "what is kept goes out in the order in which it came",
+        _STORE,
+        "order by id limit ?",
+        "order by id desc limit ?",
+        [STORE],
+    ),
+    Mutant(
+        "store-unbounded",
+        "a full store is told, and what it has stays",
+        _STORE,
+        "            if self._bytes + size > self._bytes_max:\n",
+        "            if size > self._bytes_max:\n",
+        [STORE],
+    ),
+    Mutant(
+        "bytes-of-an-earlier-process-not-counted",
+        "the bound counts what an earlier process left",
+        _STORE,
+        '            self._bytes = database.execute("select coalesce(sum(length(data)), 0) from kept").fetchone()[0]\n',
+        "            self._bytes = 0\n",
+        [STORE],
+    ),
+    Mutant(
+        "bytes-that-went-are-counted",
+        "what was forwarded makes room",
+        _STORE,
+        "            self._bytes -= sum(len(row.data) for row in gone)\n",
+        "",
+        [STORE],
+    ),
+    Mutant(
+        "failed-statement-half-done",
+        "of batches that are kept together all are, or none",
+        _STORE,
+        "                except BaseException:\n                    database.rollback()\n                    raise\n",
+        "                except BaseException:\n                    database.commit()\n                    raise\n",
+        [STORE],
+    ),
+    Mutant(
+        "look-without-an-end",
+        "a look into the store is bounded",
+        _STORE,
+        "                if found and size > bytes_max:\n                    break\n",
+        "",
+        [STORE],
+    ),
+)
+
+CHOICE: Final = (
+    Mutant(
+        "down-partition-passed-by",
+        "a configured partition is taken also where it takes no writes",
+        _SELECTOR,
+        "        return partitions[number]\n",
+        "        up = [each for each in partitions if each.writable and each.number in self.partitions[topic]]\n"
+        "        return partitions[number] if partitions[number].writable or not up else up[0]\n",
+        [SELECTOR],
+    ),
+    Mutant(
+        "key-takes-turns",
+        "a key has one of the configured partitions",
+        _SELECTOR,
+        "        return numbers[zlib.crc32(data) % len(numbers)]\n",
+        "        self._turns[topic] = self._turns.get(topic, 0) + 1\n"
+        "        return numbers[(zlib.crc32(data) + self._turns[topic]) % len(numbers)]\n",
+        [SELECTOR],
+    ),
+    Mutant(
+        "other-partition-by-hand",
+        "a message for a partition that is not configured is refused",
+        _SELECTOR,
+        "            if message.partition not in numbers:\n",
+        "            if message.partition < 0:\n",
+        [SELECTOR],
+    ),
+    Mutant(
+        "topic-that-is-not-configured-taken",
+        "a topic that is not configured is refused",
+        _SELECTOR,
+        "        if numbers is None:\n            raise BadRequest(",
+        "        numbers = numbers or (0,)\n        if not topic:\n            raise BadRequest(",
+        [SELECTOR],
+    ),
+)
+
+STRICT: Final = LINES + LOCAL + CHOICE
