@@ -7,6 +7,7 @@ should have brought is never missing silently.
 import os
 import signal
 from collections.abc import Generator
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +16,7 @@ from tests.scale import FRACTION, SCALE, SEED
 
 CANNOT_BE_HAD = "cannot be had here:"
 
+STATE = pytest.StashKey[TemporaryDirectory[str]]()
 SECONDS_MAX = 3600.0
 """A test of the full counts is no hanging one before: what setup.cfg allows is for the fractions of them."""
 
@@ -31,11 +33,18 @@ settings.load_profile("tfmq")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    # What programs keep by themselves, dead letters, is not to lie among the user's.
+    config.stash[STATE] = TemporaryDirectory(prefix="tfmq-tests-", ignore_cleanup_errors=True)
+    os.environ["XDG_STATE_HOME"] = config.stash[STATE].name
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A run in the background of a shell: every program that a test starts would be deaf to Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if SCALE > FRACTION and config.option.timeout is None:
         config.option.timeout = SECONDS_MAX
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[STATE].cleanup()
 
 
 def pytest_report_header() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from tfmq.client.consumer_options import OWN_STORE, ConsumerOptions
@@ -12,10 +13,11 @@ from tfmq.client.consuming import Consuming
 from tfmq.client.dead_letters import DeadLetters
 from tfmq.client.handler_lanes import ORDERS
 from tfmq.client.listeners import Listener, Listeners, checked
+from tfmq.client.reach import state_folder_of
 from tfmq.client.running import Running
 from tfmq.client.waiting import Flag
 from tfmq.client.work import Run
-from tfmq.dead_letters import Retrying, open_dead_letters
+from tfmq.dead_letters import Retrying, default_path, open_dead_letters
 from tfmq.errors import BadRequest
 
 log = logging.getLogger("tfmq.consumer")
@@ -69,6 +71,9 @@ def open_store(
         return None
     if options.group is None:
         raise BadRequest("dead_letters= needs a group: the letters of a store belong to one.")
+    folder = state_folder_of(core.link)
+    if where == OWN_STORE and folder is not None:
+        where = default_path(options.group, Path(folder))
     return open_dead_letters(
         where,
         group=options.group,

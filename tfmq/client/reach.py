@@ -32,6 +32,10 @@ class Inside(Protocol):
         """A link to it, and a driver that does what `driver_type` does."""
         ...
 
+    def state_folder(self) -> str:
+        """Where its clients keep what is theirs, unless they are told."""
+        ...
+
 
 _inside: dict[Server, Inside] = {}
 
@@ -44,6 +48,13 @@ def moves_in(server: Server, broker: Inside) -> None:
 def moves_out(server: Server) -> None:
     """Nothing has that address any more."""
     _inside.pop(server, None)
+
+
+def state_folder_of(link: Link) -> str | None:
+    """Where a client of a broker in this process keeps what is its own; None: where programs of this user do."""
+    server = link.servers[0]
+    broker = _inside.get(server) if isinstance(server, Server) else None
+    return None if broker is None else broker.state_folder()
 
 
 def reach(servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver]) -> Reached[Driver]:

@@ -57,6 +57,6 @@ OWN_STORE: Final = "~/.local/state/tfmq/GROUP.db"
 """What a consumer's `dead_letters` says unless it is told: `default_path` of its group."""
 
 
-def default_path(group: str) -> str:
-    """The store of a group that was told of none: ~/.local/state/tfmq/GROUP.db."""
-    return str(state_folder() / f"{group}{SUFFIX}")
+def default_path(group: str, folder: Path | None = None) -> str:
+    """The store of a group that was told of none: ~/.local/state/tfmq/GROUP.db, or the one in `folder`."""
+    return str((folder or state_folder()) / f"{group}{SUFFIX}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
 
@@ -82,6 +83,7 @@ class SimulatedBroker:
         self._world.settle()
         self._producers: list[Producer] = []
         self._closed = False
+        self._folder: TemporaryDirectory[str] | None = None
         moves_in(self._server_name, self)
 
     # Clients
@@ -90,6 +92,13 @@ class SimulatedBroker:
     def servers(self) -> str:
         """The address to give to any client: `tfmq.aio.Producer(tfmq_broker.servers)`."""
         return str(self._server_name)
+
+    def state_folder(self) -> str:
+        """Dead letters of its consumers lie in this folder, unless `dead_letters=` says otherwise; `close` removes
+        it."""
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="tfmq-", ignore_cleanup_errors=True)
+        return self._folder.name
 
     def producer(self, **options: Any) -> Producer:
         """A `tfmq.Producer` of this broker. Unless `linger_ms` says otherwise a message goes at once."""
@@ -206,6 +215,8 @@ class SimulatedBroker:
             self._world.end()
             for producer in self._producers:
                 exiting.closed(producer._core.owner)
+            if self._folder is not None:
+                self._folder.cleanup()
 
     def __enter__(self) -> SimulatedBroker:
         return self
