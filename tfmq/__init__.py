@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tfmq import aio as aio
     from tfmq import codecs as codecs
     from tfmq import dead_letters as dead_letters
+    from tfmq import errors as errors
+    from tfmq import hooks as hooks
     from tfmq import sql as sql
     from tfmq import twisted as twisted
     from tfmq.admin import Admin as Admin
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tfmq.client.steering import Reject as Reject
     from tfmq.client.steering import RetryLater as RetryLater
     from tfmq.client.strict_partitions import StrictPartitions as StrictPartitions
+    from tfmq.client.transaction_checks import InDoubt as InDoubt
     from tfmq.consumer import Consumer as Consumer
     from tfmq.errors import Abandoned as Abandoned
     from tfmq.errors import BadFrame as BadFrame
@@ -98,6 +101,7 @@ _PLACES: dict[str, str] = {
     "Deliveries": "tfmq.client.batch",
     "Delivery": "tfmq.client.batch",
     "Hook": "tfmq.hooks",
+    "InDoubt": "tfmq.client.transaction_checks",
     "Message": "tfmq.message",
     "OffsetStorage": "tfmq.client.offset_storage",
     "Ordinal": "tfmq.message",

@@ -2,12 +2,14 @@
 # Installs the Debian packages that the tests use, where they are missing and we may. Says what it does.
 #   e2fsprogs   mkfs.ext4 for the power-cut images      mount, util-linux   losetup, mount, umount
 #   strace      a real EIO or ENOSPC at the Nth call    postgresql          a database with two-phase commit
+#   curl                a customer of the tutorials' services
 #   libzookeeper-java, default-jre-headless             a ZooKeeper server; the jars inside pyspark do as well
 # Nothing of it runs when the tests do not: they start what they need, and end it.
 set -euo pipefail
 shopt -s nullglob
 declare -A package=(
     [mkfs.ext4]=e2fsprogs [losetup]=mount [mount]=mount [strace]=strace [initdb]=postgresql [postgres]=postgresql
+    [curl]=curl
 )
 # Debian keeps the programs of a PostgreSQL server out of the PATH, each release in a folder of its own.
 PATH=$PATH:/usr/sbin:/sbin:$(printf '%s:' /usr/lib/postgresql/*/bin)
