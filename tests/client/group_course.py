@@ -9,6 +9,7 @@ And in the end: each partition has exactly one owner, and every message was fini
 """
 
 import random
+from collections import Counter
 from typing import Any, Final
 
 import tfmq
@@ -21,6 +22,28 @@ SESSION: Final = 10.0
 TOPIC: Final = "orders"
 GROUP: Final = "billing"
 PATIENCE_SECONDS: Final = 600
+ACCIDENTS: Final = (
+    "joined beside others",
+    "twelve members at a time",
+    "a partition moved between living members",
+    "left with all finished",
+    "left with something in hand",
+    "killed with something in hand",
+    "killed with nothing in hand",
+    "frozen with something in hand",
+    "frozen over a restart of the broker",
+    "came back and had lost what it had",
+    "came back in time",
+    "polled as a zombie",
+    "the broker restarted",
+    "the broker restarted, away for longer than a session",
+    "the broker lost its power",
+    "all connections cut",
+    "worked on one message for minutes",
+    "a commit was fenced",
+    "came again",
+)
+"""What a course counts; over all seeds each of these is there."""
 
 
 class Seat:
@@ -41,6 +64,8 @@ class Seat:
         )
         self.in_hand: list[Any] = []
         self.cuts = 0
+        self.had: dict[Any, int] = {}
+        """What was its when it froze, by which grant."""
 
     def revoked(self, names: list[Any]) -> None:
         """As users do: what is done of them is saved before they go."""
@@ -72,6 +97,7 @@ class Seat:
         try:
             self.consumer.commit()
         except tfmq.Fenced as fenced:
+            self.course.met["a commit was fenced"] += 1
             lost = {tuple(each) for each in fenced.details["partitions"]}
             self.in_hand = [each for each in self.in_hand if (each.topic, each.partition) not in lost]
         except tfmq.TfmqError as error:
@@ -81,6 +107,9 @@ class Seat:
 
     def held(self) -> set[Any]:
         return set(self.core.membership.held)
+
+    def grants(self) -> dict[Any, int]:
+        return {name: each.grant for name, each in self.core.membership.held.items()}
 
 
 class Course:
@@ -98,8 +127,9 @@ class Course:
         self.joined = self.cuts = 0
         self.sent = [0] * PARTITIONS
         self.reached = [0] * PARTITIONS
-        self.repeated = 0
         self.unfinished: set[tuple[int, int]] = set()
+        self.met: Counter[str] = Counter()
+        self.holders: dict[Any, Seat] = {}
 
     # What members tell
 
@@ -108,7 +138,7 @@ class Course:
         assert number <= self.reached[partition], (
             f"{partition}: {number} came, and {self.reached[partition]} was next: passed over"
         )
-        self.repeated += number < self.reached[partition]
+        self.met["came again"] += number < self.reached[partition]
         self.reached[partition] = max(self.reached[partition], number + 1)
         saved = self.saved(partition)
         assert saved is None or message.offset >= saved, (
@@ -142,7 +172,9 @@ class Course:
     def join(self) -> None:
         if len(self.seats) + len(self.frozen) < MEMBERS:
             self.joined += 1
+            self.met["joined beside others"] += bool(self.seats)
             self.seats.append(Seat(self, self.joined))
+            self.met["twelve members at a time"] += len(self.seats) == MEMBERS
 
     def leave(self) -> None:
         if len(self.seats) > 1:
@@ -150,11 +182,14 @@ class Course:
             whole = self.random.random() < 0.5
             if whole and not seat.manual:
                 seat.finished()
+            self.met["left with something in hand" if seat.in_hand else "left with all finished"] += 1
             seat.consumer._close(processed=whole)
 
     def kill(self) -> None:
         if len(self.seats) > 1:
-            self.end(self.taken())
+            seat = self.taken()
+            self.met[f"killed with {'something' if seat.in_hand else 'nothing'} in hand"] += 1
+            self.end(seat)
 
     def end(self, seat: Seat) -> None:
         """As SIGKILL does: it does nothing any more, and its connection is gone."""
@@ -167,6 +202,8 @@ class Course:
         if len(self.seats) > 1:
             seat = self.taken()
             seat.cuts = self.cuts
+            self.met["frozen with something in hand"] += bool(seat.in_hand)
+            seat.had = seat.grants()
             if seat.driver in self.broker._world.clients:
                 self.broker._world.clients.remove(seat.driver)
             self.frozen.append(seat)
@@ -178,7 +215,12 @@ class Course:
             self.seats.append(seat)
             if seat.cuts == self.cuts and self.random.random() < 0.5:
                 seat.poll(5)  # before it has heard of anything; a cut it would hear of first
+                self.met["polled as a zombie"] += 1
+            self.met["frozen over a restart of the broker"] += seat.cuts != self.cuts
             self.broker.settle()
+            if seat.had:
+                in_time = seat.had.items() <= seat.grants().items()
+                self.met["came back in time" if in_time else "came back and had lost what it had"] += 1
 
     def poll(self) -> None:
         self.random.choice(self.seats).poll(self.random.choice([1, 3, 20]))
@@ -195,6 +237,7 @@ class Course:
             return
         self.broker.clock.advance(self.random.choice([60, 240]))
         assert mine <= {tuple(each) for each in seat.held()}, f"{seat.number} lost what it works on"
+        self.met["worked on one message for minutes"] += 1
 
     def wait(self) -> None:
         self.broker.clock.advance(self.random.choice([0.01, 0.3, 1.0, 4.0, 12.0]))
@@ -202,10 +245,17 @@ class Course:
     def restart(self) -> None:
         self.cuts += 1
         down = self.random.choice([0, 0.5, 3, 15])
-        self.broker.restart(down=down) if self.random.random() < 0.5 else self.broker.crash(down=down)
+        if self.random.random() < 0.5:
+            self.met["the broker restarted"] += 1
+            self.met["the broker restarted, away for longer than a session"] += down > SESSION
+            self.broker.restart(down=down)
+        else:
+            self.met["the broker lost its power"] += 1
+            self.broker.crash(down=down)
 
     def disconnect(self) -> None:
         self.cuts += 1
+        self.met["all connections cut"] += 1
         self.broker.disconnect()
 
     def taken(self) -> Seat:
@@ -239,12 +289,17 @@ class Course:
     def check_owners(self) -> None:
         """No partition is held by two that live. A zombie that just came back is one once it has heard of it."""
         self.broker.settle()
-        holders: dict[Any, int] = {}
+        holders: dict[Any, Seat] = {}
         for seat in self.seats:
             if seat.core.membership.may_hand_out():
                 for name in seat.held():
-                    assert name not in holders, f"{name} is held by {holders[name]} and {seat.number}"
-                    holders[name] = seat.number
+                    assert name not in holders, f"{name} is held by {holders[name].number} and {seat.number}"
+                    holders[name] = seat
+                    before = self.holders.get(name, seat)
+                    self.met["a partition moved between living members"] += (
+                        before is not seat and before in self.seats
+                    )
+        self.holders = holders
 
     def finish(self) -> None:
         """Peace: everybody comes back, reads and commits until everything is done."""

@@ -1,14 +1,18 @@
 """Groups of up to twelve members through random troubles; see `group_course` for what must hold. Seeds are printed."""
 
 import itertools
+from collections import Counter
 from typing import Final
 
 import pytest
 
-from tests.client.group_course import Course
+from tests.client.group_course import ACCIDENTS, Course
 from tests.scale import SEED, scaled
 
 SCENARIOS: Final = 120
+TELLING: Final = 40
+"""From so many on each kind of accident is among them."""
+_met: Counter[str] = Counter()
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +31,13 @@ def test_one_owner_nothing_passed_over_nothing_doubled_that_was_saved(number: in
         course.run()
     finally:
         course.close()
+    _met["scenarios"] += 1
+    _met.update(course.met)
+
+
+if scaled(SCENARIOS) >= TELLING:
+
+    def test_every_kind_of_accident_is_among_them() -> None:
+        assert _met["scenarios"] == scaled(SCENARIOS), "this goes with all the others of this file"
+        print(dict(_met))
+        assert {kind: _met[kind] for kind in ACCIDENTS if _met[kind] < 3} == {}

@@ -56,7 +56,7 @@ class Looking:
         self._tell_missing(missing)
 
     def is_told(self, waiting: Iterable[PartitionName]) -> bool:
-        """Whether what has changed since the last look would have been told; `waiting`: those with a fetch under way."""
+        """Whether a change since the last look would have been told, if fetches of `waiting` are under way."""
         pattern = self._options.subscription.pattern
         if self.missing or pattern is not None or self._link.now() >= self._looked_at + TOLD_SECONDS:
             return False

@@ -71,6 +71,7 @@ class Membership:
         self._heard_on = 0
         self._at_once = False
         self._idle = False
+        self._noted_at = 0.0
         self._left = False
         link.on_ready.append(self._connected)
 
@@ -209,14 +210,15 @@ class Membership:
         self._changed()
 
     def _note(self, note: str) -> None:
-        """An idle member says why, once it is so for the time of a heartbeat."""
-        if note and note == self.note and not self.held and not self._idle:
+        """An idle member says why, once it is so for half the time of a heartbeat."""
+        now = self._link.now()
+        if note != self.note:
+            self.note, self._noted_at, self._idle = note, now, False
+            if note:
+                log.info("Group %s: %s", self.group, note)
+        elif note and not self.held and not self._idle and now >= self._noted_at + self.beat_seconds / 2:
             log.warning("This member of group %s reads nothing: %s", self.group, note)
             self._idle = True
-        elif note and note != self.note:
-            log.info("Group %s: %s", self.group, note)
-            self._idle = False
-        self.note = note
 
     def _connected(self, _: object) -> None:
         """Another connection: the broker is to hear, and say, at once how things are."""
