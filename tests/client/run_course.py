@@ -140,6 +140,7 @@ class Hand:
             self.store, self.running.again, now=self.core.link.now, wall_clock=wall_clock
         )
         self.now = self.core.link.now
+        self.was_frozen = False
         self.driver.run(self.running.starting())
         self.workers = [Worker(self) for _ in range(course.random.randint(1, WORKERS))]
 
@@ -192,6 +193,8 @@ class Course:
         if self.commits == "before":
             assert self.calls[place] == 1, f"{told} once more"
             assert saved is None or saved > offset, f"{told}, which is not saved"
+            if hand.was_frozen:
+                return  # it was saved before: what only this one may call it calls late, beside the new owner
         else:
             assert saved is None or offset >= saved, f"{told}, and {saved} was saved"
             for before, key in self.sent[partition]:
@@ -300,6 +303,7 @@ class Course:
         """It goes on where it was: handlers return, workers begin, before or behind what it hears."""
         if self.frozen:
             hand = self.frozen.pop(self.random.randrange(len(self.frozen)))
+            hand.was_frozen = True
             self.broker._world.clients.append(hand.driver)
             self.hands.append(hand)
             for worker in hand.at_work:
