@@ -48,6 +48,8 @@ class Group:
         """Grants on their way to the disk: nobody is told of them, and they fence already."""
         self._void: dict[Key, int] = {}
         """Grants that were given up, and are in the catalog yet."""
+        self._found: set[str] = set()
+        """Members that the catalog knew, some of which may have been heard of since."""
 
     @property
     def row(self) -> GroupRow:
@@ -90,7 +92,13 @@ class Group:
 
     def coming(self, member_id: str) -> bool:
         """Whether something is on its way to the member."""
-        return any(owner.member == member_id for owner in self._pending.values())
+        return bool(self._pending) and any(owner.member == member_id for owner in self._pending.values())
+
+    def unheard(self) -> list[Member]:
+        """Members that the catalog knew, and that have not said yet what they ask for."""
+        found = [each for name in self._found if (each := self.members.get(name)) and each.wishes is None]
+        self._found = {each.id for each in found}
+        return found
 
     def unknown_to(self, member: Member, waiting: Waiting) -> bool:
         """Whether there is something that the member does not know: about its share, or that it must ask anew."""
@@ -133,20 +141,21 @@ class Group:
             for key, owner in self.row.owners.items()
             if self.has(member_id, generation, key) and key not in self._pending
         }
-        return self._found(member_id, owned, now) if owned else None
+        return self._find(member_id, owned, now) if owned else None
 
     def expect(self, now: float) -> list[Member]:
         """At the start: all owners that the catalog knows, none of which has been heard of."""
         found: dict[str, dict[Key, Owner]] = {}
         for key, owner in self.row.owners.items():
             found.setdefault(owner.member, {})[key] = owner
-        return [self._found(member_id, owned, now) for member_id, owned in found.items()]
+        return [self._find(member_id, owned, now) for member_id, owned in found.items()]
 
-    def _found(self, member_id: str, owned: Mapping[Key, Owner], now: float) -> Member:
+    def _find(self, member_id: str, owned: Mapping[Key, Owner], now: float) -> Member:
         """Nobody knows when it joined: its grants say what is its."""
         member = self.members[member_id] = Member(member_id, 0, next(iter(owned.values())).session_ms, now)
         member.owned = {key: owner.grant for key, owner in owned.items()}
         self._holders.update(dict.fromkeys(owned, member_id))
+        self._found.add(member_id)
         self.stale = True
         return member
 

@@ -79,7 +79,7 @@ def note(group: Group, member: Member, topics: Topics, now: float) -> str:
         return _waits(group, awaited, topics, now)
     if member.wishes is None or group.share(member) or group.coming(member.id):
         return ""
-    expected = [each for each in group.members.values() if each.wishes is None]
+    expected = group.unheard()
     if expected:
         return _expects(expected, now)
     there = [each for each in map(topics.find, sorted(member.wishes.topics)) if each is not None]

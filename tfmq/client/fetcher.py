@@ -40,7 +40,7 @@ FETCH_BYTES_MIN: Final = 16 * KIB
 """With very many partitions a fetch brings at least so much, and what waits may pass `prefetch_bytes`."""
 PREFETCH_BYTES: Final = 8 * MIB
 """Enough to have the next chunk at hand; more only makes a seek dearer."""
-WAIT_MS: Final = 30_000
+WAIT_MS: Final = 50_000
 """How long the broker holds a fetch that has nothing: long, for idleness to be free; below its limit."""
 FETCHES_MAX: Final = 1024
 """Fetches under way at once, well below what a broker takes of one connection. Further partitions take turns."""
