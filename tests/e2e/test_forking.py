@@ -126,33 +126,38 @@ def test_multiprocessing_by_fork_shares_a_producer(broker: LiveServer, topic: st
         assert [p for p in found if p.startswith(f"{name} 0")] == [f"{name} {n:06}" for n in range(count)]
 
 
-SPAWNED = """
+POOL = """
 import multiprocessing, sys
 import tfmq
 
 producer = tfmq.Producer()   # at module level, as many programs have it
+consumer = tfmq.Consumer(topics=sys.argv[1])
 
 def work(number):
+    for message in consumer:      # with spawn and forkserver they are made anew in each process
+        if message.text == "main before":
+            break
     for n in range(50):
         producer.send(sys.argv[1], f"{number} {n:03}")
     producer.flush()
+    consumer.seek(sys.argv[1], 0, to="earliest")
     return number
 
 if __name__ == "__main__":
-    producer.send(sys.argv[1], "main before")
-    with multiprocessing.get_context(sys.argv[2]).Pool(3) as pool:
-        assert sorted(pool.map(work, range(6), 1)) == list(range(6))
+    producer.send(sys.argv[1], "main before").result()
+    with multiprocessing.get_context(sys.argv[2]).Pool(2) as pool:
+        assert sorted(pool.map(work, range(4), 1)) == list(range(4))
     producer.send(sys.argv[1], "main after")
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_pool_with_a_module_level_producer(
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_pool_with_clients_of_a_module(
     broker: LiveServer, topic: str, method: str, tmp_path: object
 ) -> None:
     program = os.path.join(str(tmp_path), "program.py")
     with open(program, "w") as file:
-        file.write(SPAWNED)
+        file.write(POOL)
     ran = subprocess.run(
         [sys.executable, program, topic, method],
         capture_output=True,
@@ -162,7 +167,7 @@ def test_a_pool_with_a_module_level_producer(
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     found = [payload.decode() for payload in payloads(broker.address, topic)]
-    wanted = [f"{number} {n:03}" for number in range(6) for n in range(50)]
+    wanted = [f"{number} {n:03}" for number in range(4) for n in range(50)]
     assert sorted(found) == sorted([*wanted, "main before", "main after"])
 
 

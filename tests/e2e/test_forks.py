@@ -3,8 +3,8 @@ that is not there yet. Beside `test_forking`, which has the streams of producers
 
 import asyncio
 import contextlib
+import importlib
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -117,34 +117,76 @@ def test_a_preforking_server_shares_one_producer_by_name_and_loses_nothing_with_
         assert [text for text in found if text.startswith(name + " ")] == worker.said, "in order"
 
 
-def test_preforked_consumers_share_the_partitions_of_a_group(
-    broker: LiveServer, topic: str, tmp_path: Path
+SHOP = """
+import tfmq
+
+producer = tfmq.Producer(timeout=60)
+consumer = tfmq.Consumer(
+    topics="TOPIC", group="TOPIC", commits="manual", session=2, retries=0, dead_letters=None
+)
+
+@consumer.on("TOPIC")
+def bill(message):
+    with producer.transaction() as tx:
+        tx.send("TOPIC-bills", message.payload)
+        tx.commit_offsets(consumer)
+"""
+
+
+def test_preforked_workers_serve_a_group_with_clients_of_a_module(
+    broker: LiveServer, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made in the master, used by the workers only: each is a member of its own."""
-    count = max(60, scaled(1_000))
+    """As gunicorn with preload: the master imports the module, uses its producer, and forks. Each worker is a member of
+    its own; one that is killed is forked anew; SIGTERM ends them in order; each message has one bill."""
+    topic = topic[:40]
+    (tmp_path / "shop.py").write_text(SHOP.replace("TOPIC", topic))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TFMQ_SERVERS", broker.address)
     with tfmq.Admin(broker.address) as admin:
         admin.create_topic(topic, partitions=WORKERS * 2)
-    consumer = tfmq.Consumer(broker.address, topics=topic, group=topic)
+    shop: Any = importlib.import_module("shop")
 
     def serve(say: Callable[[Any], None]) -> None:
-        quiet = 0
-        while quiet < 3:
-            found = consumer.poll(1.0)
-            quiet = 0 if found else quiet + 1
-            for message in found:
-                say(message.text)
-        consumer.close()
+        say("begun")
+        shop.consumer.run()
+        shop.producer.close()
 
-    workers = [Worker(tmp_path / f"{n}", serve) for n in range(WORKERS)]
-    with tfmq.Producer(broker.address) as producer:
-        wanted = [f"{number}" for number in range(count)]
-        for text in wanted:
-            producer.send(topic, text, key=text)
-        producer.flush()
-    assert [worker.end() for worker in workers] == [0] * WORKERS
-    consumer.close()
-    found = [text for worker in workers for text in worker.said]
+    wanted = [f"{number}" for number in range(max(60, scaled(1_000)))]
+    for text in wanted[::2]:
+        shop.producer.send(topic, text, key=text)
+    shop.producer.flush()
+    workers = [Worker(tmp_path / f"{n}", serve) for n in range(WORKERS + 1)]
+    try:
+        wait_until(lambda: bills(broker, topic) > len(wanted) // 8)
+        workers.pop().kill()
+        workers.append(Worker(tmp_path / "again", serve))
+        for text in wanted[1::2]:
+            shop.producer.send(topic, text, key=text)
+        shop.producer.flush()
+        wait_until(lambda: bills(broker, topic) >= len(wanted))
+    finally:
+        for worker in workers:
+            worker.wait_for(1)
+            os.kill(worker.process, signal.SIGTERM)
+    assert [worker.end() for worker in workers] == [0] * len(workers)
+    shop.consumer.close()
+    shop.producer.close()
+    found = [payload.decode() for payload in payloads(broker.address, f"{topic}-bills")]
     assert sorted(found) == sorted(wanted), "each by one worker, none left out"
+
+
+def bills(broker: LiveServer, topic: str) -> int:
+    """How many there are."""
+    with tfmq.Admin(broker.address) as admin, contextlib.suppress(tfmq.UnknownTopic):
+        return sum(each.messages for each in admin.topic(f"{topic}-bills").partitions)
+    return 0
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + SECONDS
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_a_fork_of_a_member_takes_nothing_from_it(broker: LiveServer, topic: str, tmp_path: Path) -> None:
@@ -173,30 +215,6 @@ def test_a_fork_of_a_member_takes_nothing_from_it(broker: LiveServer, topic: str
     assert child.end() == 0
     assert (first, second) == (["0", "1", "2", "3"], ["4", "5", "6"])
     assert child.said[1] == ["7", "8", "9"]
-
-
-def consume(servers: str, topic: str, made: "multiprocessing.SimpleQueue[str]") -> None:
-    """For spawn: a client of its own in a fresh interpreter."""
-    with tfmq.Consumer(servers, topics=topic, group=topic) as consumer:
-        while True:
-            for message in consumer.poll(5.0):
-                made.put(message.text or "")
-                if message.text == "last":
-                    return
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_consumer_in_a_process_of_multiprocessing(broker: LiveServer, topic: str, method: str) -> None:
-    context: Any = multiprocessing.get_context(method)
-    made = context.SimpleQueue()
-    with tfmq.Producer(broker.address) as producer:
-        producer.send(topic, "first").result()
-        process = context.Process(target=consume, args=(broker.address, topic, made))
-        process.start()
-        producer.send(topic, "last").result()
-        process.join(SECONDS)
-        assert process.exitcode == 0
-    assert [made.get(), made.get()] == ["first", "last"]
 
 
 @contextlib.contextmanager
@@ -259,42 +277,3 @@ def test_asyncio_clients_are_made_without_a_loop_and_serve_one_after_a_fork(
     assert "parent" in asyncio.run(use("parent"))
     assert child.end() == 0
     assert "child" in child.said[0]
-
-
-def test_whatever_is_cancelled_in_asyncio_the_clients_go_on(broker: LiveServer, topic: str) -> None:
-    """A poll, a send, a commit and a close of the group's member, each cancelled in every phase that a short sleep
-    can find; nothing is lost or doubled by it."""
-
-    async def cancelled(work: Any, seconds: float) -> bool:
-        task = asyncio.ensure_future(work)
-        await asyncio.sleep(seconds)
-        task.cancel()
-        try:
-            await task
-        except asyncio.CancelledError:
-            return True
-        return False
-
-    async def story() -> tuple[set[str], list[str]]:
-        sent, found, times = set(), [], 0
-        async with aio.Producer(broker.address) as producer:
-            await producer.send(topic, "begin")
-            async with aio.Consumer(broker.address, topics=topic, group=topic, commits="manual") as consumer:
-                for turn in range(max(10, scaled(100))):
-                    sent.add(f"{turn}")
-                    pause = 0.0005 * (turn % 8)
-                    times += await cancelled(consumer.poll(5.0) if not turn % 3 else consumer.commit(), pause)
-                    times += await cancelled(producer.send(topic, f"{turn}"), pause)
-                await producer.send(topic, "end")
-                sent |= {"begin", "end"}
-                assert times, "some were cancelled on their way"
-                await consumer.commit()
-        async with aio.Consumer(broker.address, topics=topic) as reader:
-            while "end" not in found:
-                found += [message.text or "" for message in await reader.poll(5.0)]
-        return sent, found
-
-    sent, found = asyncio.run(story())
-    assert len(found) == len(set(found)), "nothing is doubled"
-    assert set(found) <= sent
-    assert {"begin", "end"} <= set(found)
