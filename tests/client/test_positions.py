@@ -306,6 +306,23 @@ def test_a_polled_batch_is_in_work_until_more_is_asked_for() -> None:
     assert not made.in_work(A)
 
 
+def test_what_a_transaction_of_somebody_else_has_is_not_waited_for() -> None:
+    made = positions(manual=True)
+    made.begin(batch())
+    made.poll(3)
+    made.entrusted(made.unsaved_out())
+    made.settle()
+    assert not made.uncommitted(A)
+    made.lose(A)
+    made.check_lost()
+    made = positions(manual=True)
+    made.begin(batch())
+    made.poll(3)
+    made.settle()
+    made.entrusted({A: Place(0, -1, -1)})
+    assert made.uncommitted(A), "it was of less"
+
+
 def test_with_manual_what_was_handed_out_waits_for_the_commit() -> None:
     made = positions(manual=True)
     made.begin(batch())

@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, insert, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -191,6 +192,64 @@ def test_a_member_that_lost_the_partition_commits_nothing(
         session.add(Order(number=int(message.text)))
         tfmq.sql.commit_offsets(session, consumer, message)
     assert (orders(fresh), kept()) == ([], None)
+
+
+def test_behind_a_refusal_the_other_partitions_of_the_batch_come_again(
+    fresh: Engine, broker: SimulatedBroker, open_one: Open
+) -> None:
+    """Invariant: who lets Fenced roll the transaction back, and goes on, has each result once, and all of his own."""
+    broker.admin().create_topic("parts", partitions=3)
+    producer = broker.producer()
+    for number in range(9):
+        producer.send("parts", str(number), partition=number % 3).result()
+    options = {"group": "billing", "commits": "manual", "offsets": f"sql:{url_of(fresh)}"}
+    with broker.consumer("parts", **options) as consumer:
+        for _ in range(2):  # of the first partition something is committed, of the others nothing yet
+            handled(fresh, consumer, consumer.poll(30, max_messages=1))
+        for number in range(9, 18):
+            producer.send("parts", str(number), partition=number % 3).result()
+        refused, batches = 0, [consumer.poll(30)]
+        while len({message.partition for message in batches[-1]}) < 2:
+            handled(fresh, consumer, batches[-1])
+            batches.append(consumer.poll(30))
+        (lost, *_) = sorted({message.partition for message in batches[-1]})
+        open_one().claim("billing", 1 << 40, [PartitionName("parts", lost)])
+        while batches[-1]:
+            try:
+                handled(fresh, consumer, batches[-1])
+            except Fenced:
+                refused += 1
+            batches.append(consumer.poll(1))
+    assert refused == 1
+    found = Counter(number for number in orders(fresh) if number % 3 != lost)
+    assert found == dict.fromkeys((number for number in range(18) if number % 3 != lost), 1)
+
+
+def test_behind_a_loss_that_the_broker_told_the_others_come_again_as_well(
+    fresh: Engine, broker: SimulatedBroker
+) -> None:
+    broker.admin().create_topic("parts", partitions=3)
+    producer = broker.producer()
+    for number in range(9):
+        producer.send("parts", str(number), partition=number % 3).result()
+    options = {"group": "billing", "commits": "manual", "offsets": f"sql:{url_of(fresh)}"}
+    with broker.consumer("parts", **options) as consumer:
+        messages: list[Any] = []
+        while len({message.partition for message in messages}) < 2:
+            messages = consumer.poll(30)
+        consumer._core.assignment.refused([PartitionName("parts", messages[0].partition)])
+        with pytest.raises(Fenced):
+            handled(fresh, consumer, messages)
+        while messages := consumer.poll(1):
+            handled(fresh, consumer, messages)
+    assert orders(fresh) == list(range(9)), "it was granted anew, and nothing was skipped"
+
+
+def handled(engine: Engine, consumer: tfmq.Consumer[Any], messages: list[Any]) -> None:
+    """The results of `messages`, and where the consumer stands, in one transaction."""
+    with engine.begin() as connection:
+        connection.execute(insert(Order), [{"number": int(message.text)} for message in messages])
+        tfmq.sql.commit_offsets(connection, consumer)
 
 
 def test_a_new_owner_waits_for_the_transaction_of_the_old_one(

@@ -260,7 +260,7 @@ class Assignment:
             if name in refused or name in (self._endless or ()):
                 continue
             if kept is not None and kept.incarnation == incarnation:
-                places[name] = _place(name, kept)
+                places[name] = place_of(name, kept)
             elif name in self._ends and not self._appeared(name, incarnation):
                 places[name] = self._ends[name]
             elif known.get(name.topic) == incarnation or self._appeared(name, incarnation):
@@ -381,7 +381,8 @@ class Assignment:
             )
 
 
-def _place(name: PartitionName, kept: StoredOffset) -> Place:
+def place_of(name: PartitionName, kept: StoredOffset) -> Place:
+    """Where `kept` says that the group goes on. Raises NotSupported for a place inside a batch."""
     if kept.index:
         raise NotSupported(
             f"{name}: the group stands inside a compressed batch, which this release cannot read; use a newer client."

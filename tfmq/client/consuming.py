@@ -205,7 +205,7 @@ class Consuming:
             saved = True
         finally:
             if not saved and name in self.fetcher.feeds:
-                self._go_to(name, Place(first.offset, first.ordinal, first.origin.epoch))
+                self.go_to(name, Place(first.offset, first.ordinal, first.origin.epoch))
         if name in refused:
             return []
         self.messages += len(messages)
@@ -217,7 +217,7 @@ class Consuming:
 
     # Moving
 
-    def _go_to(self, name: PartitionName, place: Place) -> None:
+    def go_to(self, name: PartitionName, place: Place) -> None:
         """Reading and handing out go on at `place`."""
         self._fetching.void(name)
         self.positions.seek(name, place)
@@ -226,7 +226,7 @@ class Consuming:
     def again(self, message: ReceivedMessage) -> None:
         """A loop gets `message` next, and those behind it."""
         if (name := partition_of(message)) in self.fetcher.feeds:
-            self._go_to(name, Place(message.offset, message.ordinal, message.origin.epoch))
+            self.go_to(name, Place(message.offset, message.ordinal, message.origin.epoch))
 
     def _rewind(self) -> None:
         """Reading goes on behind what was handed out, whatever had been read ahead."""
@@ -241,7 +241,7 @@ class Consuming:
         place = yield from self.assignment.locate(name, feed.incarnation, question)
         if self.fetcher.feeds.get(name) is not feed:  # also one that came back: its place is another by now
             raise UnknownPartition(f"{name} went to another member of the group meanwhile.")
-        self._go_to(name, place)
+        self.go_to(name, place)
 
     def pause(self, name: PartitionName) -> Operation[None]:
         """Hand out nothing of the partition until `resume`."""
@@ -319,7 +319,7 @@ class Consuming:
     def void_lost(self, message: ReceivedMessage | None = None) -> None:
         """What is about to be told as lost, and came back since, is handed out again: who is told drops it all."""
         for name in self.positions.lost_and_back(message):
-            forget = self._go_to if name in self.fetcher.feeds else self.positions.seek
+            forget = self.go_to if name in self.fetcher.feeds else self.positions.seek
             forget(name, self.positions.processed(name))
 
     def member(self) -> Membership:

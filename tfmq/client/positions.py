@@ -43,6 +43,7 @@ class Positions:
         self._incarnations: dict[PartitionName, int] = {}
         self._untouched: dict[PartitionName, int] = {}
         self._uncommitted: dict[PartitionName, int] = {}
+        self._entrusted: dict[PartitionName, int] = {}
         self._lent: PartitionName | None = None
         self._void: PartitionName | None = None
         self._gone: set[PartitionName] = set()
@@ -97,6 +98,10 @@ class Positions:
                 " handed out of it here.",
                 partitions=[list(name) for name in lost],
             )
+
+    def said_lost(self, names: Iterable[PartitionName]) -> None:
+        """The user was told that these are lost."""
+        self._lost.difference_update(names)
 
     def incarnation(self, name: PartitionName) -> int:
         return self._incarnations[name]
@@ -162,7 +167,11 @@ class Positions:
         current, ready = self._in_hand(), self.ready
         for name, place in self._outstanding():
             self._done(name, place)
-            if self._manual and name in self and place.offset != self._saved[name]:
+            if (
+                self._manual
+                and name in self
+                and place.offset not in (self._saved[name], self._entrusted.get(name))
+            ):
                 self._uncommitted[name] = place.offset
         self._polled.clear()
         self.current = self._lent = self._void = None
@@ -264,6 +273,18 @@ class Positions:
         known = {name: self._untouched.get(name, self._saved[name]) for name in places}
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
+    def entrusted(self, places: Mapping[PartitionName, Place]) -> None:
+        """A transaction of which this consumer will not hear has `places`: it waits no longer for their commit."""
+        for name, place in places.items():
+            self._entrusted[name] = place.offset
+            if self._uncommitted.get(name, UNKNOWN) <= place.offset:
+                self._uncommitted.pop(name, None)
+
+    def start_of(self, name: PartitionName) -> Place:
+        """Where a partition of which nothing is saved goes on: where reading began."""
+        offset = self._untouched.get(name)
+        return self._processed[name] if offset is None else Place(offset, UNKNOWN, UNKNOWN)
+
     def saved_elsewhere(self, places: Mapping[PartitionName, Place]) -> None:
         """A transaction saved `places`; what is before them is processed, unless a `seek` has gone back meanwhile."""
         self.note_saved(places)
@@ -351,7 +372,7 @@ class Positions:
     def _forget(self, name: PartitionName) -> None:
         """Nothing of the partition is out or ready any more."""
         self.ledgers.void(name)
-        for places in (self._polled, self._out, self._uncommitted):
+        for places in (self._polled, self._out, self._uncommitted, self._entrusted):
             places.pop(name, None)
         if self._lent == name:
             self._void = name

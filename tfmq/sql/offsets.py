@@ -7,7 +7,7 @@ member that lost the partition cannot commit its results either: `Fenced` is rai
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakKeyDictionary
 
@@ -19,7 +19,7 @@ from tfmq.client.received import ReceivedMessage
 from tfmq.client.storage_offsets import Standing, standing
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.sql import SqlOffsets
-from tfmq.offsets.stored import fenced
+from tfmq.offsets.stored import PartitionName, fenced
 from tfmq.offsets.table import save
 from tfmq.sql.database import address
 from tfmq.sql.joining import bind_of, refuse_autocommit
@@ -91,10 +91,22 @@ def _commit(session: Session | Connection, consumer: Any, message: ReceivedMessa
     refuse_autocommit(connection)
     _refuse_another_database(connection, stood.storage)
     lost = save(connection, stood.group, stood.offsets)
-    if lost:
-        raise fenced(stood.storage.url.render_as_string(), stood.group, lost)
+    if lost or stood.fenced is not None:
+        _go_back(stood, stood.storage, lost)
+        raise stood.fenced or fenced(stood.storage.url.render_as_string(), stood.group, lost)
     if isinstance(session, Session):
         _tell_when_committed(session, stood)
+    else:
+        stood.entrusted()
+
+
+def _go_back(stood: Standing, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
+    """The others of this call are handed out again. Their rows are locked by this transaction, which is to be rolled
+    back, so what the storage finds there beside it is what will be there then.
+    """
+    others = [name for name in stood.places if name not in lost]
+    kept = storage.read(stood.group, others) if others else {}
+    stood.refused(lost, kept)
 
 
 def _connection_of(session: Session) -> Connection:
