@@ -32,6 +32,7 @@ def play(
     *,
     stops: bool = True,
     kind: Callable[[], Any] = EPollReactor,
+    seconds: float = SECONDS,
 ) -> Any:
     """Run `story(reactor)` in a reactor to its end and give its result; raises what it raises, or that it took too
     long. `stops`: else the story stops the reactor by itself."""
@@ -45,7 +46,7 @@ def play(
 
         def begin() -> None:
             done: Deferred[Any] = ensureDeferred(story(reactor))
-            done.addTimeout(SECONDS, reactor).addBoth(over)
+            done.addTimeout(seconds, reactor).addBoth(over)
 
         reactor.callWhenRunning(begin)
         reactor.run(installSignalHandlers=False)

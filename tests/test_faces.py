@@ -22,6 +22,7 @@ OTHERS = [
 ]
 WITHOUT_WAITING = {"Producer": {"send_nowait"}}
 """Only who gets an acknowledged result from `send` needs another way to wait for nothing."""
+ACKNOWLEDGED = {"send", "send_many"}
 REACTOR = {"reactor"}
 """A loop runs around those who await; a reactor may be another one than the installed."""
 
@@ -68,13 +69,8 @@ def test_the_docs_are_the_same(blocking: type, other: type) -> None:
 def test_deferreds_give_what_coroutines_return(name: str) -> None:
     _, asynchronous, deferred = FACES[name]
     for method, member in public(asynchronous).items():
-        theirs = inspect.signature(public(deferred)[method]).return_annotation
-        ours = inspect.signature(member).return_annotation
-        if inspect.iscoroutinefunction(member):
-            text = ours if isinstance(ours, str) else inspect.formatannotation(ours)
-            assert theirs == f"Deferred[{text}]", method
-        else:
-            assert theirs == ours, method
+        theirs, ours = returned(public(deferred)[method]), returned(member)
+        assert theirs == (f"Deferred[{ours}]" if inspect.iscoroutinefunction(member) else ours), method
 
 
 @pytest.mark.parametrize("name", sorted(set(FACES) - {"XAResource"}))
@@ -95,3 +91,35 @@ def test_each_is_made_of_the_same_parts(name: str) -> None:
     if name == "Consumer":
         handlers = [face._core.fetcher.handler for face in (blocking, *others)]
         assert {type(each) for each in handlers} == {type(blocking._handling)}
+
+
+@pytest.mark.parametrize(("blocking", "other"), OTHERS)
+def test_what_is_read_of_them_is_the_same(blocking: type, other: type) -> None:
+    """Properties, inherited ones included, with their docs."""
+
+    def read(face: type) -> dict[str, str | None]:
+        members = {name: inspect.getattr_static(face, name) for name in dir(face) if name[0] != "_"}
+        return {name: inspect.getdoc(each) for name, each in members.items() if not callable(each)}
+
+    assert read(other) == read(blocking)
+    assert all(read(blocking).values())
+
+
+@pytest.mark.parametrize(("blocking", "other"), OTHERS)
+def test_calls_come_to_the_same(blocking: type, other: type) -> None:
+    """As annotated; a send gives a blocking producer a handle, and those who await the acknowledged result."""
+    for name, member in public(blocking).items():
+        mine, theirs = returned(member), returned(public(other)[name])
+        if blocking is not tfmq.Producer or name not in ACKNOWLEDGED:
+            assert theirs in (mine, f"Deferred[{mine}]"), name
+
+
+def test_a_consumer_is_gone_through_in_its_own_way() -> None:
+    blocking, *others = FACES["Consumer"]
+    assert {"__iter__", "__next__"} <= vars(blocking).keys()
+    assert all({"__aiter__", "__anext__"} <= vars(other).keys() for other in others)
+
+
+def returned(member: Any) -> str:
+    found = inspect.signature(member).return_annotation
+    return found if isinstance(found, str) else inspect.formatannotation(found)
