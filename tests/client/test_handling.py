@@ -65,8 +65,15 @@ def test_reject_makes_it_one_at_once(bench: Bench) -> None:
 
 def test_without_a_store_the_error_leaves_the_loop_when_its_calls_are_used_up(bench: Bench) -> None:
     assert loop(bench, fails_twice, dead_letters=None) == ["a", "b", "b", "b", "c"]
-    with pytest.raises(ValueError, match="not yet"):
-        loop(bench, lambda text, seen: fails_twice("b", []), dead_letters=None, retries=0, group="other")
+    called: list[str] = []
+
+    def never(text: str, seen: list[str]) -> None:
+        called.append(text)
+        raise ValueError("never")
+
+    with pytest.raises(ValueError, match="never"):
+        loop(bench, never, dead_letters=None, retries=1, group="other")
+    assert called == ["a", "a"]
 
 
 def test_ctrl_c_leaves_it_unprocessed(bench: Bench) -> None:
