@@ -33,6 +33,7 @@ from tools.mutants.bugs_journal_store import JOURNAL_STORE
 from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_letters import LETTERS
 from tools.mutants.bugs_offsets import OFFSETS
+from tools.mutants.bugs_programs import PROGRAMS
 from tools.mutants.bugs_run import RUN_CALLS
 from tools.mutants.bugs_run_ends import RUN_ENDS
 from tools.mutants.bugs_run_saved import RUN_SAVED
@@ -82,6 +83,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + RUN_CALLS
     + RUN_SAVED
     + RUN_ENDS
+    + PROGRAMS
     + DEAD_LETTERS
     + LETTERS
     + STRICT

@@ -1,0 +1,113 @@
+"""Bugs to plant in programs around consumers: `tfmq run` and its processes, `tfmq dlq redrive`, how a run is begun."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+PROCESSES: Final = "tests/cli/test_processes.py"
+REDRIVING: Final = "tests/cli/test_redriving.py"
+RUNS: Final = "tests/test_runs.py"
+
+
+_PROCESSES = "tfmq/cli/processes.py"
+_REDRIVING = "tfmq/cli/redriving.py"
+_RUNS = "tfmq/runs.py"
+
+PROGRAMS: Final = (
+    Mutant(
+        "dead-process-stays-dead",
+        "a process of `tfmq run` that dies is started again",
+        _PROCESSES,
+        "        place.begin_at = self._clock() + place.pause\n",
+        '        place.begin_at = float("inf")\n',
+        [PROCESSES],
+    ),
+    Mutant(
+        "process-that-ended-well-is-started-again",
+        "a process that ended by itself is not started again",
+        _PROCESSES,
+        "        if code in (0, WRONG_USAGE):\n",
+        "        if code == WRONG_USAGE:\n",
+        [PROCESSES],
+    ),
+    Mutant(
+        "process-that-cannot-begin-tried-for-ever",
+        "a process that cannot begin ends them all",
+        _PROCESSES,
+        "        if code in (0, WRONG_USAGE):\n",
+        "        if code == 0:\n",
+        [PROCESSES],
+    ),
+    Mutant(
+        "exit-code-lost",
+        "the exit code is that of the processes",
+        _PROCESSES,
+        "            self._code = self._code or max(0, code)\n",
+        "            self._code = 0\n",
+        [PROCESSES],
+    ),
+    Mutant(
+        "change-of-a-source-ignored",
+        "a changed source begins them anew",
+        _PROCESSES,
+        "            self._renewing = True\n            self._send(signal.SIGTERM)\n",
+        "            self._send(signal.SIGTERM)\n",
+        [PROCESSES],
+    ),
+    Mutant(
+        "limit-for-each-store",
+        "a limit of a redrive counts over all stores",
+        _REDRIVING,
+        "                desk.redrive(wish._replace(limit=left), advance, own)\n",
+        "                desk.redrive(wish, advance, own)\n",
+        [REDRIVING],
+    ),
+    Mutant(
+        "unknown-fate-is-success",
+        "what nobody knows is said, and is no success",
+        _REDRIVING,
+        "    return NOT_DONE if total.unsure or total.unsendable else 0\n",
+        "    return NOT_DONE if total.unsendable else 0\n",
+        [REDRIVING],
+    ),
+    Mutant(
+        "half-a-redrive-says-nothing",
+        "a redrive that is cut short says how far it came",
+        _REDRIVING,
+        "                add(total, own)\n                tell(total, wish, output)\n",
+        "                add(total, own)\n",
+        [REDRIVING],
+    ),
+    Mutant(
+        "before-in-any-order",
+        "an offset that is saved before its message needs the order of partitions",
+        _RUNS,
+        '    if options.commits == "before" and order != "partition":\n',
+        '    if options.commits == "before" and order == "none":\n',
+        [RUNS, "tests/client/test_processed_run.py::test_before_needs_the_order_of_partitions"],
+    ),
+    Mutant(
+        "one-call-too-few-in-the-store",
+        "a message may be called `retries` times again",
+        _RUNS,
+        "        calls_max=options.retries + 1,\n",
+        "        calls_max=options.retries,\n",
+        [
+            "tests/client/test_running.py::"
+            "test_a_failing_message_is_called_again_with_growing_pauses_then_it_is_a_dead_letter"
+        ],
+    ),
+    Mutant(
+        "store-without-a-group",
+        "a store of dead letters needs a group",
+        _RUNS,
+        "    if options.group is None:\n        raise BadRequest(",
+        "    if options.group is None and not where:\n        raise BadRequest(",
+        [
+            RUNS,
+            "tests/client/test_running.py::test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused",
+        ],
+    ),
+)
