@@ -91,6 +91,11 @@ class SqlOffsets:
             except (OperationalError, InterfaceError) as error:
                 if not left or "locked" in str(error.orig) or "lock timeout" in str(error.orig):
                     raise self._passing(error) from error
+            except DBAPIError as error:
+                where, reason = self.url.render_as_string(), _first_line(error)
+                raise StoreFailed(
+                    f"{where} refuses the table of offsets {table.NAME}: {reason}", retriable=False
+                ) from error
         raise AssertionError("the last try returns or raises")
 
     def _opened(self) -> Engine:
@@ -104,8 +109,17 @@ class SqlOffsets:
             self._engine = None
             engine = self._made()
             table.create_table(engine)
+            self._check(engine)
             self._engine = engine
         return self._engine
+
+    def _check(self, engine: Engine) -> None:
+        missing = table.missing_columns(engine)
+        if missing:
+            raise NotSupported(
+                f"{self.url.render_as_string()}: the table {table.NAME} has no {', '.join(missing)}, so it is of"
+                " another release, or not of tfmq; bring it to what tfmq.offsets.table.offsets_table says, or rename it."
+            )
 
     def _made(self) -> Engine:
         waits = {"timeout": LOCK_SECONDS} if self.url.get_driver_name() == "pysqlite" else {}
@@ -119,7 +133,12 @@ class SqlOffsets:
 
     def _passing(self, error: DBAPIError) -> TfmqError:
         """Trouble that may be over at the next try, as one of our errors."""
-        where, reason = self.url.render_as_string(), str(error.orig).strip()
+        where, reason = self.url.render_as_string(), _first_line(error)
         if "lock" in reason:
             return Busy(f"{where}: another transaction has the offsets: {reason}")
         return StoreFailed(f"The offsets are in {where}, which does not answer: {reason}")
+
+
+def _first_line(error: DBAPIError) -> str:
+    """What the database says; what follows are its thoughts about the statement."""
+    return str(error.orig).strip().partition("\n")[0]

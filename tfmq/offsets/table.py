@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     and_,
     insert,
+    inspect,
     select,
     update,
 )
@@ -61,6 +62,12 @@ def create_table(engine: Engine) -> None:
     except DBAPIError:
         # Either somebody was faster, or we may not: who finds it there now needs to know neither.
         TABLE.create(engine, checkfirst=True)
+
+
+def missing_columns(engine: Engine) -> list[str]:
+    """The columns that a table of that name does not have; then it is somebody else's, or of another release."""
+    there = {column["name"] for column in inspect(engine).get_columns(TABLE.name)}
+    return [column.name for column in TABLE.columns if column.name not in there]
 
 
 def read(
