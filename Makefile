@@ -25,6 +25,7 @@ check: setup ## format, lint, types, import contracts, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy journal tfmq tools
+	$(BIN)/python -m tools.check_types
 	$(BIN)/lint-imports --config setup.cfg
 	$(BIN)/python tools/generate_docs.py --check
 

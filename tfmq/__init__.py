@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfmq.client.batch import Deliveries as Deliveries
     from tfmq.client.batch import Delivery as Delivery
     from tfmq.client.offset_storage import OffsetStorage as OffsetStorage
+    from tfmq.client.offset_storage import PartitionName as PartitionName
     from tfmq.client.offset_storage import StoredOffset as StoredOffset
     from tfmq.client.partition_selector import PartitionSelector as PartitionSelector
     from tfmq.client.received import ReceivedMessage as ReceivedMessage
@@ -106,6 +107,7 @@ _PLACES: dict[str, str] = {
     "OffsetStorage": "tfmq.client.offset_storage",
     "Ordinal": "tfmq.message",
     "Partition": "tfmq.message",
+    "PartitionName": "tfmq.client.offset_storage",
     "PartitionSelector": "tfmq.client.partition_selector",
     "Producer": "tfmq.producer",
     "ReceivedMessage": "tfmq.client.received",

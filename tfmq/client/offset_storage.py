@@ -7,6 +7,7 @@ from tfmq.errors import BadRequest
 from tfmq.offsets.file import FileOffsets as FileOffsets
 from tfmq.offsets.stored import ClaimingStorage as ClaimingStorage
 from tfmq.offsets.stored import OffsetStorage as OffsetStorage
+from tfmq.offsets.stored import PartitionName as PartitionName
 from tfmq.offsets.stored import StoredOffset as StoredOffset
 from tfmq.offsets.stored import claim as claim
 from tfmq.offsets.stored import fenced_partitions as fenced_partitions
