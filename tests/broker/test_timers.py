@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.testing.clock import SimulatedClock
-from tfmq.broker.timers import CANCELLED_MIN, Timers
+from tfmq.broker.timers import CANCELLED_MIN, GRAIN_SECONDS, Timers
 
 
 def test_nothing_runs_before_its_time() -> None:
@@ -45,6 +45,18 @@ def test_a_timer_may_set_and_cancel_others() -> None:
     clock.advance(3)
     timers.tick(clock.monotonic())
     assert ran == ["first", "second"]
+
+
+def test_long_waits_of_idle_clients_end_together_and_a_little_early() -> None:
+    clock = SimulatedClock()
+    timers = Timers(clock)
+    waits = []
+    for _ in range(100):
+        waits.append((clock.monotonic(), timers.idle_after(10, lambda: None)))
+        clock.advance(0.013)
+    assert all(10 - GRAIN_SECONDS < timer.due - began <= 10 for began, timer in waits)
+    assert len({timer.due for _, timer in waits}) <= 100 * 0.013 / GRAIN_SECONDS + 1
+    assert timers.idle_after(1.1, lambda: None).due == clock.monotonic() + 1.1, "a short one is kept exactly"
 
 
 def test_many_cancelled_timers_do_not_stay_in_memory() -> None:

@@ -174,7 +174,7 @@ class Course:
             self.joined += 1
             self.met["joined beside others"] += bool(self.seats)
             self.seats.append(Seat(self, self.joined))
-            self.met["twelve members at a time"] += len(self.seats) == MEMBERS
+            self.met["twelve members at a time"] += len(self.seats) + len(self.frozen) == MEMBERS
 
     def leave(self) -> None:
         if len(self.seats) > 1:

@@ -31,7 +31,7 @@ class GroupWaits:
         member.waiting = waiting
         seconds = min(wait_ms, member.session_ms / BEATS_A_SESSION) / 1000
         if seconds:
-            waiting.timer = self._timers.after(seconds, partial(self.end, group, member))
+            waiting.timer = self._timers.idle_after(seconds, partial(self.end, group, member))
 
     def look(self, group: Group, member: Member) -> None:
         """Answers what waits, if its member does not know everything, or would not wait."""

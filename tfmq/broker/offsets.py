@@ -6,6 +6,7 @@ read.
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from journal.errors import JournalError
@@ -24,6 +25,12 @@ ANY_INCARNATION = 0
 
 GroupPlace = tuple[int, int, int, int, int]
 """(incarnation, partition, offset, index, log epoch)."""
+
+
+Standing = tuple[str, int, str, Place | None, Partition | None]
+"""Topic, partition, its owner ("": nobody), where the group stands (None: nothing is saved), the log if it is open."""
+
+_NOTHING = Place(-1, 0, -1, 0)
 
 
 class Offsets:
@@ -142,11 +149,17 @@ class Offsets:
                 yield key, place, name
 
     def describe(self, group: GroupRow, reply: Reply, description: dict[str, Any]) -> None:
-        """Answers `description` with the group's offsets and their lag in messages."""
-        rows = [
+        """Answers `description` with the group's offsets and their lag in messages; partitions that a member has and
+        that nothing is saved of are there, too.
+        """
+        rows: list[Standing] = [
             (name, key[1], _owner(group, key), place, self._topics.find_partition(*key))
             for key, place, name in self.present(group)
         ]
+        for key in group.owners.keys() - group.offsets.keys():
+            name = self._topics.by_incarnation(key[0])
+            if name is not None:
+                rows.append((name, key[1], _owner(group, key), None, self._topics.find_partition(*key)))
 
         def measured(offsets: list[dict[str, Any]] | None, error: BaseException | None) -> None:
             if error is not None:
@@ -162,28 +175,27 @@ def _owner(group: GroupRow, key: Key) -> str:
     return "" if owner is None else owner.member
 
 
-def _measure(rows: list[tuple[str, int, str, Place, Partition | None]]) -> list[dict[str, Any]]:
+def _measure(rows: list[Standing]) -> list[dict[str, Any]]:
     """The offsets with their lag; in a worker, since an ordinal may have to be read."""
     return [
         {
             "topic": name,
             "partition": number,
             "member": member,
-            "offset": place.offset,
-            "index": place.index,
-            "epoch": place.epoch,
-            "generation": place.generation,
+            **(_NOTHING if place is None else place)._asdict(),
             "end_offset": partition.log.end_offset if partition is not None else -1,
             "lag": lag(partition, place) if partition is not None else -1,
         }
-        for name, number, member, place, partition in rows
+        for name, number, member, place, partition in sorted(rows, key=itemgetter(0, 1))
     ]
 
 
-def lag(partition: Partition, place: Place) -> int:
-    """Messages from `place` to the end; all that are left where it was deleted; -1 where it cannot be told."""
+def lag(partition: Partition, place: Place | None) -> int:
+    """Messages from `place` (None: nothing is saved) to the end; all that are left where it was deleted; -1 where it
+    cannot be told.
+    """
     log = partition.log
-    if place.offset < log.first_offset:
+    if place is None or place.offset < log.first_offset:
         return log.end_ordinal - log.first_ordinal
     try:
         ordinal = ordinal_of(log, place.offset)

@@ -203,7 +203,7 @@ class Polls:
             )
             return
         self.count += 1
-        poll.timer = self._timers.after(poll.until - self._timers.now(), partial(self._nothing, poll))
+        poll.timer = self._timers.idle_after(poll.until - self._timers.now(), partial(self._nothing, poll))
         if mine is not None:
             mine[poll.reply.correlation] = poll
         else:

@@ -5,16 +5,18 @@ from tfmq.client.fetcher import Feed, Fetcher
 from tfmq.client.link import Link
 from tfmq.client.positions import UNKNOWN, PartitionName, Positions
 from tfmq.client.waiting import Operation, Wait
+from tfmq.errors import StorageStopped, UnknownTopic
 from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
 
 
 class Lag(int):
-    """Messages that are there and were not handed out: the number is the total, `partitions` has each."""
+    """Messages that are there and were not handed out: the number is the total, `partitions` has each; -1: cannot be
+    told, because its place is in a damaged range, or its log is not open."""
 
     partitions: dict[PartitionName, int]
 
     def __new__(cls, partitions: dict[PartitionName, int]) -> "Lag":
-        lag = super().__new__(cls, sum(partitions.values()))
+        lag = super().__new__(cls, sum(max(0, each) for each in partitions.values()))
         lag.partitions = partitions
         return lag
 
@@ -22,7 +24,7 @@ class Lag(int):
 def measure(link: Link, fetcher: Fetcher, positions: Positions, seconds: float) -> Operation[Lag]:
     """Asks the broker where the logs end, all at once, and where the reader stands where it does not know that.
 
-    A place in a damaged block has no ordinal: such a partition counts as 0.
+    Partitions of topics that are gone are left out.
     """
     places = {name: positions.handed_out(name) for name in fetcher.feeds}
     ends = {name: _locate(link, fetcher.feeds[name], BY_LATEST, 0, seconds) for name in places}
@@ -41,8 +43,14 @@ def measure(link: Link, fetcher: Fetcher, positions: Positions, seconds: float) 
             link.abandon(call)
     lags = {}
     for name, place in places.items():
-        ordinal = here[name].result().ordinal if name in here else place.ordinal
-        lags[name] = 0 if ordinal == UNKNOWN else max(0, ends[name].result().end_ordinal - ordinal)
+        try:
+            ordinal = here[name].result().ordinal if name in here else place.ordinal
+            end = ends[name].result().end_ordinal
+        except UnknownTopic:
+            continue
+        except StorageStopped:
+            ordinal = end = UNKNOWN
+        lags[name] = UNKNOWN if ordinal == UNKNOWN else max(0, end - ordinal)
     return Lag(lags)
 
 
