@@ -80,7 +80,8 @@ class GroupDescription(NamedTuple):
     `members`: member, client, live, topics, strategy, session_ms, silent_ms, partitions and leaving (numbers by topic:
     what it has and keeps, and what it is to give up), note (why it has less than it asked for). `offsets`: topic,
     partition, member (who has it, ""), offset (-1: nothing is saved yet), index, epoch, generation, end_offset, lag (in
-    messages, all that are there where nothing is saved; -1: cannot be told). `strategy` is the one that holds: the oldest member's.
+    messages, all that are there where nothing is saved; -1: cannot be told). `strategy` is the one that holds: that of
+    the oldest member.
     """
 
     group: str

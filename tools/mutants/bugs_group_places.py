@@ -191,7 +191,7 @@ CONSUMERS: Final = (
         "lag-counts-bytes",
         "lag counts messages",
         "tfmq/client/lag.py",
-        "max(0, ends[name].result().end_ordinal - ordinal)",
+        "max(0, end - ordinal)",
         "max(0, ends[name].result().offset - place.offset)",
         ["tests/client/test_lag.py", START],
     ),
