@@ -94,6 +94,7 @@ class Worker:
         self.asked: Operation[Job | None] | None = None
         self.wait = Wait((), 0.0)
         self.until = 0.0
+        self.cuts = 0
         self.job: Job | None = None
 
     def step(self) -> bool:
@@ -153,10 +154,15 @@ class Hand:
         """Those between two jobs."""
         return [each for each in self.workers if each.asked is not None]
 
-    def works_on(self, partition: int) -> bool:
-        """Whether a handler is at work on a message of it that is still this member's."""
-        jobs = [each.job for each in self.workers if each.job is not None]
-        return any(job.message.partition == partition for job in jobs if job.ledger and not job.void)
+    def works_on(self, partition: int, cuts: int) -> bool:
+        """Whether a handler is at work on a message of it that is this member's, or was taken from it for no reason."""
+        for worker in self.workers:
+            job = worker.job
+            if job is not None and job.ledger is not None and job.message.partition == partition:
+                excused = job.void and (self.was_frozen or worker.cuts < cuts)
+                if not excused:
+                    return True
+        return False
 
 
 class Course:
@@ -171,7 +177,7 @@ class Course:
         self.shelf = Shelf()
         self.hands: list[Hand] = []
         self.frozen: list[Hand] = []
-        self.joined = self.lost = 0
+        self.joined = self.lost = self.cuts = 0
         self.sent: list[list[tuple[int, str | None]]] = [[] for _ in range(PARTITIONS)]
         """Of each partition: offset and key."""
         self.finished = self.shelf.finished
@@ -180,8 +186,10 @@ class Course:
 
     # What handlers meet
 
-    def began(self, hand: Hand, job: Job) -> None:
-        message = job.message
+    def began(self, hand: Hand, worker: Worker) -> None:
+        job = worker.job
+        assert job is not None
+        message, worker.cuts = job.message, self.cuts
         if job.ledger is None:
             return
         partition, offset = message.partition, message.offset
@@ -202,7 +210,7 @@ class Course:
                     assert (partition, before) in self.finished, f"{told} in front of {before}"
         for other in self.hands:
             if other is not hand and other.core.membership.may_hand_out():
-                assert not other.works_on(partition), f"{told}, where {other.number} is at work"
+                assert not other.works_on(partition, self.cuts), f"{told}, where {other.number} is at work"
 
     def waits_for(self, key: Any, before: str | None) -> bool:
         """Whether a message with that key waits for one with this."""
@@ -241,11 +249,13 @@ class Course:
         """Workers that can, begin something."""
         self.broker.settle()
         for hand in self.random.sample(self.hands, len(self.hands)):
-            for worker in hand.workers:
-                if worker.job is None and worker.step():
-                    assert worker.job is not None
-                    self.began(hand, worker.job)
+            self.begin(hand)
         self.broker.settle()
+
+    def begin(self, hand: Hand) -> None:
+        for worker in hand.workers:
+            if worker.job is None and worker.step():
+                self.began(hand, worker)
 
     def finish_some(self) -> None:
         busy = [(hand, worker) for hand in self.hands for worker in hand.at_work]
@@ -274,8 +284,7 @@ class Course:
                         assert self.commits == "before", (
                             "nothing begins behind the stop but what was saved for it"
                         )
-                        assert worker.job is not None
-                        self.began(hand, worker.job)
+                        self.began(hand, worker)
                 self.broker.clock.advance(0.01)
             for worker in hand.at_work:
                 self.returned(hand, worker)
@@ -298,6 +307,7 @@ class Course:
             hand = self.taken()
             self.broker._world.clients.remove(hand.driver)
             self.frozen.append(hand)
+            self.lost += len(hand.workers)
 
     def thaw(self) -> None:
         """It goes on where it was: handlers return, workers begin, before or behind what it hears."""
@@ -309,6 +319,8 @@ class Course:
             for worker in hand.at_work:
                 if self.random.random() < 0.5:
                     self.returned(hand, worker)
+            if self.random.random() < 0.5:
+                self.begin(hand)
             self.work()
 
     def wait(self) -> None:
@@ -325,10 +337,12 @@ class Course:
         assert not calm or not any(job.void for _, job in kept), "it lost what it works on"
 
     def restart(self) -> None:
+        self.cuts += 1
         down = self.random.choice([0, 0.5, 3, 15])
         self.broker.restart(down=down) if self.random.random() < 0.5 else self.broker.crash(down=down)
 
     def disconnect(self) -> None:
+        self.cuts += 1
         self.broker.disconnect()
 
     def taken(self) -> Hand:
@@ -386,7 +400,7 @@ class Course:
             self.check_saved()
         if self.commits == "before":
             messages = sum(map(len, self.sent))
-            assert messages - len(self.calls) <= self.lost, "lost is what a killed worker had begun with"
+            assert messages - len(self.calls) <= self.lost, "lost is what a killed or frozen worker had begun"
         else:
             assert self.left() == {}
 
