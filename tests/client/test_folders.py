@@ -2,13 +2,15 @@
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tfmq.client.folders import ADDRESS_NAME, LOCK_NAME, LOG_NAME, Folder
+from tfmq.client import folders
+from tfmq.client.folders import ADDRESS_NAME, LOCK_NAME, LOG_NAME, STARTING_NAME, Folder
 from tfmq.client.servers import Server
-from tfmq.errors import ConnectionFailed
+from tfmq.errors import BadRequest, ConnectionFailed
 
 
 class Brokers:
@@ -145,3 +147,58 @@ def test_a_path_is_that_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("HOME", "/home/me")
     assert str(Folder("data")) == f"file:{tmp_path}/data"
     assert str(Folder("~/data")) == "file:/home/me/data"
+
+
+@pytest.mark.parametrize("said", ["127.0.0.1:99x", "127.0.0.1:", "", "127.0.0.1:70000"])
+def test_an_address_that_cannot_be_read_is_none(brokers: Brokers, said: str) -> None:
+    brokers.lock()
+    brokers.ready(said)
+    assert "has no address yet" in not_ready(Folder(str(brokers.path), brokers.start))
+    assert brokers.started == 0
+
+
+def test_a_path_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(BadRequest, match="path"):
+        Folder("a\0b")
+
+
+@pytest.mark.parametrize("name", [LOG_NAME, STARTING_NAME])
+def test_nothing_is_written_through_a_link_that_somebody_left_there(tmp_path: Path, name: str) -> None:
+    victim, data = tmp_path / "victim", tmp_path / "data"
+    victim.write_text("mine")
+    data.mkdir()
+    (data / name).symlink_to(victim)
+    with pytest.raises(ConnectionFailed, match="cannot be used") as caught:
+        Folder(str(data)).find()
+    assert not caught.value.retriable
+    assert victim.read_text() == "mine"
+
+
+def test_a_folder_that_is_made_is_not_for_everybody(tmp_path: Path, brokers: Brokers) -> None:
+    before = os.umask(0)
+    try:
+        not_ready(Folder(str(tmp_path / "new"), brokers.start))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o027 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="cannot be had here: another user")
+def test_a_folder_of_another_user_is_told_in_one_sentence() -> None:
+    with tempfile.TemporaryDirectory() as data:
+        folder = Folder(data)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(ConnectionFailed, match="be used for a broker: Permission denied") as caught:
+                folder.find()
+        finally:
+            os.seteuid(0)
+    assert not caught.value.retriable
+
+
+def test_a_shell_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no process can be had any more."""
+    monkeypatch.setattr(folders, "_IN_BACKGROUND", "exit 2")
+    with pytest.raises(ConnectionFailed, match="cannot be started") as caught:
+        Folder(str(tmp_path)).find()
+    assert not caught.value.retriable

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tfmq.client.servers import DEFAULT_HOST, Server
-from tfmq.errors import NOT_DONE, ConnectionFailed
+from tfmq.errors import NOT_DONE, BadRequest, ConnectionFailed
 
 ADDRESS_NAME: Final = "address"
 LOCK_NAME: Final = "lock"
@@ -34,6 +34,11 @@ PATIENCE_SECONDS: Final = 30.0
 """How long a first connection is waited for: Python starts, and what a crash left is looked through."""
 WORDS_BYTES: Final = 2000
 """So much of the end of the log is told when a start failed."""
+FOLDER_MODE: Final = 0o750
+FILE_MODE: Final = 0o640
+"""As those of the broker: what is in it is not for everybody."""
+_NEW: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+"""Never through a link that somebody left there, to a file that is none of a broker's."""
 _ANYWHERE: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
 """What a broker that listens everywhere is reached under from the same machine."""
 _PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from tfmq.server.main import main; main()"
@@ -45,6 +50,8 @@ class Folder:
     """The address of whichever broker runs on the data folder at `path`."""
 
     def __init__(self, path: str, start: Callable[[str, int], None] | None = None) -> None:
+        if "\0" in path:
+            raise BadRequest(f"file:{path!r}: no path has a byte 0 in it.")
         self.path = os.path.abspath(os.path.expanduser(path))
         self._start = start or start_broker
         self._started = False
@@ -58,7 +65,7 @@ class Folder:
         Raises `ConnectionFailed`: retriable while the broker is not ready, and not where it cannot be started.
         """
         try:
-            os.makedirs(self.path, exist_ok=True)
+            os.makedirs(self.path, FOLDER_MODE, exist_ok=True)
             return self._address() or self._join_or_start()
         except OSError as error:
             if isinstance(error, ConnectionFailed):
@@ -75,14 +82,14 @@ class Folder:
         if len(words) != 2 or words[1] != self._text(LOCK_NAME).strip() or not self._is_held():
             return None
         host, _, port = words[0].rpartition(":")
+        if not (port.isdigit() and 0 < int(port) < 1 << 16):
+            return None
         host = host.strip("[]")
         self._started = False
         return Server(_ANYWHERE.get(host, host), int(port))
 
     def _join_or_start(self) -> Server:
-        descriptor = os.open(
-            os.path.join(self.path, STARTING_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        descriptor = os.open(os.path.join(self.path, STARTING_NAME), os.O_RDWR | _NEW, FILE_MODE)
         handed_over = False
         try:
             try:
@@ -165,8 +172,8 @@ def start_broker(path: str, descriptor: int) -> None:
     settings += ["--set", f"server.idle_exit_seconds={IDLE_SECONDS}"]
     command = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", sys.executable, "-c", _PROGRAM, root, *settings]
     environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-    with open(log, "ab") as out:
-        subprocess.run(
+    with open(os.open(log, os.O_WRONLY | os.O_APPEND | _NEW, FILE_MODE), "ab") as out:
+        shell = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -175,5 +182,10 @@ def start_broker(path: str, descriptor: int) -> None:
             cwd=path,
             env=environment,  # the service manager waits for the program, not for its broker
             start_new_session=True,
-            check=True,
+        )
+    if shell.returncode:
+        raise ConnectionFailed(
+            f"A broker cannot be started on {path}: the shell ended with {shell.returncode} ({log}).",
+            outcome=NOT_DONE,
+            retriable=False,
         )
