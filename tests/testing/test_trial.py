@@ -43,6 +43,17 @@ def test_a_run_without_an_accident_notes_what_could_happen() -> None:
     assert trial.accidents(["duplicate"])
 
 
+def test_what_a_test_arranges_is_no_step_and_meets_no_accident() -> None:
+    trial = Trial(Accident("crash", Step(1, "PRODUCE", False)))
+    with SimulatedBroker() as broker:
+        broker.undergo(trial)
+        with broker.admin() as admin:
+            admin.create_topic("orders")
+            assert admin.group("billing").generation == 0
+        noted = [step.name for step in trial.requests]
+        assert not trial.happened and not {"CREATE_TOPIC", "DESCRIBE_GROUP"} & set(noted), noted
+
+
 def test_two_runs_have_the_same_steps() -> None:
     assert undergone()[0].accidents(KINDS) == undergone()[0].accidents(KINDS)
 

@@ -15,9 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("journal", "tfmq", "tests", "tools", "conf", "docs", "setup.cfg", "pyproject.toml", "README.md")
 TRY_SECONDS = 240
 TEST_SECONDS = 120
-FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
-ERRORED = re.compile(r"^ERROR (\S+::\S+)", re.MULTILINE)
-"""In a fixture. A file that cannot be collected catches nothing: it would not be collected with any other bug."""
+FAILED = re.compile(r"^FAILED (tests/\S+)", re.MULTILINE)
+ERRORED = re.compile(r"^ERROR (tests/\S+::\S+)", re.MULTILINE)
+"""In a fixture. A file that cannot be collected catches nothing: it would not be collected with any other bug. Tests that
+a test runs, in a folder of its own, are not named here."""
 
 
 @dataclass(frozen=True, slots=True)
