@@ -17,8 +17,8 @@ TRY_SECONDS = 240
 TEST_SECONDS = 120
 FAILED = re.compile(r"^FAILED (tests/\S+)", re.MULTILINE)
 ERRORED = re.compile(r"^ERROR (tests/\S+::\S+)", re.MULTILINE)
-"""In a fixture. A file that cannot be collected catches nothing: it would not be collected with any other bug. Tests that
-a test runs, in a folder of its own, are not named here."""
+"""In a fixture. A file that cannot be collected catches nothing: it would not be collected with any other bug. Tests
+that a test runs, in a folder of its own, are not named here."""
 
 
 @dataclass(frozen=True, slots=True)
