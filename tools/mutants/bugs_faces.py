@@ -199,14 +199,6 @@ REACTORS: Final = (
         [TWISTED],
     ),
     Mutant(
-        "child-unwatches-its-parent-s-socket",
-        "a forked child leaves the parent's connection alone",
-        _TWISTED,
-        "        self._descriptor = None  # what the child's reactor watches is what the parent's does\n",
-        "",
-        [TWISTED],
-    ),
-    Mutant(
         "error-of-an-awaited-callback-lost",
         "what is begun tells its end, and what it raised",
         _TWISTED,
@@ -271,22 +263,6 @@ AROUND: Final = (
         _CODECS,
         "        except (ValueError, TypeError, package.UnpackException, RecursionError) as error:\n",
         "        except KeyError as error:\n",
-        [CODECS],
-    ),
-    Mutant(
-        "pydantic-does-not-validate-what-is-sent",
-        "pydantic validates in both directions",
-        _CODECS,
-        "self._adapter.dump_json(self._adapter.validate_python(value))",
-        "self._adapter.dump_json(value)",
-        [CODECS],
-    ),
-    Mutant(
-        "pydantic-lets-anything-in",
-        "what is not of the model is not decoded",
-        _CODECS,
-        "        except self._invalid as error:\n            raise DecodeFailed(",
-        "        except self._invalid as error:\n            raise RuntimeError(",
         [CODECS],
     ),
 )

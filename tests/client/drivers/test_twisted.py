@@ -128,9 +128,11 @@ def test_waiting_ends_in_time_or_when_one_is_done() -> None:
         first, second = Flag(), Flag()
         assert await client.driver.wait((first, second), 0.01) is False
         reactor.callLater(0.01, second.settle)
-        assert await client.driver.wait((first, second), SECONDS) is True
+        assert await client.driver.wait((first, second), 9 * SECONDS) is True
         assert await client.driver.wait((first, second)) is True
         assert (first.callbacks, second.callbacks) == ([], []), "nothing is left behind"
+        left = [each.getTime() - reactor.seconds() for each in reactor.getDelayedCalls()]
+        assert max(left) < 2 * SECONDS, "nor a timer"
 
     play(story)
 
@@ -154,11 +156,13 @@ def test_who_waited_goes_on_outside_of_what_woke_it() -> None:
 
 def test_a_flag_is_raised_from_another_thread() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
-        flag = Flag()
+        flag, here = Flag(), list[int]()
+        flag.when_done(lambda _: here.append(threading.get_ident()))
         thread = threading.Thread(target=lambda: client.driver.raise_flag(flag))
         thread.start()
         assert await client.driver.wait((flag,), SECONDS)
         thread.join()
+        assert here == [threading.get_ident()], "what waits for it goes on in the reactor's own thread"
 
     play(story)
 
