@@ -90,7 +90,7 @@ TOLD: Final = (
         _MARKER,
         "        if not self._broke:\n            return passed\n",
         "        if not self._broke or tried:\n            return passed\n",
-        [MARKER],
+        [f"{MARKER}::test_a_handler_that_is_not_idempotent_is_found_out_with_the_fault_and_its_step"],
     ),
     Mutant(
         "accident-not-named",
@@ -98,7 +98,7 @@ TOLD: Final = (
         _MARKER,
         '        report.sections.append((MARKER, "\\n  ".join([head, *lines])))\n',
         "",
-        [MARKER],
+        [f"{MARKER}::test_a_handler_that_is_not_idempotent_is_found_out_with_the_fault_and_its_step"],
     ),
     Mutant(
         "one-run-is-enough",
@@ -106,7 +106,7 @@ TOLD: Final = (
         _MARKER,
         "        for accident in plan:\n",
         "        for accident in plan[:1]:\n",
-        [MARKER],
+        [f"{MARKER}::test_a_handler_that_is_not_idempotent_is_found_out_with_the_fault_and_its_step"],
     ),
     Mutant(
         "faults-that-nobody-asked-for",
@@ -114,7 +114,7 @@ TOLD: Final = (
         _MARKER,
         "trial.accidents(self._asked.kinds)",
         "trial.accidents(KINDS)",
-        [MARKER],
+        [f"{MARKER}::test_only_the_faults_that_were_asked_for_happen"],
     ),
     Mutant(
         "more-runs-than-were-asked-for",
@@ -122,7 +122,7 @@ TOLD: Final = (
         _MARKER,
         "            plan = chosen(possible, self._asked.runs)\n",
         "            plan = list(possible)\n",
-        [MARKER],
+        [f"{MARKER}::test_more_faults_than_runs_are_spread_and_that_is_said"],
     ),
     Mutant(
         "first-faults-instead-of-spread-ones",
@@ -130,7 +130,7 @@ TOLD: Final = (
         _MARKER,
         "    return [accidents[index * len(accidents) // count] for index in range(count)]\n",
         "    return list(accidents[:count])\n",
-        [MARKER],
+        [f"{MARKER}::test_what_is_tried_is_spread_evenly_and_the_same_each_time"],
     ),
     Mutant(
         "test-without-a-request-says-nothing",
@@ -138,7 +138,7 @@ TOLD: Final = (
         _MARKER,
         "        if possible == 0:\n            self._tell(",
         "        if possible < 0:\n            self._tell(",
-        [MARKER],
+        [f"{MARKER}::test_a_test_without_a_request_is_told_so"],
     ),
     Mutant(
         "other-course-in-silence",
@@ -146,7 +146,7 @@ TOLD: Final = (
         _MARKER,
         "        self._skipped += not trial.happened\n",
         "",
-        [MARKER],
+        [f"{MARKER}::test_a_program_that_does_something_else_in_each_run_is_told_so"],
     ),
     Mutant(
         "wrong-marker-ignored",
@@ -154,7 +154,7 @@ TOLD: Final = (
         _MARKER,
         "        pytest.fail(str(error), pytrace=False)\n",
         "        str(error)\n",
-        [MARKER],
+        [f"{MARKER}::test_a_wrong_marker_is_an_error_of_its_test"],
     ),
     Mutant(
         "failing-teardown-behind-a-fault-passes",
@@ -162,7 +162,7 @@ TOLD: Final = (
         _MARKER,
         "        if (report := run.failure()) is not None:\n",
         '        if (report := run.failure()) is not None and report.when == "call":\n',
-        [MARKER],
+        [f"{MARKER}::test_a_fixture_that_fails_behind_a_fault_fails_the_test"],
     ),
 )
 

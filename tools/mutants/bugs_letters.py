@@ -49,7 +49,7 @@ KEPT: Final = (
         "            _write(connection, [each for each in changed if each.id in before], new=False)\n",
         "            _write(connection, [each for each in changed if each.id in before], new=False)\n"
         "            connection.commit()\n",
-        [STORE],
+        [f"{STORE}::test_a_page_of_changes_is_all_or_nothing"],
     ),
     Mutant(
         "same-letter-in-the-same-moment-fails",
@@ -57,7 +57,7 @@ KEPT: Final = (
         _STORE,
         "                if not isinstance(failed.__cause__, IntegrityError):\n                    raise\n",
         "                if failed:\n                    raise\n",
-        [STORE],
+        [f"{STORE}::test_many_threads_that_keep_the_same_make_one_letter_each"],
     ),
     Mutant(
         "what-ended-is-never-forgotten",
@@ -65,7 +65,7 @@ KEPT: Final = (
         _STORE,
         "T.changed_ms < now_ms - ENDED_MS_KEPT",
         "T.changed_ms < 0",
-        [STORE],
+        [f"{STORE}::test_what_ended_long_ago_is_forgotten_and_nothing_else"],
     ),
     Mutant(
         "dead-letters-forgotten-in-time",
@@ -73,7 +73,7 @@ KEPT: Final = (
         _STORE,
         "OVER: Final = (*ENDED, FAILING)\n",
         'OVER: Final = (*ENDED, FAILING, "dead")\n',
-        [STORE],
+        [f"{STORE}::test_what_ended_long_ago_is_forgotten_and_nothing_else"],
     ),
     Mutant(
         "another-group-s-letters-taken",
@@ -81,7 +81,7 @@ KEPT: Final = (
         _STORE,
         "        query = select(T.id).where(T.group_name == group)\n",
         "        query = select(T.id)\n",
-        [SHELF, KEEPING],
+        [f"{KEEPING}::test_another_groups_letters_are_not_taken"],
     ),
     Mutant(
         "put-off-letter-comes-at-once",
@@ -89,7 +89,7 @@ KEPT: Final = (
         _STORE,
         "T.state == WAITING, T.next_ms <= now_ms)",
         "T.state == WAITING)",
-        [SHELF, KEEPING],
+        [f"{KEEPING}::test_one_that_is_put_off_comes_at_its_time_and_not_before"],
     ),
     Mutant(
         "putting-off-costs-a-call",
@@ -105,7 +105,7 @@ KEPT: Final = (
         _KEEPING,
         '            log.warning("%s is in other hands: the lease was over.", due.id)\n            return ""\n',
         '            return "handled"\n',
-        [KEEPING],
+        [f"{KEEPING}::test_what_a_killed_consumer_had_is_anothers_when_the_lease_is_over"],
     ),
     Mutant(
         "error-s-words-in-the-log",
@@ -113,7 +113,7 @@ KEPT: Final = (
         _KEEPING,
         '            kind = letter.error.partition(":")[0]\n',
         "            kind = letter.error\n",
-        [KEEPING],
+        [f"{KEEPING}::test_a_dead_letter_is_kept_with_its_history"],
     ),
     Mutant(
         "waits-between-calls-do-not-grow",
@@ -121,7 +121,7 @@ KEPT: Final = (
         _KEEPING,
         "now_ms + wait_ms(due.calls, self._jitter())",
         "now_ms + wait_ms(1, self._jitter())",
-        [KEEPING],
+        [f"{KEEPING}::test_waits_grow_between_failures"],
     ),
     Mutant(
         "history-without-a-bound",
@@ -140,7 +140,7 @@ AGAIN: Final = (
         _REDRIVE,
         "        able = [each for each in letters if each.redrives < self._wish.loop_limit]\n",
         "        able = [each for each in letters if each.redrives >= 0]\n",
-        [REDRIVE],
+        [f"{REDRIVE}::test_what_comes_back_again_and_again_is_passed_over"],
     ),
     Mutant(
         "dry-run-sends",
@@ -148,7 +148,7 @@ AGAIN: Final = (
         _REDRIVE,
         "                self.report.count(target[0], len(meant))\n                continue\n",
         "                self.report.count(target[0], len(meant))\n",
-        [REDRIVE],
+        [f"{REDRIVE}::test_a_dry_run_counts_and_changes_nothing"],
     ),
     Mutant(
         "dry-run-resumes",
@@ -156,7 +156,7 @@ AGAIN: Final = (
         _REDRIVE,
         "        if not self._wish.dry:\n            yield from self._resume()\n",
         "        yield from self._resume()\n",
-        [REDRIVE],
+        [f"{REDRIVE}::test_a_dry_run_counts_and_changes_nothing"],
     ),
     Mutant(
         "sent-before-its-place-is-written-down",
@@ -164,7 +164,7 @@ AGAIN: Final = (
         _REDRIVE,
         "        placed = yield from self._shelf.apply(steps)\n        found = [\n",
         "        placed = letters\n        found = [\n",
-        [REDRIVE],
+        [f"{REDRIVE}::test_killed_at_every_step_and_done_again_nothing_is_doubled_and_nothing_lost"],
     ),
     Mutant(
         "unclaimed-letters-sent",
@@ -172,7 +172,7 @@ AGAIN: Final = (
         _REDRIVE,
         "        won = [each for each, found in zip(letters, claimed, strict=True) if found is not None]\n",
         "        won = list(letters)\n",
-        [REDRIVE],
+        [f"{REDRIVE}::test_two_at_once_send_each_letter_once"],
     ),
     Mutant(
         "arrival-not-written-down",
@@ -180,7 +180,7 @@ AGAIN: Final = (
         _REDRIVE,
         '        """Write down what became of a run."""\n        yield from self._shelf.apply(fate.steps)\n',
         '        """Write down what became of a run."""\n        yield from ()\n',
-        [REDRIVE],
+        [f"{REDRIVE}::test_dead_letters_go_to_their_topic_again_as_they_were"],
     ),
     Mutant(
         "limit-ignored",
@@ -188,7 +188,7 @@ AGAIN: Final = (
         _REDRIVE,
         "            able = able[: self._wish.limit - self._done()]\n",
         "            able = list(able)\n",
-        [REDRIVE],
+        [f"{REDRIVE}::test_only_what_is_chosen_is_sent"],
     ),
     Mutant(
         "another-topic-gets-them-anywhere",
@@ -196,7 +196,7 @@ AGAIN: Final = (
         _REDRIVE,
         "        return name, zlib.crc32(data) % count\n",
         "        return name, 0\n",
-        [REDRIVE],
+        [f"{REDRIVE}::test_another_topic_gets_them_by_key"],
     ),
     Mutant(
         "too-large-a-letter-stops-the-others",
@@ -204,7 +204,7 @@ AGAIN: Final = (
         _REDRIVE,
         "        if fate.refused and len(won) > 1:",
         "        if fate.refused and len(won) < 0:",
-        [REDRIVE],
+        [f"{REDRIVE}::test_a_message_that_is_too_large_by_now_stops_no_other"],
     ),
 )
 
@@ -223,7 +223,7 @@ HANDLED: Final = (
         _RETRYING,
         "            return partial(store.give_back, due)\n",
         "            return partial(store.failed, due, self._failure(NotCalled()))\n",
-        [RETRYING],
+        [f"{RETRYING}::test_what_no_handler_was_called_with_is_given_back_uncounted"],
     ),
     Mutant(
         "stop-takes-one-more",
@@ -231,7 +231,7 @@ HANDLED: Final = (
         _RETRYING,
         "        while not self.stop_asked.done:\n            try:\n",
         "        while True:\n            try:\n",
-        [RETRYING],
+        [f"{RETRYING}::test_stop_ends_it_behind_the_message_in_work"],
     ),
     Mutant(
         "two-verbs-at-once-on-a-topic",
@@ -239,7 +239,7 @@ HANDLED: Final = (
         _TOPIC,
         "        while self._busy is not None:\n            yield Wait((self._busy,))\n",
         "        yield from ()\n",
-        [TOPIC],
+        [f"{TOPIC}::test_several_at_once_in_one_process_wait_for_each_other"],
     ),
     Mutant(
         "looking-makes-the-topic",
@@ -247,7 +247,7 @@ HANDLED: Final = (
         _TOPIC,
         "[self._topic], create=self._create)",
         "[self._topic], create=True)",
-        [TOPIC],
+        [f"{TOPIC}::test_who_only_looks_makes_no_topic"],
     ),
     Mutant(
         "deleted-store-stays-deleted",
@@ -255,7 +255,7 @@ HANDLED: Final = (
         _TOPIC,
         "            self._forget()\n        return (yield from self._sent(steps, until))\n",
         "            raise\n        return (yield from self._sent(steps, until))\n",
-        [TOPIC],
+        [f"{TOPIC}::test_a_topic_that_was_deleted_is_begun_anew"],
     ),
     Mutant(
         "idle-store-stuck",
@@ -263,7 +263,7 @@ HANDLED: Final = (
         _TOPIC,
         "            self._drop_id()  # idle for so long that the broker forgot it, and had nothing of this under it\n",
         "            raise\n",
-        [TOPIC],
+        [f"{TOPIC}::test_an_idle_store_goes_on_when_the_broker_forgot_it"],
     ),
     Mutant(
         "listener-s-closed-is-not-called",
@@ -271,7 +271,7 @@ HANDLED: Final = (
         _RETRYING,
         "        except NotCalled:\n",
         "        except (NotCalled, Closed):\n",
-        [RETRYING],
+        [f"{RETRYING}::test_a_listener_that_raises_closed_has_failed_as_with_any_other_error"],
     ),
 )
 
