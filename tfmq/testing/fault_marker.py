@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import pytest
-from _pytest.runner import call_and_report  # what pytest-rerunfailures and others build on, too
 
 from tfmq.errors import BadRequest
+from tfmq.testing import reruns
 from tfmq.testing.trial import KINDS, Accident, Trial
 
 MARKER: Final = "tfmq_faults"
@@ -57,6 +57,7 @@ def check(item: Any) -> None:
         arguments(item)
     except BadRequest as error:
         pytest.fail(str(error), pytrace=False)
+    reruns.check(item)
 
 
 def chosen(accidents: Sequence[Accident], count: int) -> list[Accident]:
@@ -64,31 +65,6 @@ def chosen(accidents: Sequence[Accident], count: int) -> list[Accident]:
     if len(accidents) <= count:
         return list(accidents)
     return [accidents[index * len(accidents) // count] for index in range(count)]
-
-
-class Reports:
-    """What pytest said of one run."""
-
-    def __init__(self, item: Any) -> None:
-        self._item = item
-        self.setup: Any = call_and_report(item, "setup", log=False)
-        self.call: Any = call_and_report(item, "call", log=False) if self.setup.passed else None
-        self.teardown: Any = None
-
-    def tear_down(self, nextitem: Any) -> None:
-        """The end of the run; what `nextitem` needs, too, stays."""
-        self.teardown = call_and_report(self._item, "teardown", log=False, nextitem=nextitem)
-
-    def all(self) -> list[Any]:
-        return [report for report in (self.setup, self.call, self.teardown) if report is not None]
-
-    @property
-    def passed(self) -> bool:
-        return self.call is not None and all(report.passed for report in self.all())
-
-    def failure(self) -> Any | None:
-        """The first of them that failed."""
-        return next((report for report in self.all() if report.failed), None)
 
 
 class Rerun:
@@ -121,17 +97,13 @@ class Rerun:
         return [plain.setup, self._verdict(plain.call, len(plan)), plain.teardown]
 
     @contextmanager
-    def _run(self, trial: Trial) -> Iterator[Reports]:
+    def _run(self, trial: Trial) -> Iterator[reruns.Run]:
         item = self._item
         item.stash[self._key] = trial
-        item._report_sections.clear()  # what the run before had printed
-        if not item._request:
-            item._initrequest()
         try:
-            yield Reports(item)
+            with reruns.fresh(item):
+                yield reruns.Run(item)
         finally:
-            item._request = False
-            item.funcargs = None
             del item.stash[self._key]
 
     def _try(self, accident: Accident, *, last: bool) -> None:
@@ -180,7 +152,9 @@ def told(trial: Trial) -> str:
 
 
 def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> bool | None:
-    """The whole of one marked test; None where the marker is wrong, which the test's own set-up then says."""
+    """The whole of one marked test; None where the marker is wrong, or pytest lacks something: its set-up says so."""
+    if reruns.lacking(item):
+        return None
     try:
         rerun = Rerun(item, nextitem, stash_key)
     except BadRequest:
