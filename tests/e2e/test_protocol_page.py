@@ -128,7 +128,8 @@ class PageClient:
         self, topic: str, incarnation: int, offset: int, wait_ms: int = 0, read: int = 0
     ) -> tuple[list[tuple[int, bytes]], int]:
         reply, body = self.call(30, topic, incarnation, 0, offset, -1, 262_144, wait_ms, read, None)
-        start, skip_to, following, *_, log_id = reply
+        start, skip_to, following, *_, log_id, partitions = reply
+        assert partitions == 1
         found, position, block = [], 0, 0
         while position < len(body):
             length, checksum, record_id, flag = struct.unpack_from(">IIQI", body, position)
