@@ -18,7 +18,7 @@ from tfmq.client.running import Running
 from tfmq.client.waiting import Flag
 from tfmq.client.work import Run
 from tfmq.dead_letters import Retrying, default_path, open_dead_letters
-from tfmq.errors import BadRequest
+from tfmq.errors import BadRequest, Closed
 
 log = logging.getLogger("tfmq.consumer")
 
@@ -38,8 +38,10 @@ def begin_run(
     raise_flag: Callable[[Flag], None] = Flag.settle,
 ) -> Running:
     """A run that nobody works for yet. `beside` does the work of a store; `raise_flag` wakes other threads. Raises
-    BadRequest for wrong arguments."""
+    BadRequest for wrong arguments, Closed for a consumer that is."""
     options = core.options
+    if core.closed:
+        raise Closed("The consumer was closed, as it is behind a run; make a new one.")
     if type(workers) is not int or not 1 <= workers <= WORKERS_MAX:
         raise BadRequest(
             f"workers={workers!r} is no number of workers; it takes one from 1 to {WORKERS_MAX}."

@@ -174,6 +174,27 @@ def test_a_plain_function_that_raises_stop_iteration_has_failed(bench: Bench) ->
     assert "StopIteration" in bench.letters()["b"].failures[-1].traceback
 
 
+def test_close_in_another_task_ends_a_run_that_waits(bench: Bench) -> None:
+    async def scenario() -> list[str]:
+        consumer = consumer_of(bench)
+        seen: list[str] = []
+
+        async def handle(message: Any) -> None:
+            seen.append(message.text)
+
+        running = asyncio.create_task(consumer.run(handle, workers=2, signals=False))
+        while len(seen) < 3:
+            await asyncio.sleep(0)
+        await consumer.close()
+        await running
+        with pytest.raises(tfmq.Closed):
+            await consumer.run(handle)
+        return seen
+
+    assert asyncio.run(scenario()) == ["a", "b", "c"]
+    assert (bench.saved() or 0) > bench.place("c")
+
+
 def test_sigterm_finishes_the_message_in_work(bench: Bench) -> None:
     async def scenario() -> list[str]:
         consumer = consumer_of(bench)

@@ -165,6 +165,54 @@ def test_stop_from_another_thread_ends_a_run_that_waits(server: LiveServer) -> N
     timer.join()
 
 
+def test_stop_in_a_signal_handler_finishes_the_message_in_work(server: LiveServer, topic: str) -> None:
+    program = PROGRAM.replace(
+        "consumer.run(",
+        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: consumer.stop())\nconsumer.run(",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, server.address, topic, "0.5", "1"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begin 0\n"
+    process.send_signal(signal.SIGUSR1)
+    assert lines(process) == ["end 0", "left"]
+    assert process.wait(SECONDS) == 0 and saved(server, topic) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_close_in_another_thread_ends_the_run_and_leaves_what_is_at_work(
+    server: LiveServer, topic: str, workers: int
+) -> None:
+    consumer: tfmq.Consumer[Any] = tfmq.Consumer(
+        server.address, topics=topic, group="workers", dead_letters=None
+    )
+    calls = []
+
+    def handle(message: Any) -> None:
+        calls.append(message.text)
+        if message.text == "2":
+            closing = threading.Thread(target=consumer.close)
+            closing.start()
+            closing.join(SECONDS)
+            assert not closing.is_alive()
+
+    consumer.run(handle, workers=workers)
+    assert calls == ["0", "1", "2"] and saved(server, topic) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_close_in_another_thread_ends_a_run_that_waits_and_a_closed_one_runs_no_more(
+    server: LiveServer, workers: int
+) -> None:
+    consumer: tfmq.Consumer[Any] = tfmq.Consumer(server.address, topics="nothing-here", group="waits")
+    timer = threading.Timer(0.3, consumer.close)
+    timer.start()
+    consumer.run(print, workers=workers)
+    timer.join()
+    with pytest.raises(tfmq.Closed):
+        consumer.run(print)
+
+
 def worker(server: LiveServer, topic: str, seconds: float, workers: int = 1) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, server.address, topic, str(seconds), str(workers)],

@@ -151,6 +151,8 @@ class DeferredRun:
                     if not settled:
                         with contextlib.suppress(Closed):
                             await driver.run(running.abandon(job))
+        except Closed:
+            pass  # the consumer was closed meanwhile: that is an end, too; a listener's own stands in `failure`
         except BaseException as error:
             if isinstance(error, CancelledError) and self._cancelled is not None:
                 error = self._cancelled

@@ -154,6 +154,8 @@ class TaskRun:
                             await driver.run(running.abandon(job))
         except asyncio.CancelledError as error:
             await driver.run(running.failed(error if self._signal is None else at_once(self._signal)))
+        except Closed:
+            pass  # the consumer was closed meanwhile: that is an end, too; a listener's own stands in `failure`
         except BaseException as error:
             await driver.run(running.failed(error))
 

@@ -51,6 +51,8 @@ class ThreadRun:
                         self._work()
                     else:
                         self._work_beside(workers)
+                except Closed:
+                    pass  # the consumer was closed meanwhile: that is an end, too; a listener's own stands in `failure`
                 except BaseException as error:
                     driver.run(running.failed(error))
                 try:
@@ -110,7 +112,8 @@ class ThreadRun:
         self._left = workers
         for thread in threads:
             thread.start()
-        self._driver.run(self._ended())
+        with contextlib.suppress(Closed):
+            self._driver.run(self._ended())
         for thread in threads:
             thread.join(JOIN_SECONDS)
 
