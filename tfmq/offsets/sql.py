@@ -118,7 +118,7 @@ class SqlOffsets:
         if missing:
             raise NotSupported(
                 f"{self.url.render_as_string()}: the table {table.NAME} has no {', '.join(missing)}, so it is of"
-                " another release, or not of tfmq; bring it to what tfmq.offsets.table.offsets_table says, or rename it."
+                " another release, or not of tfmq; make it what tfmq.offsets.table.offsets_table says, or rename it."
             )
 
     def _made(self) -> Engine:

@@ -10,6 +10,7 @@ FILE: Final = "tests/offsets/test_file.py"
 TABLE: Final = "tests/offsets/test_table.py"
 DATABASE: Final = "tests/offsets/test_sql.py"
 SESSIONS: Final = "tests/sql/test_offsets.py"
+CONFLICTS: Final = "tests/sql/test_offset_conflicts.py"
 NODES: Final = "tests/zookeeper/test_offsets.py"
 MEMBER: Final = "tests/zookeeper/test_coordinator.py"
 RUNNER: Final = "tests/zookeeper/test_runner.py"
@@ -61,9 +62,49 @@ IN_STORAGES: Final = (
         "lost-partition-commits-its-results",
         "a member that lost a partition commits no results of it",
         "tfmq/sql/offsets.py",
-        "    if lost:\n        raise fenced(stood",
-        "    if lost and not stood:\n        raise fenced(stood",
+        "    if lost or stood.fenced is not None:\n",
+        "    if stood.fenced is not None:\n",
         [SESSIONS],
+    ),
+    Mutant(
+        "others-of-a-refused-batch-are-passed",
+        "behind Fenced the other partitions of the batch come again",
+        "tfmq/client/storage_offsets.py",
+        "            for name in self.places.keys() - set(lost):\n",
+        "            for name in set(lost):\n",
+        [SESSIONS],
+    ),
+    Mutant(
+        "others-of-a-batch-with-a-loss-are-passed",
+        "behind Fenced for what was lost before, the partitions of the batch come again",
+        "tfmq/sql/offsets.py",
+        "        _go_back(stood, stood.storage, lost)\n",
+        "        if lost:\n            _go_back(stood, stood.storage, lost)\n",
+        [SESSIONS],
+    ),
+    Mutant(
+        "a-child-keeps-the-lock-of-the-offset-file",
+        "a child that is forked in the middle of a save does not keep the lock",
+        "journal/disk.py",
+        "                fcntl.flock(descriptor, fcntl.LOCK_UN)\n",
+        "                pass\n",
+        [FILE],
+    ),
+    Mutant(
+        "any-trouble-of-the-disk-is-final",
+        "a disk that failed is tried again",
+        "tfmq/offsets/file.py",
+        "error.errno in HOPELESS\n",
+        "error.errno\n",
+        [FILE],
+    ),
+    Mutant(
+        "a-table-of-another-release-is-used",
+        "a table that lacks columns is refused",
+        "tfmq/offsets/sql.py",
+        "        if missing:\n",
+        "        if missing is None:\n",
+        [CONFLICTS],
     ),
     Mutant(
         "savepoint-s-release-is-taken-for-the-commit",
