@@ -1,6 +1,6 @@
 """Codecs: there and back, and clear words for what is not theirs."""
 
-import importlib.util
+import sys
 
 import pytest
 
@@ -33,12 +33,14 @@ def test_codecs_say_their_names() -> None:
     assert [repr(codecs.json), repr(codecs.msgpack)] == ["tfmq.codecs.json", "tfmq.codecs.msgpack"]
 
 
-def test_pydantic_validates_both_ways_where_it_is_installed() -> None:
-    if importlib.util.find_spec("pydantic") is None:
-        with pytest.raises(ImportError):
-            codecs.pydantic(int)
-        return
+def test_pydantic_validates_both_ways() -> None:
     codec = codecs.pydantic(int)
     assert codec.decode(codec.encode(5)) == 5
     with pytest.raises(DecodeFailed, match="not a valid int"):
         codec.decode(b'"x"')
+
+
+def test_without_pydantic_its_codec_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    with pytest.raises(ImportError, match="pydantic"):
+        codecs.pydantic(int)

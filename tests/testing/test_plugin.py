@@ -77,6 +77,24 @@ def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_it_is_found_where_tfmq_is_installed_and_can_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sys\ndef test_it():\n    assert 'tfmq.testing.plugin' not in sys.modules\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--rootdir={tmp_path}", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    for options, word in (([], "1 failed"), (["-p", "no:tfmq"], "1 passed")):
+        done = subprocess.run(
+            [*command, *options],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert word in done.stdout, done.stdout + done.stderr
+
+
 def test_each_test_has_a_broker_of_its_own_and_every_client_finds_it(tmp_path: Path) -> None:
     done = run(tmp_path, PASSING)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
