@@ -3,10 +3,12 @@
 import random
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import pytest
 
-from tests.scale import SEED, scaled
+from tests.scale import SEED, scaled, seeded
+from tfmq.broker import group_strategies
 from tfmq.broker.group_strategies import Candidate, Partition, assign
 from tfmq.errors import BadRequest
 
@@ -209,3 +211,29 @@ def test_any_group_sticky_is_as_even_as_can_be_and_moves_nothing_for_nothing() -
             least = min(counts[each] for each in reaches(group, assigned, member))
             assert counts[member] - least <= 1, number
         assert assign("sticky", group, every, assigned) == assigned, number
+
+
+def test_a_plan_for_members_that_all_name_other_partitions_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The search for evener shares is bounded; what it leaves is whole, and nearly even."""
+    chance = seeded("picky")
+    names = [("t", number) for number in range(800)]
+    group = [Candidate(f"m{n:03d}", ["t"], frozenset(chance.sample(names, 40))) for n in range(200)]
+    looked = 0
+    neighbours = group_strategies._Shares._neighbours
+
+    def counted(shares: Any, member: str) -> Any:
+        nonlocal looked
+        looked += 1
+        return neighbours(shares, member)
+
+    monkeypatch.setattr(group_strategies._Shares, "_neighbours", counted)
+    monkeypatch.setattr(group_strategies, "EVENING_STEPS_MAX", 20_000)
+    assigned = assign("sticky", group, names, {})
+    takers = {each.id: each for each in group}
+    assert all(takers[member].takes(partition) for partition, member in assigned.items())
+    assert assigned.keys() == {partition for each in group for partition in each.only or ()}
+    shares = Counter(assigned.values())
+    assert max(shares.values()) <= 2 * len(assigned) / len(group)
+    assert looked < 400

@@ -23,6 +23,12 @@ from tfmq.protocol.group_commands import CONSISTENT_HASH, RANGE, STICKY
 POINTS: Final = 64
 """Of a member on the ring: with so many the largest share is seldom above twice the mean."""
 
+EVENING_STEPS_MAX: Final = 2_000_000
+"""Looks at a member's partition, or at a member, in search for evener shares; then they are even enough. A plan is made
+in the broker's own thread: a thousand members that each name other partitions keep it for a second at most, not for a
+minute.
+"""
+
 Partition = tuple[str, int]
 """(topic, number)."""
 
@@ -71,7 +77,11 @@ _number_first = itemgetter(1, 0)
 def _takers(members: Sequence[Candidate], partitions: Sequence[Partition]) -> Takers:
     """Equal sets are one object, so that to compare thousands of them costs nothing."""
     whole: dict[str, frozenset[str]] = {}
-    picky = [each for each in members if each.only is not None]
+    picked: dict[Partition, set[str]] = {}
+    for each in members:
+        for partition in each.only or ():
+            if partition[0] in each.topics:
+                picked.setdefault(partition, set()).add(each.id)
     takers: Takers = {}
     for partition in partitions:
         topic = partition[0]
@@ -80,8 +90,8 @@ def _takers(members: Sequence[Candidate], partitions: Sequence[Partition]) -> Ta
                 each.id for each in members if each.only is None and topic in each.topics
             )
         found = whole[topic]
-        if picky:
-            found = found.union(each.id for each in picky if each.takes(partition))
+        if partition in picked:
+            found |= picked[partition]
         if found:
             takers[partition] = found
     same = {found: found for found in takers.values()}
@@ -178,7 +188,8 @@ class _Shares:
     """Who has what, where not all members take the same, while it is evened out by chains of single moves.
 
     Where no chain brings two members' numbers nearer to each other, nothing is evener (that is the theorem on optimal
-    semi-matchings); and who could not be helped cannot be later, because those who have most come first.
+    semi-matchings); and who could not be helped cannot be later, because those who have most come first. The search
+    ends after `EVENING_STEPS_MAX`.
     """
 
     def __init__(self, takers: Takers, kept: Mapping[Partition, str]) -> None:
@@ -188,6 +199,7 @@ class _Shares:
             member: {} for members in takers.values() for member in members
         }
         self._settled: set[str] = set()
+        self._steps = EVENING_STEPS_MAX
         for partition, member in kept.items():
             self._give(partition, member)
         for partition, members in takers.items():
@@ -206,7 +218,9 @@ class _Shares:
 
     def even_out(self) -> bool:
         """One chain of moves from the member that has most, if there is one that helps; whether there was."""
-        for member in sorted(self._has.keys() - self._settled, key=self._size_and_name, reverse=True):
+        open_ones = self._has.keys() - self._settled
+        self._steps -= len(open_ones)
+        for member in sorted(open_ones, key=self._size_and_name, reverse=True):
             chain = self._chain(member)
             if chain:
                 for partition, to in chain:
@@ -220,7 +234,7 @@ class _Shares:
         most = len(self._has[start]) - 2
         came: dict[str, tuple[Partition, str]] = {}
         waiting = deque([start])
-        while waiting:
+        while waiting and self._steps > 0:
             member = waiting.popleft()
             for to, partition in self._neighbours(member):
                 if to == start or to in came:
@@ -235,6 +249,7 @@ class _Shares:
         """Who could take a partition of `member`, those who have least first, and the last one that they could."""
         last = {self._takers[partition]: partition for partition in self._has[member]}
         found = {to: partition for members, partition in last.items() for to in members}
+        self._steps -= len(self._has[member]) + sum(map(len, last)) + len(found)
         return sorted(found.items(), key=lambda each: self._size_and_name(each[0]))
 
 
