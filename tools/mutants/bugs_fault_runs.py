@@ -33,15 +33,6 @@ ACCIDENTS: Final = (
         [TRIAL],
     ),
     Mutant(
-        "lost-reply-of-what-was-not-done",
-        "a lost reply is one to something that was done",
-        _TRIAL,
-        "            return LostReply(reply, session, partial(self._world.beside, self._recover))\n",
-        "            LostReply(reply, session, partial(self._world.beside, self._recover)).ok()\n"
-        "            return None\n",
-        [TRIAL],
-    ),
-    Mutant(
         "rebalance-that-does-not-happen",
         "a rebalance takes all partitions for a moment",
         _TRIAL,

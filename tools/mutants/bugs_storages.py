@@ -230,14 +230,6 @@ ZOOKEEPER: Final = (
         [MEMBER],
     ),
     Mutant(
-        "broker-registers-once",
-        "another session registers everything again",
-        _REGISTRY,
-        "        self._session, self.registered = 0, False\n        self._made.clear()\n",
-        "        self._session, self.registered = 0, False\n",
-        [REGISTRY],
-    ),
-    Mutant(
         "removed-registration-stays-removed",
         "what somebody removed is registered again",
         _REGISTRY,
