@@ -89,7 +89,7 @@ KEPT: Final = (
         _STORE,
         "T.state == WAITING, T.next_ms <= now_ms)",
         "T.state == WAITING)",
-        [f"{KEEPING}::test_one_that_is_put_off_comes_at_its_time_and_not_before"],
+        [f"{SHELF}::test_what_is_due_is_given_in_the_order_of_its_times_and_for_its_group"],
     ),
     Mutant(
         "putting-off-costs-a-call",
