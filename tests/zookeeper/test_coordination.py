@@ -78,6 +78,17 @@ def test_members_share_the_partitions_as_they_come_and_go(group: Joined, nodes: 
     until(lambda: group.shares() == {"b": [0, 1, 2, 3, 4]})
 
 
+def test_item_30_ten_partitions_over_three_and_then_four_members(group: Joined) -> None:
+    for name in ("a", "b", "c"):
+        group.join(name, 10)
+    until(lambda: group.shares() == {"a": [0, 1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]})
+    before = group.members["a"].share().granted
+    group.join("d", 10)
+    until(lambda: group.shares() == {"a": [0, 1, 2], "b": [3, 4, 5], "c": [6, 7], "d": [8, 9]})
+    kept = group.members["a"].share().granted
+    assert kept.items() <= before.items(), "who keeps a partition is not disturbed in it"
+
+
 def test_a_partition_stays_with_its_owner_until_that_gives_it_up(group: Joined) -> None:
     first = group.join("b", 2)
     until(lambda: len(first.share().granted) == 2)
