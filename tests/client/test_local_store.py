@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from journal.disk import RealDisk
 from tfmq.client.local_store import NOWHERE, LocalStore, Place
 from tfmq.errors import Busy, NotAllowed, StoreFailed
 
@@ -113,3 +114,39 @@ def test_a_statement_that_fails_leaves_nothing_half_done(store: LocalStore) -> N
     with pytest.raises((sqlite3.Error, StoreFailed)):
         store.keep("orders", 0, [(1, BLOCKS, b"b", NOWHERE), (None, BLOCKS, b"c", NOWHERE)])  # type: ignore[list-item]
     assert [row.data for row in store.first("orders", 0, 9, 1000)] == [b"a"]
+
+
+def test_it_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = LocalStore(str(tmp_path / "made" / "below" / "store"), 1000)
+        keep(store, b"a")
+    finally:
+        os.umask(before)
+    for made in (tmp_path / "made").rglob("*"):
+        assert made.stat().st_mode & 0o077 == 0, made
+    assert (tmp_path / "made").stat().st_mode & 0o077 == 0
+    store.close()
+
+
+def test_what_it_makes_is_on_the_disk_before_anything_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[str] = []
+    monkeypatch.setattr(RealDisk, "force_folder", lambda _, path: forced.append(path))
+    store = LocalStore(str(tmp_path / "made" / "below" / "store"), 1000)
+    keep(store, b"a")
+    assert forced == [str(tmp_path), str(tmp_path / "made"), str(tmp_path / "made" / "below")]
+    store.close()
+
+
+def test_a_file_of_a_newer_version_is_left_alone(store: LocalStore) -> None:
+    keep(store, b"a")
+    store.close()
+    with sqlite3.connect(store.path) as database:
+        database.execute("pragma user_version = 99")
+    database.close()
+    before = Path(store.path).read_bytes()
+    with pytest.raises(StoreFailed, match="newer version of tfmq"):
+        keep(store, b"b")
+    assert Path(store.path).read_bytes() == before

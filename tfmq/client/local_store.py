@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from journal.disk import RealDisk
 from tfmq.errors import Busy, NotAllowed, StoreFailed
 
 _TABLE: Final = """create table if not exists kept (
@@ -24,6 +25,13 @@ _TABLE: Final = """create table if not exists kept (
     sequence integer not null, from_offset integer not null)"""
 _INDEX: Final = "create index if not exists kept_by_partition on kept (topic, partition, id)"
 _COLUMNS: Final = "id, count, blocks, data, incarnation, producer_id, sequence, from_offset"
+
+
+VERSION: Final = 1
+"""Of the table; 0 is what it was before it had a number."""
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+"""Payloads are nobody else's."""
 
 
 class Place(NamedTuple):
@@ -152,13 +160,13 @@ class LocalStore:
                     database.rollback()
                     raise
             except (OSError, sqlite3.Error) as error:
-                if isinstance(error, Busy | NotAllowed):
+                if isinstance(error, Busy | NotAllowed | StoreFailed):
                     raise
                 raise StoreFailed(f"{self.path}: {error}") from error
 
     def _open(self) -> sqlite3.Connection:
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        descriptor = os.open(self.path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _make(self.path)
+        descriptor = os.open(self.path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -168,10 +176,19 @@ class LocalStore:
             ) from None
         try:
             database = sqlite3.connect(self.path, check_same_thread=False)
+            (version,) = database.execute("pragma user_version").fetchone()
+            if version > VERSION:
+                database.close()
+                raise StoreFailed(
+                    f"{self.path} was written by a newer version of tfmq: it is of version {version}, this one knows"
+                    f" up to {VERSION}. Start the newer version, or give this one a store of its own."
+                )
             database.execute("pragma journal_mode = wal")
             database.execute("pragma synchronous = full")  # in this mode, forced at every commit
             database.execute(_TABLE)
             database.execute(_INDEX)
+            if version < VERSION:
+                database.execute(f"pragma user_version = {VERSION}")
             database.commit()
             self._bytes = database.execute("select coalesce(sum(length(data)), 0) from kept").fetchone()[0]
         except BaseException:
@@ -179,3 +196,18 @@ class LocalStore:
             raise
         self._descriptor, self._database = descriptor, database
         return database
+
+
+def _make(path: str) -> None:
+    """The file, where there is none, and the folders that are missing above it; each is on the disk then."""
+    folder = os.path.dirname(path)
+    missing = [] if os.path.exists(path) else [path]
+    while not os.path.exists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for each in reversed(missing):
+        if each == path:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+        else:
+            os.makedirs(each, FOLDER_MODE, exist_ok=True)
+        RealDisk().force_folder(os.path.dirname(each))
