@@ -52,7 +52,7 @@ BROKER_SHARE, FROZEN_SHARE, LEFT_SHARE = 0.25, 0.4, 0.25
 ALIVE_SECONDS = (0.05, 0.7)
 FROZEN_SECONDS = (1.1 * SESSION_SECONDS, 2.5 * SESSION_SECONDS)
 PAUSE_SECONDS = 0.03
-AHEAD_MAX = 150
+AHEAD_MAX = 64
 ANSWER_SECONDS = 90.0
 END_SECONDS = 120.0
 """What is left when the killing is over takes seconds; a rig that comes to no end says so."""
