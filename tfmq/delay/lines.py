@@ -80,7 +80,7 @@ class Lines:
 
     @property
     def waiting(self) -> int:
-        """Messages that came to lines and were not sent."""
+        """Messages that came to lines and are not in their targets for sure."""
         return sum([line.waiting for line in self._lines.values()])
 
     @property
@@ -129,10 +129,7 @@ class Lines:
         return self.applied(key) if line is None else line.settling.through
 
     def applied(self, key: int) -> Turn | None:
-        """What a target has, for sure: a stopped one may lose yet what was not forced, and tells only when it is back.
-        Any thread."""
-        if self.stop_of(key) is not None:
-            return None
+        """What a target has, for sure: a stopped one may lose yet what was not forced. Any thread."""
         settled = self.destination.settled(key, self.source)
         return None if settled is None else Turn(*settled)
 
