@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -20,6 +21,8 @@ from tfmq.delay.targets import Targets
 from tfmq.delay.wheel_slots import ABSOLUTE, TARGET_SHIFT, Entries
 from tfmq.effects import Destination
 from tfmq.errors import DiskFull, StorageStopped, UnknownTopic
+
+logger = logging.getLogger("tfmq.delay")
 
 STUCK_ROWS_MAX: Final = 524_288
 """Rows that all lines together keep which cannot fire, 13 MB: with more, the fullest gives up its own."""
@@ -258,6 +261,13 @@ class Lines:
         line = self._lines.get(key)
         if line is not None:
             self.ready(line)
+
+    def note_lost(self, dropped: int, damaged: int) -> None:
+        """So many messages never come to a line."""
+        self.dropped += dropped
+        self.damaged += damaged
+        if damaged:
+            logger.error("%d delayed messages are lost, since they cannot be read", damaged)
 
     # Targets
 
