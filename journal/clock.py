@@ -19,6 +19,10 @@ class Clock(Protocol):
         """Milliseconds since 1970-01-01 UTC. May jump either way; only ever stored and shown."""
         ...
 
+    def wall_us(self) -> int:
+        """The same in microseconds: `wall_ms` has the whole milliseconds of it."""
+        ...
+
 
 class SystemClock:
     """The machine's clock."""
@@ -28,3 +32,6 @@ class SystemClock:
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def wall_us(self) -> int:
+        return time.time_ns() // 1000

@@ -18,6 +18,7 @@ from journal.mark import Marks
 from journal.pins import Pins
 from journal.recovery import Damage
 from journal.segment import Segment
+from journal.sources import Sources
 
 _base = attrgetter("base")
 
@@ -47,7 +48,7 @@ class Extent:
         self.unfinished_end = (0, 0)
         """(offset, ordinal) of the end then."""
         self.damage: tuple[Damage, ...] = ()
-        self.sources: dict[tuple[int, int], tuple[int, int]] = {}
+        self.sources = Sources()
         self.lock = threading.RLock()
         """Held for short changes of several fields; never for anything that may wait for the disk."""
         self.loading = threading.Lock()

@@ -20,6 +20,7 @@ from journal.options import LogOptions
 from journal.recovery import Damage, FileFound, FolderFound, Recovery, Tail, Walk, decide_folder
 from journal.replay import PIECE_BYTES, Replay
 from journal.segment import Segment
+from journal.sources import Sources
 from journal.state import Snapshot, Snapshots, State
 
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -194,7 +195,7 @@ class Opening:
     def _take_clean(self, marks: Marks, snapshot: Snapshot) -> None:
         extent = self.extent
         extent.end, extent.end_ordinal = marks.forced, marks.forced_ordinal
-        extent.sources = dict(snapshot.sources)
+        extent.sources = Sources(snapshot.sources)
         extent.clean = True
 
     def _replay(self, snapshot: Snapshot, forced: int, ordinal: int) -> Replay:

@@ -15,6 +15,7 @@ from journal.errors import NewerFormat
 from journal.header import BadRecord
 from journal.recovery import Damage, Recovery, Tail, TailFound, decide_tail
 from journal.segment import Good, Segment
+from journal.sources import Sources
 from journal.state import Snapshot, State
 
 PIECE_BYTES: Final = 1 << 20
@@ -40,7 +41,7 @@ class Replay:
         self.ordinal = snapshot.ordinal
         self.append_time = snapshot.append_time
         self.epoch = 0
-        self.sources = dict(snapshot.sources)
+        self.sources = Sources(snapshot.sources)
         self.damage: list[Damage] = []
         self.cut: Tail | None = None
         """How the bytes behind `end` are to be cut off; None: there are none."""
@@ -100,7 +101,7 @@ class Replay:
                     (control.source_kind, control.source_id),
                     (control.source_high, control.source_low),
                 )
-                self.sources[key] = max(place, self.sources.get(key, place))
+                self.sources.note(key, place, max(self.end, end), self.forced)
             self.ordinal = control.next_ordinal
             self.append_time = max(self.append_time, control.append_time)
             self.epoch = max(self.epoch, control.epoch)

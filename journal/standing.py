@@ -84,4 +84,10 @@ class Standing:
 
     def applied(self, kind: int, id: int) -> tuple[int, int] | None:
         """The highest position of a source that was appended, forced or not; None if there is none."""
-        return self._extent.sources.get((kind, id))
+        return self._extent.sources.applied.get((kind, id))
+
+    def settled(self, kind: int, id: int) -> tuple[int, int] | None:
+        """The highest position of a source that is on the disk, which no power cut and no resumption takes back."""
+        extent = self._extent
+        with extent.lock:
+            return extent.sources.sure((kind, id), extent.forced)

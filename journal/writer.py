@@ -108,7 +108,7 @@ class Writer:
     def snapshot(self) -> Snapshot:
         """What all records so far taught; only to be written once they are forced."""
         extent = self._extent
-        sources = dict(extent.sources)
+        sources = dict(extent.sources.applied)
         return Snapshot(extent.end, extent.end_ordinal, extent.append_time, sources, self._state.dump())
 
     def due_snapshot(self) -> Snapshot | None:
@@ -141,9 +141,10 @@ class Writer:
 
     def _note_source(self, source: Source) -> None:
         if source.kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
+            extent = self._extent
             key, place = (source.kind, source.id), (source.high, source.low)
-            sources = self._extent.sources
-            sources[key] = max(place, sources.get(key, place))
+            with extent.lock:
+                extent.sources.note(key, place, extent.end, extent.forced)
 
     def _take_back(self, size: int) -> None:
         """Cuts the active segment back to `size`; a log that is stopped leaves that to recovery."""

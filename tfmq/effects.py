@@ -136,8 +136,8 @@ class Destination(Protocol):
         ...
 
     def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
-        """As `applied`, where no power cut can take that back any more; None also while the target is stopped, or waits
-        for space, with something that may be lost yet. For a source that did not write there since the start.
+        """As `applied`, but the highest place that no power cut and no resumption can take back any more. Of groups'
+        offsets for a source that did not write there since the start; None while those are stopped, or wait for space.
         """
         ...
 

@@ -16,6 +16,10 @@ class SimulatedClock:
     def wall_ms(self) -> int:
         return int(self._wall_ms)
 
+    def wall_us(self) -> int:
+        whole = int(self._wall_ms)
+        return whole * 1000 + int((self._wall_ms - whole) * 1000)
+
     def advance(self, seconds: float) -> None:
         """Time goes on; never back."""
         if seconds < 0:

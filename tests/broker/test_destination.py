@@ -225,20 +225,25 @@ def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_force
     mark, error = apply(again, append(again, 2))
     assert error is None and mark is not None
     assert not to.forced(mark) and isinstance(forced(again, mark)[0], DiskFull)
-    assert to.applied(key(again), SOURCE) == (2, 1) and to.settled(key(again), SOURCE) is None
+    assert to.applied(key(again), SOURCE) == (2, 1)
+    # It was written again and forced all the same: what had no room is the mark.
+    assert to.settled(key(again), SOURCE) == (2, 1)
+    left = Broker(disk.crash(keep="nothing"), broker.clock)
+    assert destination(left).applied(key(left), SOURCE) == (2, 1)
 
 
-def test_what_a_stopped_partition_has_is_settled_when_it_is_resumed(broker: Broker) -> None:
+def test_of_what_a_stopped_partition_has_only_that_is_settled_which_is_on_the_disk(broker: Broker) -> None:
     forced(broker, written(broker, 1))
     to = destination(broker)
     assert (
         to.settled(key(broker), SOURCE) == (1, 1)
         and to.settled(key(broker), (SOURCE_TRANSACTION, 99)) is None
     )
+    written(broker, 2)
     broker.log().stop("a test stops it")
-    assert to.applied(key(broker), SOURCE) == (1, 1) and to.settled(key(broker), SOURCE) is None
+    assert to.applied(key(broker), SOURCE) == (2, 1) and to.settled(key(broker), SOURCE) == (1, 1)
     broker.ask(ResumePartition("orders", 0))
-    assert to.settled(key(broker), SOURCE) == (1, 1)
+    assert to.settled(key(broker), SOURCE) == (2, 1)
     assert to.settled(OFFSETS_KEY, SOURCE) is None
     broker.delete()
     assert to.settled(key_gone := make_log_id(999, 0), SOURCE) is None and to.name(key_gone) is None

@@ -127,7 +127,10 @@ class LifeClock(SimulatedClock):
         return 1000 + self._passed / 1e6
 
     def wall_ms(self) -> int:
-        return self._start_ms + self._passed // 1000
+        return self.wall_us() // 1000
+
+    def wall_us(self) -> int:
+        return self._start_ms * 1000 + self._passed
 
     def advance(self, seconds: float) -> None:
         """At least so long, where it is no mere rounding; and not nothing."""

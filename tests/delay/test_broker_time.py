@@ -53,6 +53,41 @@ def test_small_changes_back_are_not_told() -> None:
     assert time.ahead_ms() == 75
 
 
+@pytest.mark.parametrize("first_us", [0, 1, 500, 999])
+@pytest.mark.parametrize("next_us", [0, 1, 499, 500, 999])
+def test_a_start_in_another_part_of_a_millisecond_makes_nothing_early(first_us: int, next_us: int) -> None:
+    """Whatever part of a millisecond has passed when broker time begins is part of it, in each life."""
+    clock = SimulatedClock(wall_ms=0)  # small numbers, so that floats are exact enough
+    clock.advance(0.001 + first_us / 1e6)
+    time = BrokerTime(clock)
+    time.start(0)
+    taken, began = time.taken_ms(), clock.monotonic()
+    clock.advance(0.005 + (next_us - first_us) / 1e6)
+    again = BrokerTime(clock)
+    again.start(time.now_ms())
+    for due in range(taken + 7, taken + 10):
+        clock.advance(again.seconds_until(due))
+        assert again.now_ms() == due
+        assert clock.monotonic() >= began + (due - taken) / 1000 - 2e-6
+
+
+@pytest.mark.parametrize("passes", [5, 30])
+def test_what_passes_between_the_looks_of_a_start_makes_nothing_early(passes: int) -> None:
+    """One start is quick, or quick once it looks again; one before it never was."""
+    clock = Slow(wall_ms=0)
+    clock.seconds = passes / 1e6
+    time = BrokerTime(clock)
+    time.start(0)
+    clock.seconds = 0.0
+    clock.advance(time.seconds_until(1))
+    taken, began = time.taken_ms(), clock.monotonic()
+    again = BrokerTime(clock)
+    again.start(0)
+    clock.advance(again.seconds_until(taken + 100))
+    assert again.now_ms() == taken + 100
+    assert clock.monotonic() >= began + 0.1 - 2e-6
+
+
 class Slow(SimulatedClock):
     """Time passes between two looks."""
 
@@ -65,6 +100,10 @@ class Slow(SimulatedClock):
     def wall_ms(self) -> int:
         self.advance(self.seconds)
         return super().wall_ms()
+
+    def wall_us(self) -> int:
+        self.advance(self.seconds)
+        return super().wall_us()
 
 
 @pytest.mark.parametrize("seconds", [0.0001, 0.0004, 0.001, 0.003, 0.02])

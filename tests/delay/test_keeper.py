@@ -4,8 +4,8 @@ import pytest
 
 from journal.errors import Full
 from journal.testing import SimulatedDisk
-from tests.delay.desk import BILLS, ORDERS, START_MS, Desk
-from tfmq.delay import horizon, pacing
+from tests.delay.desk import ARRIVALS, BILLS, ORDERS, START_MS, Desk
+from tfmq.delay import arrivals, horizon, pacing
 from tfmq.delay.horizon import Step
 from tfmq.errors import StorageStopped
 
@@ -283,3 +283,24 @@ def test_a_line_that_gave_way_for_old_files_is_loaded_once_and_goes_on() -> None
     desk.queue.resumed(ORDERS)
     desk.advance(1)
     assert desk.visible() == [held.payload, later.payload]
+
+
+def test_damaged_arrivals_that_a_spill_leaves_out_are_counted() -> None:
+    """A block with what one send brought; also what was cancelled in it, or had been delivered, is not lost twice."""
+    desk = Desk()
+    desk.send([b"first", b"second"], 3_600_000)
+    bad = desk.send([b"rotten", b"with it", b"cancelled", b"soon"], [3_600_000, 7_200_000, 3_600_000, 5000])
+    desk.send([b"last"], 3_600_000)
+    assert desk.cancel(bad[2]).known == "cancelled"
+    assert desk.queue.status()["pending"] == 6
+    path = next(f"{ARRIVALS}/{name}" for name in desk.disk.list(ARRIVALS) if name.endswith(arrivals.SUFFIX))
+    desk.disk.damage(path, desk.disk.read_file(path).index(b"rotten"), b"#")
+    desk.advance(120)
+    status = desk.queue.status()
+    assert desk.visible() == []
+    assert (status["pending"], status["damaged"]) == (3, 3), (
+        "the one that was due soon could not be read either"
+    )
+    desk.advance(7200)
+    assert sorted(desk.visible()) == [b"first", b"last", b"second"]
+    assert desk.queue.status()["damaged"] == 3 and desk.queue._figures.count_now() == 0

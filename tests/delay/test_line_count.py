@@ -6,6 +6,7 @@ import pytest
 
 from tests.delay.desk import ORDERS, Desk, Handle
 from tfmq.delay import line
+from tfmq.errors import StorageStopped
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +93,75 @@ def test_what_is_cancelled_during_a_load_counts_once() -> None:
     desk.advance(0.5)
     waiting = 12 - len(desk.visible()) - [each.result for each in answers].count("cancelled")
     assert desk.queue._figures.count_now() == waiting
+
+
+def failing(settled: int = 2, unforced: int = 3) -> tuple[Desk, list[Handle]]:
+    """A partition whose force failed: of what was delivered to it the last may be lost yet."""
+    desk = Desk()
+    sent = desk.send([b"%d" % number for number in range(settled)], 10)
+    desk.advance(0.1)
+    desk.targets.automatic = False
+    sent += desk.send([b"%d" % number for number in range(settled, settled + unforced)], 10)
+    desk.advance(0.1)
+    assert len(desk.visible()) == settled + unforced
+    return desk, sent
+
+
+def test_what_is_written_and_not_on_the_disk_for_sure_waits_still() -> None:
+    desk, _ = failing()
+    assert desk.queue._figures.count_now() == 3
+    desk.targets.fail_force(ORDERS)
+    desk.advance(1)
+    status = desk.queue.status()
+    assert (status["pending"], status["held"]) == (3, 3)
+    desk.targets.automatic = True
+    desk.targets.resume(ORDERS, keep=1)
+    desk.queue.resumed(ORDERS)
+    assert desk.queue._figures.count_now() == 3
+    desk.advance(5)
+    assert desk.queue._figures.count_now() == 0 and len(desk.visible()) == 5
+
+
+def test_what_is_written_waits_no_more_when_it_is_forced_nor_when_its_topic_went() -> None:
+    desk, _ = failing()
+    desk.targets.force(ORDERS)
+    assert desk.queue._figures.count_now() == 0
+    desk, _ = failing()
+    desk.targets.delete(ORDERS >> 24)
+    desk.queue.topic_gone(ORDERS >> 24)
+    desk.advance(1)
+    assert desk.queue._figures.count_now() == 0
+
+
+def test_a_start_beside_a_stopped_partition_counts_what_that_does_not_have_for_sure() -> None:
+    """What lies before its forced mark is delivered: it waits no more, is listed no more, and no cancel asks for it."""
+    desk, sent = failing()
+    desk.targets.fail_force(ORDERS)
+    again = desk.again(desk.disk.crash(keep="everything"), desk.targets)
+    later = again.send([b"5"], 10)
+    again.advance(1)
+    assert again.queue._figures.count_now() == again.queue.status()["held"] == 4
+    assert [row.number for row in again.listed().rows] == [each.number for each in [*sent[2:], *later]]
+    assert again.cancel(sent[0]).known == "delivered"
+    for doubtful in sent[2:]:
+        with pytest.raises(StorageStopped):
+            _ = again.cancel(doubtful).known
+    assert again.cancel(later[0]).known == "cancelled"
+    again.targets.automatic = True
+    again.targets.resume(ORDERS, keep=1)
+    again.queue.resumed(ORDERS)
+    again.advance(5)
+    assert again.queue._figures.count_now() == 0 and again.visible() == [
+        b"%d" % number for number in range(5)
+    ]
+
+
+def test_what_fell_due_before_a_start_is_not_cancelled_while_a_stopped_partition_may_have_it() -> None:
+    """Also in the first moment, before it has come to its line."""
+    desk, sent = failing()
+    desk.targets.fail_force(ORDERS)
+    again = desk.again(desk.disk.crash(keep="everything"), desk.targets, started=False)
+    assert again.queue._lines.get(ORDERS) is None
+    with pytest.raises(StorageStopped):
+        _ = again.cancel(sent[2]).known
+    assert again.cancel(sent[1]).known == "delivered"

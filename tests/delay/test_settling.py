@@ -16,11 +16,13 @@ def test_it_settles_in_order_as_far_as_is_forced_and_tells_who_waits() -> None:
         settling.add(written(number))
     settling.wait(Turn(250, 2), lambda: told.append(2))
     settling.wait(Turn(120, 0), lambda: told.append(1))
-    assert (len(settling), settling.first_due, settling.size_bytes) == (3, 100, 21)
+    assert (len(settling), settling.first_due, settling.size_bytes, settling.count) == (3, 100, 21, 3)
     settling.forced(lambda mark: mark.end <= 10)
     assert (settling.through, told, settling.first_due) == (Turn(150, 1), [1], 200)
     assert settling.settled(Turn(150, 1)) and not settling.settled(Turn(150, 2))
+    assert settling.count == 2
     settling.forced(lambda mark: True)
+    assert settling.count == 0
     assert (told, settling.size_bytes, settling.first_due, settling.last) == ([1, 2], 0, None, None)
 
 
@@ -32,6 +34,7 @@ def test_a_target_that_came_back_says_how_far_it_is() -> None:
     settling.wait(Turn(250, 2), lambda: told.append("ask again"))
     assert settling.take_back(Turn(150, 1)), "the second is lost"
     assert (settling.through, len(settling), told, settling.size_bytes) == (Turn(150, 1), 0, ["ask again"], 0)
+    assert settling.count == 0
     settling.add(written(2))
     assert not settling.take_back(Turn(250, 2))
     assert not settling.take_back(None), "nothing was under way"

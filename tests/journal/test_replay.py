@@ -72,4 +72,4 @@ def test_the_walk_begins_behind_the_snapshot() -> None:
     bench.send(1)
     replay, state, report = walked(bench, end, Snapshot(end, 1, 5, {(1, 1): (2, 2)}, b""))
     assert len(state.runs) == 1 and report.walked_bytes == bench.log.end_offset - end
-    assert replay.sources == {(1, 1): (2, 2)}
+    assert replay.sources.applied == {(1, 1): (2, 2)}

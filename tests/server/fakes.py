@@ -42,6 +42,9 @@ class FakeReactor(TwistedClock):  # type: ignore[misc]
     def wall_ms(self) -> int:
         return int(self.seconds() * 1000)
 
+    def wall_us(self) -> int:
+        return int(self.seconds() * 1e6)
+
 
 class FakeSocket:
     """`incoming`: what each read brings (b"" is the end); `room`: how many bytes writes still take."""

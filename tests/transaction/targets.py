@@ -173,7 +173,8 @@ class Targets:
         return self.target(key).applied
 
     def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
-        return None if self.target(key).stopped is not None else self.applied(key, source)
+        target = self.target(key)
+        return target.cut(target.forced).applied
 
     def slice_bytes(self, key: int) -> int:
         return self.limit

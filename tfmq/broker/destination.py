@@ -133,13 +133,11 @@ class BrokerDestination:
         return None if partition is None else partition.log.applied(kind, source_id)
 
     def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
-        log = self._catalog.log if key == OFFSETS_KEY else None
-        if log is None:
-            partition = self._find(key)
-            log = None if partition is None else partition.log
-        if log is None or log.stopped is not None or log.waits_for_space:
-            return None
-        return self.applied(key, source)
+        if key == OFFSETS_KEY:
+            log = self._catalog.log
+            return None if log.stopped is not None or log.waits_for_space else self.applied(key, source)
+        partition = self._find(key)
+        return None if partition is None else partition.log.settled(*source)
 
     def check_batch(self, partition: Partition, batch: Batch) -> None:
         """Everything that could keep the batch from being appended once its transaction is decided.

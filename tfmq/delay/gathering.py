@@ -3,7 +3,7 @@ no bucket yet. In workers, from columns only.
 """
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from journal.errors import Corrupt
@@ -91,13 +91,20 @@ class Gatherer:
         return Arrived(found, low, told, changed)
 
     def batches(
-        self, from_offset: int, to_offset: int, noted: arrivals.Noted | None = None
+        self,
+        from_offset: int,
+        to_offset: int,
+        noted: arrivals.Noted | None = None,
+        damaged: Callable[[Corrupt], None] | None = None,
     ) -> Iterator[ArrivedBatch]:
-        """Arrivals, without what is damaged: the log names that."""
-        return arrivals.read(self._log, from_offset, to_offset, damaged=self._damaged, noted=noted)
+        """Arrivals, without what is damaged: the broker's log names that, and `damaged` is called."""
 
-    def _damaged(self, error: Corrupt) -> None:
-        arrivals.logger.error("delayed messages are lost where the arrivals are damaged: %s", error)
+        def tell(error: Corrupt) -> None:
+            arrivals.logger.error("delayed messages are lost where the arrivals are damaged: %s", error)
+            if damaged is not None:
+                damaged(error)
+
+        return arrivals.read(self._log, from_offset, to_offset, damaged=tell, noted=noted)
 
     def _of_bucket(
         self, columns: Columns, slot: int, area: Area, pending: Pending, keys: Collection[int] | None

@@ -13,6 +13,7 @@ from tfmq.errors import StorageStopped
 
 UNSURE: Final = "unsure"
 """It is being fired: its line's `settling` knows when to ask again."""
+WAITS_FOR_SPACE: Final = "the end of its partition waits for space to be made durable"
 
 
 class Judge:
@@ -50,8 +51,19 @@ class Judge:
         now = self._time.now_ms()
         if through is not None and turn <= through:
             return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN
-        if through is None and line is None and turn.due <= now:
-            # Where a partition could not be opened, nobody knows what it has.
-            self._destination.check(key, 0)
+        if line is None and turn.due <= now:
+            self._refuse_doubt(key, turn, through)
         # No file has it any more, and it was not delivered: it was cancelled so long ago that this is forgotten.
         return PENDING if turn.due >= self._floor() else UNKNOWN
+
+    def _refuse_doubt(self, key: int, turn: Turn, through: Turn | None) -> None:
+        """Where a partition could not be opened, nobody knows what it has; nor whether it keeps what is written and not
+        on the disk for sure. Raises StorageStopped.
+        """
+        applied = self._destination.applied(key, self._lines.source)
+        in_doubt = applied is not None and turn <= applied
+        stopped = self._lines.stop_of(key)
+        if stopped is not None and (in_doubt or through is None):
+            raise stopped
+        if in_doubt:
+            raise StorageStopped(reason=WAITS_FOR_SPACE, outcome=OUTCOME_UNKNOWN)

@@ -229,18 +229,18 @@ class Keeper:
         buckets, offset, number = self._buckets, self.offset, self.number
         self._shore.begin_spill()
         self._unspilled.begin_spill()
-        batches = self._gatherer.batches(buckets.spilled_offset, offset)
         wanted, self._wanted = self._wanted, []
         pending = self._pendings.for_work(self._shore.border)
+        batches = self._gatherer.batches(buckets.spilled_offset, offset, damaged=pending.damage.append)
         how = (self._time.now_ms(), pending, self._time.dump())
         work = partial(buckets.spill, batches, offset, number, *how)
 
         def done(result: Any, error: BaseException | None) -> None:
-            self._shore.end_spill(error is None)
+            count = self._shore.end_spill(error is None)
             self._unspilled.end_spill(error is None)
             if error is None:
                 self._pins.spilled(offset, self._shore.horizon)
-                self._lines.dropped += pending.dropped
+                self._lines.note_lost(pending.dropped, pending.lost(count))
                 self._committed = self._time.now_ms()
             for told in wanted:
                 told(error)

@@ -27,7 +27,7 @@ from tfmq.delay.settling import Settling, Written
 from tfmq.delay.slices import Slice, join
 from tfmq.delay.supply import Supply
 from tfmq.effects import Append, Mark
-from tfmq.errors import UnknownTopic
+from tfmq.errors import UNKNOWN, UnknownTopic
 
 if TYPE_CHECKING:
     from tfmq.delay.lines import Lines
@@ -58,10 +58,9 @@ class Line:
         self.rows = Rows()
         self._lines = lines
         self.settling = Settling(lines.applied(key))
-        self._doubt = self._applied() if self.settling.through is None else None
-        """A target that was stopped from the start may have everything up to here, or not."""
-        self._known = False
-        self._life = 0
+        self._doubt = self._applied()
+        """A target that was stopped before, or failed in the middle of a write, may have all up to here, or not."""
+        self._known, self._life = False, 0
         """Counts what makes a read or an effect that is under way worthless."""
         self._flight: Turn | None = None
         """Everything up to here is being read, or written."""
@@ -115,8 +114,8 @@ class Line:
 
     @property
     def waiting(self) -> int:
-        """Messages that came to it and were not sent, also those that it has on the disk only."""
-        return self._count.waiting(self.rows)
+        """Messages that came to it and are not in the target for sure, also those that it has on the disk only."""
+        return self._count.waiting(self.rows) + self.settling.count
 
     def left(self, turn: Turn) -> None:
         """That message will not be sent."""
@@ -142,8 +141,7 @@ class Line:
 
     def reload(self) -> int:
         """It is being loaded from `behind` on, up to what came until now; answers a ticket for `reloaded`."""
-        self.reloading = True
-        self._loads += 1
+        self.reloading, self._loads = True, self._loads + 1
         return self._loads
 
     def reloaded(self, ticket: int, part: Part | None, next_turn: Turn | None) -> None:
@@ -156,7 +154,7 @@ class Line:
             self.rows.clear()
             self._cut = None
             return
-        waited = self.waiting
+        waited = self._count.waiting(self.rows)
         later, self.rows = self.rows, Rows()
         cut, self._cut = self._cut, None
         self.rows.add(part)
@@ -173,7 +171,7 @@ class Line:
         """Whether that message is on its way at the moment, or written and not on the disk for sure."""
         if self._flight is not None and turn <= self._flight:
             return True
-        if self._doubt is not None and turn <= self._doubt:
+        if self._doubt is not None and turn <= self._doubt and not self.settling.settled(turn):
             return True
         last = self.settling.last
         return last is not None and turn <= last.last and not self.settling.settled(turn)
@@ -334,6 +332,8 @@ class Line:
             self._lines.rested(self)
 
     def _failed(self, error: BaseException) -> None:
+        if getattr(error, "outcome", None) == UNKNOWN:
+            self._doubt = self._flight
         self._known, self._flight = False, None
         if isinstance(error, UnknownTopic):
             self.drop()
@@ -343,7 +343,7 @@ class Line:
 
     def drop(self) -> None:
         """The target is gone for ever: what was for it is dropped and counted."""
-        count, self._count = self.waiting, LineCount()
+        count, self._count = self._count.waiting(self.rows), LineCount()
         if count or self.behind:
             logger.warning("%d delayed messages were for %s, which is gone", count, self.topic)
         self._lines.dropped += count

@@ -1,4 +1,6 @@
-"""How many messages came to a line and were not sent: in its rows, without the cancelled ones, and only on the disk."""
+"""How many messages came to a line and were not written: in its rows, but for those that were cancelled, and on the
+disk only.
+"""
 
 from collections.abc import Collection
 

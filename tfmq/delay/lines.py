@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -20,6 +21,8 @@ from tfmq.delay.targets import Targets
 from tfmq.delay.wheel_slots import ABSOLUTE, TARGET_SHIFT, Entries
 from tfmq.effects import Destination
 from tfmq.errors import DiskFull, StorageStopped, UnknownTopic
+
+logger = logging.getLogger("tfmq.delay")
 
 STUCK_ROWS_MAX: Final = 524_288
 """Rows that all lines together keep which cannot fire, 13 MB: with more, the fullest gives up its own."""
@@ -80,7 +83,7 @@ class Lines:
 
     @property
     def waiting(self) -> int:
-        """Messages that came to lines and were not sent."""
+        """Messages that came to lines and are not in their targets for sure."""
         return sum([line.waiting for line in self._lines.values()])
 
     @property
@@ -129,10 +132,7 @@ class Lines:
         return self.applied(key) if line is None else line.settling.through
 
     def applied(self, key: int) -> Turn | None:
-        """What a target has, for sure: a stopped one may lose yet what was not forced, and tells only when it is back.
-        Any thread."""
-        if self.stop_of(key) is not None:
-            return None
+        """What a target has, for sure: a stopped one may lose yet what was not forced. Any thread."""
         settled = self.destination.settled(key, self.source)
         return None if settled is None else Turn(*settled)
 
@@ -261,6 +261,13 @@ class Lines:
         line = self._lines.get(key)
         if line is not None:
             self.ready(line)
+
+    def note_lost(self, dropped: int, damaged: int) -> None:
+        """So many messages never come to a line."""
+        self.dropped += dropped
+        self.damaged += damaged
+        if damaged:
+            logger.error("%d delayed messages are lost, since they cannot be read", damaged)
 
     # Targets
 

@@ -5,7 +5,9 @@ opposite.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import compress
 
+from journal.errors import Corrupt
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.lines import Lines
 from tfmq.delay.requests import Turn
@@ -36,7 +38,8 @@ class PendingNow:
     `settled(key)`: the turn up to which that target has everything on the disk; `gone(key)`: whether it is gone for
     ever. Both may be asked in any thread. `unsure`: turns whose cancel may still be lost; it is looked at each time.
     `late`, for work with files: turns that were cancelled for sure since it began; to it they are pending, as is what
-    is unsure, also where the topic went. With a `border`, what is due from there on and is gone counts as `dropped`.
+    is unsure, also where the topic went. With a `border`, for a spill: of what is due from there on it counts what is
+    gone as `dropped`, what stays as `kept`, and what `damage` took is the rest.
     """
 
     def __init__(
@@ -50,10 +53,24 @@ class PendingNow:
     ) -> None:
         self._cancelled = state.cancelled
         self._settled, self.gone, self._unsure, self._late = settled, gone, unsure, late
-        self._border, self.dropped = border, 0
+        self._border = border
+        self.dropped = self.kept = 0
+        self.damage: list[Corrupt] = []
+        """For whoever reads what is spilled to tell what he could not."""
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
         """As `tfmq.delay.buckets.Pending`: for messages of one target, at least one."""
+        keep = self._keep(key, dues, numbers)
+        if self._border is not None and keep is not False:
+            ahead = map(self._border.__le__, dues)
+            self.kept += sum(ahead if keep is True else map(bool, compress(keep, ahead)))
+        return keep
+
+    def lost(self, count: int) -> int:
+        """How many messages damage took, of `count` that were to be spilled."""
+        return max(0, count - self.kept - self.dropped) if self.damage else 0
+
+    def _keep(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
         keep = False if self.gone(key) else self._answer(key, dues, numbers)
         late = self._late
         if keep is False and self._border is not None and self.gone(key):

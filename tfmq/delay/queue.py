@@ -174,7 +174,7 @@ class DelayQueue:
         return self._time.now_ms()
 
     def taken_ms(self) -> int:
-        """Broker time rounded up, from which delays count: at most a millisecond above `now_ms`."""
+        """Broker time rounded up, from which delays count: hardly more than a millisecond above `now_ms`."""
         return self._time.taken_ms()
 
     def ahead_ms(self) -> int:
@@ -318,7 +318,7 @@ class DelayQueue:
             "now_ms": now,
             "ahead_ms": self._time.off_ms(),
             "horizon_ms": self._shore.horizon,
-            "held": sum([len(line.rows) for line in lines.all() if line.parked]),
+            "held": sum([line.waiting for line in lines.all() if line.parked]),
             "behind": lines.behind_count,
             "waits_for": parked,
             "dropped": lines.dropped + self._counting.dropped,

@@ -33,6 +33,8 @@ class Settling:
         self.through = through
         self.size_bytes = 0
         """Of what is not known to be forced."""
+        self.count = 0
+        """Messages of which that is not known."""
         self._written: deque[Written] = deque()
         self._waiting: list[tuple[Turn, Waiter]] = []
 
@@ -53,6 +55,7 @@ class Settling:
         """Behind all others."""
         self._written.append(written)
         self.size_bytes += written.size_bytes
+        self.count += written.count
 
     def settled(self, turn: Turn) -> bool:
         """Whether that turn is passed, and this is on the disk."""
@@ -65,6 +68,7 @@ class Settling:
             written = self._written.popleft()
             self.through = written.last
             self.size_bytes -= written.size_bytes
+            self.count -= written.count
             moved = True
         if moved:
             self._tell()
@@ -92,7 +96,7 @@ class Settling:
         """The target came back, and has everything up to `through`; how many messages were lost."""
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
-        self.through, self.size_bytes = through, 0
+        self.through, self.size_bytes, self.count = through, 0, 0
         self.wake()
         return lost
 

@@ -159,8 +159,9 @@ class Shore:
         """What is far goes to the buckets; what arrives from now on is counted apart."""
         self._spilling, self.far = self.far, Far()
 
-    def end_spill(self, done: bool) -> None:
-        """It is there, or stays where it is."""
-        before, self._spilling = self._spilling, None
-        if not done and before is not None and before.low is not None:
+    def end_spill(self, done: bool) -> int:
+        """It is there, or stays where it is; how many messages were to go."""
+        before, self._spilling = self._spilling or Far(), None
+        if not done and before.low is not None:
             self.far.add(before.count, before.low)
+        return before.count

@@ -50,7 +50,11 @@ class VirtualClock:
 
     def wall_ms(self) -> int:
         """The time of day in ms since 1970."""
-        return (self._now + self._wall_offset) // 1000
+        return self.wall_us() // 1000
+
+    def wall_us(self) -> int:
+        """The same in microseconds."""
+        return self._now + self._wall_offset
 
     def time(self) -> float:
         """The time of day in seconds since 1970, as `time.time()`."""

@@ -108,8 +108,8 @@ DELAY_FIRING: Final = (
         "broker-time-goes-back-at-a-start",
         "a clock that is behind at the start brings nothing that fired before back to the future",
         "tfmq/delay/broker_time.py",
-        "        self._begin_ms = max(self._clock.wall_ms(), floor_ms, self._last)\n",
-        "        self._begin_ms = max(self._clock.wall_ms(), self._last)\n",
+        "        self._begin_ms = max(wall_ms, floor_ms, self._last)\n",
+        "        self._begin_ms = max(wall_ms, self._last)\n",
         [CONTRACT],
     ),
     Mutant(

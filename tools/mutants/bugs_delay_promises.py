@@ -183,9 +183,9 @@ _WAITING: Final = (
     Mutant(
         "a-stopped-partition-tells-what-it-has",
         "what a stopped partition has counts for nothing before it is resumed",
-        "tfmq/broker/destination.py",
-        "        if log is None or log.stopped is not None or log.waits_for_space:\n",
-        "        if log is None:\n",
+        "journal/sources.py",
+        "        while unsure and unsure[0][0] <= forced:\n",
+        "        while unsure:\n",
         ["tests/broker/test_destination.py", "tests/broker/test_schedule_firing.py", DELAY],
     ),
     Mutant(

@@ -86,8 +86,8 @@ PARTITIONS: Final = (
         "unsure-place-called-settled",
         "nothing that waits is given up for what a stopped partition may lose yet",
         "tfmq/broker/destination.py",
-        "        if log is None or log.stopped is not None or log.waits_for_space:\n",
-        "        if log is None:\n",
+        "        return None if partition is None else partition.log.settled(*source)\n",
+        "        return None if partition is None else partition.log.applied(*source)\n",
         [DESTINATION],
     ),
     Mutant(
