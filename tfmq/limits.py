@@ -140,11 +140,7 @@ GROUP_OFFSETS = _limit(
     "of all groups together: each is in memory, and in every snapshot of the catalog",
 )
 GROUP_OWNERS = _limit(
-    "group_owners",
-    1_000_000,
-    20_000_000,
-    "partitions",
-    "that have an owner, in all groups together: likewise",
+    "group_owners", 1_000_000, 20_000_000, "partitions", "with an owner, in all groups together: likewise"
 )
 GROUP_MEMBERS = _limit(
     "group_members", 1_000, 10_000, "members", "of one group: each change of a group looks at all of them"
