@@ -230,8 +230,8 @@ MEMBERS: Final = (
         "fenced-member-keeps-its-share",
         "a member that was taken for dead has nothing",
         _MEMBERSHIP,
-        "        self._forget()\n        self._changed()\n",
-        "        self.joined, self._to_tell = False, True\n        self._changed()\n",
+        "        self._forget()\n        self.member = token_hex(8)\n",
+        "        self.joined, self._to_tell = False, True\n        self.member = token_hex(8)\n",
         [MEMBERSHIP, CONSUMING],
     ),
     Mutant(
