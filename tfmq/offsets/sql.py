@@ -20,7 +20,7 @@ from tfmq.offsets.stored import PartitionName, StoredOffset, fenced, under
 
 Result = TypeVar("Result")
 
-LOCK_SECONDS: Final = 5
+LOCK_SECONDS: Final = 5.0
 """So long a call waits for a row that another transaction has changed; then it is tried again later."""
 TRIES: Final = 3
 """Of two members that wait for each other the database ends one; everything here may be done again."""
@@ -86,7 +86,7 @@ class SqlOffsets:
             try:
                 with self._opened().begin() as connection:
                     if connection.dialect.name == "postgresql":
-                        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
+                        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS * 1000:.0f}ms'"))
                     return work(connection)
             except (OperationalError, InterfaceError) as error:
                 if not left or "locked" in str(error.orig) or "lock timeout" in str(error.orig):
