@@ -274,6 +274,46 @@ MEMBERS: Final = (
         '            log.debug("This member of group %s reads nothing: %s", self.group, note)\n',
         [MEMBERSHIP],
     ),
+    Mutant(
+        "fork-keeps-its-parent-s-partitions",
+        "a forked child of a member has nothing until it has joined",
+        "tfmq/client/consuming.py",
+        "            self.assignment.renew()\n",
+        "",
+        [CONSUMING],
+    ),
+    Mutant(
+        "fenced-member-comes-back-under-its-name",
+        "two of one name do not drive each other out for ever",
+        _MEMBERSHIP,
+        "        self.member = token_hex(8)\n        self._changed()\n",
+        "        self._changed()\n",
+        [HANDOVER, MEMBERSHIP],
+    ),
+    Mutant(
+        "latest-is-not-saved-first",
+        "who dies at once takes no message with him",
+        _ASSIGNMENT,
+        "        if self._options.start_latest:\n            stored |= ",
+        "        if self._options.start_latest and False:\n            stored |= ",
+        ["tests/client/test_assignment.py"],
+    ),
+    Mutant(
+        "latest-is-when-a-partition-comes",
+        "latest is one moment for all partitions",
+        _ASSIGNMENT,
+        "            elif name in self._ends and not ",
+        "            elif name not in self._ends and not ",
+        ["tests/client/test_assignment.py"],
+    ),
+    Mutant(
+        "growth-is-not-told",
+        "a partition that appears is read at once",
+        "tfmq/client/looking.py",
+        "        self.grown = not self._told_by_group and self._counts.get(topic, count) != count\n",
+        "",
+        ["tests/client/test_looking.py"],
+    ),
 )
 
 GROUP_CLIENTS: Final = HANDING_OVER + MEMBERS
