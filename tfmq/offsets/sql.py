@@ -46,7 +46,7 @@ class SqlOffsets:
         if _is_async(self.url):
             raise BadRequest(
                 f"The driver of {self.url.drivername} is one for asyncio, and the consumer reads its offsets in a"
-                " thread: name a blocking one, such as sqlite:///PATH or postgresql+psycopg://..., of the same database."
+                " thread: write a blocking one, as in sqlite:///PATH or postgresql+psycopg://..., of the same one."
             )
         self._engine: Engine | None = None
         self._process = 0
