@@ -1,15 +1,23 @@
 """Hooks that come with tfmq. What producers do with hooks is in tests/test_producer.py."""
 
+import asyncio
 import sys
+import threading
 import types
 from collections.abc import Callable
 from contextvars import ContextVar
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tfmq.aio
+from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tfmq.hooks import Hook, Tracing
 from tfmq.message import Message
+from tfmq.testing import SimulatedBroker
 
 
 def test_a_hook_changes_nothing_by_itself() -> None:
@@ -67,3 +75,67 @@ def test_without_a_span_a_message_stays_as_it_is(install: Callable[[object], Non
     install(lambda carrier: None)
     message = Message(b"x")
     assert Tracing().before_send("orders", message) is message
+
+
+def test_with_the_real_package_a_handler_stands_under_the_sender_and_without_it_the_error_says_so() -> None:
+    if find_spec("opentelemetry") is None:
+        with pytest.raises(ImportError, match="opentelemetry"):
+            Tracing()
+        return
+    trace: Any = import_module("opentelemetry.trace")
+    sender = trace.SpanContext(
+        trace_id=0xABC, span_id=0xDEF, is_remote=False, trace_flags=trace.TraceFlags(1)
+    )
+    hook = Tracing()
+    with trace.use_span(trace.NonRecordingSpan(sender)):
+        sent = hook.before_send("orders", Message(b"x"))
+    assert sent.properties == {"traceparent": f"00-{0xABC:032x}-{0xDEF:016x}-01"}
+    hook.before_handle(sent)
+    parent = trace.get_current_span().get_span_context()
+    hook.after_handle(sent, None)
+    assert (parent.trace_id, parent.span_id, parent.is_remote) == (0xABC, 0xDEF, True)
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine function"])
+def test_what_a_listener_does_stands_under_the_sender_in_its_thread_and_its_task(
+    install: Callable[[object], None], kind: str, tmp_path: Path
+) -> None:
+    """Two at work at the same time do not take each other's span."""
+    install(lambda carrier: None)
+    seen: dict[str, Any] = {}
+
+    async def scenario(bench: Bench) -> None:
+        consumer: tfmq.aio.Consumer[Any] = tfmq.aio.Consumer(
+            bench.broker.servers, topics=TOPIC, group=GROUP, dead_letters=None, hooks=[Tracing()]
+        )
+        both = asyncio.Event()
+        together = threading.Barrier(2, timeout=60)
+
+        def told(message: Any) -> None:
+            seen[message.text] = ACTIVE.get()
+            if len(seen) == 2:
+                both.set()
+                consumer.stop()
+
+        async def awaited(message: Any) -> None:
+            told(message)
+            await both.wait()
+            assert ACTIVE.get() == message.properties["traceparent"]
+
+        def plain(message: Any) -> None:
+            together.wait()
+            seen[message.text] = ACTIVE.get()
+            together.wait()
+            consumer.stop()
+            assert ACTIVE.get() == message.properties["traceparent"]
+
+        listener = plain if kind == "function" else awaited
+        await consumer.run(listener, workers=2, order="none", signals=False)
+
+    with SimulatedBroker() as broker:
+        bench = Bench(broker, tmp_path)
+        for text in ("a", "b"):
+            bench.send(text, properties={"traceparent": f"00-{text}"})
+        asyncio.run(scenario(bench))
+    assert seen == {"a": "00-a", "b": "00-b"}

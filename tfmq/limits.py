@@ -380,10 +380,7 @@ def effective(settings: Mapping[str, int]) -> dict[str, int]:
 
 
 def told(found: Mapping[str, object]) -> dict[str, int]:
-    """The limits that a broker told, defaults where it did not; none above its cap, whoever says so.
-
-    Raises `ValueError` for what is no number.
-    """
+    """Those that a broker told, defaults where it did not; none above its cap. `ValueError` for what is no number."""
     limits = sent({})
     for name in limits:
         value = found.get(name, limits[name])

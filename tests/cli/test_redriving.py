@@ -54,6 +54,9 @@ def test_what_nobody_knows_is_said_and_is_no_success(capsys: pytest.CaptureFixtu
     assert redriven(desks, Wish(), OUTPUT) == 1
     said = capsys.readouterr().err
     assert "x may be there" in said and "y cannot be sent" in said
+    for report in (Report(unsure=["x may be there"]), Report(unsendable=["y cannot be sent"])):
+        alone: Any = [Scripted(report)]
+        assert redriven(alone, Wish(), OUTPUT) == 1
 
 
 def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:

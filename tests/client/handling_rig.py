@@ -63,11 +63,11 @@ class Bench:
         consumer.run(handle, **(run or {}))
 
     def saved(self, partition: int = 0) -> int | None:
-        """The offset that the group has."""
+        """The offset that the group has; None: none."""
         with self.broker.admin() as admin:
             for each in admin.group(GROUP).offsets:
                 if (each["topic"], each["partition"]) == (TOPIC, partition):
-                    return int(each["offset"])
+                    return int(each["offset"]) if each["offset"] >= 0 else None
         return None
 
     def place(self, text: str) -> int:

@@ -254,3 +254,16 @@ def test_a_storage_that_does_not_answer_is_waited_for(broker: SimulatedBroker, c
     store.down = False
     assert look(broker, first, second, seconds=5) == []
     assert len(assigned(second)) == 1
+
+
+def test_two_processes_of_one_name_do_not_drive_each_other_out_for_ever(broker: SimulatedBroker) -> None:
+    """A machine that was copied with all that runs on it: whoever is told that he is no member takes a name anew."""
+    first, copy = member(broker), member(broker)
+    look(broker, first)
+    copy._core.member().member = first._core.member().member
+    look(broker, copy, first, seconds=20)
+    generations = first.stats()["generation"], copy.stats()["generation"]
+    look(broker, copy, first, seconds=60)
+    assert first.stats()["member"] != copy.stats()["member"]
+    assert (first.stats()["generation"], copy.stats()["generation"]) == generations, "there is peace"
+    assert len(assigned(first)) == len(assigned(copy)) == 1

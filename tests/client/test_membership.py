@@ -107,11 +107,15 @@ def test_a_broker_that_has_forgotten_is_told_again(broker: Broker) -> None:
     assert [each.subscription is None for each in broker.sent(wire.Heartbeat)][-2:] == [True, False]
 
 
-def test_a_member_that_was_taken_for_dead_has_nothing_and_joins_again_under_its_name(broker: Broker) -> None:
+def test_a_member_that_was_taken_for_dead_has_nothing_and_joins_again_under_a_new_name(
+    broker: Broker,
+) -> None:
     member = Member(broker).join()
+    name = member.membership.member
     broker.take_over("g")
     member.script.pass_time(4)
-    assert [each.member for each in broker.sent(wire.JoinGroup)] == [member.membership.member] * 2
+    assert [each.member for each in broker.sent(wire.JoinGroup)] == [name, member.membership.member]
+    assert member.membership.member != name
     assert member.membership.held == {} and member.membership.joined
     broker.thieves.clear()
     member.script.pass_time(4)

@@ -183,6 +183,20 @@ def test_commit_of_a_message_is_up_to_it_and_it(broker: SimulatedBroker, commits
     assert rest(broker) == "2345"
 
 
+@pytest.mark.parametrize("commits", ["auto", "manual"])
+def test_commit_of_a_message_of_a_loop_leaves_the_current_one_out(
+    broker: SimulatedBroker, commits: str
+) -> None:
+    with pytest.raises(RuntimeError), member(broker, commits) as consumer:
+        before = next(consumer)
+        for message in consumer:
+            if message.text == "3":
+                consumer.commit(before)
+                raise RuntimeError
+            before = message
+    assert rest(broker) == "345"
+
+
 def test_an_exception_behind_a_commit_takes_nothing_of_it_back(broker: SimulatedBroker) -> None:
     with pytest.raises(RuntimeError), member(broker) as consumer:
         next(consumer)
@@ -264,6 +278,32 @@ def test_before_an_exception_brings_nothing_back(broker: SimulatedBroker, error:
         polled(consumer, 3)
         raise error
     assert rest(broker) == "345"
+
+
+@pytest.mark.parametrize("end", [None, RuntimeError, KeyboardInterrupt])
+def test_before_whatever_ends_a_loop_its_message_does_not_come_again(
+    broker: SimulatedBroker, end: type[BaseException] | None
+) -> None:
+    consumer = member(broker, "before")
+    next(consumer), next(consumer)
+    if end is None:
+        consumer.close()
+    else:
+        with pytest.raises(end), consumer:
+            raise end
+    assert rest(broker) == "2345"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_manual_an_exception_and_with_save_nothing_beside_commit(
+    broker: SimulatedBroker, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), member(broker, "manual") as consumer:
+        next(consumer)
+        consumer.commit()
+        next(consumer), next(consumer)
+        raise error
+    assert rest(broker) == "12345"
 
 
 @pytest.mark.parametrize("commits", ["auto", "before"])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import tfmq
 from tests.client.handling_rig import GROUP, TOPIC, Bench
+from tfmq.client import running
 from tfmq.testing import SimulatedBroker
 
 SAVE_SECONDS = 5
@@ -20,6 +22,14 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         made = Bench(broker, tmp_path)
         made.send("a", "b", "c")
         yield made
+
+
+@contextmanager
+def monkeypatched_pause(seconds: float) -> Iterator[None]:
+    """Between two calls of a message."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(running, "pause_seconds", lambda failures, chance: seconds)
+        yield
 
 
 # auto
@@ -91,6 +101,34 @@ def test_auto_close_in_a_handler_ends_the_run_and_leaves_its_message_unprocessed
 
     bench.run(handler)
     assert (bench.handled, bench.saved()) == (["a", "b"], bench.place("b"))
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, KeyboardInterrupt])
+def test_auto_what_ends_a_program_ends_the_run_and_is_no_failure_of_its_message(
+    bench: Bench, kind: type[BaseException]
+) -> None:
+    def handler(message: Any) -> None:
+        if message.text == "b":
+            raise kind("now")
+
+    with pytest.raises(kind):
+        bench.run(handler)
+    assert (bench.handled, bench.saved()) == (["a", "b"], bench.place("b"))
+    assert "b" not in bench.letters() or bench.letters()["b"].failures == ()
+
+
+def test_auto_stop_waits_for_no_pause_of_a_message_that_failed(bench: Bench) -> None:
+    """It is not at work: it comes again, to whoever runs next."""
+    times = []
+
+    def handler(message: Any) -> None:
+        times.append(bench.broker.clock.monotonic())
+        raise ValueError("not now")
+
+    with monkeypatched_pause(3600):
+        bench.run(handler, until=1, retries=5)
+    assert bench.broker.clock.monotonic() - times[0] < 60
+    assert (bench.handled, bench.saved()) in ((["a"], None), (["a"], bench.place("a")))
 
 
 def test_auto_without_a_store_the_error_ends_the_run_in_front_of_its_message(bench: Bench) -> None:

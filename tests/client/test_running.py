@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import sqlite3
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -305,7 +306,56 @@ def test_calls_far_behind_the_start_are_noted_over_a_kill_too(bench: Bench) -> N
     assert bench.letters()[late].state == "dead"
 
 
+def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(bench: Bench) -> None:
+    """A recursion without an end; words as long as a payload, of which some cannot be written."""
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    def handler(message: Any) -> None:
+        if message.text == "deep":
+            handler(message)
+        if message.text == "long":
+            raise ValueError("x" * 1_000_000 + "\0\udc80")
+        raise Unspeakable
+
+    bench.send("deep", "long", "mute")
+    bench.run(handler, until=3, retries=0)
+    found = {text: each.failures[-1] for text, each in bench.letters().items()}
+    assert {text: each.error.partition(":")[0].rpartition(".")[2] for text, each in found.items()} == {
+        "deep": "RecursionError",
+        "long": "ValueError",
+        "mute": "Unspeakable",
+    }
+    assert all(len(each.error) <= 1000 and len(each.traceback) <= 8000 for each in found.values())
+
+
 # The store
+
+
+def test_a_store_that_another_process_locks_is_waited_for_and_nobody_is_called_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tfmq.dead_letters.database.BUSY_SECONDS", 0.01)
+    bench.send("a", "b")
+    bench.run(fail_on("a", error=tfmq.Reject("no")), until=1)
+    other = sqlite3.connect(bench.store, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    pauses = []
+
+    def pause(tries: int, chance: float) -> float:
+        pauses.append(tries)
+        if tries == 3:
+            other.execute("ROLLBACK")
+        return 0.1
+
+    monkeypatch.setattr(running, "pause_seconds", pause)
+    bench.run(fail_on("b", error=tfmq.Reject("no")), until=1)
+    assert bench.handled == ["a", "b"] and pauses == [1, 2, 3]
+    assert {text: each.state for text, each in bench.letters().items()} == {"a": "dead", "b": "dead"}
+    assert "locked" in caplog.text
+    other.close()
 
 
 def test_a_store_that_fails_holds_the_offset_and_calls_nobody_again(

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from tests.dead_letters.conftest import Stand
-from tests.dead_letters.helpers import finished, message
+from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
 from tests.dead_letters.test_shelf import keeping
 from tests.scale import scaled
 from tfmq.client.work import inline
@@ -162,3 +162,22 @@ def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
         store.apply([keeping(0)])
     assert "hunter2" not in str(failed.value) and "\n" not in str(failed.value)
     assert failed.value.retriable
+
+
+def test_a_row_that_was_changed_by_hand_is_named_and_the_others_are_served(tmp_path: Path) -> None:
+    path = tmp_path / "dead.db"
+    shelf = sql_shelf(path)
+    kept = group_of(shelf, Time())
+    for number in (1, 2):
+        finished(kept.keep(message(number), [failure()], retry_after=number))
+    bad = letter_of(message(1), "billing").id
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE tfmq_dead_letters SET failures = '{' WHERE id = ?", (bad,))
+    late = group_of(shelf, Time(NOW + 10))
+    with pytest.raises(StoreFailed, match=bad):
+        finished(late.take())
+    with pytest.raises(StoreFailed, match=bad):
+        finished(shelf.get(bad))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM tfmq_dead_letters WHERE id = ?", (bad,))
+    assert finished(late.take()).message.ordinal == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dead_letters.helpers import failure, message
+from tests.scale import scaled, seeded
 from tfmq.client.received import ReceivedMessage
 from tfmq.dead_letters import events
-from tfmq.dead_letters.letter import Journey, Letter, letter_of
+from tfmq.dead_letters.fold import Fold
+from tfmq.dead_letters.letter import Journey, Letter, letter_of, moment_text
+from tfmq.dead_letters.selection import START, Selection
 from tfmq.dead_letters.table import TABLE
 from tfmq.dead_letters.topic_events import KINDS, ROOM_BYTES, VERSION, content_of, event_of
+from tfmq.message import BORN_MS_MAX
 from tfmq.packing import pack, unpack
 
 LARGE = 1 << 23
@@ -144,3 +149,28 @@ def test_the_page_has_every_kind_and_every_column() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "dead-letters.md").read_text()
     assert [kind for kind in KINDS.values() if f"| `{kind}` |" not in page] == []
     assert [column.name for column in TABLE.c if f"`{column.name}`" not in page] == []
+
+
+def test_whatever_stands_in_a_record_stops_nobody_who_reads_the_topic() -> None:
+    """Anybody who may send to the topic may have written it."""
+    chance = seeded("topic events")
+    for _ in range(scaled(30_000)):
+        fold = Fold()
+        for event in chance.choices(EVENTS, k=4):
+            content = content_of("0123456789abcdef", event, LARGE)
+            fields = unpack(content.payload or b"")
+            payload = pack(changed(chance, fields) if chance.random() < 0.5 else fields)
+            fold.take(record(payload, content.attribute))
+            fold.due("billing", BORN_MS_MAX)
+            fold.next_due_ms("billing")
+        for letter in fold.find(Selection(), START, 10):
+            assert moment_text(letter.next_ms) + moment_text(letter.changed_ms)
+            json.dumps([letter.error, letter.state, letter.calls])
+
+
+def changed(chance: Any, value: Any) -> Any:
+    """The same, with something else somewhere."""
+    if isinstance(value, list) and value and chance.random() < 0.7:
+        number = chance.randrange(len(value))
+        return [*value[:number], changed(chance, value[number]), *value[number + 1 :]]
+    return chance.choice([None, "x", b"x", -2, 1 << 63, [], {}, 1.5, True, [1], "", 1 << 40])

@@ -103,6 +103,14 @@ def test_what_is_no_address_of_a_lasting_database_is_refused(wrong: str) -> None
         SqlOffsets(wrong)
 
 
+@pytest.mark.parametrize(
+    "url", ["sqlite+aiosqlite:////tmp/a.db", "postgresql+asyncpg://h/db", "postgresql+psycopg_async://h/db"]
+)
+def test_a_driver_that_has_to_be_awaited_is_refused_with_what_to_write(url: str) -> None:
+    with pytest.raises(BadRequest, match=r"one for asyncio.*sqlite:///PATH or postgresql\+psycopg://"):
+        SqlOffsets(url)
+
+
 def test_a_driver_that_is_missing_is_named() -> None:
     with pytest.raises(NotSupported, match=r"tfmq\[postgresql\]"):
         SqlOffsets("postgresql+nothing://host/db").read("billing", [A])

@@ -15,13 +15,13 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 import tfmq
-from tests.scale import SCALE, scaled, seeded
+from tests.scale import FRACTION, SCALE, scaled, seeded
 from tests.sql.billing import SESSION_SECONDS, Base, Billers, Invoice, Work, billers
 from tfmq.offsets.table import TABLE
 from tools.rigs.live_server import LiveServer
 
-KILLS = 200
-"""Of consumers, in each database; the broker's and the freezes are not among them."""
+KILLS = 200 if SCALE > FRACTION else 100
+"""Of consumers at work, in each database; the broker's and the freezes are not among them."""
 PARTITIONS = 4
 MESSAGES = 20
 """More to do behind each kill."""
@@ -104,7 +104,7 @@ class Course:
                 return
             self._send()
             self._start()
-            if number % 10 == 4:
+            if number % 10 == 2:
                 self.server.kill()
                 self.server.start()
                 self.brokers += 1

@@ -276,7 +276,7 @@ def test_a_new_owner_waits_for_the_transaction_of_the_old_one(
 def test_a_transaction_that_does_not_end_is_not_waited_for_for_ever(
     fresh: Engine, consumer: tfmq.Consumer[Any], open_one: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(sql, "LOCK_SECONDS", 0.1)
     message, storage = next(consumer), open_one()
     with Session(fresh) as session, session.begin():
         tfmq.sql.commit_offsets(session, consumer, message)

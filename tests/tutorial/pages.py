@@ -84,9 +84,17 @@ class Page:
                 elif language:
                     assert self._write(text), f"What is its reader to do with this?\n{text}"
 
-    def pytest(self) -> str:
-        """What pytest prints for the page's tests as they are now."""
-        return self.run("pytest -q", fails=True)
+    def found_out(self, test: str, program: str, before: str, behind: str) -> str:
+        """What pytest prints of one test of the page, with duplicates, when `before` is `behind` in the program."""
+        self.write()
+        path = self.folder / program
+        text = path.read_text()
+        assert text.count(before) == 1, before
+        path.write_text(text.replace(before, behind))
+        for tests in self.folder.glob("test_*.py"):
+            marked = tests.read_text().replace(".tfmq_faults\n", ".tfmq_faults(faults='duplicate')\n")
+            tests.write_text(marked)
+        return self.run(f"pytest -q -k {test}", fails=True)
 
     def run(self, command: str, *, fails: bool = False) -> str:
         """What the command prints; it must do well, or not if it `fails`."""

@@ -11,12 +11,8 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
 
 def test_a_handler_that_is_not_idempotent_is_found_out(tmp_path: Path) -> None:
     page = Page("pytest.md", tmp_path)
-    page.write()
-    program = tmp_path / "shop.py"
-    before, behind = program.read_text().split("def check")
-    program.write_text(before + "def check" + behind.replace("self.unpaid.discard(message.text)", "pass"))
-    said = page.pytest()
-    assert "1 failed, 5 passed" in said, said
+    line = "            self.unpaid.discard(message.text)\n"
+    said = page.found_out("once_whatever", "shop.py", line, "")
     words = "AssertionError: assert ['41', '41', '42'] == ['41', '42']"
     assert words in said and words in page.text
     assert "tfmq_faults: without a fault the test passes; here" in said

@@ -19,7 +19,7 @@ from tools.rigs.zookeeper import ZooKeeperServer
 
 SESSION_SECONDS = 30.0
 """Long enough for a machine that has other things to do."""
-SHORT_SECONDS = 1.0
+SHORT_SECONDS = 0.6
 
 
 class Joined:

@@ -41,7 +41,11 @@ _NEW: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 """Never through a link that somebody left there, to a file that is none of a broker's."""
 _ANYWHERE: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
 """What a broker that listens everywhere is reached under from the same machine."""
-_PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); from tfmq.server.main import main; main()"
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)];"
+    " from tfmq.server.main import main; main()"
+)
+"""Without the current folder, which is the broker's: nothing in there is a module of its."""
 _IN_BACKGROUND: Final = '"$@" &'
 """For a shell: nobody here is the parent of what it starts, so nobody need wait for its end."""
 

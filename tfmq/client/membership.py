@@ -202,11 +202,13 @@ class Membership:
         return fresh
 
     def _lost(self, fenced: Fenced) -> None:
-        """It is no member any more: everything is another's, or may be."""
+        """It is no member any more: everything is another's, or may be. It joins under a new name: another process may
+        have the old one, where a machine was copied, and the two would drive each other out for ever."""
         log.warning(
             "This member of group %s was taken for dead, and joins again. %s", self.group, fenced.sentence
         )
         self._forget()
+        self.member = token_hex(8)
         self._changed()
 
     def _note(self, note: str) -> None:

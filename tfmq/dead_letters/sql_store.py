@@ -6,7 +6,7 @@ Blocking, and safe for threads; `SqlShelf` is the same as operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -73,7 +73,7 @@ class SqlStore:
         """The rows of `ids`, which nobody else changes until the transaction ends; in one order, so that two who lock
         the same do not wait for each other for ever."""
         query = select(*BRIEF).where(T.id.in_(sorted(set(ids)))).order_by(T.id).with_for_update()
-        return {row["id"]: letter_of_row(row) for row in connection.execute(query).mappings()}
+        return {row["id"]: _letter(row) for row in connection.execute(query).mappings()}
 
     def find(
         self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
@@ -83,13 +83,13 @@ class SqlStore:
         behind = or_(T.kept_ms > after.kept_ms, and_(T.kept_ms == after.kept_ms, T.id > after.id))
         query = _chosen(select(*columns), selection).where(behind).order_by(T.kept_ms, T.id).limit(count)
         with self.database.reading() as connection:
-            return [letter_of_row(row) for row in connection.execute(query).mappings()]
+            return [_letter(row) for row in connection.execute(query).mappings()]
 
     def get(self, id: str) -> Letter | None:
         """The whole letter."""
         with self.database.reading() as connection:
             row = connection.execute(select(TABLE).where(T.id == id)).mappings().first()
-        return None if row is None else letter_of_row(row)
+        return None if row is None else _letter(row)
 
     def due(self, group: str, now_ms: int) -> str | None:
         """The id of the one that should have been handled longest ago."""
@@ -123,6 +123,16 @@ class SqlStore:
 
     def close(self) -> None:
         self.database.close()
+
+
+def _letter(row: Mapping[Any, Any]) -> Letter:
+    """Raises `StoreFailed` for a row that somebody changed by hand into what no letter is."""
+    try:
+        return letter_of_row(row)
+    except (ValueError, TypeError) as error:
+        raise StoreFailed(
+            f"The row {row['id']} of dead letters cannot be read ({type(error).__name__}): mend it, or delete it."
+        ) from error
 
 
 def _write(connection: Connection, letters: Sequence[Letter], *, new: bool) -> None:

@@ -7,14 +7,16 @@ letter's id, the tag the kind. A reader passes over kinds and versions that it d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import cache
+from types import UnionType
+from typing import Any, Final, get_origin, get_type_hints
 
 from tfmq.client.dead_letters import Failure
 from tfmq.client.numbered import Content
 from tfmq.client.received import ReceivedMessage
 from tfmq.dead_letters import events
 from tfmq.dead_letters.letter import Body, Journey, Letter
-from tfmq.message import encode_attribute
+from tfmq.message import BORN_MS_MAX, encode_attribute
 from tfmq.packing import Malformed, pack, unpack
 
 VERSION: Final = 1
@@ -65,9 +67,34 @@ def event_of(message: ReceivedMessage[Any]) -> tuple[str, events.Event] | None:
         version, kind, id, at_ms, *fields = found
         if version != VERSION or kind not in _BY_KIND:
             return None
-        return str(id), _event(_BY_KIND[kind], int(at_ms), fields, str(id))
+        event = _event(_BY_KIND[kind], int(at_ms), fields, str(id))
+        _sound(event)
+        return str(id), event
     except (Malformed, TypeError, ValueError, IndexError):
         return None
+
+
+@cache
+def _kinds(shape: Any) -> dict[str, Any]:
+    """What the fields of `shape` are, those that are one thing or one of several."""
+    hints = get_type_hints(shape)
+    return {name: kind for name, kind in hints.items() if get_origin(kind) in (None, UnionType)}
+
+
+def _sound(found: Any) -> None:
+    """Raises `TypeError`, `ValueError` where a field is not what it is to be: whoever may write to the topic may have
+    written anything, and it is not to stop those who read it."""
+    for name, kind in _kinds(found.__class__).items():
+        value = getattr(found, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}={value!r}")
+        if name.endswith("_ms") and not -1 <= value <= BORN_MS_MAX:
+            raise ValueError(f"{name}={value!r}")
+        if isinstance(value, Letter | Failure | Journey | Body):
+            _sound(value)
+    if isinstance(found, Letter):
+        for each in found.failures:
+            _sound(each)
 
 
 def _letter_fields(letter: Letter, bytes_max: int) -> list[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from sqlalchemy import create_engine, text
-from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
 
 from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
@@ -20,7 +20,7 @@ from tfmq.offsets.stored import PartitionName, StoredOffset, fenced, under
 
 Result = TypeVar("Result")
 
-LOCK_SECONDS: Final = 5
+LOCK_SECONDS: Final = 5.0
 """So long a call waits for a row that another transaction has changed; then it is tried again later."""
 TRIES: Final = 3
 """Of two members that wait for each other the database ends one; everything here may be done again."""
@@ -32,7 +32,9 @@ class SqlOffsets:
     """
 
     def __init__(self, url: str) -> None:
-        """Touches no database. Raises BadRequest for what is no URL or a database that no other process sees."""
+        """Touches no database. Raises BadRequest for what is no URL, a database that no other process sees, a driver
+        that has to be awaited.
+        """
         try:
             self.url = make_url(url)
         except ArgumentError as error:
@@ -41,6 +43,11 @@ class SqlOffsets:
             ) from None
         if self.url.get_backend_name() == "sqlite" and self.url.database in (None, "", ":memory:"):
             raise BadRequest('An SQLite in memory forgets the offsets: write "sql:sqlite:///PATH".')
+        if _is_async(self.url):
+            raise BadRequest(
+                f"The driver of {self.url.drivername} is one for asyncio, and the consumer reads its offsets in a"
+                " thread: write a blocking one, as in sqlite:///PATH or postgresql+psycopg://..., of the same one."
+            )
         self._engine: Engine | None = None
         self._process = 0
         self._closed = False
@@ -86,7 +93,7 @@ class SqlOffsets:
             try:
                 with self._opened().begin() as connection:
                     if connection.dialect.name == "postgresql":
-                        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
+                        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS * 1000:.0f}ms'"))
                     return work(connection)
             except (OperationalError, InterfaceError) as error:
                 if not left or "locked" in str(error.orig) or "lock timeout" in str(error.orig):
@@ -137,6 +144,14 @@ class SqlOffsets:
         if "lock" in reason:
             return Busy(f"{where}: another transaction has the offsets: {reason}")
         return StoreFailed(f"The offsets are in {where}, which does not answer: {reason}")
+
+
+def _is_async(url: URL) -> bool:
+    """Whether the URL's driver has to be awaited; one that is not known is named when it is used."""
+    try:
+        return bool(url.get_dialect().is_async)
+    except (ImportError, NoSuchModuleError):
+        return False
 
 
 def _first_line(error: DBAPIError) -> str:
