@@ -306,6 +306,21 @@ def test_calls_far_behind_the_start_are_noted_over_a_kill_too(bench: Bench) -> N
     assert bench.letters()[late].state == "dead"
 
 
+def test_the_place_is_saved_before_messages_ever_further_behind_a_start_begin(bench: Bench) -> None:
+    """So a process that one of them ends comes back in front of it, half as far away, until its calls are counted."""
+    bench.send(*(str(number) for number in range(40)))
+    seen: dict[int, int] = {}
+
+    def handler(message: Any) -> None:
+        engine: Any = bench.broker._server.engine  # who asked it would give a save that is under way its time
+        rows = engine.house.catalog.register.groups[GROUP].offsets.items()
+        seen[int(message.text)] = sum(place.offset for (_, partition), place in rows if partition == 0)
+
+    bench.run(handler, until=40, save_every=3600)
+    assert (seen[16], seen[31]) == (bench.place("16"), bench.place("16"))
+    assert (seen[32], seen[39]) == (bench.place("32"), bench.place("32"))
+
+
 def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(bench: Bench) -> None:
     """A recursion without an end; words as long as a payload, of which some cannot be written."""
 

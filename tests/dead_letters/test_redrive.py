@@ -289,6 +289,11 @@ def test_a_dry_run_counts_and_changes_nothing(broker: SimulatedBroker, store: Pa
     assert (report.targets, report.sent, steps) == ({"orders": MESSAGES}, 0, 0)
     assert states(broker, store) == {DEAD: MESSAGES}
     assert again(broker) == []
+    redrive(broker, store, killed_at=3)
+    before = states(broker, store), again(broker)
+    assert before[0][REDRIVING] > 0, "some are under way"
+    assert redrive(broker, store, Wish(dry=True))[1] == 0
+    assert (states(broker, store), again(broker)) == before
 
 
 def test_the_rate_is_kept(broker: SimulatedBroker, store: Path | str) -> None:

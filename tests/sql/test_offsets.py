@@ -58,8 +58,13 @@ def open_shaky(fresh: Engine) -> OpenShaky:
     return lambda random: ShakySql(url_of(fresh), random)
 
 
-class TestDatabases(Contract):
-    """As every storage."""
+class TestPostgreSQL(Contract):
+    """As every storage; SQLite is in tests/offsets/test_sql.py."""
+
+    @pytest.fixture
+    def fresh(self, postgres_engine: Engine) -> Engine:
+        table.TABLE.drop(postgres_engine, checkfirst=True)
+        return postgres_engine
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ class Job:
 
     `ledger` None: a dead letter that is handled again; `ended` is raised then, with `error` · `failures`: calls that
     failed here, `fences` those in which its partition seemed to be another's · `careful`: its calls are counted before
-    they begin · `begun`: the next one was counted; `noted`: the store knows of it · `started`: it was given out;
-    `working`: it is.
+    they begin; `saves_first`: what is finished is saved before it begins · `begun`: the next one was counted; `noted`:
+    the store knows of it · `started`: it was given out; `working`: it is.
     """
 
     __slots__ = (
@@ -42,6 +42,7 @@ class Job:
         "ledger",
         "message",
         "noted",
+        "saves_first",
         "started",
         "working",
     )
@@ -53,7 +54,7 @@ class Job:
         self.ledger = ledger
         self.careful = careful
         self.failures = self.fences = 0
-        self.begun = self.noted = self.started = self.working = self.cancelled = False
+        self.begun = self.noted = self.started = self.working = self.cancelled = self.saves_first = False
         self.lane: Lane | None = None
         self.ended = Flag()
         self.error: Exception | None = None

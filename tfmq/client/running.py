@@ -22,7 +22,7 @@ from tfmq.client.ledger import Ledger
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.client.waiting import Flag, Operation, Wait
-from tfmq.errors import DecodeFailed, Fenced, TfmqError
+from tfmq.errors import Closed, DecodeFailed, Fenced, TfmqError
 
 log = logging.getLogger("tfmq.consumer")
 
@@ -34,8 +34,8 @@ CAREFUL: Final = 16
 """So many messages of a partition, the first behind a start, may have ended the process before: their calls are counted
 before they begin. Each costs two commits of the store."""
 CAREFUL_SAVES_MAX: Final = 4096
-"""Behind 16, 32 ... messages of a partition its offset is saved at once, up to so many: what ends the process again and
-again comes among the first few of some start."""
+"""Behind 16, 32 ... messages of a partition, up to so many, its offset is saved before the next one begins: what ends
+the process again and again comes among the first few of some start, each time at most half as far behind it."""
 OUT_BYTES: Final = 4 << 20
 """A partition whose lowest unfinished message lies so far back is read no further until that is done."""
 FENCES_MAX: Final = 8
@@ -160,7 +160,9 @@ class Running:
         if ledger is not None:
             first = ledger.met - len(messages)
             for number, message in enumerate(messages, first):
-                self._lanes.add(Job(message, ledger, careful=number < CAREFUL))
+                job = Job(message, ledger, careful=number < CAREFUL)
+                job.saves_first = CAREFUL <= number <= CAREFUL_SAVES_MAX and not number & (number - 1)
+                self._lanes.add(job)
         core.messages += len(messages)
         return True
 
@@ -202,6 +204,11 @@ class Running:
             ledger.finish(message)
             refused = yield from self._sure(core.save)
             if ledger.name in refused or ledger.void:
+                return False
+        if store is not None and job.saves_first and core.options.commits == "auto":
+            job.saves_first = False
+            yield from self._save_early()
+            if ledger.void:
                 return False
         if store is not None and job.careful and not job.begun:
             state = yield from self._sure(lambda: store.begin(message))
@@ -293,7 +300,6 @@ class Running:
         ledger = job.ledger
         if ledger is not None and not ledger.void:
             ledger.finish(job.message)
-            self._save_early(ledger)
         self._put_down(job)
         self._lanes.done(job)
         if self._idle and (self._lanes.has_ready or self._core.held):
@@ -307,14 +313,14 @@ class Running:
                 self._core.positions.ledgers.rested(job.ledger)
         job.ended.settle()
 
-    def _save_early(self, ledger: Ledger) -> None:
-        done = ledger.done
-        early = CAREFUL <= done <= CAREFUL_SAVES_MAX and not done & (done - 1)
-        if early and self.store is not None and self._core.options.commits == "auto":
-            self._core.tasks.start(self._core.save(), self._not_saved)
-
-    def _not_saved(self, error: Exception) -> None:
-        log.debug("Offsets were not saved early: %s", error)
+    def _save_early(self) -> Operation[None]:
+        """Where the broker does not take it now, the next save does."""
+        try:
+            yield from self._core.save()
+        except Closed:
+            raise
+        except TfmqError as error:
+            log.debug("Offsets were not saved early: %s", error)
 
     def _sure(self, make: Callable[[], Operation[Result]]) -> Operation[Result]:
         """What `make()` does, done again as long as its store does not answer. Raises the rest, and that at the end."""

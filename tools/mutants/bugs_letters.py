@@ -167,14 +167,6 @@ AGAIN: Final = (
         [f"{REDRIVE}::test_killed_at_every_step_and_done_again_nothing_is_doubled_and_nothing_lost"],
     ),
     Mutant(
-        "unclaimed-letters-sent",
-        "of two redrives at once one sends a letter",
-        _REDRIVE,
-        "        won = [each for each, found in zip(letters, claimed, strict=True) if found is not None]\n",
-        "        won = list(letters)\n",
-        [f"{REDRIVE}::test_two_at_once_send_each_letter_once"],
-    ),
-    Mutant(
         "arrival-not-written-down",
         "what arrived is not sent by the next redrive",
         _REDRIVE,
