@@ -16,7 +16,7 @@ from tools.rigs.postgresql import PostgresServer, programs
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL that prepares transactions."""
     if programs() is None:
-        pytest.skip("cannot be had here: no PostgreSQL server is installed (make system)")
+        pytest.skip("no PostgreSQL server is installed: make system brings one")
     server = PostgresServer()
     try:
         server.start()
@@ -29,7 +29,7 @@ def postgres() -> Iterator[PostgresServer]:
 def plain_postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL as it is shipped: max_prepared_transactions = 0."""
     if programs() is None:
-        pytest.skip("cannot be had here: no PostgreSQL server is installed (make system)")
+        pytest.skip("no PostgreSQL server is installed: make system brings one")
     server = PostgresServer(prepared=0)
     try:
         server.start()
