@@ -31,7 +31,7 @@ PUT_OFF_SECONDS: Final = 0.05
 POLL_SECONDS: Final = 0.05
 PAUSE_SECONDS: Final = 0.01
 """Between two calls of a lane."""
-WAIT_MS: Final = 10
+WAIT_MS, WAIT_MS_MAX = 10, 500
 """Between two calls of a letter that was put off."""
 LEASE_SECONDS: Final = 1.0
 """What a killed process had taken is not waited for longer."""
@@ -122,7 +122,7 @@ def ended(operation: Operation[Any] | Iterator[Any]) -> Any:
 
 def main() -> None:
     backoff.FIRST_SECONDS = PAUSE_SECONDS  # type: ignore[misc]
-    waits.FIRST_MS = WAIT_MS  # type: ignore[misc]
+    waits.FIRST_MS, waits.MAX_MS = WAIT_MS, WAIT_MS_MAX  # type: ignore[misc]
     GroupDeadLetters.lease_seconds = LEASE_SECONDS
     address, topic, store, folder, number = sys.argv[1:]
     Worker(address, topic, store, Path(folder), int(number)).run()
