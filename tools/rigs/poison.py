@@ -2,9 +2,10 @@
 
 `python -m tools.rigs.poison ADDRESS TOPIC STORE FOLDER NUMBER`. By its payload, which is its number, a message always
 fails (0), is rejected (1), succeeds (2), is put off and fails then (3), each modulo 4; the last of each forty ends its
-process. Its calls stand in FOLDER/calls, with the NUMBER of the process, written before each one. Offsets are saved
-seldom, so that a kill brings messages back that were dead already. Pauses and leases are short: nobody waits for the
-good of a person here. The process ends by itself when all messages are processed and nothing waits.
+process. Its calls stand in FOLDER/calls, with the NUMBER of the process and whether it puts off, written before each
+one. Offsets are saved seldom, so that a kill brings messages back that were dead already. Pauses and leases are short:
+nobody waits for the good of a person here. The process ends by itself when all messages are processed and nothing
+waits.
 """
 
 from __future__ import annotations
@@ -74,19 +75,21 @@ class Worker:
 
     def _handle(self, message: ReceivedMessage[Any]) -> None:
         number = int(message.text)
-        os.write(self._calls, f"{number} {self._number}\n".encode())
         kind = kind_of(number)
+        put_off = kind == "put off" and not self._was_put_off(message)
+        os.write(self._calls, f"{number} {self._number} {int(put_off)}\n".encode())
         if kind == "deadly":
             os._exit(EXIT_CODE)
         if kind == "rejected":
             raise tfmq.Reject("not wanted")
-        if kind == "put off" and not self._was_put_off(message):
+        if put_off:
             raise tfmq.RetryLater(PUT_OFF_SECONDS)
         if kind != "handled":
             raise Poisoned(f"number {number}")
 
     def _was_put_off(self, message: ReceivedMessage[Any]) -> bool:
-        """Those that are handled again are out of order: behind them something else was processed."""
+        """Those that are handled again are out of order: behind them something else was processed. Where that is read
+        again, behind a kill, they are put off until it is: that costs them no call."""
         return message.next_offset <= int(self._row()["processed_offset"])
 
     def _row(self) -> Any:
