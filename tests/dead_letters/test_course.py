@@ -127,7 +127,7 @@ TABLE = {
         "note what was begun": RETRYING,
         "begin": RETRYING,
         "keep dead": DEAD,
-        "keep waiting": WAITING,
+        "keep waiting": RETRYING,
         "take when the lease is over": RETRYING,
         "renew": RETRYING,
         "handled": HANDLED,
@@ -237,9 +237,16 @@ def test_one_that_is_put_off_once_more_behind_a_kill_begins_no_new_round() -> No
     kept = done(waiting, again)
     assert (kept.state, kept.calls, kept.calls_left, kept.next_ms) == (WAITING, 3, 4, 90)
     in_work = done(waiting, events.Take(60, "killed", 120))
-    assert done(in_work, again).calls_left == 3
-    last = replace(in_work, calls_left=0)
-    assert (done(last, again).state, done(last, again).calls_left) == (WAITING, 1)
+    kept = done(in_work, again)
+    assert (kept.state, kept.calls, kept.calls_left, kept.token, kept.lease_ms) == (
+        RETRYING,
+        4,
+        3,
+        "killed",
+        120,
+    )
+    last = done(replace(in_work, calls_left=0), again)
+    assert done(last, events.Take(120, "you", 180)).state == DEAD, "its process ended in the last call"
     dead = done(letter_in(DEAD), again)
     assert (dead.state, dead.calls, dead.calls_left, dead.next_ms) == (DEAD, 2, 0, 0)
 

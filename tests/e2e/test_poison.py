@@ -35,7 +35,7 @@ WORK_SECONDS = 10.0
 """A process that is to be killed at work gets so long to begin."""
 TOPIC = "poison"
 DEAD_KINDS = ("fails", "rejected", "put off", "deadly")
-MOST = {"fails": CALLS_MAX, "rejected": 1, "handled": 1, "put off": 1 + CALLS_MAX, "deadly": CALLS_MAX}
+MOST = {"fails": CALLS_MAX, "rejected": 1, "handled": 1, "put off": CALLS_MAX, "deadly": CALLS_MAX}
 """Calls of a message when nothing is killed."""
 UNCOUNTED_MAX = 9
 """So many processes may end by a message before it is among the first few behind a start, which are counted before they
@@ -131,12 +131,16 @@ class Calls:
     def __init__(self, rig: Rig) -> None:
         self.kills = rig.kills
         self.by_message: dict[int, Counter[int]] = {}
+        self.put_off: Counter[int] = Counter()
+        """How often each was put off, which costs no call."""
         self.last: dict[int, int] = {}
         """Of each process, the message that it was called with last."""
         for line in rig.calls.read_text().splitlines():
-            message, process = map(int, line.split())
-            self.by_message.setdefault(message, Counter())[process] += 1
+            message, process, put_off = map(int, line.split())
             self.last[process] = message
+            self.put_off[message] += put_off
+            if not put_off:
+                self.by_message.setdefault(message, Counter())[process] += 1
 
     def most(self, message: int) -> int:
         """How often that message may have been called: a process that ended, by a kill or by another message that is
@@ -184,6 +188,7 @@ def check_calls(calls: Calls) -> None:
         if by_process.total() > calls.most(number)
     }
     assert over == {}
+    assert all(calls.put_off[number] for number in range(MESSAGES) if kind_of(number) == "put off")
     assert calls.killed_at_work() >= 1
 
 
@@ -222,8 +227,8 @@ def say(rig: Rig, calls: Calls, times: list[float]) -> None:
     above = Counter(max(0, total - MOST[kind_of(number)]) for number, total in totals.items())
     own = sum(calls.ended_itself(process) and not rig.kills[process] for process in calls.last)
     print(
-        f"\n{MESSAGES} messages, {sum(totals.values())} calls; consumers killed"
-        f" {sum(rig.kills) - rig.broker_kills} times, the broker {rig.broker_kills} times,"
+        f"\n{MESSAGES} messages, {sum(totals.values())} calls, {calls.put_off.total()} more that put off;"
+        f" consumers killed {sum(rig.kills) - rig.broker_kills} times, the broker {rig.broker_kills} times,"
         f" {calls.killed_at_work()} processes of these at work; {own} more ended by a deadly message;"
         f" messages by calls above {MOST}: {dict(sorted(above.items()))};"
         f" {rig.redrives_killed} redrives killed; {times[1] - times[0]:.0f} s + {times[2] - times[1]:.0f} s"

@@ -50,7 +50,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         events.Claim: (REDRIVING,),
     },
     RETRYING: {
-        events.Keep: (WAITING, DEAD),
+        events.Keep: (RETRYING, DEAD),
         events.Begin: (RETRYING,),
         events.Note: (RETRYING,),
         events.Take: (RETRYING, DEAD),
@@ -120,7 +120,8 @@ def _kept(letter: Letter | None, event: events.Keep) -> Letter:
     if letter.state == REDRIVING:
         return joined
     joined = replace(joined, calls=letter.calls + event.letter.calls)
-    if letter.state == DEAD:
+    taken = letter.state == RETRYING and event.next_ms > 0  # its lease says what becomes of it
+    if letter.state == DEAD or taken:
         return joined
     if letter.state not in ENDED:
         put_off = event.begun and letter.state == FAILING

@@ -2,9 +2,10 @@
 
 `python -m tools.rigs.poison ADDRESS TOPIC STORE FOLDER NUMBER`. By its payload, which is its number, a message always
 fails (0), is rejected (1), succeeds (2), is put off and fails then (3), each modulo 4; the last of each forty ends its
-process. Its calls stand in FOLDER/calls, with the NUMBER of the process, written before each one. Offsets are saved
-seldom, so that a kill brings messages back that were dead already. Pauses and leases are short: nobody waits for the
-good of a person here. The process ends by itself when all messages are processed and nothing waits.
+process. Its calls stand in FOLDER/calls, with the NUMBER of the process and whether it puts off, written before each
+one. Offsets are saved seldom, so that a kill brings messages back that were dead already. Pauses and leases are short:
+nobody waits for the good of a person here. The process ends by itself when all messages are processed and nothing
+waits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PUT_OFF_SECONDS: Final = 0.05
 POLL_SECONDS: Final = 0.05
 PAUSE_SECONDS: Final = 0.01
 """Between two calls of a lane."""
-WAIT_MS: Final = 10
+WAIT_MS, WAIT_MS_MAX = 10, 500
 """Between two calls of a letter that was put off."""
 LEASE_SECONDS: Final = 1.0
 """What a killed process had taken is not waited for longer."""
@@ -74,19 +75,21 @@ class Worker:
 
     def _handle(self, message: ReceivedMessage[Any]) -> None:
         number = int(message.text)
-        os.write(self._calls, f"{number} {self._number}\n".encode())
         kind = kind_of(number)
+        put_off = kind == "put off" and not self._was_put_off(message)
+        os.write(self._calls, f"{number} {self._number} {int(put_off)}\n".encode())
         if kind == "deadly":
             os._exit(EXIT_CODE)
         if kind == "rejected":
             raise tfmq.Reject("not wanted")
-        if kind == "put off" and not self._was_put_off(message):
+        if put_off:
             raise tfmq.RetryLater(PUT_OFF_SECONDS)
         if kind != "handled":
             raise Poisoned(f"number {number}")
 
     def _was_put_off(self, message: ReceivedMessage[Any]) -> bool:
-        """Those that are handled again are out of order: behind them something else was processed."""
+        """Those that are handled again are out of order: behind them something else was processed. Where that is read
+        again, behind a kill, they are put off until it is: that costs them no call."""
         return message.next_offset <= int(self._row()["processed_offset"])
 
     def _row(self) -> Any:
@@ -122,7 +125,7 @@ def ended(operation: Operation[Any] | Iterator[Any]) -> Any:
 
 def main() -> None:
     backoff.FIRST_SECONDS = PAUSE_SECONDS  # type: ignore[misc]
-    waits.FIRST_MS = WAIT_MS  # type: ignore[misc]
+    waits.FIRST_MS, waits.MAX_MS = WAIT_MS, WAIT_MS_MAX  # type: ignore[misc]
     GroupDeadLetters.lease_seconds = LEASE_SECONDS
     address, topic, store, folder, number = sys.argv[1:]
     Worker(address, topic, store, Path(folder), int(number)).run()
