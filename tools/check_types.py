@@ -21,7 +21,7 @@ TESTS = re.compile(r"test_\w+\.py|conftest\.py")
 CACHE: Final = ROOT / ".mypy_cache" / "users"
 CHECKERS: Final = (
     ("mypy", "--strict", "--config-file=mypy.ini", "--explicit-package-bases", f"--cache-dir={CACHE}"),
-    ("pyright",),
+    ("pyright", "--pythonpath", sys.executable),  # else it takes the first python of $PATH
 )
 DJANGO: Final = {
     "mypy.ini": "[mypy]\nplugins = mypy_django_plugin.main\n[mypy.plugins.django-stubs]\n"
