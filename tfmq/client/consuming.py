@@ -141,8 +141,8 @@ class Consuming:
             if self.membership is not None and self.handover.has_news:
                 yield from self.handover.tell()
                 continue
-            if self.stop_asked.done or self.look():
-                return not self.stop_asked.done
+            if self.positions.stopped or self.look():
+                return not self.positions.stopped
             remaining = until - self.link.now()
             if remaining <= 0 and looks and (looks >= LOOKS or not came):
                 return False
@@ -213,7 +213,7 @@ class Consuming:
 
     def stop(self) -> None:
         """Nothing more is handed out; a driver's `raise_flag(stop_asked)` wakes who waits."""
-        self.positions.drop_ready()
+        self.positions.stop()
 
     # Moving
 

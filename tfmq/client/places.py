@@ -27,6 +27,11 @@ class Batch(NamedTuple):
     messages: list[ReceivedMessage]
     following: Place
 
+    def ends_with(self, message: ReceivedMessage) -> bool:
+        """Whether `message` is its last one. The list may become empty at any moment."""
+        last = self.messages[-1:]
+        return bool(last) and last[0] is message
+
 
 def partition_of(message: ReceivedMessage) -> PartitionName:
     """The partition that `message` stands in."""

@@ -45,6 +45,8 @@ class Positions:
         self._uncommitted: dict[PartitionName, int] = {}
         self._entrusted: dict[PartitionName, int] = {}
         self._lent: PartitionName | None = None
+        self._looped: list[ReceivedMessage] = []
+        self.stopped = False
         self._void: PartitionName | None = None
         self._gone: set[PartitionName] = set()
         self._lost: set[PartitionName] = set()
@@ -144,7 +146,14 @@ class Positions:
     def lend(self) -> list[ReceivedMessage]:
         """As `loop`; the loop goes through them from now on, until more is asked for."""
         self._lent = None if self.ready is None else self.ready.name
-        return self.loop()
+        self._looped = self.loop()
+        return [] if self.stopped else self._looped
+
+    def stop(self) -> None:
+        """A loop ends behind the current message. Called in any thread and in signal handlers, so at any moment: all
+        that it changes is a list that nobody takes for what was read, and nothing is processed by that."""
+        self.stopped = True
+        self._looped.clear()
 
     def poll(self, count: int) -> list[ReceivedMessage]:
         """Up to `count` messages of the ready batch, which go out by `poll`."""
@@ -179,7 +188,7 @@ class Positions:
             self._lost.clear()
         if current is None or ready is None or _name(current) != ready.name:
             return
-        if ready.messages and ready.messages[-1] is current:
+        if ready.ends_with(current):
             self.ready = None
         else:
             self._shorten(ready, bisect_right(ready.messages, current.offset, key=_offset))
@@ -352,7 +361,7 @@ class Positions:
     def _behind(self, message: ReceivedMessage) -> Place:
         """The place behind `message`; behind the last one of a batch lies all that was left out after it, too."""
         ready = self.ready
-        if ready is not None and ready.messages and ready.messages[-1] is message:
+        if ready is not None and ready.ends_with(message):
             return ready.following
         return Place(message.next_offset, message.ordinal + 1, message.origin.epoch)
 
