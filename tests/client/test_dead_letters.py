@@ -1,5 +1,7 @@
 """A failure as it is kept: one line for the error, the end of the traceback, always something that can be stored."""
 
+import ast
+
 from tfmq.client.dead_letters import ERROR_CHARACTERS, TRACEBACK_CHARACTERS, Failure
 
 
@@ -40,3 +42,13 @@ def test_an_error_that_cannot_be_printed_is_a_failure_all_the_same() -> None:
     assert "Mean" in Failure.of(raised(Mean()), 0).error
     failure = Failure.of(raised(ValueError("half \udc80")), 0)
     assert failure.error.encode() and failure.traceback.encode()
+
+
+def test_of_a_payload_that_cannot_be_parsed_the_sentence_has_nothing() -> None:
+    try:
+        ast.literal_eval("{'card': 4711 4712}")
+    except SyntaxError as error:
+        failure = Failure.of(error, 0)
+    assert failure.error.startswith("SyntaxError: "), "what is in front of the colon is logged"
+    assert "4711" not in failure.error
+    assert "4711" in failure.traceback

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tfmq.dead_letters.address import Address, default_path, parse_address
+from tfmq.dead_letters.database import Database
 from tfmq.errors import BadRequest
 
 
@@ -44,3 +45,23 @@ def test_the_default_lies_where_programs_keep_their_state(
     assert default_path("billing") == str(tmp_path / ".local/state/tfmq/billing.db")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert default_path("billing") == str(tmp_path / "state/tfmq/billing.db")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hun/ter2@host/db",
+        "postgresql://me:hun@ter2@host/db",
+        "postgresql://me:hun?ter2@host/db",
+        "postgresql+psycopg://host/db?user=me&password=hunter2",
+        "mssql+pyodbc://?odbc_connect=DRIVER%3Dx%3BPWD%3Dhunter2",
+    ],
+)
+def test_a_password_is_not_shown_wherever_it_stands(url: str) -> None:
+    assert "ter2" not in str(parse_address(url)), "it is logged with each dead letter"
+
+
+def test_what_is_no_url_of_a_database_is_refused_without_its_password() -> None:
+    with pytest.raises(BadRequest) as refused:
+        Database(parse_address("postgresql+psycopg://me:se@cret:hunter2@host/db"))
+    assert "hunter2" not in str(refused.value) and "cret" not in str(refused.value)

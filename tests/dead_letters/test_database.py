@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from journal.disk import RealDisk
+from tests.dead_letters.test_shelf import keeping
 from tfmq.dead_letters.address import parse_address
 from tfmq.dead_letters.database import Database, make_folder
+from tfmq.dead_letters.letter import DEAD
 from tfmq.dead_letters.sql_store import SqlStore
 from tfmq.errors import BadRequest, StoreFailed
 from tools.rigs.postgresql import PostgresServer
@@ -60,6 +63,57 @@ def test_folders_are_made_private_and_put_on_the_disk(tmp_path: Path) -> None:
     assert len(forced) == 3
 
 
+def test_the_file_is_its_owners_alone_also_in_a_folder_that_is_everybodys(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        found = SqlStore(parse_address(tmp_path / "dead.db"))
+        assert found.counts() == {}
+        assert {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == dict.fromkeys(
+            ("dead.db", "dead.db-wal", "dead.db-shm"), 0o600
+        )
+    finally:
+        os.umask(before)
+
+
+def removed(path: Path) -> None:
+    """The store is deleted while it is open, as `rm` does."""
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+
+
+def test_what_is_written_behind_a_removal_of_the_file_is_in_the_file_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "dead.db"
+    found = SqlStore(parse_address(path))
+    found.apply([keeping(0)])
+    removed(path)
+    found.apply([keeping(1)])
+    assert SqlStore(parse_address(path)).counts() == {("billing", DEAD): 1}
+
+
+def test_a_file_that_is_removed_while_it_is_written_has_kept_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "dead.db"
+    found = database(path)
+    with found.writing():
+        pass
+    with pytest.raises(StoreFailed, match="was removed or replaced") as failed, found.writing() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (a)")
+        removed(path)
+    assert failed.value.retriable
+
+
+def test_a_path_that_is_not_absolute_stays_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = SqlStore(parse_address("dead.db"))
+    found.apply([keeping(0)])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found.apply([keeping(1)])
+    assert SqlStore(parse_address(tmp_path / "dead.db")).counts() == {("billing", DEAD): 2}
+
+
 def test_looking_makes_nothing(tmp_path: Path) -> None:
     found = database(tmp_path / "folder" / "dead.db")
     assert not found.is_there()
@@ -88,8 +142,18 @@ def test_an_address_that_cannot_keep_anything_is_refused_at_once(url: str) -> No
 def test_an_error_never_shows_values_of_a_row(tmp_path: Path) -> None:
     found = database(tmp_path / "dead.db")
     with pytest.raises(StoreFailed) as failed, found.writing() as connection:
-        connection.execute(text("INSERT INTO nowhere VALUES (:payload)"), {"payload": "secret"})
+        connection.execute(text("INSERT INTO nowhere VALUES (:payload)"), {"payload": "terces"[::-1]})
     assert "secret" not in str(failed.value)
+    assert "secret" not in "".join(traceback.format_exception(failed.value)), "nor in what a log prints of it"
+
+
+def test_a_row_that_postgresql_refuses_is_not_shown(postgres: PostgresServer) -> None:
+    found = database(postgres.url())
+    with pytest.raises(StoreFailed, match="not-null") as failed, found.writing() as connection:
+        connection.execute(text("CREATE TEMPORARY TABLE refusing (a text, b text NOT NULL)"))
+        connection.execute(text("INSERT INTO refusing VALUES (:payload, NULL)"), {"payload": "secret"})
+    assert "secret" not in str(failed.value)
+    found.close()
 
 
 def test_one_who_writes_waits_for_another(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.offsets.contract import PLACE, A, Contract, Open
 from tests.offsets.shaky import ShakySql
 from tests.offsets.struggle import OpenShaky
+from tfmq.client.offset_storage import open_storage
 from tfmq.errors import BadRequest, Busy, NotSupported, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
@@ -119,5 +120,28 @@ def test_a_driver_that_is_missing_is_named() -> None:
 def test_a_password_is_never_shown() -> None:
     storage = SqlOffsets("postgresql+psycopg://user:secret@127.0.0.1:1/db?connect_timeout=2")
     with pytest.raises(StoreFailed) as caught:
+        storage.read("billing", [A])
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        "postgresql://user:secret@host/db",
+        "sql:postgresql://user:secret@host:port/db",
+        "sql:postgresql://user:a@b:secret@host/db",
+        "sql:postgresql//user:secret@host/db",
+        "zookeeper://user:secret@host:2181/x",
+    ],
+)
+def test_an_address_that_is_refused_is_told_without_its_password(offsets: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        open_storage(offsets)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_password_among_the_options_is_not_shown_either() -> None:
+    storage = SqlOffsets("postgresql+psycopg://127.0.0.1:1/db?password=secret&connect_timeout=2")
+    with pytest.raises(StoreFailed, match="connect_timeout=2") as caught:
         storage.read("billing", [A])
     assert "secret" not in str(caught.value)

@@ -37,8 +37,17 @@ class Failure(NamedTuple):
     def of(cls, error: BaseException, at_ms: int) -> Failure:
         """The failure that `error` is."""
         lines = _printed(traceback.format_exception, error)
-        sentence = " ".join(_printed(traceback.format_exception_only, error).split())
+        sentence = " ".join(_printed(_without_source, error).split())
         return cls(at_ms, sentence[:ERROR_CHARACTERS], lines[-TRACEBACK_CHARACTERS:])
+
+
+def _without_source(error: BaseException) -> list[str]:
+    """Class and sentence, which come first: Python puts the text that a SyntaxError is about, perhaps a payload, in
+    front of them."""
+    lines = traceback.format_exception_only(error)
+    if not isinstance(error, SyntaxError):
+        return lines
+    return [f"{type(error).__name__}: {error.msg}"]
 
 
 def _printed(form: Callable[[BaseException], list[str]], error: BaseException) -> str:

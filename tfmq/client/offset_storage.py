@@ -11,6 +11,7 @@ from tfmq.offsets.stored import PartitionName as PartitionName
 from tfmq.offsets.stored import StoredOffset as StoredOffset
 from tfmq.offsets.stored import claim as claim
 from tfmq.offsets.stored import fenced_partitions as fenced_partitions
+from tfmq.urls import shown_url
 
 FILE_PREFIX: Final = "file:"
 SQL_PREFIX: Final = "sql:"
@@ -41,4 +42,4 @@ def open_storage(offsets: "str | OffsetStorage", disk: Disk | None = None) -> Of
         from tfmq.zookeeper.offsets import ZooKeeperOffsets  # and so is kazoo
 
         return ZooKeeperOffsets(offsets)
-    raise BadRequest(f"offsets={offsets!r} names no storage; write {WORDS}.")
+    raise BadRequest(f"offsets={shown_url(offsets)!r} names no storage; write {WORDS}.")

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from tfmq import limits
 from tfmq.errors import BadRequest
+from tfmq.urls import shown_url
 
 TOPIC_PREFIX: Final = "topic:"
 SUFFIX: Final = ".db"
@@ -25,7 +26,7 @@ class Address(NamedTuple):
         """As it may be shown and logged: a URL without its password."""
         if self.kind == "topic":
             return f"{TOPIC_PREFIX}{self.value}"
-        return re.sub(r"(://[^/:@]*):[^@/]*@", r"\1:***@", self.value)
+        return shown_url(self.value) if self.kind == "url" else self.value
 
 
 def parse_address(where: str | os.PathLike[str]) -> Address:

@@ -27,7 +27,10 @@ BUSY_SECONDS: Final = 30.0
 """How long one process waits for another one's transaction, which has at most a page of letters."""
 READS: Final = "tfmq_reads"
 """The option of connections that change nothing."""
+FILE: Final = "tfmq_file"
+"""The option of an engine that says which file it opened."""
 FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
 """Payloads are nobody else's."""
 
 
@@ -49,6 +52,11 @@ class Database:
         found = self._url.get_backend_name() == "sqlite" and self._url.database
         return Path(str(found)) if found else None
 
+    @property
+    def _own_path(self) -> Path | None:
+        """The file, where it is nobody else's."""
+        return self.path if self.address.kind == "path" else None
+
     def is_there(self) -> bool:
         """Whether there is a store already. Raises `StoreFailed` where that cannot be known."""
         if self.path is not None and not self.path.exists():
@@ -61,6 +69,12 @@ class Database:
         """A transaction; committed, and on the disk, when the block ends. Raises `StoreFailed`."""
         with self.failing(), self._opened().begin() as connection:
             yield connection
+            engine = connection.engine
+        if self._is_gone(engine):
+            raise StoreFailed(
+                f"The file of the dead letters at {self.name} was removed or replaced while they were written: what was"
+                " written is gone with it."
+            )
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -100,23 +114,38 @@ class Database:
 
     def _connected(self) -> Engine:
         with self._lock:
-            if self._engine is None or self._process != os.getpid():
-                if self._engine is not None:
-                    self._engine.dispose(close=False)  # the connections are the parent's
-                self._engine, self._process = self._made(), os.getpid()
+            own = self._process == os.getpid()
+            if self._engine is not None and (not own or self._is_gone(self._engine)):
+                self._engine.dispose(close=own)  # else the connections are the parent's
+                self._engine = None
+            if self._engine is None:
+                self._engine, self._process, self._has_table = self._made(), os.getpid(), False
             return self._engine
+
+    def _is_gone(self, engine: Engine) -> bool:
+        """Whether the file that `engine` opened is not the one at the path any more: SQLite would go on writing into
+        what nobody can open again."""
+        opened = engine.get_execution_options().get(FILE)
+        return opened is not None and opened != identity(self._own_path)
 
     def _made(self) -> Engine:
         if self._url.get_backend_name() != "sqlite":
-            engine = create_engine(self._url, pool_pre_ping=True)
+            engine = create_engine(self._url, pool_pre_ping=True, hide_parameters=True)
             if engine.dialect.name == "postgresql":
                 event.listen(engine, "connect", _commit_synchronously)
             return engine
         if self.path is not None:
             make_folder(self.path.parent)
-        engine = create_engine(self._url, connect_args={"timeout": BUSY_SECONDS})
+        if self._own_path is not None:
+            make_file(self._own_path)
+        engine = create_engine(
+            self._url,
+            connect_args={"timeout": BUSY_SECONDS},
+            hide_parameters=True,
+            execution_options={FILE: identity(self._own_path)},
+        )
         event.listen(engine, "connect", _sync_fully)
-        if self.address.kind == "path":  # it is nobody else's
+        if self._own_path is not None:
             event.listen(engine, "connect", _log_ahead)
         event.listen(engine, "begin", _lock_at_once)
         return engine
@@ -128,6 +157,27 @@ def make_folder(folder: Path, disk: Disk | None = None) -> None:
     for each in reversed(missing):
         each.mkdir(mode=FOLDER_MODE, exist_ok=True)
         (disk or RealDisk()).force_folder(str(each.parent))
+
+
+def make_file(path: Path, disk: Disk | None = None) -> None:
+    """The file of the store, where there is none, for its owner only; SQLite gives what it puts beside it the same
+    mode."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+    except FileExistsError:
+        return
+    (disk or RealDisk()).force_folder(str(path.parent))
+
+
+def identity(path: Path | None) -> tuple[int, int] | None:
+    """What tells the file at `path` from every other one; (0, 0): there is none; None: no path was given."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return (0, 0)
+    return (found.st_dev, found.st_ino)
 
 
 def _url(address: Address) -> Any:
@@ -142,8 +192,10 @@ def _url(address: Address) -> Any:
                 f"{address} is in memory: dead letters must outlive the process, give it a file."
             )
         return url
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
+    except (NoSuchModuleError, ImportError) as error:
         raise BadRequest(f"{address} names no database that SQLAlchemy knows ({error}): {ALLOWED}.") from None
+    except (ArgumentError, ValueError):  # their words may have the password
+        raise BadRequest(f"{address} is no URL that SQLAlchemy can read: {ALLOWED}.") from None
 
 
 def _sync_fully(connection: Any, _: object) -> None:
@@ -173,5 +225,6 @@ def _commit_synchronously(connection: Any, _: object) -> None:
 
 
 def _reason(error: SQLAlchemyError) -> str:
-    """The driver's own words on one line, without the statement and its values."""
-    return " ".join(str(getattr(error, "orig", None) or error).split())
+    """The driver's own words on one line, without the statement, its values, and those of the row that was refused."""
+    words, _, _ = str(getattr(error, "orig", None) or error).partition("\nDETAIL:")
+    return " ".join(words.split())

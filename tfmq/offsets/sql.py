@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModu
 from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
 from tfmq.offsets import table
 from tfmq.offsets.stored import PartitionName, StoredOffset, fenced, under
+from tfmq.urls import shown_url
 
 Result = TypeVar("Result")
 
@@ -35,11 +36,13 @@ class SqlOffsets:
         """Touches no database. Raises BadRequest for what is no URL, a database that no other process sees, a driver
         that has to be awaited.
         """
+        self.shown = shown_url(url)
         try:
             self.url = make_url(url)
-        except ArgumentError as error:
+        except (ArgumentError, ValueError):  # their words may have the password
             raise BadRequest(
-                f"offsets={'sql:' + url!r} needs a URL of SQLAlchemy behind sql: {error}"
+                f"offsets={'sql:' + self.shown!r} needs a URL of SQLAlchemy behind sql:, as in"
+                " sql:postgresql+psycopg://USER:PASSWORD@HOST:PORT/DATABASE."
             ) from None
         if self.url.get_backend_name() == "sqlite" and self.url.database in (None, "", ":memory:"):
             raise BadRequest('An SQLite in memory forgets the offsets: write "sql:sqlite:///PATH".')
@@ -85,7 +88,7 @@ class SqlOffsets:
 
     def _tell(self, group: str, lost: Mapping[PartitionName, int]) -> None:
         if lost:
-            raise fenced(self.url.render_as_string(), group, lost)
+            raise fenced(self.shown, group, lost)
 
     def _do(self, work: Callable[[Connection], Result]) -> Result:
         """What `work` gives, in a transaction that is committed when this returns."""
@@ -99,7 +102,7 @@ class SqlOffsets:
                 if not left or "locked" in str(error.orig) or "lock timeout" in str(error.orig):
                     raise self._passing(error) from error
             except DBAPIError as error:
-                where, reason = self.url.render_as_string(), _first_line(error)
+                where, reason = self.shown, _first_line(error)
                 raise StoreFailed(
                     f"{where} refuses the table of offsets {table.NAME}: {reason}", retriable=False
                 ) from error
@@ -124,7 +127,7 @@ class SqlOffsets:
         missing = table.missing_columns(engine)
         if missing:
             raise NotSupported(
-                f"{self.url.render_as_string()}: the table {table.NAME} has no {', '.join(missing)}, so it is of"
+                f"{self.shown}: the table {table.NAME} has no {', '.join(missing)}, so it is of"
                 " another release, or not of tfmq; make it what tfmq.offsets.table.offsets_table says, or rename it."
             )
 
@@ -140,7 +143,7 @@ class SqlOffsets:
 
     def _passing(self, error: DBAPIError) -> TfmqError:
         """Trouble that may be over at the next try, as one of our errors."""
-        where, reason = self.url.render_as_string(), _first_line(error)
+        where, reason = self.shown, _first_line(error)
         if "lock" in reason:
             return Busy(f"{where}: another transaction has the offsets: {reason}")
         return StoreFailed(f"The offsets are in {where}, which does not answer: {reason}")

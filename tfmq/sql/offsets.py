@@ -23,6 +23,7 @@ from tfmq.offsets.stored import PartitionName, fenced
 from tfmq.offsets.table import save
 from tfmq.sql.database import address
 from tfmq.sql.joining import bind_of, refuse_autocommit
+from tfmq.urls import shown_url
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -93,7 +94,7 @@ def _commit(session: Session | Connection, consumer: Any, message: ReceivedMessa
     lost = save(connection, stood.group, stood.offsets)
     if lost or stood.fenced is not None:
         _go_back(stood, stood.storage, lost)
-        raise stood.fenced or fenced(stood.storage.url.render_as_string(), stood.group, lost)
+        raise stood.fenced or fenced(stood.storage.shown, stood.group, lost)
     if isinstance(session, Session):
         _tell_when_committed(session, stood)
     else:
@@ -124,8 +125,8 @@ def _refuse_another_database(connection: Connection, storage: SqlOffsets) -> Non
         same = here.database == there.database
     if not same:
         raise NotAllowed(
-            f"The consumer's offsets are in {there.render_as_string()}, this transaction is of"
-            f" {here.render_as_string()}: both must be the same database."
+            f"The consumer's offsets are in {storage.shown}, this transaction is of"
+            f" {shown_url(here.render_as_string())}: both must be the same database."
         )
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
+from tfmq.urls import shown_url
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"
@@ -35,7 +36,9 @@ def zookeeper_address(text: str) -> ZooKeeperAddress:
     names = hosts.split(",")
     root = "/".join(("", *filter(None, path.split("/")))) if path or slash else ROOT
     if not all(map(_is_host, names)) or not all(_is_node(node) for node in root.split("/")[1:]):
-        raise BadRequest(f"{text!r} is no address of a ZooKeeper; write {SCHEME}HOST:PORT,HOST:PORT{ROOT}")
+        raise BadRequest(
+            f"{shown_url(text)!r} is no address of a ZooKeeper; write {SCHEME}HOST:PORT,HOST:PORT{ROOT}"
+        )
     return ZooKeeperAddress(",".join(map(_with_port, names)), root)
 
 
