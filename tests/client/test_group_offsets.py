@@ -11,7 +11,7 @@ from tfmq.client.group_offsets import GroupOffsets
 from tfmq.client.offset_storage import FileOffsets, OffsetStorage, StoredOffset
 from tfmq.client.positions import PartitionName
 from tfmq.client.work import inline
-from tfmq.errors import Fenced, StoreFailed
+from tfmq.errors import Fenced, StoreFailed, TimedOut
 from tfmq.protocol import commands as wire
 
 FIRST, SECOND = PartitionName("orders", 0), PartitionName("orders", 1)
@@ -117,3 +117,47 @@ def test_a_storage_of_ones_own_that_names_nothing_has_refused_it_all() -> None:
     storage.error = StoreFailed("planted")
     with pytest.raises(StoreFailed):
         desk.save(1, 2)
+
+
+def test_a_save_that_nobody_waits_for_any_more_is_not_overtaken(tmp_path: Path) -> None:
+    """A task that is cancelled, Ctrl-C: the thread that saves goes on, and an older place must not come last."""
+    desk, work = Desk(Holder(), FileOffsets(str(tmp_path / "offsets.json"))), []
+
+    def later(call: Any, done: Any) -> None:
+        work.append((call, done))
+
+    desk.offsets = GroupOffsets(
+        desk.script.link, desk.holder, later, FileOffsets(str(tmp_path / "offsets.json"))
+    )
+    inc = desk.broker.topics["orders"][0]
+
+    def save(offset: int, seconds: float = 5) -> Any:
+        rows = {FIRST: StoredOffset(offset, 0, inc, 1, 1)}
+        return desk.offsets.save(rows, desk.script.link.now() + seconds)
+
+    cancelled = save(100)
+    next(cancelled)
+    cancelled.close()
+    with pytest.raises(TimedOut):
+        desk.script.run(save(150, 0))
+    newer = save(200)
+    next(newer)
+    assert len(work) == 1, "it waits for the one before, which is at work in its thread"
+    inline(*work[0])
+    next(newer)
+    inline(*work[1])
+    assert list(newer) == []
+    desk.offsets = GroupOffsets(
+        desk.script.link, desk.holder, inline, FileOffsets(str(tmp_path / "offsets.json"))
+    )
+    assert desk.read() == {FIRST: 200}
+
+
+def test_a_forked_child_waits_for_no_save_of_its_parent() -> None:
+    desk = Desk(Holder(), Plain())
+    rows = {FIRST: StoredOffset(1, 0, 1, 1, 1)}
+    offsets = GroupOffsets(desk.script.link, desk.holder, lambda call, done: None, Plain())
+    next(offsets.save(rows, 0))
+    offsets.renew()
+    waits = next(offsets.save(rows, 0))
+    assert waits.seconds is None, "for its own work"

@@ -3,17 +3,17 @@
 Each partition is for itself: one that went to another member is refused, and named, while all others are saved.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from tfmq.client.asking import ask
 from tfmq.client.link import Link
 from tfmq.client.offset_storage import OffsetStorage, StoredOffset, claim, fenced_partitions
 from tfmq.client.positions import PartitionName
-from tfmq.client.waiting import Operation
+from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.client.work import Run, work
-from tfmq.errors import Fenced
+from tfmq.errors import Fenced, TimedOut
 from tfmq.protocol.commands import CommitOffsets, GroupOffset, ReadOffsets
 from tfmq.protocol.commands import PartitionName as PartitionRow
 
@@ -42,6 +42,8 @@ class GroupOffsets:
         self._holder = holder
         self._run = run
         self._storage = storage
+        self._ended: Flag | None = None
+        """Of the last save in the storage, which goes on when nobody waits for it any more."""
 
     def read(
         self, names: Iterable[PartitionName], while_busy: bool = True, *, others: bool = False
@@ -98,7 +100,7 @@ class GroupOffsets:
         try:
             if self._storage is not None:
                 storage, group, generation = self._storage, self._holder.group, self._holder.generation
-                yield from work(self._run, lambda: storage.save(group, generation, offsets))
+                yield from self._in_turn(lambda: storage.save(group, generation, offsets), until)
             else:
                 request = self._commit(offsets)
                 reply = yield from ask(self._link, request, until, unattended=True)
@@ -107,6 +109,28 @@ class GroupOffsets:
             refused = fenced_partitions(fenced, offsets)
         self.commits += len(refused) < len(offsets)
         return refused
+
+    def _in_turn(self, save: Callable[[], None], until: float) -> Operation[None]:
+        """`save`, behind the end of the one before: who waited for that may be gone, but its thread is not. Raises
+        TimedOut."""
+        while self._ended is not None and not self._ended.done:
+            if self._link.now() >= until:
+                raise TimedOut("An earlier save of offsets has not ended yet.")
+            yield Wait((self._ended,), until - self._link.now())
+        ended = self._ended = Flag()
+
+        def run(call: Callable[[], None], done: Callable[[Any, BaseException | None], None]) -> None:
+            def told(result: Any, error: BaseException | None) -> None:
+                ended.settle()
+                done(result, error)
+
+            self._run(call, told)
+
+        yield from work(run, save)
+
+    def renew(self) -> None:
+        """In a forked child: its parent's saves are its parent's."""
+        self._ended = None
 
     def _commit(self, offsets: Mapping[PartitionName, StoredOffset]) -> CommitOffsets:
         rows = [

@@ -97,6 +97,7 @@ class Saving:
     def renew(self) -> None:
         """In a forked child: no save is under way."""
         self._under_way = None
+        self._offsets.renew()
 
     def _unsaved(self, names: Iterable[PartitionName]) -> dict[PartitionName, Place]:
         unsaved = self._positions.unsaved()
