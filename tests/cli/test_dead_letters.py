@@ -58,6 +58,7 @@ def test_a_table_is_narrow_and_steers_no_terminal() -> None:
 
 def test_whole_it_is_what_send_reads() -> None:
     row = whole_row(LETTER)
+    assert whole_row(replace(LETTER, body=None)).keys() < row.keys(), "its body is gone: the rest is shown"
     assert (row["id"], row["payload"], row["key"], row["key_base64"]) == (LETTER.id, "x", None, "/w==")
     assert row["born_at"].startswith("2025-11-13") and "at_ms" not in row["failures"][0]
 

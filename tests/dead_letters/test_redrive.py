@@ -318,6 +318,62 @@ def test_another_topic_gets_them_by_key(broker: SimulatedBroker, store: Path | s
     }
 
 
+def test_a_key_that_is_no_text_has_its_partition_elsewhere_too(
+    broker: SimulatedBroker, store: Path | str
+) -> None:
+    keys: list[bytes | str] = ["a\0b", *(bytes([0xFF, number]) for number in range(8))]
+    for key in keys:
+        broker.producer().send("orders", b"x", key=key).result()
+    process = Process(broker, store)
+    kept = group_of(process.shelf, process.wall_clock)
+    for message in broker.sent("orders"):
+        process.run(kept.keep(message, [failure()]))
+    process.kill()
+    broker.clock.advance(1)
+    broker.admin().create_topic("elsewhere", partitions=5)
+    assert redrive(broker, store, Wish(to_topic="elsewhere"))[0].sent == len(keys)
+    assert {each.key: each.partition for each in broker.sent("elsewhere")} == {
+        key: zlib.crc32(key.encode() if isinstance(key, str) else key) % 5 for key in keys
+    }
+
+
+def test_a_letter_whose_body_is_gone_stops_no_other() -> None:
+    with SimulatedBroker({"limits.message_bytes": 300_000}) as broker:
+        broker.producer().send("gone", b"x" * 250_000).result()
+        process = Process(broker, "dead")
+        kept = group_of(process.shelf, process.wall_clock)
+        process.run(kept.keep(broker.sent("gone")[0], [failure()]))
+        process.kill()
+        broker.clock.advance(1)
+        texts = fill(broker, "dead")
+        broker.admin().delete_topic("gone")
+        broker.admin().create_topic("gone")
+        report, _ = redrive(broker, "dead")
+        assert report.sent == MESSAGES and again(broker) == texts
+        assert len(report.unsendable) == 1 and "too large to be copied" in report.unsendable[0]
+        assert states(broker, "dead") == {REDRIVEN: MESSAGES, DEAD: 1}
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_what_is_under_way_and_has_lost_its_body_is_settled_by_what_its_topic_has(arrived: bool) -> None:
+    with SimulatedBroker({"limits.message_bytes": 300_000}) as broker:
+        broker.producer().send("large", b"x" * 250_000).result()
+        process = Process(broker, "dead")
+        kept = group_of(process.shelf, process.wall_clock)
+        process.run(kept.keep(broker.sent("large")[0], [failure()]))
+        process.kill()
+        broker.clock.advance(1)
+        broker.admin().create_topic("elsewhere")
+        wish = Wish(to_topic="elsewhere")
+        redrive(broker, "dead", wish, killed_at=4 if arrived else 3)
+        assert states(broker, "dead") == {REDRIVING: 1}
+        broker.admin().delete_topic("large")
+        report, _ = redrive(broker, "dead", wish)
+        assert report.unsure == []
+        assert len(broker.sent("elsewhere")) == arrived
+        assert states(broker, "dead") == {REDRIVEN if arrived else DEAD: 1}
+
+
 def test_what_comes_back_again_and_again_is_passed_over(broker: SimulatedBroker, store: Path | str) -> None:
     fill(broker, store, 1)
     for _ in range(3):

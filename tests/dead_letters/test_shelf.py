@@ -8,7 +8,7 @@ import pytest
 
 from tests.dead_letters.conftest import Stand
 from tests.dead_letters.helpers import failure, message
-from tfmq.dead_letters import events
+from tfmq.dead_letters import events, selection
 from tfmq.dead_letters.letter import DEAD, REDRIVING, RETRYING, WAITING, Journey, Letter, letter_of
 from tfmq.dead_letters.selection import START, Page, Selection
 from tfmq.dead_letters.shelf import Step
@@ -162,3 +162,21 @@ def test_what_is_hard_to_store_is_stored(stand: Stand) -> None:
         assert found.failures == bad.failures
         assert found.message().attribute_bytes == each.message().attribute_bytes
     assert len(stand.run(stand.shelf.find(Selection()))) == len(odd)
+
+
+def test_bodies_come_no_more_at_once_than_memory_has_room_for(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [keeping(number, at_ms=number) for number in range(6)]
+    stand.run(stand.shelf.apply(steps))
+    monkeypatch.setattr(selection, "PAGE_BYTES", 2 * len(b"payload 0"))
+    page, found = START, []
+    while letters := stand.run(stand.shelf.find(Selection(), page, whole=True)):
+        assert len(letters) == 2
+        found += letters
+        page = Page(letters[-1].kept_ms, letters[-1].id)
+    assert ids(found) == [id for id, _ in steps]
+    assert [each.message().payload for each in found] == [b"payload %d" % number for number in range(6)]
+    monkeypatch.setattr(selection, "PAGE_BYTES", 1)
+    assert len(stand.run(stand.shelf.find(Selection(), START, whole=True))) == 1, "one always has room"
+    assert len(stand.run(stand.shelf.find(Selection(), START))) == 6

@@ -191,6 +191,8 @@ def whole_row(letter: "Letter") -> dict[str, Any]:
     }
     for failure in row["failures"]:
         del failure["at_ms"]
+    if letter.body is None:  # it was too large for its store, and is gone from its topic
+        return row
     try:
         message = as_row(letter.message())
     except DecodeFailed:  # its attribute is what was wrong with it

@@ -12,6 +12,7 @@ import itertools
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -128,8 +129,15 @@ class Redrive:
                 [(each.id, events.Return(self._now_ms(), each.token)) for each in unsent]
             )
             for run in runs_of([each for each in letters if each.journey is not None]):
-                fate = yield from self._depart(run)
-                self.report.resumed += fate.arrived
+                self.report.resumed += (yield from self._go_on(run)).arrived
+
+    def _go_on(self, run: Sequence[Letter]) -> Operation[Fate]:
+        """With a run that somebody left; where a body is gone by now, its stream says what arrived of it."""
+        if all(each.body is not None for each in run):
+            return (yield from self._depart(run))
+        fate = yield from close_run(self._link, run, self._until(), self._now_ms)
+        yield from self._settled(run, fate)
+        return fate
 
     # What is wished for
 
@@ -165,7 +173,8 @@ class Redrive:
             return name, letter.partition
         if letter.key is None:
             return name, letter.partition % count
-        data = letter.key.encode() if isinstance(letter.key, str) else letter.key
+        key = key_of(letter)
+        data = key.encode() if isinstance(key, str) else key
         return name, zlib.crc32(data) % count
 
     def _batches(self, letters: Sequence[Letter]) -> Iterator[list[Letter]]:
@@ -186,6 +195,12 @@ class Redrive:
             yield batch
 
     def _sendable(self, letter: Letter) -> bool:
+        if letter.body is None:
+            self.report.unsendable.append(
+                f"{letter.id} cannot be sent: it was too large to be copied, and is not any more where it stood,"
+                f" {letter.origin}."
+            )
+            return False
         try:
             content_of_letter(letter)
         except (DecodeFailed, MessageTooLarge) as error:
@@ -281,6 +296,16 @@ class Redrive:
 
     def _now_ms(self) -> int:
         return round(self._wall_clock() * 1000)
+
+
+def key_of(letter: Letter) -> bytes | str:
+    """The very key of one that has a key: a table has it as text, which not all keys are."""
+    known = letter.key or b""
+    if letter.body is None:
+        return known
+    with suppress(DecodeFailed):
+        known = letter.attribute().key or known
+    return known
 
 
 def runs_of(letters: Sequence[Letter]) -> Iterator[list[Letter]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfmq.dead_letters.letter import Letter
 
 PAGE_LETTERS = 500
-"""Letters are read, and sent, so many at a time: their bodies are in memory together."""
+"""Letters are read, and sent, so many at a time."""
+PAGE_BYTES = 16 << 20
+"""And whole ones so much at a time: their bodies are in memory together."""
 
 
 class Selection(NamedTuple):
@@ -51,6 +54,16 @@ class Page(NamedTuple):
 
     kept_ms: int = -1
     id: str = ""
+
+
+def fitting(letters: Sequence[Letter]) -> Sequence[Letter]:
+    """The first ones whose bodies are of `PAGE_BYTES` together; at least one, if there is any."""
+    size = 0
+    for number, each in enumerate(letters):
+        size += max(0, each.payload_bytes)
+        if number and size > PAGE_BYTES:
+            return letters[:number]
+    return letters
 
 
 def key_text(key: bytes | str | None) -> str | None:

@@ -27,7 +27,9 @@ class Shelf(Protocol):
     def find(
         self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> Operation[list[Letter]]:
-        """At most `count` letters in the order in which they were first kept, from behind `after` on."""
+        """At most `count` letters in the order in which they were first kept, from behind `after` on; [] where there
+        is none. Whole ones are as many as memory has room for (see `fitting`); one whose body is gone for good comes
+        without it."""
         ...
 
     def due(self, group: str, now_ms: int) -> Operation[str | None]:

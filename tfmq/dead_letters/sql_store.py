@@ -21,9 +21,9 @@ from tfmq.dead_letters.address import Address
 from tfmq.dead_letters.course import after
 from tfmq.dead_letters.database import Database
 from tfmq.dead_letters.letter import ENDED, FAILING, RETRYING, WAITING, Letter
-from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
+from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection, fitting
 from tfmq.dead_letters.shelf import Step
-from tfmq.dead_letters.table import BODY, BRIEF, TABLE, letter_of_row, row_of
+from tfmq.dead_letters.table import BRIEF, TABLE, letter_of_row, row_of
 from tfmq.errors import StoreFailed
 
 TRIES: Final = 3
@@ -79,11 +79,16 @@ class SqlStore:
         self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> list[Letter]:
         """At most `count` letters, in the order in which they were first kept, from behind `after` on."""
-        columns = (*BRIEF, *BODY) if whole else BRIEF
         behind = or_(T.kept_ms > after.kept_ms, and_(T.kept_ms == after.kept_ms, T.id > after.id))
-        query = _chosen(select(*columns), selection).where(behind).order_by(T.kept_ms, T.id).limit(count)
+        query = _chosen(select(*BRIEF), selection).where(behind).order_by(T.kept_ms, T.id).limit(count)
         with self.database.reading() as connection:
-            return [_letter(row) for row in connection.execute(query).mappings()]
+            found = [_letter(row) for row in connection.execute(query).mappings()]
+            if not whole:
+                return found
+            ids = [each.id for each in fitting(found)]
+            rows = connection.execute(select(TABLE).where(T.id.in_(ids))).mappings()
+            letters = {row["id"]: _letter(row) for row in rows}
+            return [letters[id] for id in ids if id in letters]
 
     def get(self, id: str) -> Letter | None:
         """The whole letter."""
@@ -115,10 +120,10 @@ class SqlStore:
 
     def prune(self, now_ms: int) -> int:
         """Forget what ended long ago; how many, at most a page."""
-        old = select(T.id).where(T.state.in_(OVER), T.changed_ms < now_ms - ENDED_MS_KEPT).limit(PAGE_LETTERS)
+        old = (T.state.in_(OVER), T.changed_ms < now_ms - ENDED_MS_KEPT)
         with self.database.writing() as connection:
-            ids = connection.scalars(old).all()
-            connection.execute(delete(TABLE).where(T.id.in_(ids), T.state.in_(OVER)))
+            ids = connection.scalars(select(T.id).where(*old).limit(PAGE_LETTERS)).all()
+            connection.execute(delete(TABLE).where(T.id.in_(ids), *old))
         return len(ids)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from tfmq.dead_letters.address import TOPIC_PREFIX
 from tfmq.dead_letters.course import after
 from tfmq.dead_letters.fold import Fold
 from tfmq.dead_letters.letter import Letter
-from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
+from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection, fitting
 from tfmq.dead_letters.shelf import Step
 from tfmq.dead_letters.topic_events import content_of
 from tfmq.dead_letters.whole import whole_letter
@@ -95,8 +95,13 @@ class TopicShelf:
         if not whole:
             return found
         read = []
-        for each in found:
-            letter = yield from self.get(each.id)
+        for each in fitting(found):
+            try:
+                letter = yield from self.get(each.id)
+            except StoreFailed as failed:
+                if failed.retriable:
+                    raise
+                letter = each  # its body is gone: that is no reason to show nobody the others
             if letter is not None:
                 read.append(letter)
         return read

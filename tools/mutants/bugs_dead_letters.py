@@ -172,12 +172,12 @@ SENDING: Final = (
         "what is under way is sent under the places that were written down",
         _REDRIVE,
         "            for run in runs_of([each for each in letters if each.journey is not None]):\n"
-        "                fate = yield from self._depart(run)\n",
+        "                self.report.resumed += (yield from self._go_on(run)).arrived\n",
         "            for run in runs_of([each for each in letters if each.journey is not None]):\n"
         "                fresh = yield from lease_id(self._link, self._until())\n"
         "                run = [replace(e, journey=e.journey._replace(producer_id=fresh, sequence=n))"
         " for n, e in enumerate(run)]\n"
-        "                fate = yield from self._depart(run)\n",
+        "                self.report.resumed += (yield from self._go_on(run)).arrived\n",
         [REDRIVE],
     ),
     Mutant(
