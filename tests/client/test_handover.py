@@ -8,6 +8,8 @@ import pytest
 
 import tfmq
 import tfmq.aio
+from tfmq.client.handover import Telling
+from tfmq.client.positions import PartitionName
 from tfmq.testing import SimulatedBroker
 
 LONG = 3600.0
@@ -276,3 +278,75 @@ def test_two_processes_of_one_name_do_not_drive_each_other_out_for_ever(broker: 
     assert first.stats()["member"] != copy.stats()["member"]
     assert (first.stats()["generation"], copy.stats()["generation"]) == generations, "there is peace"
     assert len(assigned(first)) == len(assigned(copy)) == 1
+
+
+def test_nothing_of_what_came_is_handed_out_before_on_assigned_returned(broker: SimulatedBroker) -> None:
+    """Also by another worker."""
+    seen: list[str] = []
+
+    async def came(partitions: Any) -> None:
+        for _ in range(500):
+            await asyncio.sleep(0)
+        seen.append("told")
+
+    async def handle(message: Any) -> None:
+        seen.append(message.text)
+        if len(seen) - seen.count("told") == 8:
+            consumer.stop()
+
+    async def program() -> None:
+        nonlocal consumer
+        consumer = tfmq.aio.Consumer(
+            broker.servers, topics="orders", group="billing", on_assigned=came, dead_letters=None
+        )
+        await consumer.run(handle, workers=3, signals=False)
+
+    consumer: Any = None
+    asyncio.run(asyncio.wait_for(program(), 60))
+    assert seen.index("told") == 0 and len(seen) == 9
+
+
+def test_who_is_interrupted_while_on_revoked_is_told_is_told_of_what_came(broker: SimulatedBroker) -> None:
+    """What on_revoked raises comes out of the call; the next one goes on where that ended."""
+    told: list[Any] = []
+
+    def going(partitions: Any) -> None:
+        told.append(("going", sorted(number for _, number in partitions)))
+        raise LookupError("planted")
+
+    def came(partitions: Any) -> None:
+        told.append(("came", sorted(number for _, number in partitions)))
+
+    consumer = member(broker, on_assigned=came, on_revoked=going)
+    consumer.poll(timeout=1)
+    consumer.poll(timeout=0)
+    told.clear()
+    core = consumer._core
+    name = min(core.positions.names())
+    core.handover._note_going(name)
+    core.handover.came([name])
+    with pytest.raises(LookupError, match="planted"):
+        consumer.poll(timeout=0)
+    consumer.poll(timeout=0)
+    assert told == [("going", [name.partition]), ("came", [name.partition])]
+
+
+def test_a_task_that_is_cancelled_while_on_revoked_is_at_work_does_not_end_that() -> None:
+    """The coroutine goes on; the partition goes when it has returned, not before."""
+    ends: list[Any] = []
+    over: list[str] = []
+
+    async def going(partitions: Any) -> None: ...
+
+    def begin(awaited: Any, done: Any) -> object:
+        awaited.close()
+        ends.append(done)
+        return awaited
+
+    told = Telling(going, [PartitionName("orders", 0)], begin).run(lambda: over.append("over"))
+    waited = tuple(next(told).targets)
+    assert not waited[0].done
+    told.close()
+    assert over == []
+    ends[0](None)
+    assert over == ["over"]

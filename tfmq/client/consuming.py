@@ -78,6 +78,7 @@ class Consuming:
             self.handover = Handover(options, link, self.positions, self._saving, member)
             group = Group(member, self.offsets, self.handover)
             self.positions.ledgers.freed = self.handover.look
+            self.handover.told = lambda: raise_flag(self._arrival)
         self.assignment = Assignment(
             options, link, self.fetcher, self.positions, group, self._arrived, self._fetching.void
         )
@@ -179,9 +180,9 @@ class Consuming:
     def _take(self) -> bool:
         """Makes a batch with messages ready of what has arrived, if it has."""
         self._fetching.send()  # the broker works on the next chunk while this one is decoded
-        taken = False
+        taken, held = False, self.held if self.membership is None else self.held | self.handover.untold
         try:
-            while (batch := self._fetching.take(self.held)) is not None:
+            while (batch := self._fetching.take(held)) is not None:
                 self.positions.begin(batch)
                 if batch.messages:
                     break
@@ -376,9 +377,7 @@ class Consuming:
 
     def close(self, processed: bool) -> Operation[None]:
         """Saves what is processed (`processed`: all that is out is), leaves the group. A second time does nothing.
-
-        Raises what kept the offsets from being saved; of partitions that are another's by now a warning tells.
-        """
+        Raises what kept the offsets from being saved; of partitions that are another's by now a warning tells."""
         if self.closed:
             return
         until = self.link.now() + self.options.timeout

@@ -9,6 +9,7 @@ without a commit. There is no other limit: a handler may take minutes. What is t
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from tfmq.client.consumer_options import ConsumerOptions, Told
@@ -55,11 +56,17 @@ class Telling:
         self._begin = begin
         self._names = sorted(names)
         self._done = Flag()
+        self._begun = False
         self._task: object = None
         self._error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Waitable]:
-        found = self._told(self._names)
+        self._begun = True
+        try:
+            found = self._told(self._names)
+        except BaseException:
+            self._done.settle()
+            raise
         if inspect.isawaitable(found):
             self._task = self._begin(found, self._over)
         else:
@@ -70,11 +77,17 @@ class Telling:
         self._error = error
         self._done.settle()
 
-    def run(self) -> Operation[None]:
-        """Until it returned. Raises what it raises."""
-        yield Wait(self)
-        while not self._done.done:
-            yield Wait((self._done,))
+    def run(self, over: Callable[[], None]) -> Operation[None]:
+        """Until it returned. Raises what it raises. `over` is called when it has returned: where nobody waits for that
+        any more (a task was cancelled), later."""
+        try:
+            yield Wait(self)
+            while not self._done.done:
+                yield Wait((self._done,))
+        finally:
+            if not self._begun:
+                self._done.settle()
+            self._done.when_done(lambda _: over())
         if self._error is not None:
             raise self._error
 
@@ -92,6 +105,10 @@ class Handover:
     ) -> None:
         self.busy: Callable[[PartitionName], bool] = lambda name: False
         self.begin: Begin = begin_task
+        self.untold: set[PartitionName] = set()
+        """What came, and of which on_assigned has not returned yet: nothing of it is handed out."""
+        self.told: Callable[[], None] = lambda: None
+        """Called when something of that was told."""
         self._options = options
         self._link = link
         self._positions = positions
@@ -110,6 +127,7 @@ class Handover:
         """These are read from now on."""
         if self._options.on_assigned is not None:
             self._came.update(names)
+            self.untold |= self._came
 
     def revoke(self, name: PartitionName) -> None:
         """It is to go to another member."""
@@ -148,6 +166,7 @@ class Handover:
     def _note_going(self, name: PartitionName) -> None:
         if name in self._came:  # nobody was told of it
             self._came.discard(name)
+            self.untold.discard(name)
         elif self._options.on_revoked is not None:
             self._going.add(name)
 
@@ -161,17 +180,28 @@ class Handover:
     def tell(self) -> Operation[None]:
         """Calls the user's functions, in the thread that asked for messages. Raises what they raise."""
         while self.has_news:
-            going, came = set(self._going), self._came
-            self._came = set()
-            self._telling = True
-            try:
-                yield from self._call(self._options.on_revoked, going)
-                self._going = self._going - going
-                yield from self._call(self._options.on_assigned, came & self._membership.share.keys())
-            finally:
-                self._telling = False
-                self._going = self._going - going
-            self.look()
+            if self._going:
+                going = set(self._going)
+                over = partial(self._over, partial(self._going.difference_update, going))
+                yield from self._call(self._options.on_revoked, going, over)
+            else:
+                came, self._came = self._came & self._membership.share.keys(), set()
+                over = partial(self._over, lambda: self.untold.intersection_update(self._came))
+                yield from self._call(self._options.on_assigned, came, over)
+
+    def _call(self, told: Told, names: set[PartitionName], over: Callable[[], None]) -> Operation[None]:
+        if told is None or not names:
+            over()
+            return
+        self._telling = True
+        yield from Telling(told, names, self.begin).run(over)
+
+    def _over(self, note: Callable[[], object]) -> None:
+        """What was told is done with, and what waited for that goes on."""
+        self._telling = False
+        note()
+        self.look()
+        self.told()
 
     def tell_the_end(self) -> Operation[None]:
         """All of them go: the consumer is closed."""
@@ -179,10 +209,6 @@ class Handover:
             self._going.update(set(self._positions.names()) - self._came)
             self._came.clear()
             yield from self.tell()
-
-    def _call(self, told: Told, names: set[PartitionName]) -> Operation[None]:
-        if told is not None and names:
-            yield from Telling(told, names, self.begin).run()
 
     # Releasing
 
@@ -231,8 +257,8 @@ class Handover:
     def renew(self) -> None:
         """In a forked child: nothing is under way."""
         self._revoked.clear()
-        self._came.clear()
-        self._going.clear()
+        for names in (self._came, self._going, self.untold):
+            names.clear()
         self._telling = False
 
 
