@@ -150,3 +150,51 @@ def test_a_file_of_a_newer_version_is_left_alone(store: LocalStore) -> None:
     with pytest.raises(StoreFailed, match="newer version of tfmq"):
         keep(store, b"b")
     assert Path(store.path).read_bytes() == before
+
+
+def removed(store: LocalStore) -> None:
+    """The file is deleted while it is open, as `rm` does."""
+    for each in Path(store.path).parent.glob("store*"):
+        each.unlink()
+
+
+def test_what_is_kept_behind_a_removal_of_the_file_is_in_the_file_that_is_there(store: LocalStore) -> None:
+    keep(store, b"a" * 600)
+    removed(store)
+    keep(store, b"b" * 600)
+    store.close()
+    assert [row.data for row in LocalStore(store.path, 1000).first("orders", 0, 9, 9999)] == [b"b" * 600]
+
+
+def test_a_file_that_is_removed_while_it_is_written_has_kept_nothing(store: LocalStore) -> None:
+    keep(store, b"a")
+    with pytest.raises(StoreFailed, match="was removed or replaced"), store._using() as database:
+        database.execute("delete from kept")
+        database.commit()
+        removed(store)
+    assert store.first("orders", 0, 9, 9999) == []
+
+
+def test_rows_of_a_file_that_is_gone_are_not_taken_for_those_of_the_next_one(store: LocalStore) -> None:
+    keep(store, b"a")
+    rows = store.first("orders", 0, 9, 9999)
+    removed(store)
+    keep(store, b"b")
+    with pytest.raises(StoreFailed, match="was removed or replaced"):
+        store.place([(rows[0].id, Place(3, 7, 0, 99))])
+    with pytest.raises(StoreFailed, match="was removed or replaced"):
+        store.remove(rows)
+    (left,) = store.first("orders", 0, 9, 9999)
+    assert (left.data, left.place) == (b"b", NOWHERE)
+    store.remove([left])
+    assert store.first("orders", 0, 9, 9999) == []
+
+
+def test_a_lock_that_was_removed_keeps_out_nobody_and_is_taken_again(store: LocalStore) -> None:
+    keep(store, b"a")
+    os.unlink(store.path + ".lock")
+    keep(store, b"b")
+    program = "from tfmq.client import local_store as s; import sys; print(s.LocalStore(sys.argv[1], 9).partitions())"
+    refused = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True)
+    assert "in use by another producer" in refused.stderr
+    store.close()

@@ -91,6 +91,21 @@ def test_what_is_written_behind_a_removal_of_the_file_is_in_the_file_that_is_the
     assert SqlStore(parse_address(path)).counts() == {("billing", DEAD): 1}
 
 
+def test_of_two_who_have_a_removed_file_open_neither_takes_from_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "dead.db"
+    first, second = SqlStore(parse_address(path)), SqlStore(parse_address(path))
+    first.apply([keeping(0)])
+    second.apply([keeping(1)])
+    removed(path)
+    first.apply([keeping(2)])
+    second.apply([keeping(3)])  # it closes what it had: SQLite must not remove what is beside the new file
+    first.apply([keeping(4)])
+    assert SqlStore(parse_address(path)).counts() == {("billing", DEAD): 3}
+    for each in (first, second):
+        each.close()
+    assert SqlStore(parse_address(path)).counts() == {("billing", DEAD): 3}
+
+
 def test_a_file_that_is_removed_while_it_is_written_has_kept_nothing(tmp_path: Path) -> None:
     path = tmp_path / "dead.db"
     found = database(path)

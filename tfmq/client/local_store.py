@@ -29,6 +29,9 @@ _COLUMNS: Final = "id, count, blocks, data, incarnation, producer_id, sequence, 
 
 VERSION: Final = 1
 """Of the table; 0 is what it was before it had a number."""
+LOCK_SUFFIX: Final = ".lock"
+FILE_SHIFT: Final = 40
+"""An id's upper bits count the files that were opened at the path, so that rows of two are not taken for each other."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Payloads are nobody else's."""
@@ -69,6 +72,8 @@ class LocalStore:
         self._database: sqlite3.Connection | None = None
         self._descriptor = -1
         self._bytes = 0
+        self._file = 0
+        self._opened: tuple[object, object] = (None, None)
         self._parents: list[sqlite3.Connection | None] = []
 
     def partitions(self) -> list[tuple[str, int]]:
@@ -108,6 +113,7 @@ class LocalStore:
                 size += len(data)
                 if found and size > bytes_max:
                     break
+                number |= self._file << FILE_SHIFT
                 found.append(Kept(number, count, list(map(tuple, json.loads(blocks))), data, Place(*place)))
             cursor.close()
         return found
@@ -117,7 +123,7 @@ class LocalStore:
         with self._using() as database:
             database.executemany(
                 "update kept set incarnation = ?, producer_id = ?, sequence = ?, from_offset = ? where id = ?",
-                [(*place, number) for number, place in places],
+                [(*place, self._row(number)) for number, place in places],
             )
             database.commit()
 
@@ -125,17 +131,14 @@ class LocalStore:
         """These have arrived."""
         gone = list(rows)
         with self._using() as database:
-            database.executemany("delete from kept where id = ?", [(row.id,) for row in gone])
+            database.executemany("delete from kept where id = ?", [(self._row(row.id),) for row in gone])
             database.commit()
             self._bytes -= sum(len(row.data) for row in gone)
 
     def close(self) -> None:
         """Give it back; the next call opens it again."""
         with self._guard:
-            database, self._database = self._database, None
-            if database is not None:
-                database.close()
-            self._give_back()
+            self._shut()
 
     def forked(self) -> None:
         """In a child: the parent has it. SQLite's part is left as it is: to close it here might take it from there."""
@@ -143,6 +146,33 @@ class LocalStore:
         self._parents.append(self._database)
         self._database = None
         self._give_back()
+
+    def _shut(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+        self._give_back()
+
+    def _is_gone(self) -> bool:
+        """Whether file or lock are not those at the path any more: SQLite would go on writing into what nobody can open
+        again, and somebody else could have the lock as well."""
+        return self._opened != (_identity(self.path), _identity(self.path + LOCK_SUFFIX))
+
+    def _leave(self) -> None:
+        """The file that was opened: the rows of the next one are others."""
+        self._shut()
+        self._file += 1
+
+    def _row(self, id: int) -> int:
+        """The row of that id in the file. Raises `StoreFailed` where it was read from another one."""
+        if id >> FILE_SHIFT != self._file:
+            raise self._lost()
+        return id & ((1 << FILE_SHIFT) - 1)
+
+    def _lost(self) -> StoreFailed:
+        return StoreFailed(
+            f"{self.path} was removed or replaced while it was in use: what was in it is gone."
+        )
 
     def _give_back(self) -> None:
         if self._descriptor >= 0:
@@ -153,12 +183,17 @@ class LocalStore:
     def _using(self) -> Iterator[sqlite3.Connection]:
         with self._guard:
             try:
+                if self._database is not None and self._is_gone():
+                    self._leave()
                 database = self._database or self._open()
                 try:
                     yield database
                 except BaseException:
                     database.rollback()
                     raise
+                if self._is_gone():
+                    self._leave()
+                    raise self._lost()
             except (OSError, sqlite3.Error) as error:
                 if isinstance(error, Busy | NotAllowed | StoreFailed):
                     raise
@@ -166,7 +201,7 @@ class LocalStore:
 
     def _open(self) -> sqlite3.Connection:
         _make(self.path)
-        descriptor = os.open(self.path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        descriptor = os.open(self.path + LOCK_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -174,6 +209,8 @@ class LocalStore:
             raise NotAllowed(
                 f"{self.path} is in use by another producer: give each process a store of its own."
             ) from None
+        held = os.fstat(descriptor)
+        opened = (_identity(self.path), (held.st_dev, held.st_ino))
         try:
             database = sqlite3.connect(self.path, check_same_thread=False)
             (version,) = database.execute("pragma user_version").fetchone()
@@ -195,6 +232,7 @@ class LocalStore:
             os.close(descriptor)
             raise
         self._descriptor, self._database = descriptor, database
+        self._opened = opened
         return database
 
 
@@ -211,3 +249,12 @@ def _make(path: str) -> None:
         else:
             os.makedirs(each, FOLDER_MODE, exist_ok=True)
         RealDisk().force_folder(os.path.dirname(each))
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """What tells the file at `path` from every other one; None: there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
