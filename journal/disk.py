@@ -204,7 +204,7 @@ class RealDisk:
         return os.stat(path).st_size
 
     def lock(self, path: str) -> RealLock:
-        descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # it is written
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -357,3 +357,23 @@ def test_a_child_that_was_forked_in_the_middle_of_a_save_does_not_keep_the_lock(
     finally:
         os.close(writing)
         os.waitpid(child, 0)
+
+
+def test_a_link_and_what_it_names_are_the_same_file(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    FileOffsets(str(path)).save("billing", 1, {A: PLACE})
+    link.symlink_to(path)
+    FileOffsets(str(link)).save("billing", 2, {A: PLACE._replace(offset=800)})
+    assert link.is_symlink()
+    assert FileOffsets(str(path)).read("billing", [A])[A].offset == 800
+    with pytest.raises(Fenced):
+        FileOffsets(str(path)).save("billing", 1, {A: PLACE})
+
+
+def test_a_link_in_the_lock_s_place_is_not_written_through(path: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    Path(f"{path}.lock").symlink_to(victim)
+    with pytest.raises(StoreFailed):
+        FileOffsets(str(path)).save("billing", 1, {A: PLACE})
+    assert victim.read_text() == "precious"

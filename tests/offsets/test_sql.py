@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from tests.offsets.contract import PLACE, A, Contract, Open
 from tests.offsets.shaky import ShakySql
 from tests.offsets.struggle import OpenShaky
+from tests.sql.conftest import postgres as postgres
 from tfmq.client.offset_storage import open_storage
 from tfmq.errors import BadRequest, Busy, NotSupported, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
+from tools.rigs.postgresql import PostgresServer
 
 
 @pytest.fixture
@@ -145,3 +148,13 @@ def test_a_password_among_the_options_is_not_shown_either() -> None:
     with pytest.raises(StoreFailed, match="connect_timeout=2") as caught:
         storage.read("billing", [A])
     assert "secret" not in str(caught.value)
+
+
+def test_postgresql_has_what_was_saved_on_its_disk_whatever_its_default(postgres: PostgresServer) -> None:
+    plain = postgres.url()
+    off = f"{plain}{'&' if '?' in plain else '?'}options=-csynchronous_commit%3Doff"
+    storage = SqlOffsets(off)
+    try:
+        assert storage._do(lambda connection: connection.scalar(text("SHOW synchronous_commit"))) == "on"
+    finally:
+        storage.close()

@@ -46,7 +46,9 @@ class FileOffsets:
     def __init__(
         self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep
     ) -> None:
-        self.path = os.path.abspath(os.path.expanduser(path))
+        self.path = os.path.realpath(
+            os.path.expanduser(path)
+        )  # not the link: replaced, it would be two files
         self._disk = disk or RealDisk()
         self._pause = pause
         self._closed = False

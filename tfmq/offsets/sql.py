@@ -23,6 +23,11 @@ Result = TypeVar("Result")
 
 LOCK_SECONDS: Final = 5.0
 """So long a call waits for a row that another transaction has changed; then it is tried again later."""
+SETTINGS: Final = text(
+    f"SELECT set_config('lock_timeout', '{LOCK_SECONDS * 1000:.0f}ms', true),"
+    " set_config('synchronous_commit', 'on', true)"
+)
+"""Of a transaction in PostgreSQL: what is saved is on the disk, whatever the server's default."""
 TRIES: Final = 3
 """Of two members that wait for each other the database ends one; everything here may be done again."""
 
@@ -96,7 +101,7 @@ class SqlOffsets:
             try:
                 with self._opened().begin() as connection:
                     if connection.dialect.name == "postgresql":
-                        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS * 1000:.0f}ms'"))
+                        connection.execute(SETTINGS)
                     return work(connection)
             except (OperationalError, InterfaceError) as error:
                 if not left or "locked" in str(error.orig) or "lock timeout" in str(error.orig):
