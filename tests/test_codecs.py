@@ -1,6 +1,7 @@
 """Codecs: there and back, and clear words for what is not theirs."""
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,14 @@ def test_pydantic_validates_both_ways() -> None:
     assert codec.decode(codec.encode(5)) == 5
     with pytest.raises(DecodeFailed, match="not a valid int"):
         codec.decode(b'"x"')
+
+
+def test_pydantic_takes_a_type_without_a_name() -> None:
+    codec: codecs.Codec[Any] = codecs.pydantic(int | str)  # type: ignore[arg-type]
+    assert codec.decode(b"7") == 7
+    assert repr(codec) == "tfmq.codecs.pydantic(int | str)"
+    with pytest.raises(DecodeFailed, match=r"not a valid int \| str"):
+        codec.decode(b"[1]")
 
 
 def test_without_pydantic_its_codec_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ class _Pydantic(Generic[Value]):
     """One pydantic model (or any type that pydantic validates) as JSON."""
 
     def __init__(self, model: type[Value]) -> None:
-        self._model = model
+        self._name = getattr(model, "__name__", None) or str(model)  # `int | str` has none
         self._adapter = import_module("pydantic").TypeAdapter(model)
         self._invalid: type[Exception] = import_module("pydantic").ValidationError
 
@@ -76,11 +76,11 @@ class _Pydantic(Generic[Value]):
         try:
             value: Value = self._adapter.validate_json(bytes(data))
         except self._invalid as error:
-            raise DecodeFailed(f"The payload is not a valid {self._model.__name__}: {error}") from error
+            raise DecodeFailed(f"The payload is not a valid {self._name}: {error}") from error
         return value
 
     def __repr__(self) -> str:
-        return f"tfmq.codecs.pydantic({self._model.__name__})"
+        return f"tfmq.codecs.pydantic({self._name})"
 
 
 json = _Json()

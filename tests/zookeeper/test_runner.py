@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.proxy import proxied
 from tests.zookeeper.conftest import until
-from tfmq.errors import NotSupported
+from tfmq.errors import NotSupported, StoreFailed
 from tfmq.zookeeper import connection, runner
 from tfmq.zookeeper.address import zookeeper_address
 from tfmq.zookeeper.nodes import Create, Cut, Read
@@ -124,6 +124,22 @@ def test_a_broken_connection_is_told_before_anything_else(
         assert asker.session == session
         until(lambda: len(asker.answers) >= 3)
         running.close(30)
+
+
+def test_what_nobody_expected_is_told_and_not_a_thread_that_is_gone(
+    zookeeper: ZooKeeperServer, root: str, told: threading.Event
+) -> None:
+    class Faulty(Asker):
+        def course(self) -> Generator[Any, Any, None]:
+            yield Read(self.path)
+            raise RuntimeError("planted")
+
+    running = Runner(zookeeper_address(zookeeper.address), Faulty(f"{root}/a"), told.set)
+    running.start()
+    assert told.wait(60)
+    assert isinstance(running.failure, StoreFailed) and not running.failure.retriable
+    assert "planted" in str(running.failure)
+    running.close(30)
 
 
 def test_behind_a_close_nothing_is_asked(

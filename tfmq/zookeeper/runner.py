@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tfmq.errors import NotAllowed, NotSupported, TfmqError
+from tfmq.errors import NotAllowed, NotSupported, StoreFailed, TfmqError
 from tfmq.zookeeper.address import ZooKeeperAddress
 from tfmq.zookeeper.connection import new_client, stop
 from tfmq.zookeeper.nodes import CHANGES, Cut, Request
@@ -165,7 +165,14 @@ class Runner:
                     due = self._subject.due() - now
                     self.condition.wait(None if due == float("inf") else max(due, 0.0))
                     continue
-            whole = self._walk(client, course, session)
+            try:
+                whole = self._walk(client, course, session)
+            except (
+                Exception
+            ) as error:  # else the session would live on, and nobody would know that nothing is done
+                whole, self._subject.changed = False, True
+                self.failure = StoreFailed(f"Asking {self._address} failed: {error!r}", retriable=False)
+                self.failure.__cause__ = error
             self._tell()
             if not whole:
                 self._pause()
