@@ -11,6 +11,7 @@ import tfmq
 from tests.client.blocks import INCARNATION
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tfmq.client.received import Origin, ReceivedMessage
+from tfmq.dead_letters.sql_store import SqlStore
 from tfmq.errors import NotAllowed
 from tfmq.testing import SimulatedBroker
 
@@ -130,3 +131,25 @@ def test_a_message_of_no_consumer_has_nobody_who_handles_it() -> None:
     message = ReceivedMessage(b"x", "orders", 0, 0, 21, 0, 1, None, origin)
     with pytest.raises(NotAllowed, match="a consumer gave"):
         message.handling()
+
+
+def test_what_ended_long_ago_is_forgotten_by_a_loop_too(bench: Bench) -> None:
+    loop(bench, fails_twice)
+    assert bench.letters().keys() == {"b"}
+    bench.broker.clock.advance(days=31)
+    bench.send("d", "c")
+
+    def body(text: str, seen: list[str]) -> None:
+        if text == "d" and seen.count("d") < 2:
+            raise ValueError("not yet")
+
+    loop(bench, body)
+    assert bench.letters().keys() == {"d"}, "else each message that ever failed stays, with its payload"
+
+
+def test_a_store_that_cannot_forget_stops_no_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise tfmq.StoreFailed("planted")
+
+    monkeypatch.setattr(SqlStore, "prune", refuse)
+    assert loop(bench, fails_twice) == ["a", "b", "b", "b", "c"]

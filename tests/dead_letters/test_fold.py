@@ -59,3 +59,17 @@ def test_other_records_of_the_topic_are_passed_over() -> None:
     fold = Fold()
     assert fold.take(message(1, b"hello", topic="dead")) is None
     assert fold.letters == {} and fold.places == {}
+
+
+def test_what_retention_took_is_forgotten_and_what_goes_on_is_not() -> None:
+    fold, other = Fold(), "f" * 16
+    fold.take(at(1, events.Keep(10, LETTER, 20)))
+    content = content_of(other, events.Keep(11, LETTER), 1 << 23)
+    fold.take(message(2, content.payload, topic="dead", attribute=content.attribute))
+    fold.take(at(3, events.Take(20, "me", 80)))
+    fold.forget(200)
+    assert fold.letters.keys() == {LETTER.id, other}
+    fold.forget(300)
+    assert fold.letters.keys() == fold.places.keys() == {LETTER.id}
+    fold.forget(301)
+    assert not fold.letters and not fold.places and fold.next_due_ms("billing") is None

@@ -13,7 +13,7 @@ from tests.dead_letters.test_shelf import keeping
 from tests.scale import scaled, seeded
 from tfmq.client.waiting import Operation
 from tfmq.dead_letters import events
-from tfmq.dead_letters.letter import DEAD, DROPPED, WAITING, Letter, letter_of
+from tfmq.dead_letters.letter import DEAD, DROPPED, WAITING, Body, Letter, letter_of
 from tfmq.dead_letters.selection import Selection
 from tfmq.dead_letters.topic_shelf import TopicShelf
 from tfmq.errors import ConnectionFailed, StoreFailed, TfmqError, TimedOut, UnknownTopic
@@ -233,3 +233,19 @@ def test_without_a_broker_it_says_so(broker: SimulatedBroker) -> None:
     with pytest.raises(TfmqError) as failed:
         holder.apply(keeping(1))
     assert failed.value.retriable
+
+
+def test_what_retention_took_is_not_kept_in_memory() -> None:
+    with SimulatedBroker({"log.segment_bytes": 65536, "retention.bytes": 65536}) as broker:
+        holder = Holder(broker)
+        for number in range(4):
+            id, event = keeping(number)
+            assert isinstance(event, events.Keep)
+            body = Body(b"x" * 60_000, None)
+            holder.apply((id, event._replace(letter=replace(event.letter, body=body))))
+        assert len(holder.letters()) == 4
+        broker.clock.advance(hours=1)
+        left = len(Holder(broker).letters())
+        assert left < 4, "retention took the first ones"
+        assert holder.process.run(holder.shelf.prune(0)) == 0
+        assert len(holder.letters()) == left

@@ -21,6 +21,10 @@ TRACEBACK_CHARACTERS: Final = 8000
 """Of a traceback, its end, which names the place: some hundred frames, more only come of a recursion."""
 
 
+TIDY_SECONDS: Final = 3600.0
+"""How often what ended long ago is forgotten."""
+
+
 class NotCalled(Exception):
     """A message was taken to be handled again, and its consumer ended before a handler was called with it."""
 

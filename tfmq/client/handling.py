@@ -7,20 +7,25 @@ others of the loop. A message that `poll` gave cannot come again in its place: i
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from tfmq.client.backoff import pause_seconds
 from tfmq.client.consuming import Consuming
-from tfmq.client.dead_letters import DeadLetters, Failure
+from tfmq.client.dead_letters import TIDY_SECONDS, DeadLetters, Failure
 from tfmq.client.listeners import in_work
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.running import FAILING
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.client.waiting import Operation, Wait
-from tfmq.errors import DecodeFailed, Fenced, NotAllowed
+from tfmq.errors import DecodeFailed, Fenced, NotAllowed, TfmqError
+
+log = logging.getLogger("tfmq.consumer")
+
+NEVER_YET: Final = float("-inf")
 
 
 class LoopHandling:
@@ -45,6 +50,7 @@ class LoopHandling:
         self._store: DeadLetters | None = None
         self._wall_clock = wall_clock
         self._chance = chance
+        self._tidy_at = NEVER_YET
         self._failing: tuple[ReceivedMessage[Any], int] | None = None
 
     def close(self) -> None:
@@ -74,7 +80,7 @@ class LoopHandling:
         if not self._opened:
             self._store, self._opened = self._open_store(), True
         calls = self._calls(message) + 1
-        here = core.positions.current is message
+        here = core.positions.current is message or core.comes_again(message)
         final = isinstance(error, Reject | DecodeFailed) or options.commits == "before"
         if self._store is None:
             if final or not here or calls > options.retries:
@@ -83,14 +89,28 @@ class LoopHandling:
             failure = Failure.of(error, round(self._wall_clock() * 1000))
             if final or not here:
                 yield from self._store.keep(message, [failure])
+                yield from self._tidied(self._store)
                 return True
-            if (yield from self._store.note(message, failure)) != FAILING:
+            state = yield from self._store.note(message, failure)
+            yield from self._tidied(self._store)
+            if state != FAILING:
                 self._failing = None
                 return True
         self._failing = (message, calls)
         yield Wait((core.stop_asked,), pause_seconds(calls, self._chance()))
         core.again(message)
         return True
+
+    def _tidied(self, store: DeadLetters) -> Operation[None]:
+        """Now and then, where the store grows: what ended long ago is forgotten. It can wait where that fails."""
+        now = self._core.link.now()
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + TIDY_SECONDS
+        try:
+            yield from store.tidy()
+        except TfmqError as error:
+            log.warning("Dead letters that ended long ago are not forgotten yet: %s", error)
 
     def _calls(self, message: ReceivedMessage[Any]) -> int:
         """How many calls of it failed here."""

@@ -40,6 +40,12 @@ class Fold:
             self._coming.pop(id, None)
         return letter
 
+    def forget(self, before: int) -> None:
+        """What the topic does not have any more: the letters of which nothing stands from `before` on."""
+        for id in [id for id, places in self.places.items() if places[-1] < before]:
+            del self.letters[id], self.places[id]
+            self._coming.pop(id, None)
+
     def due(self, group: str, now_ms: int) -> str | None:
         """The id of the one that should have been handled longest ago."""
         found = [(time, id) for time, id in self._times(group) if time <= now_ms]

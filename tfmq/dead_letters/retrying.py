@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from tfmq.client.dead_letters import DeadLetters, Due, Failure, NotCalled
+from tfmq.client.dead_letters import TIDY_SECONDS, DeadLetters, Due, Failure, NotCalled
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.client.waiting import Flag, Operation, Wait
@@ -24,8 +24,6 @@ POLL_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
 """Between two tries of a store that fails, doubled each time."""
-TIDY_SECONDS: Final = 3600.0
-"""How often what ended long ago is forgotten."""
 RENEWALS: Final = 3
 """A lease is renewed so many times before it would be over, so that one slow answer does not lose it."""
 

@@ -138,8 +138,14 @@ class TopicShelf:
         return bool(found)
 
     def prune(self, now_ms: int) -> Operation[int]:
-        """The topic's retention does it."""
-        yield from ()
+        """The topic's retention does it; what it took is forgotten here, too."""
+        yield from self._turn()
+        try:
+            if self._stream is not None:
+                until = self._link.now() + TIMEOUT_SECONDS
+                self._fold.forget((yield from locate_end(self._link, self._stream, BY_EARLIEST, until)))
+        finally:
+            self._pass_on()
         return 0
 
     def close(self) -> None:
