@@ -77,7 +77,10 @@ class Transaction(TransactionHandle):
             self._tell()
 
     async def rollback(self) -> str:
-        return await self._driver.run(self._core.rolling_back())
+        try:
+            return await self._driver.run(self._core.rolling_back())
+        finally:
+            self._tell()
 
     def __enter__(self) -> NoReturn:
         raise TypeError(

@@ -110,10 +110,8 @@ class Transaction(TransactionHandle):
         its own message, with all before it in its partition; other handlers have transactions of their own.
 
         The consumer needs a group, commits="manual" and offsets="broker". If another member has the partitions by the
-        time of the commit, that raises `Fenced`, and nothing of the transaction happens. Behind a rollback this
-        consumer itself goes on reading where it is: leave it, or `seek` the partitions of the messages back to what
-        `committed` says, to get the same messages again.
-        Raises `BadRequest` for a consumer that cannot, `Fenced`, `TransactionState`.
+        time of the commit, that raises `Fenced`, and nothing of the transaction happens. Behind a rollback, whatever
+        led to it, this consumer gets the same messages again. Raises `BadRequest` for a consumer that cannot, `Fenced`, `TransactionState`.
         """
         standing = handed_out(consumer)
         with self._driver.lock:
@@ -143,7 +141,10 @@ class Transaction(TransactionHandle):
         """Drop it: nothing of it is ever visible. "rolled_back"; again for one that is. Raises `TransactionCommitted`,
         `HeuristicOutcome`.
         """
-        return self._driver.run(self._core.rolling_back())
+        try:
+            return self._driver.run(self._core.rolling_back())
+        finally:
+            self._tell()
 
     def __enter__(self) -> Transaction:
         self._core.enter()

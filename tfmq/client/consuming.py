@@ -16,6 +16,7 @@ from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.counts import counts
 from tfmq.client.fetcher import Feed
 from tfmq.client.fetching import Fetching, fetcher_of
+from tfmq.client.going_back import void_lost
 from tfmq.client.group_offsets import GroupOffsets
 from tfmq.client.handover import Handover
 from tfmq.client.lag import Lag, measure
@@ -57,7 +58,7 @@ class Consuming:
         flush: Callable[[], None],
         raise_flag: Callable[[Flag], None] = Flag.settle,
     ) -> None:
-        self._attend = attend
+        self.attend = attend
         self.options = options
         self.link = link
         self.closed = False
@@ -68,7 +69,7 @@ class Consuming:
         self.tasks = Tasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
         self.fetcher = fetcher_of(options)
-        self._fetching = Fetching(options, link, self.fetcher, arrived=self._arrived, flush=flush)
+        self.fetching = Fetching(options, link, self.fetcher, arrived=self._arrived, flush=flush)
         self.membership: Membership | None = None
         group = None
         if options.group is not None:
@@ -80,9 +81,9 @@ class Consuming:
             self.positions.ledgers.freed = self.handover.look
             self.handover.told = lambda: raise_flag(self._arrival)
         self.assignment = Assignment(
-            options, link, self.fetcher, self.positions, group, self._arrived, self._fetching.void
+            options, link, self.fetcher, self.positions, group, self._arrived, self.fetching.void
         )
-        self._fetching.counted = self.assignment.counted
+        self.fetching.counted = self.assignment.counted
         if group is not None:
             self._saving.refused = self.assignment.refused
         self._arrival = Flag()
@@ -179,10 +180,10 @@ class Consuming:
 
     def _take(self) -> bool:
         """Makes a batch with messages ready of what has arrived, if it has."""
-        self._fetching.send()  # the broker works on the next chunk while this one is decoded
+        self.fetching.send()  # the broker works on the next chunk while this one is decoded
         taken, held = False, self.held if self.membership is None else self.held | self.handover.untold
         try:
-            while (batch := self._fetching.take(held)) is not None:
+            while (batch := self.fetching.take(held)) is not None:
                 self.positions.begin(batch)
                 if batch.messages:
                     break
@@ -190,7 +191,7 @@ class Consuming:
         finally:
             if not taken:  # interrupted (Ctrl-C) with a chunk in hand: read again what was not handed out
                 self._rewind()
-        self._fetching.send()
+        self.fetching.send()
         return batch is not None
 
     def _saved_first(self, count: int) -> Operation[list[ReceivedMessage]]:
@@ -220,14 +221,21 @@ class Consuming:
 
     def go_to(self, name: PartitionName, place: Place) -> None:
         """Reading and handing out go on at `place`."""
-        self._fetching.void(name)
+        self.held.discard(name)
+        self.fetching.void(name)
         self.positions.seek(name, place)
         self.fetcher.seek(name, place)
 
     def again(self, message: ReceivedMessage) -> None:
-        """A loop gets `message` next, and those behind it."""
-        if (name := partition_of(message)) in self.fetcher.feeds:
+        """A loop gets `message` next, and those behind it; unless it went back in front of it already."""
+        name = partition_of(message)
+        if name in self.fetcher.feeds and not self.comes_again(message):
             self.go_to(name, Place(message.offset, message.ordinal, message.origin.epoch))
+
+    def comes_again(self, message: ReceivedMessage) -> bool:
+        """Whether its partition went back in front of it."""
+        name = partition_of(message)
+        return name in self.positions and self.positions.handed_out(name).offset <= message.offset
 
     def _rewind(self) -> None:
         """Reading goes on behind what was handed out, whatever had been read ahead."""
@@ -248,10 +256,9 @@ class Consuming:
         """Hand out nothing of the partition until `resume`."""
         yield from self._feed(name)
         if (ready := self.positions.ready) is not None and ready.name == name:
-            place = self.positions.handed_out(name)
             self.positions.drop_ready()
-            self._fetching.void(name)
-            self.fetcher.seek(name, place)
+            self.fetching.void(name)
+            self.fetcher.seek(name, self.positions.handed_out(name))
         self.fetcher.pause(name)
 
     def resume(self, name: PartitionName) -> Operation[None]:
@@ -276,8 +283,7 @@ class Consuming:
                 return
             if self.link.now() >= until:
                 raise TimedOut("The broker did not say in time which partitions there are.")
-            if self._arrival.done:
-                self._arrival = Flag()
+            self._arrival = Flag() if self._arrival.done else self._arrival
             yield Wait((self._arrival,), until - self.link.now())
 
     # Asking
@@ -309,19 +315,14 @@ class Consuming:
         """Saves all that was handed out, or one partition up to `message` and including it. Raises Fenced where that is
         another member's by now; all else is saved."""
         self.member()
-        self.void_lost(message)
+        self.positions.ledgers.agree("commit")
+        void_lost(self, message)
         yield from self._saving.commit(message, self.link.now() + self.options.timeout)
         self.handover.look()
 
     def save(self) -> Operation[Collection[PartitionName]]:
         """Saves what is processed; which of that is another member's by now. Raises what the store does."""
         return (yield from self._saving.save(self.positions.unsaved, self.link.now() + self.options.timeout))
-
-    def void_lost(self, message: ReceivedMessage | None = None) -> None:
-        """What is about to be told as lost, and came back since, is handed out again: who is told drops it all."""
-        for name in self.positions.lost_and_back(message):
-            forget = self.go_to if name in self.fetcher.feeds else self.positions.seek
-            forget(name, self.positions.processed(name))
 
     def member(self) -> Membership:
         """Its place in the group. Raises `Closed`, `BadRequest` without a group."""
@@ -341,7 +342,7 @@ class Consuming:
         self.assignment.share_changed()
         self._arrival.settle()
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         """A task came to an end: the next call raises it."""
         self._failures.append(error)
         self._arrival.settle()
@@ -353,9 +354,9 @@ class Consuming:
         if not self._failures:
             for operation, task in self._beside.items():
                 if task is None or task.done:
-                    self._beside[operation] = self.tasks.start(operation(), self._failed)
+                    self._beside[operation] = self.tasks.start(operation(), self.failed)
                     if self.membership is not None:
-                        self._attend()
+                        self.attend()
         if self._failures:
             raise self._failures.pop(0)
 
@@ -363,7 +364,7 @@ class Consuming:
 
     def renew(self) -> None:
         """In a forked child: a reader of its own, at the same places; of a group it has nothing until it has joined."""
-        self._fetching.clear()
+        self.fetching.clear()
         self.tasks.cancel()
         self._beside = dict.fromkeys(self._beside)
         self._arrival = Flag()
@@ -394,6 +395,6 @@ class Consuming:
         finally:
             self.closed = True
             self.tasks.cancel()
-            self._fetching.clear()
+            self.fetching.clear()
             if self.options.storage is not None:
                 self.options.storage.close()

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 
 from tfmq.client.places import Batch, Place, behind
 from tfmq.client.received import ReceivedMessage
+from tfmq.errors import NotAllowed
 from tfmq.offsets.stored import PartitionName
 
 IN_WORK: ContextVar[ReceivedMessage | None] = ContextVar("tfmq_message_in_work", default=None)
@@ -89,6 +90,7 @@ class Ledgers:
         self.stayed: Callable[[], None] = lambda: None
         """Called when one that was leaving stays."""
         self._ledgers: dict[PartitionName, Ledger] = {}
+        self._saved_by = ""
 
     def take(self, batch: Batch, place: Place) -> Ledger:
         """`batch` is out to handlers; everything before `place` is done where nothing else of the partition is out."""
@@ -107,6 +109,18 @@ class Ledgers:
     def names(self) -> list[PartitionName]:
         """The partitions of which something is, or was, out."""
         return list(self._ledgers)
+
+    def agree(self, way: str) -> None:
+        """A handler is about to save by `way`. Raises NotAllowed where another way was used before."""
+        if not self._ledgers or IN_WORK.get() is None:
+            return
+        if self._saved_by not in ("", way):
+            raise NotAllowed(
+                "Handlers of run() save by commit(), or in transactions, not by both: the commit() of one could take"
+                " back the place that the transaction of another has just saved. Write commit_offsets(consumer)"
+                " everywhere, also in a transaction of nothing else."
+            )
+        self._saved_by = way
 
     def in_work(self, name: PartitionName) -> bool:
         """Whether a handler is at work on a message of it."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tfmq.client.assignment import place_of
 from tfmq.client.consuming import Consuming
+from tfmq.client.going_back import void_lost
 from tfmq.client.positions import PartitionName, Place
 from tfmq.client.received import ReceivedMessage
 from tfmq.errors import BadRequest, Fenced
@@ -79,9 +80,10 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
         if membership.failure is not None:
             raise membership.failure
         positions = consuming.positions
+        positions.ledgers.agree("transaction")
         fenced = None
         if message is None:
-            consuming.void_lost()
+            void_lost(consuming)
             try:
                 positions.check_lost()
             except Fenced as lost:

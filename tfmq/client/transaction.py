@@ -23,6 +23,7 @@ from tfmq.client.transaction_steps import (
     ABANDONED,
     COMMIT,
     DONE,
+    FAILED,
     IN_DOUBT,
     OPEN,
     PREPARE,
@@ -208,6 +209,13 @@ class TransactionCore:
         """The consumers that are to be told that it is committed; each is told once."""
         if self.state not in SUCCEEDED:
             return []
+        return self._take_handed_out()
+
+    def take_dropped(self) -> list[HandedOut]:
+        """The consumers that are to be told that it is rolled back; each is told once."""
+        return self._take_handed_out() if self.state in FAILED else []
+
+    def _take_handed_out(self) -> list[HandedOut]:
         told, self._handed_out = list(self._handed_out.values()), {}
         return told
 

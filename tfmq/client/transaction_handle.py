@@ -31,9 +31,11 @@ class TransactionHandle:
         return self._core.ending.dropped
 
     def _tell(self) -> None:
-        """The consumers whose offsets were committed learn it, outside of the producer's lock."""
+        """The consumers whose offsets were in it learn how it ended, outside of the producer's lock."""
         for each in self._core.take_committed():
             each.committed()
+        for each in self._core.take_dropped():
+            each.came_to_nothing()
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)

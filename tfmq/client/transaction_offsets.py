@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfmq.client.consuming import Consuming
+from tfmq.client.going_back import go_back, void_lost
 from tfmq.client.positions import PartitionName, Place
-from tfmq.errors import BadRequest
+from tfmq.errors import BadRequest, Fenced
 from tfmq.protocol.commands import GroupOffset, TransactionOffsets
 
 
@@ -21,11 +22,23 @@ class HandedOut(NamedTuple):
     lock: Any
     row: TransactionOffsets
     places: Mapping[PartitionName, Place]
+    grants: Mapping[PartitionName, int]
 
     def committed(self) -> None:
         """The transaction is committed: the consumer's next save goes on from there."""
         with self.lock:
             self.consuming.positions.saved_elsewhere(self.places)
+
+    def came_to_nothing(self) -> None:
+        """The transaction is rolled back: what it had is handed out again, where the consumer has it yet."""
+        with self.lock:
+            membership = self.consuming.membership
+            if membership is not None and not self.consuming.closed:
+                kept = membership.share.keys() & self.grants.keys()
+                go_back(
+                    self.consuming,
+                    [name for name in kept if membership.generation_of(name) == self.grants[name]],
+                )
 
 
 def handed_out(consumer: Any) -> HandedOut:
@@ -39,7 +52,9 @@ def handed_out(consumer: Any) -> HandedOut:
         return HandedOut(consuming, consumer._driver.lock, *_standing(consuming))
 
 
-def _standing(consuming: Consuming) -> tuple[TransactionOffsets, dict[PartitionName, Place]]:
+def _standing(
+    consuming: Consuming,
+) -> tuple[TransactionOffsets, dict[PartitionName, Place], dict[PartitionName, int]]:
     membership = consuming.member()
     if consuming.options.commits != "manual":
         raise BadRequest(
@@ -52,9 +67,14 @@ def _standing(consuming: Consuming) -> tuple[TransactionOffsets, dict[PartitionN
         )
     if membership.failure is not None:
         raise membership.failure
-    consuming.void_lost()
-    consuming.positions.check_lost()
+    consuming.positions.ledgers.agree("transaction")
+    void_lost(consuming)
     places = consuming.positions.unsaved_out()
+    try:
+        consuming.positions.check_lost()
+    except Fenced:
+        go_back(consuming, places)
+        raise
     rows = [
         GroupOffset(
             name.topic,
@@ -66,4 +86,5 @@ def _standing(consuming: Consuming) -> tuple[TransactionOffsets, dict[PartitionN
         )
         for name, place in places.items()
     ]
-    return TransactionOffsets(membership.group, membership.member, membership.generation, rows), places
+    row = TransactionOffsets(membership.group, membership.member, membership.generation, rows)
+    return row, places, {name: membership.generation_of(name) for name in places}
