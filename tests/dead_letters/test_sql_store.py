@@ -53,6 +53,37 @@ def test_many_threads_that_keep_the_same_make_one_letter_each(store: SqlStore) -
     assert store.counts() == {("billing", DEAD): 5}
 
 
+def test_several_at_once_are_no_trouble_for_a_database_that_is_serializable(
+    postgres: PostgresServer, postgres_store: SqlStore
+) -> None:
+    """Its default is not ours: each change would be refused because another one read beside it."""
+    plain = postgres.url()
+    url = f"{plain}{'&' if '?' in plain else '?'}options=-cdefault_transaction_isolation%3Dserializable"
+    store = SqlStore(Address("url", url))
+    steps = [keeping(number) for number in range(20)]
+    store.apply(steps)
+    with store.database.writing() as connection:
+        assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "read committed"
+    errors: list[BaseException] = []
+
+    def claim(token: str) -> None:
+        mine = SqlStore(Address("url", url))
+        try:
+            for id, _ in steps:
+                mine.apply([(id, events.Claim(20, token))])
+        except BaseException as error:
+            errors.append(error)
+        mine.close()
+
+    threads = [threading.Thread(target=claim, args=(f"taker {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    store.close()
+    assert errors == []
+
+
 def test_of_many_who_claim_the_same_one_has_it(store: SqlStore) -> None:
     steps = [keeping(number) for number in range(scaled(100) + 3)]
     store.apply(steps)

@@ -130,8 +130,12 @@ class Database:
 
     def _made(self) -> Engine:
         if self._url.get_backend_name() != "sqlite":
-            engine = create_engine(self._url, pool_pre_ping=True, hide_parameters=True)
-            if engine.dialect.name == "postgresql":
+            is_postgresql = self._url.get_backend_name() == "postgresql"
+            told = (
+                {"isolation_level": "READ COMMITTED"} if is_postgresql else {}
+            )  # rows are read under their locks
+            engine = create_engine(self._url, pool_pre_ping=True, hide_parameters=True, **told)
+            if is_postgresql:
                 event.listen(engine, "connect", _commit_synchronously)
             return engine
         if self.path is not None:
