@@ -126,7 +126,7 @@ LOOPS: Final = (
         "polled-message-that-fails-comes-again",
         "a polled message that fails is a dead letter at once",
         _HANDLING,
-        "        here = core.positions.current is message\n",
+        "        here = core.positions.current is message or core.comes_again(message)\n",
         "        here = True\n",
         [HANDLING],
     ),
