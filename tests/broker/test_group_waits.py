@@ -1,5 +1,8 @@
 """Heartbeats that wait: they end with a change, with their time, with their connection, never in between."""
 
+import gc
+import tracemalloc
+
 import pytest
 
 from tests.broker.group_desk import Seat, seats
@@ -71,3 +74,26 @@ def test_waiting_heartbeats_end_when_the_broker_stops(broker: Broker) -> None:
     waiting = first.ask_beat(10_000)
     broker.stop()
     assert waiting.code == "busy"
+
+
+def test_what_a_waiting_member_claims_to_give_up_costs_nothing_where_it_has_not_got_it(
+    broker: Broker,
+) -> None:
+    (first,) = seats(broker, "ada")
+    for number in range(20_000):
+        name = ("orders", 77, number)
+        first.held[name] = 1
+        first.leaving.add(name)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        waiting = first.ask_beat(10_000)
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert waiting.code == "waiting"
+    assert kept < 200_000, "bytes, for as long as it waits"
+    second = Seat(broker, "bob")
+    second.join()
+    assert len(waiting.assigned) == 5, "of its own partitions it is told as ever"

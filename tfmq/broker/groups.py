@@ -131,7 +131,9 @@ class Groups:
         held = {(each.incarnation, each.partition): each.leaving for each in request.held}
         if group.give_up(member, held, request.generation):
             self._mark(group)
-        self._waits.wait(group, member, Waiting(reply, session, request.generation, held), request.wait_ms)
+        # What it is to give up and has not got is no news: it would only be kept for as long as this waits.
+        known = {key: leaving for key, leaving in held.items() if not leaving or key in member.owned}
+        self._waits.wait(group, member, Waiting(reply, session, request.generation, known), request.wait_ms)
         self._look(group, [member.id])
 
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
