@@ -147,3 +147,12 @@ def test_the_version_is_printed() -> None:
     code, out, _ = Process("--version").finish()
     assert code == 0
     assert out.startswith("tfmq-server")
+
+
+def test_a_folder_with_other_things_in_it_is_not_taken_for_data(tmp_path: Path) -> None:
+    for name in ("todo.txt", "zebra.txt"):
+        (tmp_path / name).write_text("")
+    code, line = refused("--data", str(tmp_path), "--listen", "127.0.0.1:0")
+    assert code == 2
+    assert "(todo.txt and 1 more)" in line and "empty one" in line
+    assert sorted(os.listdir(tmp_path)) == ["todo.txt", "zebra.txt"]

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from typing import Final
 
 from tfmq.client.servers import DEFAULT_HOST, Server
-from tfmq.errors import NOT_DONE, BadRequest, ConnectionFailed
+from tfmq.data_folder import STARTING_NAME, check_data_folder
+from tfmq.errors import NOT_DONE, BadRequest, ConfigError, ConnectionFailed
 
 ADDRESS_NAME: Final = "address"
 LOCK_NAME: Final = "lock"
-STARTING_NAME: Final = "starting"
 LOG_NAME: Final = "server.log"
 LOG_BYTES_MAX: Final = 1 << 20
 """A longer log is put aside at the next start, in place of the one before: it is read when a start failed."""
@@ -67,10 +67,14 @@ class Folder:
         """Where the broker listens. Starts one where none runs.
 
         Raises `ConnectionFailed`: retriable while the broker is not ready, and not where it cannot be started.
+        Nothing is written into a folder that has somebody else's things in it.
         """
         try:
             os.makedirs(self.path, FOLDER_MODE, exist_ok=True)
+            check_data_folder(self.path)
             return self._address() or self._join_or_start()
+        except ConfigError as error:
+            raise ConnectionFailed(error.sentence, outcome=NOT_DONE, retriable=False) from None
         except OSError as error:
             if isinstance(error, ConnectionFailed):
                 raise

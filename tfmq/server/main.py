@@ -104,10 +104,12 @@ def _started(config: Config, reactor: Any) -> Service:
     """The service, accepting; where something forbids that, one sentence and the end."""
     from journal.clock import SystemClock
     from journal.disk import RealDisk
+    from tfmq.data_folder import check_data_folder
     from tfmq.server import refusals
     from tfmq.server.service import Service
 
     try:
+        check_data_folder(config.server.data)
         service = Service(config, reactor, RealDisk(), SystemClock(), os.urandom)
         service.start()
     except Exception as error:
