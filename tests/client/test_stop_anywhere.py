@@ -2,9 +2,9 @@
 processed, so nothing is passed over."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -22,11 +22,19 @@ TEXTS = ("a", "b")
 
 
 class Lines:
-    """Counts the lines where messages are taken and handed out, and calls `then` at number `at`."""
+    """Counts the lines that run there (of itself: where messages are taken and handed out), and calls `then` at number
+    `at`."""
 
-    def __init__(self, at: int, then: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        at: int,
+        then: Callable[[], None],
+        files: Collection[str | None] = FILES,
+        codes: Collection[CodeType] = CODES,
+    ) -> None:
         self.count = 0
         self._at, self._then = at, then
+        self._files, self._codes = files, codes
 
     def __enter__(self) -> "Lines":
         self._before = sys.gettrace()
@@ -37,7 +45,7 @@ class Lines:
         sys.settrace(self._before)
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in FILES and frame.f_code not in CODES:
+        if frame.f_code.co_filename not in self._files and frame.f_code not in self._codes:
             return None
         if event == "line":
             self.count += 1

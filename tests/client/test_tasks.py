@@ -1,5 +1,7 @@
 """Operations beside: stepped by what they wait for, by time, and ended without a trace."""
 
+import pytest
+
 from tfmq.client.tasks import Tasks
 from tfmq.client.waiting import Flag, Operation, Wait
 
@@ -102,3 +104,16 @@ def test_a_task_that_is_cancelled_from_inside_ends_at_its_next_wait() -> None:
     task = rig.tasks.start(cancels(), rig.errors.append)
     rig.flag.settle()
     assert (task.done, ended, rig.errors) == (True, ["yes"], [])
+
+
+def test_one_that_ctrl_c_ends_has_ended_so_that_it_can_be_begun_anew() -> None:
+    tasks = Tasks(lambda: 0.0)
+
+    def interrupted() -> Operation[None]:
+        yield Wait((), 0.0)
+        raise KeyboardInterrupt
+
+    task = tasks.start(interrupted(), lambda error: None)
+    with pytest.raises(KeyboardInterrupt):
+        tasks.tick()
+    assert task.done

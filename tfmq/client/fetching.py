@@ -11,6 +11,7 @@ from tfmq.client.fetcher import Chunk, Fetcher, FetchPlan
 from tfmq.client.filtering import filtered
 from tfmq.client.link import Link
 from tfmq.client.positions import Batch, PartitionName
+from tfmq.errors import Abandoned
 from tfmq.protocol.commands import Cancel
 
 FETCH_GRACE_SECONDS: Final = 30.0
@@ -88,6 +89,15 @@ class Fetching:
     def _fetched(self, plan: FetchPlan, call: Call) -> None:
         if self._calls.get(plan.name) is call:
             del self._calls[plan.name]
+        try:
+            self._answered(plan, call)
+        except BaseException:  # Ctrl-C in the thread that leads: it is asked for once more
+            self._fetcher.failed(plan, Abandoned(), self._link.now())
+            raise
+        finally:
+            self._arrived()
+
+    def _answered(self, plan: FetchPlan, call: Call) -> None:
         if call.error is not None:
             self._fetcher.failed(plan, call.error, self._link.now())
         else:
@@ -97,4 +107,3 @@ class Fetching:
             self._fetcher.arrived(
                 plan, Chunk(body, reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
             )
-        self._arrived()

@@ -56,11 +56,11 @@ class Positions:
     def add(self, name: PartitionName, place: Place, saved: int | None = None, incarnation: int = 0) -> None:
         """A partition, of the topic of that `incarnation`, is read from `place` on; `saved` is the offset that the
         store has of it, None: none."""
-        self._processed[name] = place
         self._saved[name] = saved
         self._incarnations[name] = incarnation
         if saved is None:
             self._untouched[name] = place.offset
+        self._processed[name] = place  # last: Ctrl-C may come at any line, and what is in here is read
 
     def remove(self, name: PartitionName) -> None:
         """The partition is not this consumer's any more."""

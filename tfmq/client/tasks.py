@@ -53,6 +53,9 @@ class Task:
         except Exception as error:
             self.done = True
             self._failed(error)
+        except BaseException:
+            self.done = True  # Ctrl-C in the thread that leads: whoever wants it begins it anew
+            raise
         finally:
             self._stepping = False
 
