@@ -95,7 +95,7 @@ class Consumer(Generic[Value]):
         fetch_bytes: int = FETCH_BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
-        options = checked(Arguments.of(locals()))
+        options = checked(Arguments.of(locals()), awaits=False)
         link, self._driver, self._wall_clock = reach(servers, BlockingDriver)
         self._core = Consuming(
             options,

@@ -12,11 +12,12 @@ reaches the caller; `after_send` runs in whichever thread reads, and what it rai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
-from tfmq.errors import TfmqError
+from tfmq.errors import BadRequest, TfmqError
 from tfmq.message import Message, SendResult
 
 TRACE_PARENT = "traceparent"
@@ -40,6 +41,19 @@ class Hook:
 
     def after_handle(self, message: Any, error: BaseException | None) -> None:
         """The handler returned, or raised `error`."""
+
+
+def checked_hooks(hooks: Any, *methods: str) -> tuple[Any, ...]:
+    """`hooks`, each of which has these methods. Raises BadRequest."""
+    if not isinstance(hooks, Iterable):
+        raise BadRequest(f"hooks={hooks!r}: it takes a list of them, as hooks=[MyHook()].")
+    found = tuple(hooks)
+    for each in found:
+        if isinstance(each, type):
+            raise BadRequest(f"hooks=: {each.__name__} is a class; write {each.__name__}().")
+        if not all(callable(getattr(each, name, None)) for name in methods):
+            raise BadRequest(f"hooks=: {each!r} is no hook; it takes objects of a class made from tfmq.Hook.")
+    return found
 
 
 class Tracing(Hook):

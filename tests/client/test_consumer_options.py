@@ -1,9 +1,12 @@
 """Every argument of a consumer: taken, or refused with a sentence that names it."""
 
+import re
+from functools import partial
 from typing import Any
 
 import pytest
 
+import tfmq
 from tfmq.client.consumer_options import consumer_options
 from tfmq.client.offset_storage import FileOffsets
 from tfmq.errors import BadRequest
@@ -43,6 +46,13 @@ def test_the_defaults() -> None:
         ("on_assigned", 1),
         ("on_revoked", "f"),
         ("prefetch_bytes", 1 << 40),
+        ("tags", 5),
+        ("tags", "paid|sent"),
+        ("broadcast", 5),
+        ("broadcast", "a b"),
+        ("broadcast", ""),
+        ("broadcast", None),
+        ("dead_letters", 5),
     ],
 )
 def test_a_wrong_value_is_refused(name: str, value: Any) -> None:
@@ -98,3 +108,76 @@ def test_what_is_not_known_is_a_type_error() -> None:
 def test_saving_needs_a_group(arguments: Any) -> None:
     with pytest.raises(BadRequest, match="group"):
         consumer_options(topics="orders", **arguments)
+
+
+def test_a_single_bar_is_no_expression_over_tags_and_a_list_may_have_tags_with_one() -> None:
+    for wrong in ("paid|sent", "paid | sent", "a || b|c", "a|||b"):
+        with pytest.raises(BadRequest, match=r'"paid \|\| sent" is both'):
+            consumer_options(topics="orders", tags=wrong)
+    assert consumer_options(topics="orders", tags=["paid|sent"]).tags == {"paid|sent"}
+
+
+def test_a_machine_that_is_named_is_named_as_a_group_is() -> None:
+    arguments = {"topics": "orders", "group": "prices"}
+    with pytest.raises(BadRequest, match="broadcast='a b'"):
+        consumer_options(**arguments, broadcast="a b")
+    assert consumer_options(**arguments, broadcast="a_b").group == "prices-a_b"
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        {"topics": "orders"},
+        {"topics": ["bills", "orders"]},
+        {"topics": re.compile("o.*")},
+        {"topics": "orders", "partitions": [0]},
+        {"partitions": [("orders", 3)]},
+    ],
+)
+def test_what_a_consumer_reads_does_not_keep_its_dead_letters(reading: Any) -> None:
+    with pytest.raises(BadRequest, match="reads orders itself"):
+        consumer_options(**reading, group="g", dead_letters="topic:orders")
+    assert consumer_options(**reading, group="g", dead_letters="topic:dead").dead_letters == "topic:dead"
+
+
+async def _coroutine(given: Any) -> None: ...
+
+
+def _generator(given: Any) -> Any:
+    yield given
+
+
+async def _generator_too(given: Any) -> Any:
+    yield given
+
+
+class _Called:
+    async def __call__(self, given: Any) -> None: ...
+
+
+FUNCTIONS = [_coroutine, partial(_coroutine), _Called()]
+FACES = [tfmq.Consumer, tfmq.aio.Consumer, tfmq.twisted.Consumer]
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("function", [*FUNCTIONS, _generator, _generator_too])
+def test_a_filter_is_a_plain_function_in_every_face(face: Any, function: Any) -> None:
+    with pytest.raises(BadRequest, match="where="):
+        face("127.0.0.1:1", topics="orders", where=function)
+
+
+@pytest.mark.parametrize("name", ["on_assigned", "on_revoked"])
+def test_coroutine_functions_are_for_those_who_await(name: str) -> None:
+    for function in FUNCTIONS:
+        with pytest.raises(BadRequest, match=rf"{name}= is a coroutine function.*tfmq\.aio\.Consumer"):
+            tfmq.Consumer("127.0.0.1:1", topics="orders", group="g", **{name: function})
+        tfmq.aio.Consumer("127.0.0.1:1", topics="orders", group="g", **{name: function})
+        tfmq.twisted.Consumer("127.0.0.1:1", topics="orders", group="g", **{name: function})
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("name", ["on_assigned", "on_revoked"])
+def test_a_generator_tells_nobody_in_any_face(face: Any, name: str) -> None:
+    for function in (_generator, _generator_too):
+        with pytest.raises(BadRequest, match=f"{name}= has a yield in it"):
+            face("127.0.0.1:1", topics="orders", group="g", **{name: function})

@@ -7,6 +7,7 @@ import pytest
 from tests.client.scripted import Broker, Script
 from tfmq.client.filtering import filtered
 from tfmq.client.positions import Batch, PartitionName, Place
+from tfmq.errors import BadRequest
 
 NAME = PartitionName("orders", 0)
 END = Place(9999, 4, 1)
@@ -43,3 +44,13 @@ def test_an_interrupt_is_raised_at_once(batch: Batch) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         filtered(batch, where)
+
+
+def test_what_is_to_be_awaited_is_no_yes(batch: Batch) -> None:
+    async def wanted(message: Any) -> bool:
+        return False
+
+    with pytest.raises(BadRequest, match="gave a coroutine"):
+        filtered(batch, lambda message: wanted(message))
+    found, _ = filtered(batch, lambda message: [] if message.text == "0" else "yes")
+    assert [message.text for message in found.messages] == ["1", "2", "3"], "any yes is one"

@@ -10,6 +10,7 @@ import tfmq
 import tfmq.aio
 from tfmq.client.handover import Telling
 from tfmq.client.positions import PartitionName
+from tfmq.errors import NotAllowed
 from tfmq.testing import SimulatedBroker
 
 LONG = 3600.0
@@ -218,6 +219,30 @@ def test_coroutine_functions_are_awaited(broker: SimulatedBroker) -> None:
 
     asyncio.run(main())
     assert told == ["orders-0", "orders-1"]
+
+
+def test_what_is_to_be_awaited_is_refused_where_nobody_awaits(broker: SimulatedBroker) -> None:
+    async def later(names: list[Any]) -> None: ...
+
+    consumer = member(broker, on_assigned=lambda names: later(names))
+    with pytest.raises(NotAllowed, match="a coroutine to be awaited"):
+        consumer.poll(timeout=1)
+    assert len(consumer.poll(timeout=1)) > 0, "it was told"
+    consumer.close()
+    consumer = member(broker, on_revoked=lambda names: later(names))
+    consumer.poll(timeout=1)
+    with pytest.raises(NotAllowed, match="a coroutine to be awaited"):
+        consumer.close()
+    other = member(broker)
+    assert other.poll(timeout=1), "the group was left all the same"
+
+
+def test_a_run_ends_where_what_is_to_be_awaited_cannot_be(broker: SimulatedBroker) -> None:
+    async def later(names: list[Any]) -> None: ...
+
+    consumer = member(broker, on_assigned=lambda names: later(names))
+    with pytest.raises(NotAllowed, match="a coroutine to be awaited"):
+        consumer.run(lambda message: None, signals=False)
 
 
 def test_what_a_coroutine_function_raises_is_raised_to_who_asked(broker: SimulatedBroker) -> None:

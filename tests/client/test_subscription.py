@@ -63,6 +63,14 @@ def test_what_is_asked_and_what_is_missing() -> None:
         (None, [1]),
         (None, [("a", "1")]),
         (None, [("a", True)]),
+        (5, None),
+        ([[]], None),
+        (re.compile(b"a"), None),
+        ("a", 5),
+        ("a", "0"),
+        (None, 5),
+        (None, "ab"),
+        (None, [None]),
     ],
 )
 def test_what_names_nothing_is_refused(topics: Any, partitions: Any) -> None:

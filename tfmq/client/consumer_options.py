@@ -1,5 +1,6 @@
 """What a consumer was told: every argument of its faces checked and put into one value."""
 
+import inspect
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.start import Question, Start, question
 from tfmq.client.subscription import Subscription
 from tfmq.errors import BadRequest
+from tfmq.hooks import checked_hooks
 from tfmq.protocol.commands import READ
 from tfmq.protocol.group_commands import CONSISTENT_HASH, RANGE, STICKY
 
@@ -39,11 +41,14 @@ BROKER: Final = "broker"
 STRATEGIES: Final = (STICKY, RANGE, CONSISTENT_HASH)
 EVERY_TAG: Final = "*"
 OR: Final = "||"
+TOPIC_PREFIX: Final = "topic:"
+"""Before the topic that has the dead letters."""
 _ON_OUT_OF_RANGE: Final = ("stop", "earliest", "latest")
 
 
 class ConsumerOptions(NamedTuple):
-    """A consumer's arguments, checked. Times in seconds, sizes in bytes."""
+    """A consumer's arguments, checked. Times in seconds, sizes in bytes. `awaits`: the face is one that awaits what
+    `on_assigned` and `on_revoked` return."""
 
     subscription: Subscription
     group: str | None
@@ -64,6 +69,7 @@ class ConsumerOptions(NamedTuple):
     coordinator: str | None
     on_assigned: Told
     on_revoked: Told
+    awaits: bool
     timeout: float
     session: float
     save: float
@@ -114,11 +120,13 @@ def consumer_options(**arguments: Any) -> ConsumerOptions:
     return checked(Arguments(**arguments))
 
 
-def checked(given: Arguments) -> ConsumerOptions:
-    """As `consumer_options`."""
+def checked(given: Arguments, *, awaits: bool = True) -> ConsumerOptions:
+    """As `consumer_options`. `awaits`: see there."""
     subscription = Subscription.of(given.topics, given.partitions)
     by_broker = _by_broker(given.coordinator)
     _check(given, by_broker)
+    _check_functions(given, awaits)
+    _check_letters(given.dead_letters, subscription)
     return ConsumerOptions(
         subscription=subscription,
         group=_group(given.group, given.broadcast),
@@ -134,11 +142,12 @@ def checked(given: Arguments) -> ConsumerOptions:
         tags=_tags(given.tags),
         where=given.where,
         codec=given.codec,
-        hooks=tuple(given.hooks),
+        hooks=checked_hooks(given.hooks, "before_handle", "after_handle"),
         strategy=given.strategy,
         coordinator=None if by_broker else given.coordinator,
         on_assigned=given.on_assigned,
         on_revoked=given.on_revoked,
+        awaits=awaits,
         timeout=given.timeout,
         session=given.session,
         save=given.save_every,
@@ -161,10 +170,6 @@ def _check(given: Arguments, by_broker: bool) -> None:
         )
     if type(given.retries) is not int or given.retries < 0:
         raise BadRequest(f"retries={given.retries!r} is no number of calls; it takes one from 0 on.")
-    for name in ("where", "on_assigned", "on_revoked"):
-        value = getattr(given, name)
-        if value is not None and not callable(value):
-            raise BadRequest(f"{name}={value!r} cannot be called.")
     _check_seconds(
         timeout=given.timeout,
         session=given.session,
@@ -177,17 +182,73 @@ def _check(given: Arguments, by_broker: bool) -> None:
         raise BadRequest(f"A codec has encode and decode, as tfmq.codecs.json has; {codec!r} is none.")
 
 
+def _check_functions(given: Arguments, awaits: bool) -> None:
+    """That calling them does what their bodies say: a generator's never runs, a coroutine's where it is awaited."""
+    for name in ("where", "on_assigned", "on_revoked"):
+        value = getattr(given, name)
+        if value is None:
+            continue
+        if not callable(value):
+            raise BadRequest(f"{name}={value!r} cannot be called.")
+        if _is(value, inspect.isgeneratorfunction) or _is(value, inspect.isasyncgenfunction):
+            raise BadRequest(
+                f"{name}= has a yield in it, so calling it would run nothing of it; take that out."
+            )
+        if not _is(value, inspect.iscoroutinefunction):
+            continue
+        if name == "where":
+            raise BadRequest(
+                "where= is asked message by message and takes a plain function, not a coroutine function."
+            )
+        if not awaits:
+            raise BadRequest(
+                f"{name}= is a coroutine function, and this consumer awaits nothing: write a plain function, or take"
+                " tfmq.aio.Consumer."
+            )
+
+
+def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
+    """Also of an object that is called like a function."""
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _check_letters(where: Any, subscription: Subscription) -> None:
+    """What is noted of a letter must not be read as a message, of which a letter is made again."""
+    if not isinstance(where, str | os.PathLike | None):
+        raise BadRequest(
+            f"dead_letters={where!r} names no store: it takes a path, a SQLAlchemy URL or topic:NAME."
+        )
+    if not isinstance(where, str) or not where.startswith(TOPIC_PREFIX):
+        return
+    topic = where.removeprefix(TOPIC_PREFIX)
+    if subscription.reads(topic):
+        raise BadRequest(
+            f"dead_letters={where!r}: this consumer reads {topic} itself, so what is kept there would come back as"
+            " messages; give the dead letters a topic of their own."
+        )
+
+
 def _group(group: str | None, broadcast: bool | str) -> str | None:
     """The group's name; of a broadcast the one that this machine, or who is named, has for itself."""
     if group is None:
         return None
     name = group
+    if not isinstance(broadcast, bool) and not limits.valid_name(broadcast):
+        raise BadRequest(
+            f"broadcast={broadcast!r}: it takes True, or a name that stands for this machine: letters, digits, '.', '_'"
+            " and '-', at most 249."
+        )
     if broadcast:
-        own = socket.gethostname() if broadcast is True else broadcast
-        name = f"{group}-{re.sub(r'[^A-Za-z0-9._-]', '_', own)}"
+        own = broadcast if isinstance(broadcast, str) else _machine()
+        name = f"{group}-{own}"
     if not limits.valid_name(name):
         raise BadRequest(f"{name!r} is no name of a group: letters, digits, '.', '_' and '-', at most 249.")
     return name
+
+
+def _machine() -> str:
+    """The machine's own name, in letters that a group's may have."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
 
 
 def _by_broker(coordinator: str) -> bool:
@@ -223,6 +284,14 @@ def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
     """The tags to filter by; None: no filter. "a || b" is both, "*" everything. Raises BadRequest."""
     if tags is None:
         return None
+    if not isinstance(tags, Iterable) or isinstance(tags, bytes):
+        raise BadRequest(
+            f'tags={tags!r} is no tag to filter by; it takes text, as in "paid || sent", or a list.'
+        )
+    if isinstance(tags, str) and any("|" in part for part in tags.split(OR)):
+        raise BadRequest(
+            f'tags={tags!r} has a single bar: "paid || sent" is both (a tag with a bar in it goes into a list).'
+        )
     given = (tags,) if isinstance(tags, str) else tuple(tags)
     found: set[str] = set()
     for each in given:

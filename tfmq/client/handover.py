@@ -8,7 +8,7 @@ without a commit. There is no other limit: a handler may take minutes. What is t
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from tfmq.client.membership import Membership
 from tfmq.client.positions import PartitionName, Positions
 from tfmq.client.saving import Saving
 from tfmq.client.waiting import Flag, Operation, Wait, Waitable
-from tfmq.errors import TfmqError
+from tfmq.errors import NotAllowed, TfmqError
 
 log = logging.getLogger("tfmq.consumer")
 
@@ -40,6 +40,16 @@ def begin_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], N
     task = asyncio.ensure_future(awaited)
     task.add_done_callback(over)
     return task
+
+
+def refuse(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
+    """`Begin` where nothing can be awaited. Raises NotAllowed."""
+    if isinstance(awaited, Coroutine):
+        awaited.close()  # else Python warns of it, somewhere else
+    raise NotAllowed(
+        f"on_assigned or on_revoked returned a {type(awaited).__name__} to be awaited, and this consumer awaits none:"
+        " write plain functions, or take tfmq.aio.Consumer."
+    )
 
 
 class Telling:
@@ -64,13 +74,13 @@ class Telling:
         self._begun = True
         try:
             found = self._told(self._names)
+            if inspect.isawaitable(found):
+                self._task = self._begin(found, self._over)
+            else:
+                self._done.settle()
         except BaseException:
             self._done.settle()
             raise
-        if inspect.isawaitable(found):
-            self._task = self._begin(found, self._over)
-        else:
-            self._done.settle()
         return iter((self._done,))
 
     def _over(self, error: BaseException | None) -> None:
@@ -104,7 +114,7 @@ class Handover:
         membership: Membership,
     ) -> None:
         self.busy: Callable[[PartitionName], bool] = lambda name: False
-        self.begin: Begin = begin_task
+        self.begin: Begin = begin_task if options.awaits else refuse
         self.untold: set[PartitionName] = set()
         """What came, and of which on_assigned has not returned yet: nothing of it is handed out."""
         self.told: Callable[[], None] = lambda: None

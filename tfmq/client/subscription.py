@@ -30,14 +30,20 @@ class Subscription(NamedTuple):
         """The arguments `topics` and `partitions` of a consumer. Raises BadRequest."""
         if topics is None:
             return Subscription(single=_single(partitions))
+        if partitions is not None and (
+            isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable)
+        ):
+            raise BadRequest(f"partitions={partitions!r} is no list of numbers, as in [0, 1].")
         numbers = None if partitions is None else frozenset(_number(each) for each in partitions)
         if numbers is not None and not numbers:
             raise BadRequest("partitions= is an empty list; leave it out to read all of them.")
         if isinstance(topics, re.Pattern):
+            if not isinstance(topics.pattern, str):
+                raise BadRequest(f"topics={topics!r} is a pattern over bytes; names of topics are text.")
             return Subscription(pattern=topics, numbers=numbers)
-        names = tuple(dict.fromkeys([topics] if isinstance(topics, str) else topics))
-        for name in names:
-            _check_name(name)
+        if not isinstance(topics, Iterable):
+            raise BadRequest(f"topics={topics!r} names nothing; it takes a name, a list, a compiled pattern.")
+        names = tuple(dict.fromkeys(map(_check_name, [topics] if isinstance(topics, str) else topics)))
         if not names:
             raise BadRequest("topics= is an empty list; name at least one topic.")
         return Subscription(names, numbers=numbers)
@@ -47,6 +53,12 @@ class Subscription(NamedTuple):
         if self.pattern is not None:
             return None
         return sorted({*self.topics, *(name.topic for name in self.single)})
+
+    def reads(self, topic: str) -> bool:
+        """Whether something of a topic of that name is wanted."""
+        if self.pattern is not None and self.pattern.fullmatch(topic) is not None:
+            return True
+        return topic in self.topics or any(name.topic == topic for name in self.single)
 
     def wanted(self, rows: Iterable[TopicRow]) -> dict[PartitionName, int]:
         """The partitions to read among those that are there, each with its topic's incarnation."""
@@ -85,9 +97,11 @@ class Subscription(NamedTuple):
 def _single(partitions: Sequence[tuple[str, int]] | Sequence[int] | None) -> frozenset[PartitionName]:
     if not partitions:
         raise BadRequest("A consumer needs topics= (a name, a list, a compiled pattern) or partitions=.")
+    if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
+        raise BadRequest(f'partitions={partitions!r} is no list of pairs, as in [("orders", 0)].')
     found = set()
     for each in partitions:
-        if isinstance(each, int) or len(each) != 2:
+        if not isinstance(each, Sequence) or isinstance(each, str) or len(each) != 2:
             raise BadRequest(f"partitions= without topics= takes pairs (topic, partition), not {each!r}.")
         found.add(PartitionName(_check_name(each[0]), _number(each[1])))
     return frozenset(found)

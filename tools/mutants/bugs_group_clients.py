@@ -102,8 +102,8 @@ HANDING_OVER: Final = (
         "coroutine-of-a-callback-dropped",
         "what on_assigned and on_revoked return is awaited",
         _HANDOVER,
-        "            self._task = self._begin(found, self._over)\n",
-        "            found.close()\n            self._done.settle()\n",
+        "                self._task = self._begin(found, self._over)\n",
+        "                found.close()\n                self._done.settle()\n",
         [HANDOVER],
     ),
     Mutant(

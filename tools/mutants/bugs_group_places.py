@@ -175,8 +175,8 @@ CONSUMERS: Final = (
         "filter-keeps-what-it-says-no-to",
         "what a filter says no to is left out",
         "tfmq/client/filtering.py",
-        "            if where(message):\n",
-        "            if where(message) or message:\n",
+        "            if wanted:\n",
+        "            if wanted or message:\n",
         ["tests/client/test_filtering.py"],
     ),
     Mutant(
