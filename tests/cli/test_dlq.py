@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import tfmq
 from tests.cli.conftest import Cli
 from tests.dead_letters.helpers import Process, failure, finished, group_of, message, sql_shelf
 from tests.dead_letters.test_shelf import keeping
+from tfmq.cli.dead_letters import whole_row
 from tfmq.dead_letters.address import Address, default_path
+from tfmq.dead_letters.letter import Letter
 from tfmq.dead_letters.sql_store import SqlStore
 from tools.rigs.live_server import LiveServer
 
@@ -163,6 +167,48 @@ def test_everything_is_exported_as_send_reads_it(offline: Cli, store: str, home:
     ran = offline("dlq", "export", "--store", store, "--key", "k0", "-o", str(path))
     assert (ran.out, "2 dead letters exported" in ran.err) == (b"", True)
     assert [json.loads(line)["ordinal"] for line in path.read_text().splitlines()] == [0, 2]
+
+
+def test_an_export_takes_the_place_of_a_file_as_a_whole_and_leaves_it_where_nothing_matches(
+    offline: Cli, store: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = home / "out" / "old.jsonl"
+    path.parent.mkdir()
+    path.write_text("what was exported before\n")
+    path.chmod(0o600)
+    ran = offline("dlq", "export", "--store", store, "--topic", "bills", "-o", str(path))
+    assert (ran.code, "old.jsonl was not written" in ran.err) == (0, True)
+    assert path.read_text() == "what was exported before\n"
+    with monkeypatch.context() as broken:
+        broken.setattr("tfmq.cli.dlq.whole_row", fails_at(3))
+        assert offline("dlq", "export", "--store", store, "-o", str(path)).code == 1
+    assert path.read_text() == "what was exported before\n"
+    assert offline("dlq", "export", "--store", store, "--json", "-o", str(path)).code == 0
+    assert [row["ordinal"] for row in json.loads(path.read_text())] == [0, 1, 2, 3]
+    assert [(each.name, each.stat().st_mode & 0o777) for each in path.parent.iterdir()] == [
+        ("old.jsonl", 0o600)
+    ]
+
+
+def test_an_export_goes_through_a_link_and_into_a_pipe(offline: Cli, store: str, home: Path) -> None:
+    (home / "real.jsonl").write_text("old\n")
+    (home / "link.jsonl").symlink_to("real.jsonl")
+    offline("dlq", "export", "--store", store, "-o", str(home / "link.jsonl"))
+    assert (home / "link.jsonl").is_symlink() and len((home / "real.jsonl").read_text().splitlines()) == 4
+    assert offline("dlq", "export", "--store", store, "-o", "/dev/null").code == 0
+    assert len(offline("dlq", "export", "--store", store, "-o", "-").objects) == 4
+
+
+def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
+    """A disk that is full in the middle."""
+    rows = iter(range(1, 100))
+
+    def row(letter: Letter) -> dict[str, Any]:
+        if next(rows) == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole_row(letter)
+
+    return row
 
 
 # Wrong input, each in one sentence

@@ -61,3 +61,32 @@ def test_a_group_with_a_live_member_is_not_moved_under_it(cli: Cli, topic: str, 
 def test_a_reset_of_a_topic_that_is_not_there_changes_nothing(cli: Cli) -> None:
     assert cli("group", "reset", "g", "no-such-topic", "--to", "latest").code == 1
     assert cli("group", "reset", "g", "no-such-topic", "--to", "someday").code == 2
+
+
+def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(cli: Cli, topic: str) -> None:
+    cli("send", topic, "a", "b")
+    cli("read", topic, "-g", "delivery")
+    ran = cli("group", "reset", "delivry", topic, "--to", "earliest")
+    assert (ran.code, ran.out) == (1, b"")
+    assert "Did you mean 'delivery'?" in ran.err and "--create" in ran.err
+    assert "delivry" not in [row["group"] for row in cli("group", "list", "--json").json]
+    assert cli("group", "reset", "delivry", topic, "--to", "latest", "--create").code == 0
+    assert cli("read", topic, "-g", "delivry").out == b""
+
+
+def test_a_place_that_lies_inside_of_a_message_is_said(cli: Cli, topic: str) -> None:
+    cli("send", topic, "a", "b")
+    cli("read", topic, "-g", topic)
+    assert "no message begins" not in cli("group", "reset", topic, topic, "--to", "0").err
+    ran = cli("group", "reset", topic, topic, "--to", "1")
+    assert ran.code == 0
+    assert "partition 0: no message begins at 1; the group goes on at 0" in ran.err
+
+
+def test_a_number_with_a_sign_and_no_unit_is_no_place(cli: Cli, topic: str) -> None:
+    cli("send", topic, "a")
+    cli("read", topic, "-g", topic)
+    for text in ("-5", "+5", "-1.5"):
+        ran = cli("group", "reset", topic, topic, "--to", text)
+        assert (ran.code, "has no unit" in ran.err) == (2, True), text
+    assert cli("group", "reset", topic, topic, "--to", "-5s").code == 0

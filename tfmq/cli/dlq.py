@@ -3,8 +3,9 @@
 All but redrive works without a broker; where the store is a topic, nothing does.
 """
 
-from collections.abc import Sequence
-from itertools import islice
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
 NOT_DONE = 1
+STANDARD_OUTPUT = Path("-")
 BODY_KEYS = ("payload", "payload_base64", "properties", "failures", "attribute_hex")
 
 
@@ -118,20 +120,53 @@ def show(id: str, choice: Choice, output: Output) -> None:
 def export(choice: Choice, path: Path | None, output: Output) -> None:
     """Print dead letters whole, one JSON object a line (with --json one array), as `tfmq send --json` reads them."""
     number = 0
+    path = None if path == STANDARD_OUTPUT else path
     with desks(choice, output) as found:
         letters = (each for desk in found for each in desk.letters(choice.selection(OPEN), whole=True))
         rows = (whole_row(each) for each in letters)
         if path is None and output.json:
             output.array(rows)
             return
-        with click.open_file(str(path) if path is not None else "-", "w") as file:
-            if output.json:
-                file.write(dumps(list(rows)) + "\n")
-                return
+        if path is None:
             for row in rows:
-                file.write(dumps(row) + "\n")
+                click.echo(dumps(row))
                 number += 1
-    output.say(f"{counted(number, 'dead letter')} exported" if number else none_there(choice))
+        else:
+            number = write_rows(path, rows, output.json)
+    if number:
+        output.say(f"{counted(number, 'dead letter')} exported")
+        return
+    kept = f"; {path} was not written" if path is not None else ""
+    output.say(none_there(choice) + kept)
+
+
+def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> int:
+    """Write them into a file, as a whole: beside it, and in its place when all are there. None: it is left alone."""
+    first = next(rows, None)
+    if first is None:
+        return 0
+    number, before = 0, "[" if as_array else ""
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing is lost there
+        path, beside = path, path
+    else:
+        path = path.resolve()  # what a link names is replaced, and not the link
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w") as file:
+            if beside != path and path.exists():
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)  # who may read it, may read it again
+            for row in chain([first], rows):
+                number += 1
+                file.write(f"{before}{dumps(row)}" if as_array else f"{dumps(row)}\n")
+                before = ",\n " if as_array else ""
+            file.write("]\n" if as_array else "")
+        if beside != path:
+            beside.replace(path)
+    except BaseException:
+        if beside != path:
+            beside.unlink(missing_ok=True)
+        raise
+    return number
 
 
 # Changing

@@ -85,27 +85,40 @@ def _runs(numbers: Sequence[int]) -> str:
 def known_group(admin: "Admin", name: str) -> "GroupDescription":
     """The group's description. Raises TfmqError that names the nearest group there is."""
     found = admin.group(name)
-    names = [each.group for each in admin.groups()]
-    if name not in names:
-        hint = did_you_mean(name, names) or (" There are no groups yet." if not names else "")
-        raise TfmqError(f"There is no group {name!r}.{hint}", outcome="not done")
+    check_group(admin, name)
     return found
 
 
+def check_group(admin: "Admin", name: str, advice: str = "") -> None:
+    """Raises TfmqError for a group that is not there, with the nearest one's name and `advice`."""
+    names = [each.group for each in admin.groups()]
+    if name not in names:
+        hint = did_you_mean(name, names) or (" There are no groups yet." if not names else "")
+        raise TfmqError(f"There is no group {name!r}.{hint}{advice}", outcome="not done")
+
+
 @group.command(
-    epilog="\b\nExamples:\n  tfmq group reset billing orders --to earliest\n  tfmq group reset billing orders --to -1h"
+    epilog="\b\nExamples:\n  tfmq group reset billing orders --to earliest\n"
+    "  tfmq group reset billing orders --to -1h\n"
+    "  tfmq group reset new-reports orders --to latest --create"
 )
 @click.argument("name")
 @click.argument("topic")
 @click.option("--to", "place", type=Place(), required=True, help="earliest, latest, an offset, or a time.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
+@click.option("--create", is_flag=True, help="Also for a group that is not there yet: it is made.")
 @output_options
-def reset(name: str, topic: str, place: Any, partition: int | None, output: Output) -> None:
+def reset(name: str, topic: str, place: Any, partition: int | None, create: bool, output: Output) -> None:
     """Set where group NAME goes on in TOPIC. Only while no member of it is running."""
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
         known_topic(admin, topic)
+        if not create:
+            check_group(admin, name, " With --create it is made.")
         offsets = admin.reset_group(name, topic, place, partition)
     rows = [{"topic": topic, "partition": number, "offset": offset} for number, offset in offsets.items()]
     output.rows(rows, ("topic", "partition", "offset"), "")
+    for number, offset in offsets.items():
+        if isinstance(place, int) and offset != place:
+            output.say(f"partition {number}: no message begins at {place}; the group goes on at {offset}")

@@ -11,6 +11,8 @@ PART = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d|w) ?", re.ASCII)
 DURATION = re.compile(rf"(?:{PART.pattern})+", re.ASCII)
 SINCE_1970 = re.compile(r"\d{10}(\d{3})?", re.ASCII)
 BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+UNITLESS = re.compile(rf"[+-] ?{BARE.pattern}", re.ASCII)
+"""Where a bare number is an offset, one with a sign may be meant as either."""
 
 
 def duration_seconds(text: str) -> float:
@@ -55,6 +57,12 @@ class Place(click.ParamType):  # type: ignore[type-arg]
             return value
         if value.isdecimal():
             return int(value)
+        if UNITLESS.fullmatch(value):
+            self.fail(
+                f"{value!r} has no unit: for a time write {value}s or {value}m; an offset is 0 or more",
+                param,
+                context,
+            )
         try:
             return point_in_time(value)
         except ValueError as error:
