@@ -17,6 +17,7 @@ from tests.client.test_transaction_offsets import consuming, standing
 from tfmq import twisted
 from tfmq.client.positions import PartitionName
 from tfmq.client.start import seek_question
+from tfmq.dead_letters.keeping import GroupDeadLetters
 from tfmq.errors import Busy, NotAllowed
 from tfmq.protocol import commands as wire
 from tfmq.testing import SimulatedBroker
@@ -301,3 +302,29 @@ def test_where_something_was_lost_the_others_of_the_batch_come_again(bench: Benc
         with pytest.raises(tfmq.Fenced), producer.transaction() as tx:
             tx.commit_offsets(consumer)
         assert [message.text for message in consumer.poll(timeout=1)] == ["a", "b", "c"]
+
+
+# In run
+
+
+def test_a_message_that_went_while_its_call_was_counted_is_not_called(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store takes its time; meanwhile the partition goes to another member, or is read from elsewhere."""
+    bench.send("a", "b")
+    counted: list[str] = []
+    begin = GroupDeadLetters.begin
+
+    def goes(store: Any, message: Any) -> Any:
+        state = yield from begin(store, message)
+        counted.append(message.text)
+        if len(counted) == 1:
+            assert bench.consumer is not None
+            core = bench.consumer._core
+            (name,) = core.positions.names()
+            core.go_to(name, core.positions.processed(name))
+        return state
+
+    monkeypatch.setattr(GroupDeadLetters, "begin", goes)
+    bench.run(until=2)
+    assert counted == ["a", "a", "b"] and bench.handled == ["a", "b"]

@@ -202,7 +202,7 @@ class Running:
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
             ledger.finish(message)
-            refused = yield from self._sure(core.save)
+            refused = yield from self._sure(core.save, "A message waits to be handled")
             if ledger.name in refused or ledger.void:
                 return False
         if store is not None and job.saves_first and core.options.commits == "auto":
@@ -211,9 +211,9 @@ class Running:
             if ledger.void:
                 return False
         if store is not None and job.careful and not job.begun:
-            state = yield from self._sure(lambda: store.begin(message))
+            state = yield from self._sure(lambda: store.begin(message), "A message waits to be handled")
             job.begun = True
-            return state == FAILING
+            return state == FAILING and not ledger.void
         return True
 
     # What became of it
@@ -322,8 +322,11 @@ class Running:
         except TfmqError as error:
             log.debug("Offsets were not saved early: %s", error)
 
-    def _sure(self, make: Callable[[], Operation[Result]]) -> Operation[Result]:
-        """What `make()` does, done again as long as its store does not answer. Raises the rest, and that at the end."""
+    def _sure(
+        self, make: Callable[[], Operation[Result]], waits: str = "A handled message waits"
+    ) -> Operation[Result]:
+        """What `make()` does, done again as long as its store does not answer; `waits` is said of it then. Raises the
+        rest, and that at the end."""
         tries = 0
         while True:
             try:
@@ -333,7 +336,7 @@ class Running:
                     raise
                 tries += 1
                 pause = pause_seconds(tries, self._chance())
-                log.error("A handled message waits, and is tried again in %.1f s: %s", pause, error)
+                log.error("%s, and its store is tried again in %.1f s: %s", waits, pause, error)
             yield Wait((self._core.stop_asked,), pause)
 
     # Dead letters whose time has come
