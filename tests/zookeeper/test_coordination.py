@@ -14,7 +14,7 @@ from tests.zookeeper.conftest import until
 from tests.zookeeper.worker import GROUP, TOPIC
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.stored import PartitionName
-from tfmq.zookeeper.coordination import Coordination
+from tfmq.zookeeper.coordination import Coordination, uptime
 from tools.rigs.zookeeper import ZooKeeperServer
 
 SESSION_SECONDS = 30.0
@@ -129,7 +129,7 @@ def test_a_session_that_ends_takes_all_with_it_and_the_next_registers_again(
     before = until(lambda: dict(member.share().granted) if len(member.share().granted) == 4 else None)
     expire(member)
     until(lambda: not member.share().granted)
-    assert member.share().until < time.monotonic()
+    assert member.share().until < uptime()
     after = until(lambda: dict(member.share().granted) if len(member.share().granted) == 4 else None)
     assert min(after.values()) > max(before.values())
     assert nodes.exists(f"{root}/consumers/{GROUP}/ids/a")
@@ -141,11 +141,11 @@ def test_a_cut_connection_stops_handing_out_and_a_short_one_loses_nothing(
     with proxied(zookeeper.address) as proxy:
         member = group.join("a", address=f"zookeeper://{proxy.address}{root}")
         before = until(lambda: dict(member.share().granted) if len(member.share().granted) == 4 else None)
-        until(lambda: member.share().until > time.monotonic())
+        until(lambda: member.share().until > uptime())
         changes = group.changes["a"]
         proxy.cut()
         until(lambda: group.changes["a"] > changes)  # it is told at once
-        until(lambda: member.share().until > time.monotonic())
+        until(lambda: member.share().until > uptime())
         assert member.share().granted == before
         member.close()
 
@@ -155,18 +155,18 @@ def test_handing_out_ends_although_nobody_says_that_the_connection_is_gone(
 ) -> None:
     with proxied(zookeeper.address) as proxy:
         member = group.join("a", address=f"zookeeper://{proxy.address}{root}", seconds=SHORT_SECONDS)
-        until(lambda: len(member.share().granted) == 4 and member.share().until > time.monotonic())
+        until(lambda: len(member.share().granted) == 4 and member.share().until > uptime())
         proxy.up = lambda data: b""
         proxy.cut_when_short = False
-        swallowed_at = time.monotonic()
+        swallowed_at = uptime()
         ends = [member.share().until]
-        while ends[-1] > time.monotonic():
+        while ends[-1] > uptime():
             time.sleep(0.01)
             ends.append(member.share().until)
         assert max(ends) < swallowed_at + SHORT_SECONDS
         group.join("b")
         until(lambda: group.members["b"].share().granted)
-        assert time.monotonic() >= member.share().until
+        assert uptime() >= member.share().until
         member.close()
 
 
@@ -214,3 +214,18 @@ def test_a_forked_child_joins_by_itself_and_leaves_the_parent_alone(
     until(lambda: group.shares() == {"a": [0, 1]})
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     until(lambda: group.shares() == {"a": [0, 1, 2, 3]})
+
+
+def test_a_machine_that_slept_is_sure_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    member = Coordination(
+        "127.0.0.1:1", GROUP, "a", session_seconds=10, changed=lambda: None, clock=lambda: now[0]
+    )
+    assert not member.is_sure()
+    member._coordinator.connected(7)
+    member._coordinator.heard(100.0)
+    assert member.is_sure()
+    now[0] = 105.0
+    assert not member.is_sure()
+    monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 3600.0}.__getitem__)
+    assert uptime() == 3600.0, "what has passed asleep, too"

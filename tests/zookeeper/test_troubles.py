@@ -19,7 +19,7 @@ from tests.zookeeper.conftest import until
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed
 from tfmq.server.registering import registering
 from tfmq.zookeeper import connection, coordination, logs, registration
-from tfmq.zookeeper.coordination import Coordination
+from tfmq.zookeeper.coordination import Coordination, uptime
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 from tfmq.zookeeper.registration import Registration
 from tools.rigs.live_server import LiveServer
@@ -155,7 +155,7 @@ def test_a_zookeeper_that_drops_every_question_is_said(
         member.wants({"orders": [0]})
         until(lambda: member.why_idle == f"zookeeper://{proxy.address}{root} does not answer.")
         proxy.up = None
-        until(lambda: member.share().until > time.monotonic() and not member.why_idle)
+        until(lambda: member.share().until > uptime() and not member.why_idle)
         member.close()
 
 

@@ -12,7 +12,7 @@ import time
 
 from tfmq.errors import Fenced, TfmqError
 from tfmq.offsets.stored import PartitionName, StoredOffset
-from tfmq.zookeeper.coordination import Coordination
+from tfmq.zookeeper.coordination import Coordination, uptime
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 
 HANDLING_SECONDS = 0.001
@@ -45,7 +45,7 @@ class Worker:
     def hand_out(self, name: PartitionName, generation: int) -> None:
         if self.reached.get(name, (0, 0))[0] != generation and not self.claim(name, generation):
             return
-        began = time.monotonic()
+        began = uptime()
         share = self.coordination.share()
         if began >= share.until or share.granted.get(name) != generation:
             return
@@ -68,7 +68,7 @@ class Worker:
         if name not in self.reached:
             return
         generation, offset = self.reached[name]
-        began = time.monotonic()
+        began = uptime()
         try:
             self.storage.save(GROUP, generation, {name: StoredOffset(offset)})
         except Fenced:
@@ -79,7 +79,7 @@ class Worker:
             self.write(began, name, generation, offset, "saved")
 
     def write(self, began: float, name: PartitionName, generation: int, offset: int, what: str) -> None:
-        now = time.monotonic()
+        now = uptime()
         line = f"{began:.6f} {now:.6f} {name.partition} {generation} {offset} {what}\n"
         os.write(self.log, line.encode())
 

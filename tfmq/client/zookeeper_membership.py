@@ -96,7 +96,7 @@ class ZooKeeperMembership(Membership):
         share = self._coordination.share()
         if self._differs(share.granted, share.revoked):
             self._poke.settle()
-        return self._link.now() < share.until
+        return self._coordination.is_sure()
 
     def live(self) -> Operation[None]:
         """Never ends: takes note of what ZooKeeper says. Raises what makes it hopeless."""

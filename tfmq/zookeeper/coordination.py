@@ -19,6 +19,12 @@ PATIENCE_SECONDS: Final = 3.0
 """So long behind its start, or the last answer that counted, a member does not complain that nobody answers."""
 
 
+def uptime() -> float:
+    """A clock that goes on while the machine sleeps, as sessions do; `time.monotonic` of Linux stands still then."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
 class Coordination:
     """One member. No method waits, but `close` for a moment; all may be called from any thread.
 
@@ -34,7 +40,7 @@ class Coordination:
         *,
         session_seconds: float,
         changed: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = uptime,
     ) -> None:
         """Touches no network. Raises BadRequest for what is no address, NotSupported without kazoo."""
         self.address = zookeeper_address(address)
@@ -71,9 +77,13 @@ class Coordination:
     # What it says
 
     def share(self) -> Share:
-        """What this member has; see `Share`. Ask at each message: the time `until` is of the clock, and soon over."""
+        """What this member has; see `Share`. The time `until` is of its clock, and soon over."""
         with self._runner.condition:
             return self._coordinator.share()
+
+    def is_sure(self) -> bool:
+        """Whether what it has is its own at this moment: ask at each message."""
+        return self._clock() < self.share().until
 
     @property
     def generation(self) -> int:
