@@ -38,16 +38,18 @@ def book(where: Where, accident: accidents.Accident | None = None) -> None:
     engine = create_engine(where.database)
     with tfmq.Producer(where.servers) as producer, payments.reader(where.servers) as consumer:
         tfmq.sql.check(producer, engine)  # the broker may have questions about a service that died
-        # One that is to die waits for its message: while the last one's end is in doubt, nothing is handed out.
-        for message in until_idle(consumer, IDLE_SECONDS if accident is None else PATIENCE_SECONDS):
+        # The first message is waited for: while the end of the one before is in doubt, nothing is handed out.
+        for message in until_idle(consumer, first_seconds=PATIENCE_SECONDS):
             with Session(engine) as session:
                 payments.book(session, producer, consumer, message)
 
 
-def until_idle(consumer: tfmq.Consumer[Any], seconds: float = IDLE_SECONDS) -> Iterator[Any]:
-    """Messages one by one, until there is none for so long."""
+def until_idle(consumer: tfmq.Consumer[Any], *, first_seconds: float = IDLE_SECONDS) -> Iterator[Any]:
+    """Messages one by one, until there is none for `IDLE_SECONDS`."""
+    seconds = first_seconds
     while found := consumer.poll(timeout=seconds, max_messages=1):
         yield found[0]
+        seconds = IDLE_SECONDS
 
 
 def in_process(work: Callable[..., None], *arguments: Any) -> None:
