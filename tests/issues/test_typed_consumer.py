@@ -1,5 +1,6 @@
 """`Consumer[Order]` was refused by type checkers, although it ran: the class was not generic for them."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,5 +34,9 @@ def test_a_users_program_is_typed(tmp_path: Path) -> None:
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(program)]
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+    }  # where tfmq is an installed package, as it is for users
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
