@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tfmq.errors import BadRequest, NotSupported
@@ -31,7 +31,7 @@ def folder_of(servers: str | Sequence[str] | None) -> str | None:
     Raises `BadRequest` for a `file:` without a path, or with another address beside it.
     """
     given = os.environ.get(ENVIRONMENT) if servers is None else servers
-    texts = [given] if isinstance(given, str) else list(given or ())
+    texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     folders = [each for each in texts if isinstance(each, str) and each.strip().startswith(FOLDER_SCHEME)]
     if not folders:
         return None
