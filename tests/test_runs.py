@@ -13,11 +13,14 @@ import pytest
 
 import tfmq
 import tfmq.aio
+import tfmq.twisted
+from tests import reactor as rig
 from tests.client.handling_rig import TOPIC, Bench
 from tfmq.client.consumer_options import OWN_STORE
 from tfmq.client.listeners import Listeners
 from tfmq.client.work import inline
 from tfmq.dead_letters import default_path
+from tfmq.dead_letters.sql_store import SqlStore
 from tfmq.runs import begin_run
 from tfmq.testing import SimulatedBroker
 
@@ -40,6 +43,96 @@ def test_wrong_arguments_are_refused_before_anything_happens(
     with pytest.raises(tfmq.BadRequest, match=sentence):
         run = consumer.run(print, **arguments)
         run.send(None)
+
+
+def generator(message: Any) -> Any:
+    yield message
+
+
+async def async_generator(message: Any) -> Any:
+    yield message
+
+
+def nothing() -> None: ...
+
+
+@pytest.mark.parametrize("face", [tfmq.Consumer, tfmq.aio.Consumer, tfmq.twisted.Consumer])
+@pytest.mark.parametrize("listener", [generator, async_generator, nothing])
+def test_a_listener_that_would_do_nothing_is_refused_by_on_and_by_run(face: Any, listener: Any) -> None:
+    consumer = face("127.0.0.1:1", topics="orders", group="g", dead_letters=None)
+    with pytest.raises(tfmq.BadRequest, match="The listener"):
+        consumer.on("orders")(listener)
+    with pytest.raises(tfmq.BadRequest, match="The listener"):
+        ended(consumer.run(listener))
+
+
+@pytest.mark.parametrize("face", [tfmq.Consumer, tfmq.aio.Consumer, tfmq.twisted.Consumer])
+def test_a_listener_for_a_topic_that_is_not_read_is_refused(face: Any) -> None:
+    consumer = face("127.0.0.1:1", topics="orders", group="g", dead_letters=None)
+    consumer.on("other")(print)
+    with pytest.raises(tfmq.BadRequest, match="which this consumer does not read"):
+        ended(consumer.run(print))
+
+
+def ended(run: Any) -> None:
+    """What a call of run() gave, to its first step. Raises what that raises."""
+    if hasattr(run, "addErrback"):
+        failures: list[Any] = []
+        run.addErrback(failures.append)
+        failures[0].raiseException()
+    run.send(None)
+
+
+@pytest.mark.parametrize("sent", [[], ["a", "b"]])
+@pytest.mark.parametrize("where", ["no-database", "no-database/dead.db", "."])
+@pytest.mark.parametrize("face", ["blocking", "asyncio", "twisted"])
+def test_a_store_that_can_keep_nothing_ends_the_run_before_any_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, face: str, where: str, sent: list[str]
+) -> None:
+    (tmp_path / "no-database").write_bytes(b"not one " * 1000)
+    handled: list[Any] = []
+    with SimulatedBroker() as broker:
+        bench = Bench(broker, tmp_path)
+        bench.send(*sent)
+        told: dict[str, Any] = {"topics": TOPIC, "group": "g", "dead_letters": str(tmp_path / where)}
+
+        async def awaiting() -> None:
+            await tfmq.aio.Consumer(broker.servers, **told).run(handled.append, signals=False)
+
+        async def story(reactor: Any) -> None:
+            await tfmq.twisted.Consumer(broker.servers, reactor=reactor, **told).run(
+                handled.append, signals=False
+            )
+
+        with pytest.raises(tfmq.StoreFailed, match="No dead letters can be kept at"):
+            if face == "blocking":
+                tfmq.Consumer(broker.servers, **told).run(handled.append, signals=False)
+            elif face == "asyncio":
+                asyncio.run(awaiting())
+            else:
+                rig.play(story)
+    assert handled == []
+    assert "waits" not in caplog.text and "wait:" not in caplog.text
+
+
+def test_while_a_store_does_not_answer_it_is_not_said_that_a_message_was_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    apply, refused = SqlStore.apply, iter([True])
+
+    def failing(self: SqlStore, steps: Any) -> Any:
+        if next(refused, False):
+            raise tfmq.StoreFailed("the disk is full")
+        return apply(self, steps)
+
+    monkeypatch.setattr(SqlStore, "apply", failing)
+    with SimulatedBroker() as broker:
+        bench = Bench(broker, tmp_path)
+        bench.send("a")
+        bench.run(until=1)
+    assert bench.handled == ["a"]
+    assert "A message waits to be handled, and its store is tried again" in caplog.text
+    assert "A handled message waits" not in caplog.text
 
 
 def test_the_store_is_the_groups_own_unless_told_and_named_in_the_log(

@@ -9,12 +9,13 @@ import traceback
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Engine
 
 from journal.disk import RealDisk
 from tests.dead_letters.test_shelf import keeping
-from tfmq.dead_letters.address import parse_address
+from tfmq.client.dead_letters import StoreUnusable
+from tfmq.dead_letters.address import Address, parse_address
 from tfmq.dead_letters.database import Database, make_folder
 from tfmq.dead_letters.letter import DEAD
 from tfmq.dead_letters.sql_store import SqlStore
@@ -143,12 +144,45 @@ def test_a_file_that_is_no_store_is_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed) as failed:
         database(path).is_there()
     assert str(path) in str(failed.value) and "not a database" in str(failed.value)
-    assert "secret" not in str(failed.value) and failed.value.retriable
-    with pytest.raises(StoreFailed, match="could not be reached"), database(tmp_path).writing():
+    assert "secret" not in str(failed.value)
+
+
+@pytest.mark.parametrize("place", [".", "no-database", "no-database/dead.db"])
+@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
+def test_where_no_letter_can_ever_be_kept_nobody_waits(tmp_path: Path, place: str, prefix: str) -> None:
+    (tmp_path / "no-database").write_bytes(b"secret payload " * 1000)
+    found = Database(parse_address(f"{prefix}{tmp_path / place}"))
+    with pytest.raises(StoreUnusable, match="No dead letters can be kept at") as failed, found.writing():
         pass
+    assert not failed.value.retriable
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "nosuch://x", "postgresql+nosuch://x/y"])
+def test_a_right_that_postgresql_does_not_give_never_comes_by_waiting(postgres: PostgresServer) -> None:
+    engine = create_engine(postgres.url())
+    with engine.begin() as connection:
+        connection.execute(text("DROP ROLE IF EXISTS nobody_here"))
+        connection.execute(text("CREATE ROLE nobody_here"))
+    found = Database(Address("url", postgres.url()))
+    with pytest.raises(StoreUnusable, match="permission denied"), found.writing() as connection:
+        connection.execute(text("SET LOCAL ROLE nobody_here"))
+        connection.execute(text("SELECT * FROM tfmq_dead_letters"))
+    found.close()
+    with engine.begin() as connection:
+        connection.execute(text("DROP ROLE nobody_here"))
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///:memory:",
+        "nosuch://x",
+        "postgresql+nosuch://x/y",
+        "oracle://x/y",
+        "sqlite+aiosqlite:////x.db",
+    ],
+)
 def test_an_address_that_cannot_keep_anything_is_refused_at_once(url: str) -> None:
     with pytest.raises(BadRequest):
         database(url)

@@ -16,6 +16,7 @@ from tfmq.client.offset_storage import open_storage
 from tfmq.errors import BadRequest, Busy, NotSupported, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
+from tfmq.testing import SimulatedBroker
 from tools.rigs.postgresql import PostgresServer
 
 
@@ -91,14 +92,31 @@ def test_a_lock_that_is_not_given_back_is_passing_trouble(
     storage.save("billing", 1, {A: PLACE})
 
 
-def test_a_database_that_cannot_be_reached_is_passing_trouble(tmp_path: Path) -> None:
-    storage = SqlOffsets(f"sqlite:///{tmp_path / 'gone' / 'offsets.db'}")
+def test_a_server_that_does_not_listen_is_passing_trouble() -> None:
+    storage = SqlOffsets("postgresql+psycopg://127.0.0.1:1/db?connect_timeout=2")
     with pytest.raises(StoreFailed, match="does not answer") as caught:
         storage.read("billing", [A])
     assert caught.value.retriable
-    (tmp_path / "gone").mkdir()
-    assert storage.read("billing", [A]) == {}
+
+
+@pytest.mark.parametrize("place", ["gone/offsets.db", "a-file/offsets.db", "."])
+def test_a_place_where_no_database_can_be_is_a_final_failure(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a-file").touch()
+    storage = SqlOffsets(f"sqlite:///{tmp_path / place}")
+    with pytest.raises(StoreFailed, match=r"cannot be in .*must be there") as caught:
+        storage.read("billing", [A])
+    assert not caught.value.retriable
     storage.close()
+
+
+def test_a_consumer_ends_with_the_sentence_about_its_database(tmp_path: Path) -> None:
+    handled: list[str] = []
+    with SimulatedBroker() as broker:
+        broker.producer().send("orders", "1").result()
+        consumer = broker.consumer("orders", group="g", offsets=f"sql:sqlite:///{tmp_path}/gone/o.db")
+        with pytest.raises(StoreFailed, match="cannot be in"):
+            consumer.run(lambda message: handled.append(message.text), signals=False)
+    assert handled == []
 
 
 @pytest.mark.parametrize("wrong", ["", "somewhere", "sqlite://", "sqlite:///:memory:"])

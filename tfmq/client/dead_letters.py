@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.waiting import Operation
+from tfmq.errors import StoreFailed
 
 ERROR_CHARACTERS: Final = 1000
 """Of an error's sentence; what is longer is a payload in disguise."""
@@ -23,6 +24,12 @@ TRACEBACK_CHARACTERS: Final = 8000
 
 TIDY_SECONDS: Final = 3600.0
 """How often what ended long ago is forgotten."""
+
+
+class StoreUnusable(StoreFailed):
+    """Nothing can ever be kept there as it is: whoever waited would wait for ever."""
+
+    retriable = False
 
 
 class NotCalled(Exception):

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
+from tfmq.client.away import LOOK_AWAY_SECONDS, Away
 from tfmq.client.backoff import pause_seconds
 from tfmq.client.consuming import Consuming
 from tfmq.client.dead_letters import DeadLetters, Failure, NotCalled
@@ -86,6 +87,7 @@ class Running:
     def starting(self) -> Operation[None]:
         """Dead letters are handled again from now on."""
         yield from ()
+        self._core.tasks.start(Away(self._core.link).tell(), self._fail)
         if self.retry_loop is not None:
             self._core.tasks.start(self._retry(self.retry_loop), self._fail)
 
@@ -102,13 +104,28 @@ class Running:
         self._fail(error)
 
     def closing(self) -> Operation[None]:
-        """Save what is finished, leave the group. Bounded by the consumer's `timeout`."""
+        """Save what is finished, leave the group. Bounded by the consumer's `timeout`; a broker that is away is waited
+        for a few seconds. Raises what kept the offsets from being saved."""
         core = self._core
         if core.closed:
             return
-        until = core.link.now() + core.options.timeout
         core.stop()
         self._raise(core.stop_asked)
+        closing, away = self._close(), Away(core.link)
+        try:
+            for wait in closing:
+                unsaved = core.options.commits != "manual" and bool(core.positions.unsaved())
+                if away.long() and (core.options.storage is None or not unsaved):
+                    away.give_up(unsaved)
+                    return
+                yield wait._replace(seconds=min(LOOK_AWAY_SECONDS, wait.seconds or LOOK_AWAY_SECONDS))
+        finally:
+            closing.close()
+            core.closed = True
+
+    def _close(self) -> Operation[None]:
+        core = self._core
+        until = core.link.now() + core.options.timeout
         if self.retry_loop is not None:
             self._raise(self.retry_loop.stop_asked)
             while not self._retried.done and core.link.now() < until:
@@ -118,7 +135,8 @@ class Running:
     @property
     def ending(self) -> bool:
         """Whether nothing more begins."""
-        return self._core.stop_asked.done or self._core.closed
+        core = self._core  # in an event loop the flag is raised a turn later than stop() was called
+        return core.stop_asked.done or core.positions.stopped or core.closed
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:

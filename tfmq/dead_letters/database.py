@@ -19,9 +19,11 @@ from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from journal.disk import Disk, RealDisk
+from tfmq.client.dead_letters import StoreUnusable
 from tfmq.dead_letters.address import ALLOWED, Address
 from tfmq.dead_letters.table import METADATA, TABLE
 from tfmq.errors import BadRequest, StoreFailed
+from tfmq.offsets.hopeless import is_hopeless
 
 BUSY_SECONDS: Final = 30.0
 """How long one process waits for another one's transaction, which has at most a page of letters."""
@@ -88,11 +90,18 @@ class Database:
         try:
             yield
         except SQLAlchemyError as error:
-            raise StoreFailed(
-                f"The dead letters at {self.name} could not be reached: {_reason(error)}"
-            ) from error
+            raise self._failed(error, _reason(error)) from error
         except (OSError, OverflowError) as error:  # a driver may refuse a number before the database does
-            raise StoreFailed(f"The dead letters at {self.name} could not be reached: {error}") from error
+            raise self._failed(error, getattr(error, "strerror", None) or str(error)) from error
+
+    def _failed(self, error: Exception, reason: str) -> StoreFailed:
+        """`error`, which may pass; or that there can be no dead letters."""
+        if is_hopeless(error, self.path):
+            return StoreUnusable(
+                f"No dead letters can be kept at {self.name}: {reason}. Name a file that this user may make and write,"
+                " or a database that lets him."
+            )
+        return StoreFailed(f"The dead letters at {self.name} could not be reached: {reason}")
 
     def close(self) -> None:
         with self._lock:
@@ -195,6 +204,11 @@ def _url(address: Address) -> Any:
             raise BadRequest(
                 f"{address} is in memory: dead letters must outlive the process, give it a file."
             )
+        if url.get_dialect().is_async:
+            raise BadRequest(
+                f"The driver of {address} is one for asyncio: write a blocking one of the same database."
+            )
+        url.get_dialect().import_dbapi()
         return url
     except (NoSuchModuleError, ImportError) as error:
         raise BadRequest(f"{address} names no database that SQLAlchemy knows ({error}): {ALLOWED}.") from None

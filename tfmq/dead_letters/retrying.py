@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from tfmq.client.dead_letters import TIDY_SECONDS, DeadLetters, Due, Failure, NotCalled
+from tfmq.client.dead_letters import TIDY_SECONDS, DeadLetters, Due, Failure, NotCalled, StoreUnusable
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.client.waiting import Flag, Operation, Wait
@@ -69,6 +69,8 @@ class Retrying:
                 self._pause = PAUSE_SECONDS
             except Closed:
                 return
+            except StoreUnusable:
+                raise
             except TfmqError as error:
                 log.error("Dead letters wait: %s", error)
                 yield Wait((self.stop_asked,), self._pause)

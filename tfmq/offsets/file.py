@@ -7,7 +7,6 @@ Offset -1: the partition was claimed, nothing of it is saved. Version 1 had one 
 nothing claimed; its files are read, and written again as version 2.
 """
 
-import errno
 import json
 import os
 import time
@@ -18,6 +17,7 @@ from typing import Any, Final
 from journal.disk import Disk, Lock, RealDisk, write_all
 from journal.errors import Full, Locked
 from tfmq.errors import Busy, Closed, Damaged, NotSupported, StoreFailed
+from tfmq.offsets.hopeless import is_hopeless
 from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced, under
 
 FILE_VERSION: Final = 2
@@ -26,11 +26,6 @@ FILE_BYTES_MAX: Final = 64 << 20
 LOCK_PAUSE_SECONDS: Final = 0.005
 LOCK_TRIES: Final = 2000
 """Others have the lock while they read, write and force the file: ten seconds are for a disk that is very slow."""
-
-HOPELESS: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
-)
-"""Nothing of that gets better by waiting."""
 
 Rows = dict[str, dict[str, dict[str, Any]]]
 """By topic and partition."""
@@ -115,7 +110,7 @@ class FileOffsets:
             yield
         except (OSError, Full) as error:
             reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-            hopeless = isinstance(error, OSError) and error.errno in HOPELESS
+            hopeless = is_hopeless(error)
             advice = (
                 "its folder must be there, and this user must be allowed to write in it" if hopeless else ""
             )

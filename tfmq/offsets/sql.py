@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModu
 
 from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
 from tfmq.offsets import table
+from tfmq.offsets.hopeless import is_hopeless
 from tfmq.offsets.stored import PartitionName, StoredOffset, fenced, under
 from tfmq.urls import shown_url
 
@@ -147,8 +148,15 @@ class SqlOffsets:
             ) from None
 
     def _passing(self, error: DBAPIError) -> TfmqError:
-        """Trouble that may be over at the next try, as one of our errors."""
+        """Trouble that may be over at the next try, as one of our errors; and what only looks like that."""
         where, reason = self.shown, _first_line(error)
+        file = self.url.database if self.url.get_backend_name() == "sqlite" else None
+        if is_hopeless(error, file):
+            raise StoreFailed(
+                f"The offsets cannot be in {where}: {reason}; its file and folder, or its user, must be there and be"
+                " allowed to write.",
+                retriable=False,
+            ) from error
         if "lock" in reason:
             return Busy(f"{where}: another transaction has the offsets: {reason}")
         return StoreFailed(f"The offsets are in {where}, which does not answer: {reason}")

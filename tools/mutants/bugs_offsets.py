@@ -94,8 +94,8 @@ IN_STORAGES: Final = (
         "any-trouble-of-the-disk-is-final",
         "a disk that failed is tried again",
         "tfmq/offsets/file.py",
-        "error.errno in HOPELESS\n",
-        "error.errno\n",
+        "hopeless = is_hopeless(error)\n",
+        "hopeless = True\n",
         [FILE],
     ),
     Mutant(

@@ -88,7 +88,7 @@ SAVED: Final = (
         "before-without-a-save",
         'with commits="before" the offset is saved before the handler begins',
         _RUNNING,
-        "            refused = yield from self._sure(core.save)\n",
+        '            refused = yield from self._sure(core.save, "A message waits to be handled")\n',
         "            refused = ()\n",
         [PROCESSED],
     ),

@@ -1,0 +1,46 @@
+"""Which troubles of a file or a database are waited for."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from tfmq.offsets.hopeless import is_hopeless
+
+
+class Refused(Exception):
+    """What a driver raises, as SQLAlchemy wraps it."""
+
+    def __init__(self, **says: object) -> None:
+        self.orig = Exception("planted")
+        for name, value in says.items():
+            setattr(self.orig, name, value)
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EROFS, errno.EISDIR, errno.ENOTDIR])
+def test_what_the_system_refuses_for_good(number: int) -> None:
+    assert is_hopeless(OSError(number, "planted"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EIO, errno.ECONNREFUSED])
+def test_what_the_system_may_give_later(number: int) -> None:
+    assert not is_hopeless(OSError(number, "planted"))
+
+
+def test_a_file_that_sqlite_cannot_open_is_looked_at(tmp_path: Path) -> None:
+    refused = Refused(sqlite_errorcode=14)
+    (tmp_path / "there").touch()
+    for place in (".", "gone/x.db", "there/x.db"):
+        assert is_hopeless(refused, tmp_path / place)
+    for place in ("there", "not-yet"):
+        assert not is_hopeless(refused, tmp_path / place), "there were too many open files, or so"
+    assert not is_hopeless(refused) and not is_hopeless(refused, "file:/x.db?mode=rwc")
+
+
+def test_what_databases_say() -> None:
+    for code in (8, 26):
+        assert is_hopeless(Refused(sqlite_errorcode=code)), "no writes, no database"
+    for code in (5, 10, 13):
+        assert not is_hopeless(Refused(sqlite_errorcode=code)), "busy, a disk's error, full"
+    assert is_hopeless(Refused(sqlstate="42501")) and not is_hopeless(Refused(sqlstate="57P01"))
+    assert not is_hopeless(Refused()) and not is_hopeless(ValueError())
