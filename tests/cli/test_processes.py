@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfmq.cli import processes
-from tfmq.cli.processes import Processes, command_of
+from tfmq.cli.processes import NEVER_BEGAN, Processes, command_of
 
 SECONDS = 30.0
 
@@ -74,6 +74,32 @@ def test_one_that_dies_is_started_again_and_one_that_ends_well_is_not(
 
 def test_one_that_cannot_begin_ends_them_all(tmp_path: Path) -> None:
     assert Processes(program("import sys; sys.exit(2)"), 2, say=lambda text: None).run() == 2
+
+
+@pytest.mark.parametrize("code", [1, 3])
+def test_what_never_began_ends_them_all_with_its_code(code: int) -> None:
+    said: list[str] = []
+    text = f"import sys; sys.exit({NEVER_BEGAN + code})"
+    assert Processes(program(text), 2, say=said.append).run() == code
+    assert not said
+
+
+def test_what_cannot_begin_where_another_one_did_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is away when a worker died: that passes."""
+    monkeypatch.setattr(processes, "PAUSE_SECONDS", 0.05)
+    text = (
+        "import os\n"
+        f"log = open({str(tmp_path / 'log')!r}, 'a')\n"
+        "before = os.path.getsize(log.name)\n"
+        "log.write('x\\n')\n"
+        "log.close()\n"
+        f"os._exit([1, {NEVER_BEGAN + 3}, 0][before // 2])\n"
+    )
+    said: list[str] = []
+    assert Processes(program(text), 1, say=said.append).run() == 0
+    assert ["ended with 1" in said[0], "ended with 3" in said[1]] == [True, True]
 
 
 def test_a_signal_reaches_each_once_and_the_code_is_theirs(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """`tfmq run`: which consumer it means, and a worker over a live broker."""
 
+import logging
+import os
 import subprocess
 import sys
 import time
@@ -9,8 +11,8 @@ import pytest
 
 import tfmq
 from tests.cli.conftest import Cli
-from tfmq.cli.main import WRONG_USAGE
-from tfmq.cli.run import consumer_of
+from tfmq.cli.main import NOT_REACHED, WRONG_USAGE
+from tfmq.cli.run import consumer_of, say_who
 from tools.rigs.live_server import LiveServer
 
 SECONDS = 60.0
@@ -59,10 +61,122 @@ def test_what_is_no_consumer_is_wrong_usage(offline: Cli, folder: Path, target: 
     assert ran.code == WRONG_USAGE and sentence.lower() in ran.err.lower()
 
 
-def test_what_a_module_raises_keeps_its_traceback(folder: Path) -> None:
-    write(folder, "raising_one", "import no_such_thing_at_all\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
-        consumer_of("raising_one:consumer")
+BROKEN = {
+    "syntax": ("x = (\n", "broken_syntax.py:1: SyntaxError"),
+    "import": ("import os\nimport no_such_thing_at_all\n", "broken_import.py:2: ModuleNotFoundError"),
+    "name": ("from os import no_such_name\n", "broken_name.py:1: ImportError"),
+    "raise": ("\nraise LookupError('no table')\n", "broken_raise.py:2: LookupError: no table"),
+    "exit": ("import sys\nsys.exit(4)\n", "broken_exit.py:2: SystemExit: 4"),
+}
+
+
+@pytest.mark.parametrize("kind", list(BROKEN))
+def test_what_a_module_raises_is_one_sentence_with_its_place(offline: Cli, folder: Path, kind: str) -> None:
+    text, sentence = BROKEN[kind]
+    write(folder, f"broken_{kind}", text)
+    ran = offline("run", f"broken_{kind}:consumer")
+    assert ran.code == WRONG_USAGE and len(ran.err.splitlines()) == 1
+    assert ran.err.startswith(f"tfmq: broken_{kind} cannot be imported: ") and sentence in ran.err
+
+
+def test_of_what_goes_through_several_places_only_the_users_are_shown(offline: Cli, folder: Path) -> None:
+    write(folder, "broken_deep", "def table():\n    raise LookupError('no table')\n\n\ntable()\n")
+    ran = offline("run", "broken_deep:consumer")
+    assert ran.code == WRONG_USAGE
+    assert "broken_deep.py:2: LookupError: no table" in ran.err
+    places = [line for line in ran.err.splitlines() if line.startswith("  File")]
+    assert len(places) == 2 and all("broken_deep.py" in each for each in places)
+
+
+FACTORIES = """
+import tfmq.twisted
+def boom(): raise LookupError("no table")
+def needs(name): ...
+async def later(): ...
+twisted = tfmq.twisted.Consumer(topics="orders")
+number = 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("boom", "factories.py:3: LookupError: no table"),
+        ("needs", "called without arguments: missing a required argument: 'name'"),
+        ("later", "is a coroutine function; what makes a consumer is a plain one"),
+        ("twisted", "is a tfmq.twisted.Consumer, which your own program runs in its reactor"),
+        ("number", "is an int, not a tfmq.Consumer"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_makes_no_consumer_is_said_so(offline: Cli, folder: Path, name: str, sentence: str) -> None:
+    write(folder, "factories", FACTORIES)
+    ran = offline("run", f"factories:{name}")
+    assert ran.code == WRONG_USAGE and sentence in " ".join(ran.err.split())
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("target", "module"),
+    [("side.py", "side"), ("./side.py", "side"), ("sub/side.py", "sub.side"), ("./side", "side")],
+)
+def test_a_file_is_no_module_and_is_not_imported(
+    offline: Cli, folder: Path, target: str, module: str
+) -> None:
+    write(folder, "side", "open('imported', 'w')")
+    ran = offline("run", f"{target}:consumer")
+    assert ran.code == WRONG_USAGE and f"write {module}:consumer." in ran.err
+    assert not (folder / "imported").exists()
+
+
+def test_several_processes_say_once_what_they_cannot_begin_with(tmp_path: Path) -> None:
+    write(tmp_path, "broken", "raise LookupError('no table')\n")
+    main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
+    for target, sentence in (
+        ("broken:consumer", "broken.py:1: LookupError"),
+        ("none_there:consumer", "tfmq run"),
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-c", main, "run", target, "--processes", "3"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+        assert ran.returncode == WRONG_USAGE and ran.stderr.count(sentence) >= 1
+        assert ran.stderr.count("cannot be imported") + ran.stderr.count("there is no module") == 1
+        assert "-c" not in ran.stderr
+
+
+@pytest.mark.parametrize("kind", ["", "async "])
+def test_without_a_broker_none_of_several_processes_begins_and_all_end(tmp_path: Path, kind: str) -> None:
+    text = WORKER.format(topic="orders", kind=kind)
+    write(tmp_path, "billing", text.replace("tfmq.Consumer", "tfmq.aio.Consumer") if kind else text)
+    main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
+    command = ["run", "billing:consumer", "--servers", "127.0.0.1:1", "--processes", "2"]
+    ran = subprocess.run(
+        [sys.executable, "-c", main, *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert ran.returncode == NOT_REACHED and "Nothing listens at 127.0.0.1:1" in ran.stderr
+    assert "another one starts" not in ran.stderr
+
+
+def test_what_one_of_several_processes_logs_names_it(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("tfmq")
+    before = list(logger.handlers)
+    logger.handlers[:] = [logging.StreamHandler()]
+    try:
+        say_who()
+        logger.warning("Dead letters are kept.")
+    finally:
+        logger.handlers[:] = before
+    assert f"tfmq[{os.getpid()}]: Dead letters are kept." in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -96,7 +96,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code comes back."""
     try:
         code = commands.main(
-            args=list(sys.argv[1:] if arguments is None else arguments), standalone_mode=False
+            args=list(sys.argv[1:] if arguments is None else arguments),
+            prog_name="tfmq",
+            standalone_mode=False,
         )
         return code if isinstance(code, int) else 0
     except click.exceptions.Abort as error:
@@ -132,6 +134,7 @@ def say_warnings() -> None:
         handler.setFormatter(logging.Formatter("tfmq: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
+        logging.getLogger("tfmq.connection").setLevel(logging.INFO)  # that it waits for a broker
 
 
 def quiet_pipe() -> int:

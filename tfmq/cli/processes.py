@@ -25,6 +25,8 @@ PAUSE_SECONDS_MAX: Final = 30.0
 LIVED_SECONDS: Final = 60.0
 WRONG_USAGE: Final = 2
 """A process that ends with it would do so each time."""
+NEVER_BEGAN: Final = 64
+"""Added to the exit code of a process that ended in front of its first message."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -35,15 +37,22 @@ def command_of(target: str, workers: int, order: str, quiet: bool) -> list[str]:
     return [sys.executable, "-c", main, "run", *options, "--", target]
 
 
+def checked(command: Sequence[str]) -> int:
+    """The exit code of a process that only looks whether there is a consumer, and says why not: once, not each."""
+    return subprocess.run(
+        [*command[: command.index("--")], "--check", "--", command[-1]], check=False
+    ).returncode
+
+
 class Place:
-    """One of the processes: who is there, or when the next one is started."""
+    """One of the processes: who is there, or when the next one is started; `proven`: one before could begin."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
         self.begin_at = 0.0
         self.pause = PAUSE_SECONDS
-        self.over = False
+        self.over = self.proven = False
 
 
 class Processes:
@@ -129,10 +138,15 @@ class Processes:
         place.process = subprocess.Popen(self._command, stdin=subprocess.PIPE, process_group=0)
 
     def _ended(self, place: Place, pid: int, code: int) -> None:
+        lived = self._clock() - place.started >= LIVED_SECONDS
+        began = lived or code <= NEVER_BEGAN
+        code -= NEVER_BEGAN if code > NEVER_BEGAN else 0
         if self._stopping or self._renewing:
             self._code = self._code or max(0, code)
             return
-        if code in (0, WRONG_USAGE):
+        cannot_begin = self._sources is None and not (began or place.proven)
+        place.proven = place.proven or began
+        if code in (0, WRONG_USAGE) or cannot_begin:
             place.over = self._sources is None
             place.begin_at = float("inf")  # with --reload: the next change begins anew
             self._code = self._code or code
@@ -140,7 +154,7 @@ class Processes:
                 self._stopping = True
                 self._send(signal.SIGTERM)
             return
-        if self._clock() - place.started >= LIVED_SECONDS:
+        if lived:
             place.pause = PAUSE_SECONDS
         self._say(f"Process {pid} ended with {code}; another one starts in {place.pause:g} s.")
         place.begin_at = self._clock() + place.pause

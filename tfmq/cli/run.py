@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 import os
 import signal
 import sys
 import threading
+import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import click
 
 from tfmq.cli.output import Output, did_you_mean, output_options
+from tfmq.error_base import TfmqError
 
 ORDERS = ("partition", "key", "none")
 
@@ -34,10 +38,18 @@ ORDERS = ("partition", "key", "none")
     "--order", type=click.Choice(ORDERS), default="partition", help="What a message waits for [partition]."
 )
 @click.option("--reload", is_flag=True, help="Begin anew when a file of Python below this folder changes.")
-@click.option("--watched", is_flag=True, hidden=True, help="End when standard input does.")
+@click.option("--watched", is_flag=True, hidden=True, help="One of several: end when standard input does.")
+@click.option("--check", is_flag=True, hidden=True, help="Only look whether the consumer is there.")
 @output_options
 def run(
-    target: str, processes: int, workers: int, order: str, reload: bool, watched: bool, output: Output
+    target: str,
+    processes: int,
+    workers: int,
+    order: str,
+    reload: bool,
+    watched: bool,
+    check: bool,
+    output: Output,
 ) -> int:
     """Import MODULE, from this folder too, and run what its CONSUMER has registered with `@consumer.on(...)`.
 
@@ -47,57 +59,136 @@ def run(
     """
     if output.servers is not None:
         os.environ["TFMQ_SERVERS"] = output.servers
+    if check:
+        consumer_of(target)
+        return 0
     if processes == 1 and not reload:
         if watched:
+            say_who()
             end_with_input()
-        work(target, workers, order, output.quiet)
-        return 0
-    from tfmq.cli.processes import Processes, command_of
+        return work(target, workers, order, output.quiet, watched)
+    from tfmq.cli.processes import Processes, checked, command_of
 
     begin = command_of(target, workers, order, output.quiet)
+    if not reload and (code := checked(begin)):
+        return code
     return Processes(begin, processes, say=output.say, folder=Path.cwd() if reload else None).run()
 
 
-def work(target: str, workers: int, order: Any, quiet: bool) -> None:
-    """One process of it, until a signal or an error."""
+def work(target: str, workers: int, order: Any, quiet: bool, watched: bool = False) -> int:
+    """One process of it, until a signal or an error; the exit code. `watched`: that says whether it could begin."""
     consumer = consumer_of(target)
     if not quiet:
         logging.getLogger("tfmq").setLevel(logging.INFO)
     from tfmq.aio_consumer import Consumer as AsyncConsumer
 
-    if isinstance(consumer, AsyncConsumer):
-        from tfmq.client.run_tasks import to_the_end
+    try:
+        if isinstance(consumer, AsyncConsumer):
+            from tfmq.client.run_tasks import to_the_end
 
-        to_the_end(consumer.run(workers=workers, order=order))
-    else:
-        consumer.run(workers=workers, order=order)
+            to_the_end(consumer.run(workers=workers, order=order))
+        else:
+            consumer.run(workers=workers, order=order)
+    except TfmqError as error:
+        if not watched or consumer.stats()["messages"]:
+            raise
+        from tfmq.cli.main import explained
+        from tfmq.cli.processes import NEVER_BEGAN
+
+        return NEVER_BEGAN + explained(error)
+    return 0
+
+
+class NotRunnable(click.ClickException):
+    """What the user's own module raised, so that there is no consumer to run."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"tfmq: {self.message}", err=True)
 
 
 def consumer_of(target: str) -> Any:
-    """The consumer that `MODULE:CONSUMER` names. Raises `click.UsageError`; what the module raises passes."""
+    """The consumer that `MODULE:CONSUMER` names. Raises `click.UsageError`; NotRunnable for what the module raises."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise click.UsageError(f"{target!r} names no consumer: write MODULE:CONSUMER, as billing:consumer.")
+    plain = ".".join(part for part in module_name.removesuffix(".py").split("/") if part not in ("", "."))
+    if module_name != plain or not all(part.isidentifier() for part in plain.split(".")):
+        hint = f" write {plain}:{path}." if all(each.isidentifier() for each in plain.split(".")) else ""
+        raise click.UsageError(
+            f"{module_name!r} is no name of a module;{hint or ' it is one as import takes it.'}"
+        )
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise click.UsageError(f"there is no module {module_name!r} here ({os.getcwd()}).") from None
+    found = imported(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
             hint = did_you_mean(name, [each for each in dir(found) if not each.startswith("_")])
             raise click.UsageError(f"{module_name!r} has no {name!r}.{hint}")
         found = getattr(found, name)
     if not is_consumer(found) and callable(found):
-        found = found()
+        found = made_by(found, target)
     if not is_consumer(found):
-        raise click.UsageError(
-            f"{target} is a {type(found).__name__}, not a tfmq.Consumer or tfmq.aio.Consumer."
-        )
+        raise click.UsageError(f"{target} is {described(found)}, not a tfmq.Consumer or tfmq.aio.Consumer.")
     return found
+
+
+def imported(module_name: str) -> Any:
+    """The module. Raises as `consumer_of`."""
+    try:
+        return import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise click.UsageError(f"there is no module {module_name!r} here ({os.getcwd()}).") from None
+        raise NotRunnable(f"{module_name} cannot be imported: {told(error)}") from None
+    except (Exception, SystemExit) as error:
+        raise NotRunnable(f"{module_name} cannot be imported: {told(error)}") from None
+
+
+def made_by(factory: Any, target: str) -> Any:
+    """What it returns. Raises as `consumer_of`."""
+    if inspect.iscoroutinefunction(factory):
+        raise click.UsageError(f"{target} is a coroutine function; what makes a consumer is a plain one.")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise click.UsageError(
+            f"{target} is to make a consumer, and is called without arguments: {error}."
+        ) from None
+    except ValueError:
+        pass  # of some that are built in nothing is known
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:
+        raise NotRunnable(f"{target} made no consumer: {told(error)}") from None
+
+
+def told(error: BaseException) -> str:
+    """Where it came from, in files that are not ours, and its own words; if it went through several places, all."""
+    ours = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(importlib.__file__) + os.sep)
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if not each.filename.startswith(("<frozen importlib", *ours))
+    ]
+    place = (frames[-1].filename, frames[-1].lineno) if frames else None
+    if isinstance(error, SyntaxError) and error.filename:
+        place = (error.filename, error.lineno)
+        words = f"{type(error).__name__}: {error.msg}"
+    else:
+        words = "".join(traceback.format_exception_only(error)).strip()
+    where = "" if place is None else f"{os.path.relpath(place[0])}:{place[1]}: "
+    way = "\n" + "".join(traceback.format_list(frames)).rstrip() if len(frames) > 1 else ""
+    return f"{where}{words}{way}"
+
+
+def described(found: Any) -> str:
+    """It in a sentence."""
+    kind = type(found)
+    if (kind.__module__, kind.__name__) == ("tfmq.twisted_consumer", "Consumer"):
+        return "a tfmq.twisted.Consumer, which your own program runs in its reactor (docs/twisted.md)"
+    return f"{'an' if kind.__name__[0].lower() in 'aeiou' else 'a'} {kind.__name__}"
 
 
 def is_consumer(found: Any) -> bool:
@@ -105,6 +196,12 @@ def is_consumer(found: Any) -> bool:
     from tfmq.consumer import Consumer
 
     return isinstance(found, Consumer | AsyncConsumer)
+
+
+def say_who() -> None:
+    """What is logged here names this process, as several write to one terminal."""
+    for handler in logging.getLogger("tfmq").handlers:
+        handler.setFormatter(logging.Formatter("tfmq[%(process)d]: %(message)s"))
 
 
 def end_with_input() -> None:
