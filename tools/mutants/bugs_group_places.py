@@ -14,11 +14,13 @@ SCENARIOS: Final = "tests/client/test_group_scenarios.py"
 START: Final = "tests/client/test_start.py"
 POSITIONS: Final = "tests/client/test_positions.py"
 OPTIONS: Final = "tests/client/test_consumer_options.py"
+GOING: Final = "tests/client/test_going_back.py"
 
 _ASSIGNMENT = "tfmq/client/assignment.py"
 _OFFSETS = "tfmq/client/group_offsets.py"
 _SAVING = "tfmq/client/saving.py"
 _OPTIONS = "tfmq/client/consumer_options.py"
+_CONSUMING = "tfmq/client/consuming.py"
 
 PLACES: Final = (
     Mutant(
@@ -197,4 +199,55 @@ CONSUMERS: Final = (
     ),
 )
 
-GROUP_PLACES: Final = PLACES + CONSUMERS
+GOING_BACK: Final = (
+    Mutant(
+        "stop-drops-what-is-being-taken",
+        "stop() at any moment passes over nothing",
+        _CONSUMING,
+        "        self.positions.stop()\n",
+        "        self.positions.stopped = True\n        self.positions.drop_ready()\n",
+        ["tests/client/test_stop_anywhere.py"],
+    ),
+    Mutant(
+        "rollback-hands-out-nothing-again",
+        "what a rolled-back transaction had of a consumer is handed out again",
+        "tfmq/client/transaction_handle.py",
+        "            each.came_to_nothing()\n",
+        "            pass\n",
+        [GOING],
+    ),
+    Mutant(
+        "gone-back-before-the-broker-said-where",
+        "nothing is handed out before the broker has said where the group stands",
+        "tfmq/client/going_back.py",
+        "        core.held.add(name)\n",
+        "",
+        [GOING],
+    ),
+    Mutant(
+        "commit-beside-transactions",
+        "handlers save by commit() or in transactions, not by both",
+        _CONSUMING,
+        '        self.positions.ledgers.agree("commit")\n',
+        "",
+        [GOING],
+    ),
+    Mutant(
+        "save-overtakes-one-that-was-broken-off",
+        "an older place never comes last",
+        _OFFSETS,
+        "                yield from self._in_turn(lambda: storage.save(group, generation, offsets), until)\n",
+        "                yield from work(self._run, lambda: storage.save(group, generation, offsets))\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "another-worker-does-not-wait-for-on-assigned",
+        "nothing of what came is handed out before on_assigned returned",
+        _CONSUMING,
+        "self.held if self.membership is None else self.held | self.handover.untold\n",
+        "self.held\n",
+        [HANDOVER],
+    ),
+)
+
+GROUP_PLACES: Final = PLACES + CONSUMERS + GOING_BACK
