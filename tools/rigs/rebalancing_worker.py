@@ -109,10 +109,9 @@ class Worker:
         try:
             self._transform(consumer, messages)
         except TfmqError as error:
-            if self._halted or self._random.random() < LEAVE_CHANCE:
+            if self._halted or error.outcome == "unknown" or self._random.random() < LEAVE_CHANCE:
                 raise
-            self._say(error.code)
-            self._go_back(consumer, messages)
+            self._say(error.code)  # and goes on: what was in the transaction comes again
 
     def _transform(self, consumer: tfmq.Consumer[Any], messages: Sequence[Any]) -> None:
         self._say(BEGUN)
@@ -128,16 +127,6 @@ class Worker:
     def _rest(self) -> None:
         if self._random.random() < REST_CHANCE:
             time.sleep(self._random.uniform(0, REST_SECONDS))
-
-    def _go_back(self, consumer: tfmq.Consumer[Any], messages: Sequence[Any]) -> None:
-        """To what the group has saved; what went to another member meanwhile is that one's."""
-        for partition in {message.partition for message in messages}:
-            try:
-                saved = consumer.committed(SOURCE, partition)
-                place: dict[str, Any] = {"to": "earliest"} if saved is None else {"offset": saved}
-                consumer.seek(SOURCE, partition, **place)
-            except tfmq.UnknownPartition:
-                continue
 
 
 def main() -> None:
