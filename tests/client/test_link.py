@@ -269,3 +269,15 @@ def test_an_unreadable_reply_fails_its_call_only(rig: Rig) -> None:
     rig.link.received(b"".join(session.output))
     with pytest.raises(TfmqError, match="CREATE_TOPIC"):
         call.result()
+
+
+def test_who_waits_for_a_first_connection_is_told_once_and_soon(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tfmq")
+    rig.reachable = False
+    call = rig.link.call(Ping())
+    rig.advance(0.4)
+    assert caplog.messages == ["Nothing listens at broker:8367 yet: waiting 2 s."]
+    rig.advance(3)
+    assert call.done and len(caplog.messages) == 1

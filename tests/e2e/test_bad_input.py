@@ -102,10 +102,10 @@ def test_nobody_listens() -> None:
     for arguments in (["send", "orders", "x"], ["status"]):
         ended = tfmq(*arguments, servers=address)
         assert ended.code == 3
-        assert (
-            ended.sentence
-            == f"tfmq: Nothing listens at {address}: start tfmq-server, or correct the address."
-        )
+        assert ended.err.splitlines() == [
+            f"tfmq: Nothing listens at {address} yet: waiting 2 s.",
+            f"tfmq: Nothing listens at {address}: start tfmq-server, or correct the address.",
+        ]
     with client.Producer(address) as producer:
         delivery = producer.send("orders", b"x")
         with pytest.raises(client.ConnectionFailed) as failed:

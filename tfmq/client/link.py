@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import os
 import random
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Any
 
 from tfmq import limits
 from tfmq.client.call import NEVER, Call, Renew, reply_error
+from tfmq.client.connection_failure import failure_of, names
 from tfmq.client.folders import Folder
 from tfmq.client.servers import Server
 from tfmq.errors import (
@@ -36,6 +38,8 @@ from tfmq.protocol.commands import ACKS_SYNCED, BY_REQUEST, MAGIC, VERSION_MAX, 
 from tfmq.protocol.foreign import EMPTY_LINE
 from tfmq.protocol.frames import Decoder, Frame, encode
 
+log = logging.getLogger("tfmq.connection")
+
 Clock = Callable[[], float]
 
 BACK_OFF_SECONDS = 0.05
@@ -46,6 +50,8 @@ BACK_OFF_SECONDS_FIRST = 0.25
 PATIENCE_SECONDS = 2.0
 """How long a link that never reached a broker tries before its calls fail: a broker started together with its
 clients is waited for, a wrong address is told soon."""
+WORDLESS_ROUNDS = 3
+"""So many attempts at a first connection, about 0.15 s, nothing is said of."""
 SECONDS = 30.0
 """How long a call waits for its answer unless it says otherwise."""
 HELLO_SECONDS = 10.0
@@ -257,7 +263,7 @@ class Link:
         self.state = "down"
         self._output.clear()
         self._marks.clear()
-        self.last_error = self._failure(error, was_connected)
+        self.last_error = failure_of(error, self.server, self.servers, was_connected)
         now = self._clock()
         for call in [each for each in self._calls.values() if each.sent and not each.repeat]:
             self._fail(call, ConnectionFailed(self.last_error.sentence, outcome=UNKNOWN))
@@ -270,6 +276,8 @@ class Link:
         self._back_off(now)
         if self._hopeless(error, now):
             self._give_up(self.last_error)
+        elif isinstance(error, ConnectionRefusedError) and not self.connections:
+            self._say_waiting()
 
     # Inside
 
@@ -371,6 +379,11 @@ class Link:
             return True
         return not self.connections and now - (self._trying_since or now) >= self.patience_seconds
 
+    def _say_waiting(self) -> None:
+        """Once for each try of a first connection: who looks on is not left without a word until it is over."""
+        if self._attempts == WORDLESS_ROUNDS * len(self.servers):
+            log.info("Nothing listens at %s yet: waiting %g s.", names(self.servers), self.patience_seconds)
+
     def _give_up(self, error: TfmqError) -> None:
         self._trying_since = None
         for call in list(self._calls.values()):
@@ -378,23 +391,3 @@ class Link:
             failure = type(error)(error.sentence, outcome=outcome)
             failure.__cause__ = error.__cause__
             self._fail(call, failure)
-
-    def _failure(self, error: BaseException | None, was_connected: bool) -> TfmqError:
-        """The sentence that a user sees for a connection that could not be made or broke."""
-        if isinstance(error, BadFrame):
-            failure: TfmqError = ConnectionFailed(f"{self.server}: {error.sentence}")
-        elif isinstance(error, TfmqError):
-            return error
-        elif isinstance(error, ConnectionRefusedError):
-            failure = ConnectionFailed(
-                f"Nothing listens at {self._names()}: start tfmq-server, or correct the address."
-            )
-        else:
-            reason = f": {error}" if error is not None and str(error) else ""
-            what = "was lost" if was_connected else "could not be made"
-            failure = ConnectionFailed(f"The connection to the broker at {self.server} {what}{reason}.")
-        failure.__cause__ = error
-        return failure
-
-    def _names(self) -> str:
-        return " or ".join(map(str, self.servers))
