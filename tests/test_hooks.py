@@ -29,6 +29,15 @@ def test_a_hook_changes_nothing_by_itself() -> None:
     hook.after_handle(message, None)
 
 
+@pytest.mark.parametrize("hooks", [5, [5], [Hook], Hook, "ab", [None]])
+@pytest.mark.parametrize("face", [tfmq.Consumer, tfmq.Producer, tfmq.aio.Consumer, tfmq.aio.Producer])
+def test_what_is_no_hook_is_refused_when_it_is_given(face: Any, hooks: Any) -> None:
+    topics = {} if face in (tfmq.Producer, tfmq.aio.Producer) else {"topics": TOPIC}
+    with pytest.raises(tfmq.BadRequest, match="hooks="):
+        face("127.0.0.1:1", hooks=hooks, **topics)
+    face("127.0.0.1:1", hooks=(Hook(),), **topics)
+
+
 ACTIVE: ContextVar[Any] = ContextVar("active", default=None)
 
 

@@ -42,6 +42,7 @@ def begin_run(
     options = core.options
     if core.closed:
         raise Closed("The consumer was closed, as it is behind a run; make a new one.")
+    core.positions.ledgers.check_free()
     if type(workers) is not int or not 1 <= workers <= WORKERS_MAX:
         raise BadRequest(
             f"workers={workers!r} is no number of workers; it takes one from 1 to {WORKERS_MAX}."
@@ -55,12 +56,13 @@ def begin_run(
         )
     if listener is not None:
         listeners.default = checked(listener)
-    listeners.check(options.subscription.asked() or ())
+    listeners.check(options.subscription.asked() or (), options.subscription.reads)
     store = open_store(options, beside, core, wall_clock)
     running = Running(core, store, order=order, wall_clock=wall_clock, raise_flag=raise_flag)
     if store is not None:
         log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
         running.retry_loop = Retrying(store, running.again, now=core.link.now, wall_clock=wall_clock)
+    core.positions.ledgers.running = True
     return running
 
 

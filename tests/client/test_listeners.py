@@ -7,12 +7,16 @@ import pytest
 
 from tests.client.test_ledger import batch
 from tfmq.client.ledger import IN_WORK
-from tfmq.client.listeners import Listeners, awaits, checked, in_work
+from tfmq.client.listeners import Listeners, awaits, checked, finished, in_work
 from tfmq.errors import BadRequest
 from tfmq.hooks import Hook
 
 
 async def coroutine(message: Any) -> None: ...
+
+
+def everything(topic: str) -> bool:
+    return True
 
 
 class Called:
@@ -22,13 +26,13 @@ class Called:
 def test_a_topic_has_one_listener_and_the_rest_have_the_default() -> None:
     listeners = Listeners()
     with pytest.raises(BadRequest, match="needs a listener"):
-        listeners.check(())
+        listeners.check((), everything)
     assert listeners.on("orders")(print) is print
     assert listeners.of("orders") is print
     with pytest.raises(BadRequest, match="Nobody handles the topic bills"):
-        listeners.check(["orders", "bills"])
+        listeners.check(["orders", "bills"], everything)
     listeners.default = repr
-    listeners.check(["orders", "bills"])
+    listeners.check(["orders", "bills"], everything)
     assert listeners.of("bills") is repr
     with pytest.raises(BadRequest, match="a listener already"):
         listeners.on("orders")
@@ -36,6 +40,88 @@ def test_a_topic_has_one_listener_and_the_rest_have_the_default() -> None:
         listeners.on("no such name")
     with pytest.raises(BadRequest, match="cannot be called"):
         checked("handler")
+
+
+def test_a_listener_for_a_topic_that_is_not_read_is_refused() -> None:
+    listeners = Listeners()
+    listeners.on("orders")(print)
+    listeners.on("other")(print)
+    with pytest.raises(BadRequest, match="for the topic other, which this consumer does not read"):
+        listeners.check(["orders"], {"orders"}.__contains__)
+    listeners.check([], everything)
+
+
+def generator(message: Any) -> Any:
+    yield message
+
+
+async def async_generator(message: Any) -> Any:
+    yield message
+
+
+class Yielding:
+    def __call__(self, message: Any) -> Any:
+        yield message
+
+
+@pytest.mark.parametrize(
+    "listener",
+    [generator, async_generator, functools.partial(generator), Yielding(), Yielding().__call__],
+)
+def test_a_generator_whose_body_no_call_would_run_is_refused(listener: Any) -> None:
+    with pytest.raises(BadRequest, match=r"is a generator.*would run nothing"):
+        Listeners().on("orders")(listener)
+    with pytest.raises(BadRequest, match="is a generator"):
+        checked(listener)
+
+
+def nothing() -> None: ...
+
+
+def two(message: Any, other: Any) -> None: ...
+
+
+def named(*, message: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "listener", [nothing, two, named, functools.partial(two, 1, 2), lambda a, b, c=1: None]
+)
+def test_what_cannot_be_called_with_a_message_alone_is_refused(listener: Any) -> None:
+    with pytest.raises(BadRequest, match="cannot be called with one argument, the message"):
+        Listeners().on("orders")(listener)
+
+
+def wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(message: Any) -> Any:
+        return function(message, 1)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "listener",
+    [
+        functools.partial(two, 1),
+        wrapped(two),
+        print,
+        [].append,
+        lambda *a: None,
+        lambda m, n=1, **k: None,
+        Called(),
+    ],
+)
+def test_what_can_be_called_with_a_message_is_taken(listener: Any) -> None:
+    assert checked(listener) is listener
+
+
+def test_what_was_returned_and_nobody_runs_is_a_failure() -> None:
+    for made in (generator(1), async_generator(1), coroutine(1)):
+        with pytest.raises(BadRequest, match="nobody runs: nothing of its body was done"):
+            finished(made)
+    for fine in (None, 0, [1], iter([1]), print):
+        finished(fine)
 
 
 @pytest.mark.parametrize(

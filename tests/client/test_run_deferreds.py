@@ -14,7 +14,7 @@ from twisted.internet.defer import CancelledError, Deferred, inlineCallbacks
 from tests import reactor as rig
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tests.reactor import pause
-from tfmq import Reject, twisted
+from tfmq import BadRequest, NotAllowed, Reject, twisted
 from tfmq.client.ledger import IN_WORK
 from tfmq.testing import SimulatedBroker
 
@@ -111,6 +111,50 @@ def test_what_fails_is_called_again_and_becomes_a_dead_letter(bench: Bench) -> N
     rig.play(story)
     assert calls == ["a"] * 3 + ["b", "c"]
     assert {text for text, letter in bench.letters().items() if letter.state == "dead"} == {"a", "b"}
+
+
+async def other_coroutine(message: Any) -> None:
+    raise AssertionError("it is never awaited")
+
+
+def one_generator(message: Any) -> Any:
+    yield message
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine", "deferred"])
+def test_a_listener_whose_body_did_not_run_has_failed(bench: Bench, kind: str) -> None:
+    async def story(reactor: Any) -> None:
+        async def coroutine(message: Any) -> Any:
+            return other_coroutine(message)
+
+        def deferred(message: Any) -> Any:
+            return pause(reactor, 0.0).addCallback(lambda _: one_generator(message))
+
+        listeners = {"plain": lambda message: one_generator(message), "coroutine": coroutine}
+        with pytest.raises(BadRequest, match="nothing of its body was done"):
+            await consumer_of(bench, reactor, retries=0).run(listeners.get(kind, deferred), signals=False)
+
+    rig.play(story)
+    assert bench.saved() in (None, 0)
+
+
+def test_within_a_run_nobody_else_is_handed_messages(bench: Bench) -> None:
+    refused: list[str] = []
+
+    async def story(reactor: Any) -> None:
+        consumer = consumer_of(bench, reactor)
+
+        async def handle(message: Any) -> None:
+            for ask in (consumer.poll, consumer.__anext__, lambda: consumer.run(print)):
+                with pytest.raises(NotAllowed, match="hands out the messages of this consumer"):
+                    await ask()
+                refused.append(message.text)
+            consumer.stop()
+
+        await consumer.run(handle, signals=False)
+
+    rig.play(story)
+    assert refused == ["a"] * 3
 
 
 def test_without_a_store_the_error_is_raised(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """Handlers that return, fail, reject, put off; lanes, stores that are away, partitions that go."""
 
 import asyncio
+import inspect
 import logging
 import re
 import sqlite3
@@ -70,6 +71,101 @@ def test_a_failing_message_is_called_again_with_growing_pauses_then_it_is_a_dead
     letter = bench.letters()["a"]
     assert (letter.state, letter.calls, len(letter.failures)) == ("dead", 4, 4)
     assert "ValueError: never" in letter.failures[-1].error and "handler" in letter.failures[-1].traceback
+
+
+async def unawaited(message: Any) -> None:
+    raise AssertionError("it is never awaited")
+
+
+def one_generator(message: Any) -> Any:
+    yield message
+
+
+async def one_async_generator(message: Any) -> Any:
+    yield message
+
+
+async def returns_a_coroutine(message: Any) -> Any:
+    return unawaited(message)
+
+
+async def returns_a_generator(message: Any) -> Any:
+    return one_generator(message)
+
+
+BODIES_NOT_RUN = [one_generator, one_async_generator, returns_a_coroutine, returns_a_generator]
+
+
+@pytest.mark.parametrize("handler", BODIES_NOT_RUN)
+def test_a_handler_whose_body_did_not_run_has_failed(bench: Bench, handler: Any) -> None:
+    """The call returned, and nothing was done: what it gave back is looked at."""
+    bench.send("a")
+    consumer = bench.open(dead_letters=None, retries=0)
+    with pytest.raises(tfmq.BadRequest, match="nothing of its body was done"):
+        consumer.run(lambda message: handler(message))
+    assert bench.saved() in (None, 0)
+
+
+@pytest.mark.parametrize("handler", BODIES_NOT_RUN)
+@pytest.mark.parametrize("face", ["plain", "coroutine"])
+def test_a_handler_whose_body_did_not_run_has_failed_in_asyncio_too(
+    bench: Bench, handler: Any, face: str
+) -> None:
+    async def coroutine(message: Any) -> Any:
+        found = handler(message)
+        return await found if inspect.iscoroutine(found) else found
+
+    bench.send("a")
+    consumer: tfmq.aio.Consumer[Any] = tfmq.aio.Consumer(
+        bench.broker.servers, topics=TOPIC, group=GROUP, dead_letters=None, retries=0
+    )
+    with pytest.raises(tfmq.BadRequest, match="nothing of its body was done"):
+        asyncio.run(consumer.run(coroutine if face == "coroutine" else lambda message: handler(message)))
+    assert bench.saved() in (None, 0)
+
+
+def test_within_a_run_nobody_else_is_handed_messages(bench: Bench) -> None:
+    """poll() would give nothing, next() would wait for ever, and a second run would hold the first."""
+    bench.send("a", "b")
+    refused: list[str] = []
+
+    def handler(message: Any) -> None:
+        consumer: Any = bench.consumer
+        for ask in (
+            consumer.poll,
+            lambda: next(consumer),
+            lambda: list(consumer),
+            lambda: consumer.run(print),
+        ):
+            with pytest.raises(tfmq.NotAllowed, match="hands out the messages of this consumer"):
+                ask()
+            refused.append(message.text)
+
+    bench.run(handler, until=2)
+    assert refused == ["a"] * 4 + ["b"] * 4
+
+
+def test_within_a_run_of_asyncio_nobody_else_is_handed_messages(bench: Bench) -> None:
+    bench.send("a")
+    refused = 0
+
+    async def scenario() -> None:
+        consumer: tfmq.aio.Consumer[Any] = tfmq.aio.Consumer(
+            bench.broker.servers, topics=TOPIC, group=GROUP, dead_letters=None, retries=0
+        )
+
+        async def handler(message: Any) -> None:
+            nonlocal refused
+            for ask in (consumer.poll, consumer.__anext__, lambda: consumer.run(print)):
+                with pytest.raises(tfmq.NotAllowed, match="hands out the messages of this consumer"):
+                    await ask()
+                refused += 1
+            consumer.stop()
+
+        await consumer.run(handler)
+
+    asyncio.run(scenario())
+    assert refused == 3
 
 
 def test_item_29_too_many_retries_do_not_stop_those_behind(bench: Bench) -> None:

@@ -1,11 +1,13 @@
 """What a handler may raise to say what becomes of its message."""
 
+import pickle
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import tfmq
+from tfmq.client.dead_letters import Failure
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.errors import BadRequest
 
@@ -13,6 +15,12 @@ from tfmq.errors import BadRequest
 def test_they_are_public_names() -> None:
     assert tfmq.Reject is Reject and tfmq.RetryLater is RetryLater
     assert str(Reject("no such customer")) == Reject("no such customer").reason == "no such customer"
+
+
+def test_logs_and_letters_show_the_names_that_people_write() -> None:
+    for error in (Reject("no"), RetryLater(3600)):
+        assert Failure.of(error, 0).error.startswith(f"tfmq.{type(error).__name__}: ")
+        assert type(pickle.loads(pickle.dumps(error))) is type(error)
 
 
 def test_a_time_is_seconds_or_a_timedelta() -> None:

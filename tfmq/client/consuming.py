@@ -130,6 +130,7 @@ class Consuming:
 
     def _settle(self) -> None:
         """More is asked for: what was handed out is processed, and what waited for that may go."""
+        self.positions.ledgers.check_free()
         self.positions.settle()
         if self.membership is not None:
             self.handover.asked()
@@ -159,8 +160,7 @@ class Consuming:
             return False
         if self.positions.loop() or self._take():  # another thread's poll may have left some
             return True
-        failure = self.fetcher.failure() or self.fetcher.standstill()
-        if failure is not None:
+        if (failure := self.fetcher.failure() or self.fetcher.standstill()) is not None:
             raise failure
         return False
 

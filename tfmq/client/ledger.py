@@ -89,8 +89,19 @@ class Ledgers:
         """Called when a partition that is leaving has no handler at work any more."""
         self.stayed: Callable[[], None] = lambda: None
         """Called when one that was leaving stays."""
+        self.running = False
+        """Whether a run hands out what is read; it never ends but with the consumer."""
         self._ledgers: dict[PartitionName, Ledger] = {}
         self._saved_by = ""
+
+    def check_free(self) -> None:
+        """Raises NotAllowed where a run hands out what is read."""
+        if self.running:
+            raise NotAllowed(
+                "run() hands out the messages of this consumer: poll(), next(), a loop or another run() would take them"
+                " from its handlers. A handler has its message as argument; who needs more reads with a consumer of his"
+                " own."
+            )
 
     def take(self, batch: Batch, place: Place) -> Ledger:
         """`batch` is out to handlers; everything before `place` is done where nothing else of the partition is out."""

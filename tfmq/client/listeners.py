@@ -52,10 +52,17 @@ class Listeners:
             )
         return found
 
-    def check(self, topics: Sequence[str]) -> None:
-        """Raises BadRequest unless each of `topics` has a listener, and there is any at all."""
+    def check(self, topics: Sequence[str], reads: Callable[[str], bool]) -> None:
+        """Raises BadRequest unless each of `topics` has a listener, there is any at all, and each has a topic that the
+        consumer `reads`."""
         for topic in topics:
             self.of(topic)
+        for topic in self._by_topic:
+            if not reads(topic):
+                raise BadRequest(
+                    f"There is a listener for the topic {topic}, which this consumer does not read: name it in topics=,"
+                    " or take the listener out."
+                )
         if self.default is None and not self._by_topic:
             raise BadRequest(
                 'run() needs a listener: give it one, or register some with @consumer.on("orders").'
@@ -63,19 +70,54 @@ class Listeners:
 
 
 def checked(listener: Any) -> Listener:
-    """`listener`, which can be called. Raises BadRequest."""
+    """`listener`, which can be called with a message and does its work then. Raises BadRequest."""
     if not callable(listener):
         raise BadRequest(f"A listener is a function that takes a message; {listener!r} cannot be called.")
+    name = getattr(listener, "__qualname__", None) or repr(listener)
+    if _any_of(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+        raise BadRequest(
+            f"The listener {name} is a generator, for the yield in it: calling it would run nothing of its body. A"
+            " listener is a plain function, or a coroutine function."
+        )
+    try:
+        signature = inspect.signature(listener, follow_wrapped=False)
+    except (TypeError, ValueError):  # of some that are built in nothing is known
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            raise BadRequest(
+                f"The listener {name}{signature} cannot be called with one argument, the message: {error}."
+            ) from None
     found: Listener = listener
     return found
 
 
 def awaits(listener: Listener) -> bool:
     """Whether calling it only makes a coroutine, so that it belongs into an event loop."""
+    return _any_of(listener, inspect.iscoroutinefunction)
+
+
+def _any_of(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
+    """Whether it, or what it calls, is of one of these kinds."""
     while isinstance(listener, functools.partial):
         listener = listener.func
     called = getattr(listener, "__call__", None)  # noqa: B004 - its code is looked at, it is not called
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(called)
+    return any(kind(listener) or kind(called) for kind in kinds)
+
+
+def finished(found: object) -> None:
+    """What a listener returned, and nobody awaits any more. Raises BadRequest where that shows that its work was not
+    done: returning acknowledges."""
+    if inspect.iscoroutine(found) or inspect.isgenerator(found):
+        found.close()  # it never began
+    elif not inspect.isasyncgen(found):
+        return
+    raise BadRequest(
+        f"The listener returned {found!r}, which nobody runs: nothing of its body was done. A listener does its work"
+        " before it returns; one that is awaited awaits what it calls."
+    )
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from tfmq.client.taking import Taking, cut, in_time
 from tfmq.client.transactions import Transactions
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TfmqError, TimedOut
+from tfmq.hooks import checked_hooks
 from tfmq.limits import valid_name
 from tfmq.message import Message, payload_bytes
 
@@ -46,7 +47,7 @@ class ProducerCore:
         self.options = settings.options()
         self.selector = find_selector(settings.selector)
         self.codec = settings.codec
-        self.hooks = tuple(settings.hooks)
+        self.hooks = checked_hooks(settings.hooks, "before_send", "after_send")
         self.group = settings.group
         self.closed = False
         self.ended = Flag()

@@ -18,7 +18,7 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
 from tfmq.client.drivers.twisted import DeferredDriver
 from tfmq.client.handler_lanes import Job
-from tfmq.client.listeners import Listeners, in_work
+from tfmq.client.listeners import Listeners, finished, in_work
 from tfmq.client.run_signals import SIGNALS, at_once
 from tfmq.client.running import Running
 from tfmq.errors import Closed
@@ -166,7 +166,8 @@ class DeferredRun:
             with in_work(message, self._hooks):
                 found = listener(message)
                 if inspect.isawaitable(found):
-                    await found
+                    found = await found
+                finished(found)
         except Exception as error:
             if self._cancelled is not None:  # a cancelled Deferred looks like any failure
                 raise

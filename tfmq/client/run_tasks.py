@@ -15,7 +15,7 @@ from typing import Any
 
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.handler_lanes import Job
-from tfmq.client.listeners import Listener, Listeners, awaits, in_work
+from tfmq.client.listeners import Listener, Listeners, awaits, finished, in_work
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.run_signals import SIGNALS, at_once, tell
 from tfmq.client.running import Running
@@ -166,12 +166,12 @@ class TaskRun:
         try:
             if awaits(listener):
                 with in_work(message, self._hooks):
-                    await listener(message)
+                    finished(await listener(message))
             else:
                 found = await self._threads.call(partial(self._plain, listener, message))
                 if inspect.isawaitable(found):
                     with in_work(message, ()):
-                        await found
+                        finished(await found)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -183,7 +183,10 @@ class TaskRun:
 
     def _plain(self, listener: Listener, message: ReceivedMessage[Any]) -> Any:
         with in_work(message, self._hooks):
-            return listener(message)
+            found = listener(message)
+            if not inspect.isawaitable(found):
+                finished(found)
+            return found
 
     # Signals
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.handler_lanes import Job
-from tfmq.client.listeners import Listeners, in_work
+from tfmq.client.listeners import Listeners, finished, in_work
 from tfmq.client.run_signals import Signals
 from tfmq.client.running import Running
 from tfmq.client.waiting import Flag, Operation, Wait
@@ -88,18 +88,19 @@ class ThreadRun:
             with in_work(job.message, self._hooks):
                 found = listener(job.message)
                 if inspect.isawaitable(found):
-                    self._waited(found)
+                    found = self._waited(found)
+                finished(found)
         except Exception as error:
             return error
         return None
 
-    def _waited(self, awaitable: Any) -> None:
+    def _waited(self, awaitable: Any) -> Any:
         with self._driver.lock:
             if self._loop is None:
                 from tfmq.client.listener_loop import ListenerLoop  # who awaits nothing needs no event loop
 
                 self._loop = ListenerLoop()
-        self._loop.run(awaitable)
+        return self._loop.run(awaitable)
 
     # Several workers
 
