@@ -57,6 +57,24 @@ def test_coroutine_functions_are_awaited_in_turn_and_the_end_is_saved(bench: Ben
     assert (bench.saved() or 0) > bench.place("c")
 
 
+def test_behind_stop_in_a_handler_that_awaits_nothing_no_other_begins(bench: Bench) -> None:
+    """The flag of stop() is raised in the next turn of the loop, and there is none in between."""
+    seen: list[str] = []
+
+    async def scenario() -> None:
+        consumer = consumer_of(bench)
+
+        async def handle(message: Any) -> None:
+            seen.append(message.text)
+            consumer.stop()
+
+        await consumer.run(handle, signals=False)
+
+    asyncio.run(scenario())
+    assert seen == ["a"]
+    assert bench.place("a") < (bench.saved() or 0) <= bench.place("b")
+
+
 def test_plain_functions_are_called_in_a_thread_so_the_loop_goes_on(bench: Bench) -> None:
     threads = []
 

@@ -1,0 +1,89 @@
+"""A broker that goes away while handlers run: what is said, and how long the end of a run waits for it."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.handling_rig import Bench
+from tfmq.client.away import AWAY_SECONDS, TELL_SECONDS
+from tfmq.errors import ConnectionFailed
+from tfmq.testing import SimulatedBroker
+
+SOON = 2 * TELL_SECONDS
+SLACK_SECONDS = 2.0
+"""Of the simulated clock, for looks and pauses."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with SimulatedBroker() as broker:
+        made = Bench(broker, tmp_path)
+        made.send("a", "b")
+        yield made
+
+
+def test_a_broker_that_went_away_and_came_back_is_told_once_each(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(message: Any) -> None:
+        if message.text == "a":
+            bench.broker.stop()
+            bench.broker.clock.advance(SOON)
+            assert [each.message.split(";")[0] for each in warnings()] == ["The broker is away"]
+            bench.broker.clock.advance(60)
+            bench.broker.start()
+            bench.broker.clock.advance(SOON)
+
+    def warnings() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if each.message.startswith("The broker")]
+
+    with caplog.at_level(logging.INFO, "tfmq.consumer"):
+        bench.run(handler, until=2)
+    assert [each.levelname for each in warnings()] == ["WARNING", "INFO"]
+    assert warnings()[1].message == "The broker is back."
+
+
+def test_an_end_without_the_broker_waits_a_few_seconds_and_says_what_is_not_saved(bench: Bench) -> None:
+    times: list[float] = []
+
+    def handler(message: Any) -> None:
+        bench.broker.stop()
+        times.append(bench.broker.clock.monotonic())
+
+    with pytest.raises(ConnectionFailed, match="what was handled last could not be saved"):
+        bench.run(handler, until=1)
+    took = bench.broker.clock.monotonic() - times[0]
+    assert AWAY_SECONDS <= took <= AWAY_SECONDS + SLACK_SECONDS
+    bench.broker.start()
+    assert bench.saved() in (None, 0)
+
+
+def test_an_end_without_the_broker_where_all_is_saved_is_a_good_one(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    times: list[float] = []
+
+    def handler(message: Any) -> None:
+        consumer: Any = bench.consumer
+        consumer.commit()
+        bench.broker.stop()
+        times.append(bench.broker.clock.monotonic())
+
+    bench.run(handler, until=1, commits="manual")
+    took = bench.broker.clock.monotonic() - times[0]
+    assert AWAY_SECONDS <= took <= AWAY_SECONDS + SLACK_SECONDS
+    assert "so the group was not left; all that was handled is saved" in caplog.text
+
+
+def test_a_broker_that_comes_back_in_these_seconds_takes_it_all(bench: Bench) -> None:
+    def handler(message: Any) -> None:
+        broker = bench.broker
+        broker.stop()
+        later = broker.producer()  # what has timers of its own, in the simulated time
+        later._driver.call_later(AWAY_SECONDS / 2, broker._server.start)
+
+    bench.run(handler, until=1)
+    assert (bench.saved() or 0) > bench.place("a")
