@@ -63,6 +63,13 @@ def test_whole_it_is_what_send_reads() -> None:
     assert row["born_at"].startswith("2025-11-13") and "at_ms" not in row["failures"][0]
 
 
+def test_an_error_that_is_cut_shows_it() -> None:
+    whole, longer = "x" * ERROR_CHARACTERS, "y" * (ERROR_CHARACTERS + 1)
+    for error, shown in ((whole, whole), (longer, longer[: ERROR_CHARACTERS - 3] + "...")):
+        row = readable(replace(LETTER, failures=(failure(0, error),)))
+        assert row["error"] == shown and len(shown) == ERROR_CHARACTERS
+
+
 @pytest.mark.parametrize("name", ["list", "show", "retry", "drop", "export", "redrive"])
 def test_every_command_has_store_group_and_json(name: str) -> None:
     command: Command = dlq.commands[name]

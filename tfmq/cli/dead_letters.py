@@ -177,8 +177,13 @@ def readable(letter: "Letter") -> dict[str, str]:
         "key": printable(row["key"] or "-"),
         "calls": str(letter.calls),
         "kept": row["kept_at"][:19],
-        "error": printable(letter.error)[:ERROR_CHARACTERS],
+        "error": shortened(printable(letter.error)),
     }
+
+
+def shortened(error: str) -> str:
+    """As much of it as a table takes, and a sign that there is more."""
+    return error if len(error) <= ERROR_CHARACTERS else f"{error[: ERROR_CHARACTERS - 3]}..."
 
 
 def whole_row(letter: "Letter") -> dict[str, Any]:
