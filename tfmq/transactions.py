@@ -111,7 +111,8 @@ class Transaction(TransactionHandle):
 
         The consumer needs a group, commits="manual" and offsets="broker". If another member has the partitions by the
         time of the commit, that raises `Fenced`, and nothing of the transaction happens. Behind a rollback, whatever
-        led to it, this consumer gets the same messages again. Raises `BadRequest` for a consumer that cannot, `Fenced`, `TransactionState`.
+        led to it, this consumer gets the same messages again. Raises `BadRequest` for a consumer that
+        cannot, `Fenced`, `TransactionState`.
         """
         standing = handed_out(consumer)
         with self._driver.lock:
