@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tfmq import codecs
-from tfmq.errors import DecodeFailed
+from tfmq.errors import BadRequest, DecodeFailed
 
 
 @pytest.mark.parametrize("codec", [codecs.json, codecs.msgpack])
@@ -53,3 +53,9 @@ def test_without_pydantic_its_codec_is_an_import_error(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "pydantic", None)
     with pytest.raises(ImportError, match="pydantic"):
         codecs.pydantic(int)
+
+
+def test_what_pydantic_knows_no_schema_of_is_refused_in_a_sentence() -> None:
+    pytest.importorskip("pydantic")
+    with pytest.raises(BadRequest, match="takes a model or a type, not 5"):
+        codecs.pydantic(5)  # type: ignore[arg-type]

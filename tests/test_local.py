@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tfmq
-from tfmq.errors import ConnectionFailed
+from tfmq.errors import BadRequest, ConnectionFailed
 
 SECONDS = 20.0
 
@@ -96,3 +96,8 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     parent.wait(SECONDS)
     parent.stdout.close()
     assert gone(server)
+
+
+def test_data_are_in_a_folder() -> None:
+    with pytest.raises(BadRequest, match="5 is no path"), tfmq.local_server(5):  # type: ignore[arg-type]
+        pass

@@ -19,6 +19,7 @@ from tfmq.client.consumer_options import (
     Told,
     Topics,
     Where,
+    check_poll,
     checked,
 )
 from tfmq.client.consuming import Consuming, log
@@ -119,6 +120,7 @@ class Consumer(Generic[Value]):
         self, timeout: float | None = 1.0, max_messages: int = 500
     ) -> list[ReceivedMessage[Value]]:
         """Up to `max_messages` as soon as there are any; [] after `timeout` seconds (None: no limit) without one."""
+        check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
 
     async def commit(self, message: ReceivedMessage[Any] | None = None) -> None:

@@ -13,7 +13,7 @@ import json as _json
 from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
-from tfmq.errors import DecodeFailed
+from tfmq.errors import BadRequest, DecodeFailed
 
 Value = TypeVar("Value")
 
@@ -64,9 +64,13 @@ class _Pydantic(Generic[Value]):
     """One pydantic model (or any type that pydantic validates) as JSON."""
 
     def __init__(self, model: type[Value]) -> None:
+        package = import_module("pydantic")
         self._name = getattr(model, "__name__", None) or str(model)  # `int | str` has none
-        self._adapter = import_module("pydantic").TypeAdapter(model)
-        self._invalid: type[Exception] = import_module("pydantic").ValidationError
+        try:
+            self._adapter = package.TypeAdapter(model)
+        except package.PydanticUserError as error:
+            raise BadRequest(f"codecs.pydantic takes a model or a type, not {model!r}.") from error
+        self._invalid: type[Exception] = package.ValidationError
 
     def encode(self, value: Value) -> bytes:
         dumped: bytes = self._adapter.dump_json(self._adapter.validate_python(value))
@@ -88,5 +92,6 @@ msgpack = _MessagePack()
 
 
 def pydantic(model: type[Value]) -> Codec[Value]:
-    """The codec of one pydantic model. Raises `ImportError` where pydantic is not installed."""
+    """The codec of one pydantic model. Raises `ImportError` where pydantic is not installed, `BadRequest` for what
+    pydantic knows no schema of."""
     return _Pydantic(model)

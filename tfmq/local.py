@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from tfmq.errors import ConnectionFailed
+from tfmq.errors import BadRequest, ConnectionFailed
 
 START_SECONDS = 15.0
 """Between start and `ready`; recovery after a crash may take its time, so it can be given."""
@@ -38,6 +38,8 @@ def local_server(
     `settings`: keys as in the configuration file, for example {"log.segment_bytes": 1 << 20}. The broker also ends
     when this process dies. Raises `ConnectionFailed`, with the broker's last words, when it does not get ready.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise BadRequest(f"A broker's data are in a folder; {path!r} is no path.")
     command = [sys.executable, "-m", "tfmq.server.main", "--data", os.fspath(path), "--listen", listen]
     for key, value in (settings or {}).items():
         command += ["--set", f"{key}={value}"]

@@ -20,6 +20,7 @@ from tfmq.client.consumer_options import (
     Told,
     Topics,
     Where,
+    check_poll,
     checked,
 )
 from tfmq.client.consuming import Consuming, log
@@ -126,6 +127,7 @@ class Consumer(Generic[Value]):
     async def poll(
         self, timeout: float | None = 1.0, max_messages: int = 500
     ) -> list[ReceivedMessage[Value]]:
+        check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
 
     @deferred

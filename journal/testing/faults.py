@@ -16,6 +16,19 @@ from journal.errors import Full
 from journal.file import FULL_ERRORS, NO_DESCRIPTOR_ERRORS
 
 FORCES = frozenset({"force", "force_folder", "sync", "sync_file"})
+KINDS = FORCES | {
+    "create",
+    "folder",
+    "list",
+    "lock",
+    "open",
+    "read",
+    "rename",
+    "size",
+    "truncate",
+    "unlink",
+    "write",
+}
 OPENS = frozenset({"open", "create", "lock"})
 
 
@@ -59,8 +72,10 @@ class Faults:
         """From the `nth` call of `kind` on (whose path has `path` in it), `times` calls fail with `error`.
 
         A failed force of a file loses what it should have forced, and the next one says ok, as Linux does.
-        `times=None`: all later ones fail.
+        `times=None`: all later ones fail. Raises `ValueError` for a kind of call that there is not.
         """
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is no call of a disk: {', '.join(sorted(KINDS))}.")
         rule = Fault(kind, nth, None if times is None else nth + times - 1, error, path)
         self._rules.append(rule)
         return rule

@@ -181,3 +181,29 @@ def test_a_generator_tells_nobody_in_any_face(face: Any, name: str) -> None:
     for function in (_generator, _generator_too):
         with pytest.raises(BadRequest, match=f"{name}= has a yield in it"):
             face("127.0.0.1:1", topics="orders", group="g", **{name: function})
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize(
+    "arguments",
+    [{"timeout": "a"}, {"timeout": -1}, {"timeout": True}, {"max_messages": "a"}, {"max_messages": 0}],
+)
+def test_what_poll_takes(face: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=next(iter(arguments))):
+        stepped(face("127.0.0.1:1", topics="orders").poll(**arguments))
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("message", ["x", 36, ("orders", 0)])
+def test_what_commit_takes(face: Any, message: Any) -> None:
+    with pytest.raises(BadRequest, match="is a message that this consumer gave"):
+        stepped(face("127.0.0.1:1", topics="orders", group="g").commit(message))
+
+
+def stepped(called: Any) -> None:
+    """The first step of what was called, in the way of its face. Raises what that raises."""
+    if hasattr(called, "addErrback"):
+        failures: list[Any] = []
+        called.addErrback(failures.append)
+        failures[0].raiseException()
+    called.send(None)

@@ -50,10 +50,15 @@ def test_a_topic_that_is_not_configured_is_refused() -> None:
         choose_partition(tfmq.StrictPartitions({"others": [1]}), topic(1), Message(b""))
 
 
-@pytest.mark.parametrize("numbers", [[], 1, "1", [-1], [True], ["0"], [0.5]])
+@pytest.mark.parametrize("numbers", [[], 1, "1", [-1], [True], ["0"], [0.5], None, {0}])
 def test_numbers_are_numbers(numbers: Any) -> None:
     with pytest.raises(tfmq.BadRequest, match="list of numbers"):
         tfmq.StrictPartitions({"orders": numbers})
+
+
+def test_a_partition_stands_there_once() -> None:
+    with pytest.raises(tfmq.BadRequest, match="stands twice"):
+        tfmq.StrictPartitions({"orders": [0, 0]})
 
 
 def test_without_a_store_a_send_to_one_that_takes_no_writes_fails() -> None:
@@ -63,3 +68,9 @@ def test_without_a_store_a_send_to_one_that_takes_no_writes_fails() -> None:
         broker.fail_next("send", tfmq.StorageStopped)
         with pytest.raises(tfmq.StorageStopped):
             producer.send("orders", "1").result()
+
+
+@pytest.mark.parametrize("partitions", ["orders", {}, None, [("orders", [0])], {"a b": [0]}, {5: [0]}])
+def test_topics_have_their_partitions(partitions: Any) -> None:
+    with pytest.raises(tfmq.BadRequest):
+        tfmq.StrictPartitions(partitions)

@@ -1,10 +1,16 @@
 """Which letters a selection means; that databases mean the same is in test_shelf.py."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.dead_letters.helpers import failure, message
+from tfmq.dead_letters.desk import Desk
 from tfmq.dead_letters.letter import DEAD, WAITING, letter_of
 from tfmq.dead_letters.selection import START, Page, Selection, key_text
+from tfmq.errors import BadRequest
 
 LETTER = replace(
     letter_of(message(1, key=b"42", tag="new"), "billing"),
@@ -40,3 +46,11 @@ def test_a_key_is_text_where_it_can_be() -> None:
 
 def test_the_first_page_is_before_every_letter() -> None:
     assert Page(0, "") > START
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"states": "dead"}, {"states": ("ded",)}, {"states": ["dead", 5]}, {"ids": "ab"}]
+)
+def test_states_and_ids_are_several(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with Desk(tmp_path / "dead.db") as desk, pytest.raises(BadRequest, match=next(iter(wrong))):
+        list(desk.letters(Selection(**wrong)))

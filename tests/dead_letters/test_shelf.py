@@ -180,3 +180,23 @@ def test_bodies_come_no_more_at_once_than_memory_has_room_for(
     monkeypatch.setattr(selection, "PAGE_BYTES", 1)
     assert len(stand.run(stand.shelf.find(Selection(), START, whole=True))) == 1, "one always has room"
     assert len(stand.run(stand.shelf.find(Selection(), START))) == 6
+
+
+def test_what_was_only_counted_and_was_handled_is_no_letter_to_anybody(stand: Stand) -> None:
+    steps = {number: keeping(number) for number in range(3)}
+    ids_of = {number: id for number, (id, _) in steps.items()}
+    new = {
+        number: replace(event.letter, calls=0, calls_left=3, failures=())
+        for number, (_, event) in steps.items()
+        if isinstance(event, events.Keep)
+    }
+    begun = [(ids_of[number], events.Begin(10, new[number])) for number in range(3)]
+    again = (ids_of[1], events.Begin(11, new[1]))  # its process ended in its first call
+    failed = (ids_of[2], events.Note(11, replace(new[2], failures=(failure(2),)), True))
+    passed = [(ids_of[number], events.Pass(12)) for number in range(3)]
+    stand.run(stand.shelf.apply([*begun, again, failed]))
+    assert len(stand.run(stand.shelf.find(Selection(), START, 9))) == 3, "they are in work"
+    stand.run(stand.shelf.apply(passed))
+    found = stand.run(stand.shelf.find(Selection(states=("handled",)), START, 9))
+    assert {each.id for each in found} == {ids_of[1], ids_of[2]}
+    assert stand.run(stand.shelf.counts()) == {("billing", "handled"): 2}

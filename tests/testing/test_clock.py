@@ -120,3 +120,12 @@ def test_no_step_leaves_the_calendar(seconds: float) -> None:
     with pytest.raises(OverflowError):
         clock.step(seconds)
     assert clock.now == START
+
+
+def test_a_step_of_time_is_named() -> None:
+    with pytest.raises(TypeError, match=r"advance\(hours=1\)"):
+        VirtualClock().advance()
+    with pytest.raises(TypeError, match="not str"):
+        VirtualClock().advance(hours="1")  # type: ignore[arg-type]
+    VirtualClock().advance(0)
+    VirtualClock().advance(minutes=0)

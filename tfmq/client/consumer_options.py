@@ -157,6 +157,15 @@ def checked(given: Arguments, *, awaits: bool = True) -> ConsumerOptions:
     )
 
 
+def check_poll(timeout: Any, max_messages: Any) -> None:
+    """What `poll` was given. Raises BadRequest."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout >= 0):
+        raise BadRequest(f"timeout={timeout!r} is no number of seconds from 0 on; None is without end.")
+    if type(max_messages) is not int or max_messages < 1:
+        raise BadRequest(f"max_messages={max_messages!r} asks for nothing; it takes a number from 1 on.")
+
+
 def _check(given: Arguments, by_broker: bool) -> None:
     _one_of("read", given.read, READ)
     _one_of("on_damage", given.on_damage, ("stop", "skip"))

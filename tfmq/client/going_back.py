@@ -14,7 +14,7 @@ from tfmq.client.assignment import place_of
 from tfmq.client.positions import UNKNOWN, PartitionName, Place
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.waiting import Operation, Wait
-from tfmq.errors import TfmqError
+from tfmq.errors import BadRequest, TfmqError
 from tfmq.offsets.stored import StoredOffset
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ RETRY_SECONDS: Final = 1.0
 
 def void_lost(core: Consuming, message: ReceivedMessage | None = None) -> None:
     """What is about to be told as lost, and came back since, is handed out again: who is told drops it all."""
+    if message is not None and not isinstance(message, ReceivedMessage):
+        raise BadRequest(
+            f"What is committed is a message that this consumer gave, or with no argument all of them; not {message!r}."
+        )
     for name in core.positions.lost_and_back(message):
         forget = core.go_to if name in core.fetcher.feeds else core.positions.seek
         forget(name, core.positions.processed(name))

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tfmq import limits
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.errors import BadRequest, UnknownPartition
 from tfmq.message import Message, Partition
@@ -41,14 +42,25 @@ class StrictPartitions(PartitionSelector):
         *,
         store_bytes: int = STORE_BYTES_MAX,
     ) -> None:
+        if not isinstance(partitions, Mapping) or not partitions:
+            raise BadRequest(
+                f'The partitions of each topic are a dict, as in {{"orders": [0, 1]}}, not {partitions!r}.'
+            )
         for topic, numbers in partitions.items():
+            if not limits.valid_name(topic):
+                raise BadRequest(
+                    f"{topic!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249."
+                )
             if (
-                isinstance(numbers, int | str)
+                not isinstance(numbers, Sequence)
+                or isinstance(numbers, str | bytes)
                 or not numbers
                 or any(type(each) is not int or each < 0 for each in numbers)
             ):
                 raise BadRequest(f"{topic}: the partitions are a list of numbers from 0 on, not {numbers!r}.")
-        self.partitions = {topic: tuple(dict.fromkeys(numbers)) for topic, numbers in partitions.items()}
+            if len(set(numbers)) < len(numbers):
+                raise BadRequest(f"{topic}: a partition stands twice in {numbers!r}.")
+        self.partitions = {topic: tuple(numbers) for topic, numbers in partitions.items()}
         self.store = None if store is None else os.fspath(store)
         self.store_bytes = store_bytes
         self._turns: dict[str, int] = {}

@@ -86,6 +86,7 @@ class Desk:
 
     def letters(self, selection: Selection = ALL, *, whole: bool = False) -> Iterator[Letter]:
         """Those that are meant, in the order in which they were first kept; `whole`: with their bodies."""
+        selection.check()
         page = START
         while found := self._run(self._opened().find(selection, page, PAGE_LETTERS, whole=whole)):
             yield from found
@@ -109,12 +110,13 @@ class Desk:
     # Changing
 
     def retry(self, ids: Iterable[str], calls: int = CALLS) -> list[Letter | None]:
-        """Have these handled again, soon, by a consumer of their group; None for one whose state does not allow it."""
+        """Have these handled again, soon, by a consumer of their group; None for one that is not there, or whose state
+        does not allow it. `ids` are whole."""
         return self._each(ids, events.Retry(self._now_ms(), calls))
 
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
-        """Nobody wants these any more; None for one whose state does not allow it. `force`: also those that may be on
-        their way to a topic, and that is not known."""
+        """Nobody wants these any more; None for one that is not there, or whose state does not allow it. `force`: also
+        those that may be on their way to a topic, and that is not known."""
         return self._each(ids, events.Drop(self._now_ms(), force))
 
     def redrive(

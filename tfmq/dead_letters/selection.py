@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfmq.dead_letters.letter import Letter
+from tfmq.dead_letters.letter import HANDLED, STATES, Letter
+from tfmq.errors import BadRequest
 
 PAGE_LETTERS = 500
 """Letters are read, and sent, so many at a time."""
@@ -16,7 +17,7 @@ PAGE_BYTES = 16 << 20
 class Selection(NamedTuple):
     """All that is given must hold. `states` (): any · `error`: part of the last error's text · `since_ms`, `until_ms`:
     when it was first kept, in ms since 1970, the first included and the last not · `ids`: those whose ids begin with
-    one of these; (): any.
+    one of these; (): any. Never meant is what was counted before its first call, and handled by that: it never failed.
     """
 
     states: tuple[str, ...] = ()
@@ -30,6 +31,15 @@ class Selection(NamedTuple):
     until_ms: int | None = None
     ids: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """Raises `BadRequest` for states that there are not, or a text in place of several."""
+        if isinstance(self.states, str) or any(each not in STATES for each in self.states):
+            raise BadRequest(
+                f'states={self.states!r}: it takes several of {", ".join(STATES)}, as in ("dead",).'
+            )
+        if isinstance(self.ids, str):
+            raise BadRequest(f"ids={self.ids!r}: it takes several, as in ({self.ids!r},).")
+
     def holds(self, letter: Letter) -> bool:
         """Whether `letter` is meant."""
         same = (
@@ -40,7 +50,8 @@ class Selection(NamedTuple):
             (self.tag, letter.tag),
         )
         return (
-            (not self.states or letter.state in self.states)
+            not (letter.state == HANDLED and letter.calls <= 1 and not letter.failures)
+            and (not self.states or letter.state in self.states)
             and (not self.ids or letter.id.startswith(self.ids))
             and all(wanted is None or wanted == found for wanted, found in same)
             and (self.error is None or self.error.casefold() in letter.error.casefold())

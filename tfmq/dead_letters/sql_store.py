@@ -20,7 +20,7 @@ from tfmq.client.work import Run, work
 from tfmq.dead_letters.address import Address
 from tfmq.dead_letters.course import after
 from tfmq.dead_letters.database import Database
-from tfmq.dead_letters.letter import ENDED, FAILING, RETRYING, WAITING, Letter
+from tfmq.dead_letters.letter import ENDED, FAILING, HANDLED, RETRYING, WAITING, Letter
 from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection, fitting
 from tfmq.dead_letters.shelf import Step
 from tfmq.dead_letters.table import BRIEF, TABLE, letter_of_row, row_of
@@ -34,6 +34,8 @@ ENDED_MS_KEPT: Final = 30 * 86_400_000
 OVER: Final = (*ENDED, FAILING)
 
 T = TABLE.c
+FAILED_ONCE: Final = or_(T.state != HANDLED, T.calls > 1, T.error != "")
+"""As `Selection.holds` has it: what was counted before its first call and handled by that is nobody's letter."""
 
 
 class SqlStore:
@@ -114,7 +116,8 @@ class SqlStore:
 
     def counts(self) -> dict[tuple[str, str], int]:
         """How many letters there are: (group, state) -> number."""
-        query = select(T.group_name, T.state, func.count()).group_by(T.group_name, T.state)
+        query = select(T.group_name, T.state, func.count()).where(FAILED_ONCE)
+        query = query.group_by(T.group_name, T.state)
         with self.database.reading() as connection:
             return {(group, state): count for group, state, count in connection.execute(query)}
 
@@ -171,6 +174,7 @@ def _chosen(query: Select[Any], selection: Selection) -> Select[Any]:
     for column, value in equal:
         if value is not None:
             query = query.where(column == value)
+    query = query.where(FAILED_ONCE)
     if selection.states:
         query = query.where(T.state.in_(selection.states))
     if selection.ids:

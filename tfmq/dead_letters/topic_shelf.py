@@ -118,7 +118,7 @@ class TopicShelf:
     def counts(self) -> Operation[dict[tuple[str, str], int]]:
         yield from self._look()
         counted: dict[tuple[str, str], int] = {}
-        for each in self._fold.letters.values():
+        for each in filter(Selection().holds, self._fold.letters.values()):
             counted[each.group, each.state] = counted.get((each.group, each.state), 0) + 1
         return counted
 

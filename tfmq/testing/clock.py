@@ -69,19 +69,24 @@ class VirtualClock:
 
     def advance(
         self,
-        seconds: float | timedelta = 0,
+        seconds: float | timedelta | None = None,
         *,
-        milliseconds: float = 0,
-        minutes: float = 0,
-        hours: float = 0,
-        days: float = 0,
+        milliseconds: float | None = None,
+        minutes: float | None = None,
+        hours: float | None = None,
+        days: float | None = None,
     ) -> None:
         """Let time go on: everything that is due on the way happens, in order, each at its time.
 
         `advance(hours=1)`, `advance(2.5)`, `advance(timedelta(days=3))`; what is given adds up. Raises `ValueError`
-        for a time that is past, `OverflowError` for one beyond the calendar's end (the year 9999).
+        for a time that is past, `OverflowError` for one beyond the calendar's end (the year 9999), `TypeError` where
+        nothing is given.
         """
-        whole = in_seconds(seconds) + milliseconds / 1000 + 60 * minutes + 3600 * hours + 86_400 * days
+        others = ((milliseconds, 1), (minutes, 60_000), (hours, 3_600_000), (days, 86_400_000))
+        given = [in_seconds(time) * each_ms / 1000 for time, each_ms in others if time is not None]
+        if seconds is None and not given:
+            raise TypeError("A time is a number of seconds or a timedelta, not nothing: advance(hours=1).")
+        whole = sum(given, 0.0 if seconds is None else in_seconds(seconds))
         if not whole >= 0:
             raise ValueError(f"Time does not go back by {-whole:g} s: step() sets the time of day.")
         self.now + timedelta(seconds=whole)  # raises OverflowError

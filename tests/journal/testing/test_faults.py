@@ -71,3 +71,8 @@ def test_whoever_slows_the_disk_is_asked_before_every_call() -> None:
     faults.before = lambda kind, path: asked.append((kind, path))
     faults.check("read", "a")
     assert asked == [("read", "a")]
+
+
+def test_a_kind_of_call_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="'frce' is no call of a disk"):
+        Faults().fail("frce")
