@@ -223,7 +223,7 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
         (["list", "--store", "sqlite://"], 2, "in memory"),
         (["list", "--store", "STORE", "--state", "asleep"], 2, "asleep"),
         (["list", "--store", "STORE", "--since", "soon"], 2, "is no time"),
-        (["list", "--store", "/"], 1, "could not be reached"),
+        (["list", "--store", "/"], 1, "No dead letters can be kept at"),
         (["list", "--store", "topic:dead"], 3, ""),
         (["show", "zz", "--store", "STORE"], 1, "There is no dead letter 'zz'"),
         (["show", "", "--store", "STORE"], 1, "Several dead letters begin with"),
