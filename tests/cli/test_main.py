@@ -49,7 +49,7 @@ def lost(*reasons: tfmq.TfmqError) -> errors.DeliveryFailed:
         (PermissionError(13, "Permission denied", "/etc/shadow"), 1, "/etc/shadow"),
         (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"), 2, "not UTF-8"),
         (click.UsageError("give a topic"), 2, "give a topic"),
-        (click.ClickException("not today"), 1, "not today"),
+        (click.ClickException("not today"), 1, "tfmq: not today"),
         (click.Abort(), 1, "stopped"),
         (KeyboardInterrupt(), 130, ""),
     ],

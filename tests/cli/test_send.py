@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -153,3 +154,14 @@ def test_pieces_come_as_they_arrive() -> None:
     assert list(split(io.BytesIO(b"a\nb\n\nc"), b"\n")) == [b"a", b"b", b"", b"c"]
     assert list(split(io.BytesIO(b"a\0b\0\0c"), b"\0")) == [b"a", b"b", b"", b"c"]
     assert list(split(io.BytesIO(b""), b"\0")) == []
+
+
+def test_lines_without_a_key_go_to_all_partitions_and_those_of_a_key_to_one(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic, "--partitions", "3")
+    cli("send", topic, given=b"".join(b"%d\n" % number for number in range(30)))
+    rows = cli("read", topic, "--json").objects
+    assert Counter(row["partition"] for row in rows) == {0: 10, 1: 10, 2: 10}
+    cli("send", topic, "-k", "42", "-t", "keyed", given=b"a\nb\nc\n")
+    rows = cli("read", topic, "--json", "--tag", "keyed").objects
+    assert [row["payload"] for row in rows] == ["a", "b", "c"]
+    assert len({row["partition"] for row in rows}) == 1

@@ -119,10 +119,14 @@ def desks(choice: Choice, output: Output) -> Iterator[list["Desk"]]:
 
 def none_there(choice: Choice) -> str:
     """What a person reads where there is nothing."""
+    return f"none that is asked for is kept at {place_of(choice)}; another place: --store PATH, URL or topic:NAME"
+
+
+def place_of(choice: Choice) -> str:
+    """Where was looked."""
     from tfmq.dead_letters.address import state_folder
 
-    where = choice.store or str(state_folder())
-    return f"no such dead letters at {where}; a consumer with another store: --store PATH, URL or topic:NAME"
+    return choice.store or str(state_folder())
 
 
 def known(desks: Sequence["Desk"], id: str, choice: Choice) -> tuple["Desk", "Letter"]:
@@ -131,7 +135,10 @@ def known(desks: Sequence["Desk"], id: str, choice: Choice) -> tuple["Desk", "Le
     if len(found) == 1:
         return found[0]
     if not found:
-        raise TfmqError(f"There is no dead letter {id!r}: {none_there(choice)}.", outcome="not done")
+        raise TfmqError(
+            f"There is no dead letter {id!r} at {place_of(choice)}; --store names another place.",
+            outcome="not done",
+        )
     raise TfmqError(f"Several dead letters begin with {id!r}: write more of the id.", outcome="not done")
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, did_you_mean, output_options, printable
+from tfmq.cli.output import Output, age_text, did_you_mean, output_options, printable
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
 from tfmq.errors import TfmqError
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tfmq.client.descriptions import GroupDescription
 
 LIST_COLUMNS = ("group", "generation", "members", "live", "partitions")
-OFFSET_COLUMNS = ("topic", "partition", "member", "offset", "end_offset", "lag")
-MEMBER_COLUMNS = ("member", "client", "live", "silent_ms", "partitions", "leaving", "note")
+OFFSET_COLUMNS = ("topic", "partition", "member", "offset (bytes)", "end offset (bytes)", "lag (messages)")
+MEMBER_COLUMNS = ("member", "client", "live", "last_heard", "partitions", "leaving", "note")
 
 
 @click.group()
@@ -53,17 +53,28 @@ def show(name: str, output: Output) -> None:
     output.rows(
         [_member(each) for each in found.members], MEMBER_COLUMNS, f"{name} has no member at the moment"
     )
-    output.rows(found.offsets, OFFSET_COLUMNS, f"{name} has saved no offset yet")
+    output.rows([_offset(each) for each in found.offsets], OFFSET_COLUMNS, f"{name} has saved no offset yet")
 
 
 def _member(row: Mapping[str, Any]) -> dict[str, Any]:
     """A member as a table has it: runs of partitions, and texts of others without letters that steer a terminal."""
     return {
         **row,
+        "last_heard": f"{age_text(row['silent_ms'] / 1000)} ago",
         "client": printable(row["client"]),
         "partitions": runs(row["partitions"]),
         "leaving": runs(row["leaving"]),
         "note": printable(row["note"]),
+    }
+
+
+def _offset(row: Mapping[str, Any]) -> dict[str, Any]:
+    """As a table has it: offsets count bytes, the lag messages."""
+    return {
+        **row,
+        "offset (bytes)": row["offset"],
+        "end offset (bytes)": row["end_offset"],
+        "lag (messages)": row["lag"],
     }
 
 

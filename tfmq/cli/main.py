@@ -106,8 +106,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         click.echo("stopped", err=True)
         return 1
-    except click.ClickException as error:
+    except click.UsageError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"tfmq: {error.format_message()}", err=True)
         return error.exit_code
     except ReaderGone:
         return quiet_pipe()

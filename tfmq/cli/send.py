@@ -13,6 +13,7 @@ import click
 from tfmq.cli.delayed import due_of, moment
 from tfmq.cli.output import Output, dumps, output_options, progress
 from tfmq.cli.values import Duration, Moment, Property
+from tfmq.client.partition_selector import KeyHash
 from tfmq.ids import print_id
 from tfmq.message import Message
 from tfmq.protocol.handles import parse_handle
@@ -82,7 +83,8 @@ def send(
     """Send PAYLOADs to TOPIC, which is made on first use.
 
     Without PAYLOAD and file: one message per line of standard input. With --json, what is read are the objects
-    that `tfmq read --json` prints.
+    that `tfmq read --json` prints. Messages without a key go to one partition after the other, in turn; those of one
+    key to one.
     """
     from tfmq.producer import Producer
 
@@ -98,11 +100,19 @@ def send(
         else map(shared.message, texts(payloads, file, lines, b"\0" if null else b"\n"))
     )
     with (
-        Producer(output.servers, acks=acks) as producer,
+        Producer(output.servers, acks=acks, selector=InTurn()) as producer,
         progress(output, f"sending to {topic}", None) as advance,
     ):
         count, last, delayed = send_all(producer, topic, messages, advance, shared.waits and output.json)
     report(output, topic, count, last, shared.waits, delayed)
+
+
+class InTurn(KeyHash):
+    """Without a key message by message, not batch by batch: who sends some lines to several partitions wants to see
+    them in all.
+    """
+
+    per_batch = False
 
 
 def send_all(
