@@ -181,7 +181,9 @@ def test_poison_is_called_so_often_and_no_more_none_is_lost_and_a_killed_redrive
 
 
 def check_calls(calls: Calls) -> None:
-    assert set(calls.by_message) == set(range(MESSAGES)), "every message was handled"
+    # One that was put off may have lost its calls to neighbours that ended the process just before each of them.
+    assert set(calls.put_off) == set(range(MESSAGES)), "every message was handled"
+    assert all(calls.put_off[number] for number in set(range(MESSAGES)) - set(calls.by_message))
     over = {
         number: (dict(by_process), calls.most(number))
         for number, by_process in calls.by_message.items()
