@@ -1,0 +1,39 @@
+"""Which folders a broker may take for its data."""
+
+from pathlib import Path
+
+import pytest
+
+from tfmq.data_folder import HARMLESS, MARKS, check_data_folder
+from tfmq.errors import ConfigError
+
+
+def test_what_is_not_there_or_empty_may_be_taken(tmp_path: Path) -> None:
+    check_data_folder(str(tmp_path / "later"))
+    check_data_folder(str(tmp_path))
+    for name in HARMLESS:
+        (tmp_path / name).touch()
+    check_data_folder(str(tmp_path))
+
+
+def test_a_file_is_somebody_elses_to_refuse(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_data_folder(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("mark", [*sorted(MARKS), "orders-0"])
+def test_a_brokers_folder_may_be_taken_whatever_else_is_in_it(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "letter.txt").touch()
+    (tmp_path / mark).mkdir()
+    check_data_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(("strangers", "told"), [(("a.txt",), "a.txt"), (("a", "b", "c"), "a and 2 more")])
+def test_a_folder_with_other_things_is_named_with_the_first_of_them(
+    tmp_path: Path, strangers: tuple[str, ...], told: str
+) -> None:
+    for name in (*strangers, *HARMLESS):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError) as caught:
+        check_data_folder(str(tmp_path))
+    assert f"The folder {tmp_path} has other things in it ({told})" in caught.value.sentence
