@@ -93,7 +93,7 @@ def test_one_is_started_comes_back_after_a_kill_and_ends_when_nobody_uses_it(dat
 
 def test_of_many_starters_one_wins_and_all_are_served(data: Path) -> None:
     """Also where the folder is that of a program, whose modules are not for the broker."""
-    data.mkdir()
+    (data / "meta").mkdir(parents=True)  # it was a broker's before
     for name in ("click", "logging", "tfmq"):
         (data / f"{name}.py").write_text("raise SystemExit('a module of the folder')")
     environment = os.environ | {"TFMQ_SERVERS": f"file:{data}"}
