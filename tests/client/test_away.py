@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.handling_rig import Bench
-from tfmq.client.away import AWAY_SECONDS, TELL_SECONDS
+from tfmq.client.away import AWAY_SECONDS, TELL_SECONDS, Away
 from tfmq.errors import ConnectionFailed
 from tfmq.testing import SimulatedBroker
 
@@ -87,3 +87,24 @@ def test_a_broker_that_comes_back_in_these_seconds_takes_it_all(bench: Bench) ->
 
     bench.run(handler, until=1)
     assert (bench.saved() or 0) > bench.place("a")
+
+
+def test_one_that_came_back_and_went_again_is_away_since_then_only(bench: Bench) -> None:
+    broker = bench.broker
+    consumer = bench.open()
+    assert consumer.poll(timeout=SOON)
+    link = consumer._core.link
+    away = Away(link)
+    broker.stop()
+    assert not away.long()
+    broker.clock.advance(AWAY_SECONDS)
+    assert away.long()
+    broker.start()
+    broker.clock.advance(SOON)
+    assert link.state == "ready" and not away.long()
+    broker.stop()
+    assert not away.long()
+    broker.clock.advance(AWAY_SECONDS / 2)
+    assert not away.long()
+    broker.clock.advance(AWAY_SECONDS / 2)
+    assert away.long()

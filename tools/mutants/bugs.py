@@ -34,6 +34,8 @@ from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_letters import LETTERS
 from tools.mutants.bugs_offsets import OFFSETS
 from tools.mutants.bugs_programs import PROGRAMS
+from tools.mutants.bugs_refusals import REFUSALS
+from tools.mutants.bugs_removed_files import REMOVED_FILES
 from tools.mutants.bugs_run import RUN_CALLS
 from tools.mutants.bugs_run_ends import RUN_ENDS
 from tools.mutants.bugs_run_saved import RUN_SAVED
@@ -84,6 +86,8 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + RUN_SAVED
     + RUN_ENDS
     + PROGRAMS
+    + REFUSALS
+    + REMOVED_FILES
     + DEAD_LETTERS
     + LETTERS
     + STRICT

@@ -1,0 +1,168 @@
+"""Bugs to plant in what is refused, ended or hidden at once, because whoever went on would lose messages silently."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+_LISTENERS = "tfmq/client/listeners.py"
+_OPTIONS = "tfmq/client/consumer_options.py"
+_AWAY = "tfmq/client/away.py"
+_URLS = "tfmq/urls.py"
+_HOPELESS = "tfmq/offsets/hopeless.py"
+
+HANDLERS: Final = (
+    Mutant(
+        "a-generator-is-taken-for-a-listener",
+        "a listener whose body no call would run is refused",
+        _LISTENERS,
+        "    if _any_of(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):\n",
+        "    if _any_of(listener, inspect.isasyncgenfunction):\n",
+        ["tests/client/test_listeners.py"],
+    ),
+    Mutant(
+        "what-nobody-runs-counts-as-done",
+        "a handler whose body did not run has failed",
+        _LISTENERS,
+        "        found.close()  # it never began\n",
+        "        return found.close()\n",
+        ["tests/client/test_listeners.py"],
+    ),
+    Mutant(
+        "what-a-thread-was-given-back-is-not-looked-at",
+        "a handler whose body did not run has failed, in threads too",
+        "tfmq/client/run_threads.py",
+        "                finished(found)\n",
+        "",
+        ["tests/client/test_running.py::test_a_handler_whose_body_did_not_run_has_failed"],
+    ),
+    Mutant(
+        "messages-taken-from-the-handlers-of-a-run",
+        "within a run nobody else is handed messages",
+        "tfmq/client/ledger.py",
+        "        if self.running:\n            raise NotAllowed(",
+        "        if self.running and False:\n            raise NotAllowed(",
+        ["tests/client/test_running.py::test_within_a_run_nobody_else_is_handed_messages"],
+    ),
+    Mutant(
+        "what-is-to-be-awaited-is-a-yes",
+        "a filter that says neither yes nor no passes nothing",
+        "tfmq/client/filtering.py",
+        "                _refuse_awaitable(wanted)\n",
+        "                pass\n",
+        ["tests/client/test_filtering.py"],
+    ),
+    Mutant(
+        "on-assigned-awaited-by-nobody",
+        "on_assigned and on_revoked are run, or refused",
+        "tfmq/client/handover.py",
+        "begin_task if options.awaits else refuse\n",
+        "begin_task\n",
+        ["tests/client/test_handover.py"],
+    ),
+)
+
+CONSUMERS: Final = (
+    Mutant(
+        "dead-letters-come-back-as-messages",
+        "what a consumer reads does not keep its dead letters",
+        _OPTIONS,
+        "    if subscription.reads(topic):\n",
+        "    if topic in subscription.topics:\n",
+        ["tests/client/test_consumer_options.py"],
+    ),
+    Mutant(
+        "a-single-bar-is-part-of-a-tag",
+        "an expression over tags that would find nothing is refused",
+        _OPTIONS,
+        '    if isinstance(tags, str) and any("|" in part for part in tags.split(OR)):\n',
+        '    if isinstance(tags, str) and any("||" in part for part in tags.split(OR)):\n',
+        ["tests/client/test_consumer_options.py"],
+    ),
+    Mutant(
+        "a-run-ends-well-with-places-unsaved",
+        "an end of a run without the broker says what is not saved",
+        _AWAY,
+        "        if unsaved:\n",
+        "        if unsaved and self._link.state == 'ready':\n",
+        ["tests/client/test_away.py"],
+    ),
+    Mutant(
+        "a-broker-that-came-back-is-still-away",
+        "a broker that comes back in time is used by the end of a run",
+        _AWAY,
+        '        if self._link.state == "ready":\n            self._since = None\n        elif',
+        "        if",
+        ["tests/client/test_away.py"],
+    ),
+    Mutant(
+        "stop-of-a-coroutine-that-awaits-nothing-comes-too-late",
+        "behind stop() in a handler no other begins",
+        "tfmq/client/running.py",
+        "core.stop_asked.done or core.positions.stopped or core.closed\n",
+        "core.stop_asked.done or core.closed\n",
+        ["tests/client/test_run_tasks.py::test_behind_stop_in_a_handler_that_awaits_nothing_no_other_begins"],
+    ),
+    Mutant(
+        "a-lease-stands-still-while-the-machine-sleeps",
+        "a machine that slept is sure of nothing",
+        "tfmq/zookeeper/coordination.py",
+        "    return time.monotonic() if clock is None else time.clock_gettime(clock)\n",
+        "    return time.monotonic()\n",
+        ["tests/zookeeper/test_coordination.py::test_a_machine_that_slept_is_sure_of_nothing"],
+    ),
+)
+
+PLACES: Final = (
+    Mutant(
+        "a-store-without-hope-is-waited-for",
+        "where no dead letter can ever be kept nobody waits",
+        "tfmq/dead_letters/database.py",
+        "        if is_hopeless(error, self.path):\n",
+        "        if is_hopeless(error):\n",
+        ["tests/dead_letters/test_database.py::test_where_no_letter_can_ever_be_kept_nobody_waits"],
+    ),
+    Mutant(
+        "a-run-goes-on-with-a-store-without-hope",
+        "a store that can keep nothing ends the run before any call",
+        "tfmq/dead_letters/retrying.py",
+        "            except StoreUnusable:\n                raise\n",
+        "",
+        ["tests/test_runs.py::test_a_store_that_can_keep_nothing_ends_the_run_before_any_call"],
+    ),
+    Mutant(
+        "too-many-open-files-are-for-good",
+        "trouble that passes is waited for",
+        _HOPELESS,
+        'not str(path).startswith("file:") and not _can_be(Path(path))',
+        'not str(path).startswith("file:")',
+        ["tests/offsets/test_hopeless.py"],
+    ),
+    Mutant(
+        "a-strangers-folder-is-taken-for-data",
+        "a folder with other things in it is no broker's",
+        "tfmq/data_folder.py",
+        "    others = [name for name in names if name not in HARMLESS]\n",
+        '    others = [name for name in names if name not in HARMLESS and "." not in name]\n',
+        ["tests/test_data_folder.py"],
+    ),
+    Mutant(
+        "a-password-among-the-options-is-shown",
+        "no password is shown, wherever it stands",
+        _URLS,
+        r'    return _OPTION.sub(r"\1***", masked)' + "\n",
+        "    return masked\n",
+        ["tests/test_urls.py"],
+    ),
+    Mutant(
+        "a-password-with-an-at-is-shown-in-part",
+        "no password is shown, nor its end",
+        _URLS,
+        '''r"//([^:/@]*):.*@"''',
+        '''r"//([^:/@]*):[^@]*@"''',
+        ["tests/test_urls.py"],
+    ),
+)
+
+REFUSALS: Final = HANDLERS + CONSUMERS + PLACES

@@ -1,0 +1,80 @@
+"""Bugs to plant in stores whose file is removed or replaced under them: what is kept there is lost without a word."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+DATABASE: Final = "tests/dead_letters/test_database.py"
+STORE: Final = "tests/client/test_local_store.py"
+
+_DATABASE = "tfmq/dead_letters/database.py"
+_STORE = "tfmq/client/local_store.py"
+
+REMOVED_FILES: Final = (
+    Mutant(
+        "letters-go-on-into-a-file-that-was-removed",
+        "no dead letter is kept in a file that was removed",
+        _DATABASE,
+        "            if self._engine is not None and (not own or self._is_gone(self._engine)):\n",
+        "            if self._engine is not None and not own:\n",
+        [f"{DATABASE}::test_what_is_written_behind_a_removal_of_the_file_is_in_the_file_that_is_there"],
+    ),
+    Mutant(
+        "letters-removed-with-their-file-count-as-kept",
+        "a file that is removed while it is written has kept nothing",
+        _DATABASE,
+        "        if self._is_gone(engine):\n            raise StoreFailed(",
+        "        if engine is None:\n            raise StoreFailed(",
+        [f"{DATABASE}::test_a_file_that_is_removed_while_it_is_written_has_kept_nothing"],
+    ),
+    Mutant(
+        "letters-may-be-read-by-everybody",
+        "the file of dead letters is its owner's alone",
+        _DATABASE,
+        "            make_file(self._own_path)\n",
+        "            pass\n",
+        [f"{DATABASE}::test_the_file_is_its_owners_alone_also_in_a_folder_that_is_everybodys"],
+    ),
+    Mutant(
+        "an-error-shows-the-row",
+        "an error of the store shows no value of a row",
+        _DATABASE,
+        "            hide_parameters=True,\n            execution_options",
+        "            execution_options",
+        [f"{DATABASE}::test_an_error_never_shows_values_of_a_row"],
+    ),
+    Mutant(
+        "kept-on-into-a-file-that-was-removed",
+        "nothing is kept for a partition in a file that was removed",
+        _STORE,
+        "                if self._database is not None and self._is_gone():\n",
+        "                if self._database is None and self._is_gone():\n",
+        [f"{STORE}::test_what_is_kept_behind_a_removal_of_the_file_is_in_the_file_that_is_there"],
+    ),
+    Mutant(
+        "kept-although-its-file-was-removed-meanwhile",
+        "a file that is removed while it is written has kept nothing",
+        _STORE,
+        "                if self._is_gone():\n                    self._leave()\n                    raise",
+        "                if self._database is None:\n                    self._leave()\n                    raise",
+        [f"{STORE}::test_a_file_that_is_removed_while_it_is_written_has_kept_nothing"],
+    ),
+    Mutant(
+        "rows-of-a-file-that-is-gone-are-those-of-the-next",
+        "no row is taken for one of another file",
+        _STORE,
+        "        if id >> FILE_SHIFT != self._file:\n            raise self._lost()\n",
+        "",
+        [f"{STORE}::test_rows_of_a_file_that_is_gone_are_not_taken_for_those_of_the_next_one"],
+    ),
+    Mutant(
+        "a-lock-is-written-through-a-link",
+        "no lock is written through a link",
+        "journal/disk.py",
+        "        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)",
+        "        descriptor = _open(path, os.O_RDWR | os.O_CREAT)",
+        ["tests/offsets/test_file.py::test_a_link_in_the_lock_s_place_is_not_written_through"],
+    ),
+)
