@@ -93,6 +93,24 @@ def test_a_claim_that_comes_too_late_gives_the_others_all_the_same(tmp_path: Pat
     assert Desk(Holder(5), FileOffsets(path)).claim() == ({}, {FIRST})
 
 
+class Slipping(OffsetStorage):
+    """Loses one partition more to somebody else at each claim."""
+
+    def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
+        return {}
+
+    def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None: ...
+
+    def claim(
+        self, group: str, generation: int, partitions: Sequence[PartitionName]
+    ) -> dict[PartitionName, StoredOffset]:
+        raise Fenced("It is another's by now.", partitions=[list(partitions[0])])
+
+
+def test_a_claim_may_find_one_after_the_other_gone_to_somebody_else() -> None:
+    assert Desk(Holder(), Slipping()).claim() == ({}, {FIRST, SECOND})
+
+
 class Plain:
     """A storage that claims nothing, and names nothing."""
 

@@ -80,14 +80,16 @@ class GroupOffsets:
         for name in names:
             grants.setdefault(self._holder.generation_of(name), []).append(name)
         for generation, granted in grants.items():
-            try:
-                found |= yield from work(self._run, partial(claim, storage, group, generation, granted))
-            except Fenced as fenced:
-                late = set(fenced_partitions(fenced, granted))
-                rest = [name for name in granted if name not in late]
-                if rest:  # they are claimed, and it did not say where they stand
-                    found |= yield from work(self._run, partial(claim, storage, group, generation, rest))
-                refused |= late
+            while granted:
+                try:
+                    found |= yield from work(self._run, partial(claim, storage, group, generation, granted))
+                    break
+                except (
+                    Fenced
+                ) as fenced:  # the rest is claimed; where it stands was not said, and may have changed
+                    late = fenced_partitions(fenced, granted)
+                    refused.update(late)
+                    granted = [name for name in granted if name not in late]
         return found, refused
 
     def save(
