@@ -21,6 +21,19 @@ HEAVY = (
 )
 
 
+OF_SPARK = {"pyspark", "pyarrow", "numpy", "matplotlib", "tfmq.arrow", "tfmq.spark"}
+COMMANDS = """
+import importlib, pkgutil, sys
+import tfmq.cli, tfmq.server
+for package in (tfmq.cli, tfmq.server):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+for name in tfmq.__all__:
+    getattr(tfmq, name)
+"""
+"""Every command and all that the broker is, and every public name."""
+
+
 def loaded_by(program: str) -> set[str]:
     printed = f"{program}\nimport sys\nprint('\\n'.join(sys.modules))"
     command = [sys.executable, "-c", printed]
@@ -35,6 +48,12 @@ def test_it_loads_nothing_but_itself() -> None:
 def test_a_producer_loads_no_server_and_no_event_loop() -> None:
     loaded = loaded_by("import tfmq; tfmq.Producer()")
     assert loaded.isdisjoint({"twisted", "sqlalchemy", "click", "asyncio", "tfmq.broker", "tfmq.server"})
+
+
+def test_nothing_but_the_pipeline_loads_what_the_pipeline_needs() -> None:
+    loaded = loaded_by(COMMANDS)
+    assert {"tfmq.cli.main", "tfmq.server.main", "tfmq.producer"} <= loaded
+    assert loaded.isdisjoint(OF_SPARK)
 
 
 def test_every_public_name_is_there() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("journal", "tfmq", "tools")
+PACKAGES = ("journal", "tfmq", "pyspark_tfmq", "tools")
 FUNCTION_LINES = 60
 FILE_LINES = 400
 
@@ -109,8 +109,12 @@ ONLY_FOR = {
     ),
     "socket": ("tfmq/server/", "tfmq/client/", "tfmq/local.py", "tools/"),
     "asyncio": ("tfmq/client/", "tfmq/aio", "tfmq/sql/", "tfmq/cli/delay.py", "tools/"),
-    "rich": ("tfmq/cli/", "tools/"),
-    "click": ("tfmq/cli/", "tfmq/server/main.py", "tools/"),
+    "rich": ("tfmq/cli/", "tfmq/spark/pipelines/", "tools/"),
+    "click": ("tfmq/cli/", "tfmq/server/main.py", "tfmq/spark/pipelines/", "tools/"),
+    "pyspark": ("tfmq/spark/", "pyspark_tfmq/", "tools/"),
+    "pyarrow": ("tfmq/arrow/", "tfmq/spark/", "tools/"),
+    "numpy": ("tfmq/arrow/", "tfmq/spark/", "tools/"),
+    "matplotlib": ("tfmq/spark/pipelines/", "tools/"),
     "pickle": (),
     "marshal": (),
 }
@@ -123,5 +127,16 @@ def test_libraries_stay_where_they_belong() -> None:
         for module in imports(path)
         for library, folders in ONLY_FOR.items()
         if module.split(".")[0] == library and not name_of(path).startswith(folders)
+    ]
+    assert strays == []
+
+
+def test_only_the_pipelines_know_the_command_line() -> None:
+    strays = [
+        f"{name_of(path)} imports {module}"
+        for path in sources("tfmq/spark")
+        if not name_of(path).startswith("tfmq/spark/pipelines/")
+        for module in imports(path)
+        if module.startswith(("tfmq.cli", "tfmq.testing", "tfmq.spark.pipelines"))
     ]
     assert strays == []

@@ -1,0 +1,65 @@
+"""One Spark for all tests of a run, and a broker for each module."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.spark import session
+from tools.rigs.live_server import LiveServer
+
+PARTITIONS = 2
+
+
+@pytest.fixture(scope="session")
+def spark_can_be_had() -> None:
+    """Skips where there is no pyspark or no Java; with CI=true that is a failure."""
+    if reason := session.missing():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def spark(spark_can_be_had: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The SparkSession of this run, `local[2]`: a JVM takes seconds to start, so there is one."""
+    before = dict(os.environ)
+    running = session.start(tmp_path_factory.mktemp("spark"))
+    yield running
+    running.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def no_query_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails before it stops its streaming queries leaves none running for the next one."""
+    yield
+    if "spark" in request.fixturenames:
+        for query in request.getfixturevalue("spark").streams.active:
+            query.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_server_stays_behind() -> Iterator[None]:
+    """A test that fails before it stops its own broker leaves none running."""
+    before = set(LiveServer.alive)
+    yield
+    for server in LiveServer.alive - before:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A live broker that the tests of a module share; each takes topics of its own, of two partitions."""
+    server = LiveServer(tmp_path_factory.mktemp("broker") / "data", f"topics.partitions={PARTITIONS}")
+    server.start()
+    yield server
+    server.stop()
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has."""
+    kept = (letter if letter.isalnum() or letter in "._-" else "-" for letter in request.node.name)
+    return "".join(kept)[:200].rstrip("-")
