@@ -85,19 +85,23 @@ def commands() -> None:
     """Talk to a tfmq broker: send, read, look after topics, check files."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(
+    arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq"
+) -> None:
     """Run the command line and leave with its exit code. Every expected error is one sentence on standard error."""
     open_what_is_closed()
     say_warnings()
-    sys.exit(run(arguments))
+    sys.exit(run(arguments, command, name))
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code comes back."""
+def run(
+    arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq"
+) -> int:
+    """Run the command line, `tfmq` or another `command`; the exit code comes back."""
     try:
-        code = commands.main(
+        code = (command or commands).main(
             args=list(sys.argv[1:] if arguments is None else arguments),
-            prog_name="tfmq",
+            prog_name=name,
             standalone_mode=False,
         )
         return code if isinstance(code, int) else 0

@@ -1,0 +1,71 @@
+"""The command line that all pipelines share: options, sentences, exit codes; without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from tfmq.errors import BadRequest, ConnectionFailed, Damaged, NotSupported, TfmqError
+from tfmq.spark.pipelines import command as shared
+from tfmq.spark.pipelines.command import Job, pipeline_options, run
+
+
+def raising(error: Exception | None) -> click.Command:
+    @click.command()
+    @pipeline_options("trial")
+    def trial(job: Job) -> int:
+        if error is not None:
+            raise error
+        job.output.say(f"{job.name} with {job.master}")
+        return 0
+
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadRequest("no."), 2),
+        (ConnectionFailed("no."), 3),
+        (Damaged("no."), 4),
+        (TfmqError("no."), 1),
+        (None, 0),
+    ],
+)
+def test_exit_codes_are_those_of_tfmq(
+    error: Exception | None, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(raising(error), "trial", []) == code
+    said = capsys.readouterr().err
+    assert said == ("tfmq: no.\n" if error else "trial with None\n")
+
+
+def test_a_wrong_option_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(None), "trial", ["--masterr", "local"]) == 2
+    assert "--master" in capsys.readouterr().err
+
+
+def test_without_pyspark_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared.importlib.util, "find_spec", lambda name: None)
+    with (
+        pytest.raises(NotSupported, match=r"pip install 'tfmq\[spark\]'"),
+        Job("trial", shared.Output(None, False, False)).spark(),
+    ):
+        pass
+
+
+def test_without_java_it_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "from tfmq.spark.pipelines.command import started\n"
+        "from tfmq.errors import NotSupported\n"
+        "try: started('trial', None)\n"
+        "except NotSupported as error: print(error)\n"
+    )
+    environment = {"PATH": "/nowhere", "JAVA_HOME": "/nowhere"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "needs a Java runtime, 17 or later" in ran.stdout, ran.stderr

@@ -1,0 +1,37 @@
+"""Our sentence out of Spark's error."""
+
+from __future__ import annotations
+
+from tfmq.errors import OffsetOutOfRange, TfmqError
+from tfmq.spark.pipelines.spark_errors import error_in, reason_in
+
+TEXT = """An error occurred while calling o123.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure
+Traceback (most recent call last):
+  File "worker.py", line 1, in main
+tfmq.errors.OffsetOutOfRange: Partition 3 of orders begins at 4096.
+
+	at org.apache.spark.api.python.BasePythonRunner
+"""
+
+
+def test_our_sentence_is_found_with_its_class() -> None:
+    found = error_in(RuntimeError(TEXT))
+    assert type(found) is OffsetOutOfRange
+    assert str(found) == "Partition 3 of orders begins at 4096."
+
+
+def test_an_error_of_somebody_else_stays_theirs() -> None:
+    assert error_in(RuntimeError("ValueError: no")) is None
+    assert isinstance(error_in(RuntimeError("tfmq.errors.TfmqError: x")), TfmqError)
+
+
+def test_what_java_says_is_its_first_line() -> None:
+    class Java:
+        def getMessage(self) -> str:
+            return "Could not parse Master URL: 'x'\nmore"
+
+    error = RuntimeError("x")
+    assert reason_in(error) is None
+    error.java_exception = Java()  # type: ignore[attr-defined]
+    assert reason_in(error) == "Could not parse Master URL: 'x'"

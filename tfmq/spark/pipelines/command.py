@@ -1,0 +1,124 @@
+"""What the command lines of all pipelines share: options, the Spark session, errors as sentences, exit codes.
+
+Exit codes are those of `tfmq`: 0 done, 1 not done (the sentence says why), 2 wrong usage, 3 no broker reached, 4
+damage found.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from tfmq.cli import main as tfmq_command
+from tfmq.cli.output import Output
+from tfmq.errors import BadRequest, NotSupported
+from tfmq.spark.pipelines.progress import Progress, shown
+from tfmq.spark.pipelines.spark_errors import reason_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+MASTER: Final = "local[*]"
+UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit in the environment of the program that it runs."""
+MISSING: Final = "This needs PySpark, which is not installed: pip install 'tfmq[spark]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a pipeline: what the user asked of output and Spark."""
+
+    name: str
+    output: Output
+    master: str | None = None
+
+    @contextmanager
+    def spark(self) -> Iterator[SparkSession]:
+        """The session that is there already (a notebook, spark-submit), else one of its own, stopped at the end.
+
+        Raises NotSupported (no PySpark, no Java), BadRequest (a master that Spark does not know).
+        """
+        if importlib.util.find_spec("pyspark") is None:
+            raise NotSupported(MISSING)
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        if SparkContext._active_spark_context is not None:
+            yield SparkSession.builder.getOrCreate()
+            return
+        session = started(f"tfmq {self.name}", self.master)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+    @contextmanager
+    def progress(self, text: str, total_bytes: int | None) -> Iterator[Progress]:
+        """Rows, bytes, rate and rest on standard error while the block runs; silent with --quiet or --json."""
+        with shown(self.output, text, total_bytes) as progress:
+            yield progress
+
+
+def started(title: str, master: str | None) -> SparkSession:
+    """A session for one run: quiet, on 127.0.0.1 where it is local, with this Python in its workers."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(title).config("spark.ui.showConsoleProgress", "false")
+    if UNDER_SPARK_SUBMIT not in os.environ:
+        master = master or MASTER
+        builder = (
+            builder.master(master).config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
+        )
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
+    try:
+        return builder.getOrCreate()
+    except PySparkException as error:
+        raise NotSupported(
+            "Spark did not start: it needs a Java runtime, 17 or later, on the PATH or in $JAVA_HOME"
+            f" (`java -version` shows it). It said: {str(error).splitlines()[0]}"
+        ) from error
+    except Exception as error:
+        if (reason := reason_in(error)) is not None and "master" in reason.lower():
+            raise BadRequest(f"Spark cannot use the master {master!r}: {reason}") from error
+        raise
+
+
+def pipeline_options(name: str) -> Callable[[Function], Function]:
+    """The options that each pipeline has; the command gets them as one argument `job`."""
+
+    def decorate(command: Function) -> Function:
+        @click.option("--master", metavar="URL", help=f"Spark's master [spark-submit's, else {MASTER}].")
+        @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+        @click.option("-q", "--quiet", is_flag=True, help="Print nothing that was not asked for.")
+        @functools.wraps(command)
+        def wrapped(*args: Any, master: str | None, as_json: bool, quiet: bool, **kwargs: Any) -> Any:
+            output = Output(kwargs.get("servers"), as_json, quiet)
+            return command(*args, job=Job(name, output, master), **kwargs)
+
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
+
+
+def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a pipeline's command line; its exit code. Errors are a sentence on standard error."""
+    return tfmq_command.run(arguments, command, f"tfmq.spark.pipelines.{name}")
+
+
+def leave(command: click.Command, name: str) -> None:
+    """Run it and leave with its exit code."""
+    tfmq_command.main(None, command, f"tfmq.spark.pipelines.{name}")
