@@ -1,0 +1,70 @@
+"""Columns out of control blocks: what the client's decoder gives as messages, or the same error."""
+
+import pytest
+
+from journal.record import FLAG_TOMBSTONE
+from tests.arrow.rows import decoded, decoder, expected
+from tests.client.blocks import Bytes
+from tfmq.arrow import SCHEMA, project
+from tfmq.errors import BadRequest, Damaged
+
+
+def test_records_of_one_size_have_every_column() -> None:
+    log = Bytes(partition=3, first_offset=1000)
+    for begin in range(0, 400, 100):
+        log.append(*[b"%04d" % n for n in range(begin, begin + 100)], born_ms=1, key="k", tag="t")
+    batch = decoded(log)
+    assert batch.schema == SCHEMA
+    assert batch.to_pylist() == expected(log)
+    assert [row["value"] for row in batch.to_pylist()] == [b"%04d" % n for n in range(400)]
+
+
+def test_mixed_sizes_tombstones_and_records_without_attribute() -> None:
+    log = Bytes()
+    for n in range(50):
+        log.append_records(
+            [
+                log.record(b"x" * n),
+                log.record(b"", FLAG_TOMBSTONE, key=b"%d" % n),
+                log.record(b"y", born_ms=n),
+            ]
+        )
+    assert decoded(log).to_pylist() == expected(log)
+
+
+def test_only_the_rows_of_the_range() -> None:
+    log = Bytes(first_offset=77)
+    log.append(b"a", b"b", b"c")
+    log.append(b"d", b"e")
+    rows = expected(log)
+    offsets = [row["offset"] for row in rows]
+    batch = decoder(log).decode(log.body(), log.first, offsets[1], offsets[4])
+    assert batch.to_pylist() == rows[1:4]
+    assert decoder(log).decode(log.body(), log.first, offsets[1] + 1, offsets[1] + 2).num_rows == 0
+
+
+def test_a_projection_has_its_columns_in_its_order() -> None:
+    log = Bytes()
+    log.append(b"a", key="k", tag="t")
+    assert decoded(log, schema=project(["tag", "value"])).to_pylist() == [{"tag": "t", "value": b"a"}]
+
+
+def test_no_bytes_are_no_rows() -> None:
+    assert decoder(Bytes()).decode(b"", 0).num_rows == 0
+
+
+def test_damage_names_the_block_and_the_record() -> None:
+    log = Bytes(partition=2)
+    log.append(b"first")
+    piece = log.append(b"second", b"third")
+    log.append(b"fourth")
+    body = bytearray(log.body())
+    body[piece.offset + 20] ^= 1
+    with pytest.raises(Damaged, match=rf"orders-2 at offset {piece.offset} .* the record at offset") as found:
+        decoder(log).decode(body, 0)
+    assert (found.value.first, found.value.next) == (piece.offset, piece.offset + len(piece.data))
+
+
+def test_verify_is_one_of_three() -> None:
+    with pytest.raises(BadRequest, match="chunk, message, none"):
+        decoder(Bytes(), verify="all")
