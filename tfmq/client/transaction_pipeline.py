@@ -3,7 +3,7 @@
     beginning   waits for a stream and for the transaction's epoch
     flowing     sends what is queued, as much at once as a plain stream does
     pausing     the broker was busy: what it did not take goes again, in the same places
-    ended       nothing more is sent: all went, or something failed
+    ended       nothing more is sent: all went, something failed, or its commit group has it done already
 
 The broker takes the batches of one stream in order or not at all, so what is behind a refused one comes back too.
 Memory is bounded: whoever sends waits while `BUFFER_BYTES` are under way. Runs as a task (see `tasks`), under the
@@ -42,6 +42,7 @@ from tfmq.protocol.commands import (
     ACKS_WRITTEN,
     BeginTransaction,
     BeginTransactionReply,
+    CommitMember,
     Produce,
 )
 
@@ -52,11 +53,14 @@ STRANGE: Final = (SequenceGap, UnknownProducer, StaleProducer)
 
 
 class Beginning(NamedTuple):
-    """What a transaction is begun with; `xid` "" is a local one, which ends with its connection."""
+    """What a transaction is begun with; `xid` "" is a local one, which ends with its connection. `member`: of a
+    commit group.
+    """
 
     xid: str = ""
     timeout_ms: int | None = None
     group: str = ""
+    member: CommitMember | None = None
 
 
 class Pipeline:
@@ -76,6 +80,8 @@ class Pipeline:
         """From begin on; given where somebody else has begun it."""
         self.state = "beginning"
         self.failure: TfmqError | None = None
+        self.superfluous = False
+        """Whether its commit group has that sequence committed already: nothing is begun then."""
         self.bytes = 0
         """What is queued or in flight."""
         self.count = self.message_count = self.sent_bytes = 0
@@ -144,7 +150,7 @@ class Pipeline:
         """From begin on until it is cancelled, or something fails."""
         try:
             yield from self._begin()
-            while True:
+            while not self.superfluous:
                 self._send()
                 if self._queue and not self._flight:
                     yield from self._change_stream()  # this one is full
@@ -165,8 +171,9 @@ class Pipeline:
         if not self.begun:
             reply = yield from self._asked_to_begin(until)
             self.epoch, self.xid = reply.epoch, reply.xid
+            self.superfluous = not reply.epoch
         self._connection = link.connections
-        self.state = "flowing"
+        self.state = "ended" if self.superfluous else "flowing"
         self._moved.settle()
 
     def _asked_to_begin(self, until: float) -> Operation[BeginTransactionReply]:
