@@ -1,0 +1,27 @@
+"""Spark reads topics and writes to them: the data source "tfmq", for batches and for streams.
+
+    spark.read.format("tfmq").option("servers", "127.0.0.1:8367").option("subscribe", "orders").load()
+
+Spark finds it by itself, through the module `pyspark_tfmq`; where it does not, `tfmq.spark.register(spark)` tells it.
+docs/spark.md is the reference. Nothing of PySpark is imported before it is used.
+"""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+for _needed in ("pyspark", "pyarrow"):
+    if find_spec(_needed) is None:
+        raise ImportError(f"tfmq.spark needs {_needed}, which is not installed: pip install tfmq[spark]")
+
+
+def register(spark: "SparkSession") -> None:
+    """Tell `spark` of the data source "tfmq". Harmless where it knows it."""
+    from tfmq.spark.source import TfmqSource
+
+    spark.dataSource.register(TfmqSource)
+
+
+__all__ = ["register"]

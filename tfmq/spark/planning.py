@@ -1,0 +1,282 @@
+"""What is read next: where a query begins, how far its next micro-batch goes, and which task reads what of it.
+
+Without Spark. A planner asks the broker (or the folder) how far each partition reaches and compares that with how far
+the query is; what lies between and is gone is a loss, and `Losses` decides whether the query goes on.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.logs import Bounds, Logs, PartitionLog, Range
+from tfmq.spark.offsets import EARLIEST, Key, Offset, Offsets, named
+from tfmq.spark.places import Places, Standing, Survey
+from tfmq.spark.sentences import Losses
+from tfmq.spark.settings import SourceSettings
+from tfmq.spark.shares import shares, together
+
+Task = tuple[Range, ...]
+
+
+class Limit(NamedTuple):
+    """Of a micro-batch; None: no limit."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+
+class Planner:
+    """Plans for one query over `logs`."""
+
+    def __init__(
+        self, settings: SourceSettings, logs: Logs, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings, self._logs, self._now = settings, logs, now
+        self._losses = Losses(settings.fail_on_data_loss)
+        self._ordinals: dict[tuple[int, int], int] = {}
+        """(log id, offset) -> ordinal, of the places where the last micro-batch ended."""
+        self._target: dict[Key, Standing] | None = None
+        self._seen: Offsets | None = None
+        self._begun = now()
+        self._turn = 0
+
+    # Batches
+
+    def batch(self) -> list[Task]:
+        """The tasks of a batch. Raises BadRequest, UnknownTopic, and what `Losses` does."""
+        assert self._settings.end is not None
+        survey = self._survey()
+        start = self._settings.start.resolve(self._logs, survey, self._losses)
+        end = self._settings.end.resolve(self._logs, survey, self._losses)
+        for key in sorted(start):
+            if start[key].offset > end[key].offset and self._explicit(self._settings.start, key):
+                raise BadRequest(
+                    f"{named([key])} is to be read from offset {start[key].offset} to {end[key].offset}: the start lies"
+                    " behind the end."
+                )
+        return self._tasks(
+            [
+                Range(survey[key].log, start[key].offset, end[key].offset)
+                for key in sorted(start)
+                if start[key].offset < end[key].offset
+            ]
+        )
+
+    @staticmethod
+    def _explicit(places: Places, key: Key) -> bool:
+        return places.each is not None and places.each[key].offset != EARLIEST
+
+    # Streams
+
+    def initial(self) -> Offsets:
+        """Where a new query begins. Raises BadRequest, UnknownTopic."""
+        return self._settings.start.resolve(self._logs, self._survey(), self._losses)
+
+    def freeze(self) -> None:
+        """From now on nothing that is appended later is read: the query is to end (`Trigger.AvailableNow`)."""
+        self._target = self._survey()
+
+    def latest(self, start: Offsets, limit: Limit) -> Offsets:
+        """How far the micro-batch that begins at `start` goes; `start` again if there is nothing to read.
+
+        Raises UnknownTopic, OffsetOutOfRange or LogTruncated for messages that are gone, where such end the query.
+        """
+        survey = self._survey(lenient=True)
+        self._seen = {key: Offset(each.log.incarnation, each.bounds.end) for key, each in survey.items()}
+        self._look_for_gone(start, survey)
+        if self._target is not None:
+            survey = _frozen(survey, self._target)
+        begins = {key: self._begin(key, start.get(key), each) for key, each in survey.items()}
+        ends = {key: self._end(begins[key], each) for key, each in survey.items()}
+        if self._waits(survey, begins):
+            return self._offsets(survey, {key: start[key].offset for key in survey if key in start})
+        if limit.rows is not None:
+            ends = self._rows_limited(survey, begins, ends, limit.rows)
+        elif limit.bytes is not None:
+            ends = self._bytes_limited(survey, begins, ends, limit.bytes)
+        if ends != begins:
+            self._begun = self._now()
+            self._turn += 1
+        return self._offsets(survey, ends)
+
+    def seen(self) -> Offsets | None:
+        """How far the partitions reached when `latest` asked last; None before that. Asks nobody."""
+        return self._seen
+
+    def stream(self, start: Offsets, end: Offsets) -> list[Task]:
+        """The tasks of the micro-batch from `start` to `end`, which an earlier run may have planned."""
+        survey = self._survey(lenient=True)
+        ranges = []
+        for key in sorted(end):
+            standing = survey.get(key)
+            if standing is None or standing.log.incarnation != end[key].incarnation:
+                self._losses.lost(_deleted(key[0]))
+                continue
+            begin = self._begin(key, start.get(key), standing)
+            if begin < end[key].offset:
+                ranges.append(Range(standing.log, begin, end[key].offset))
+        return self._tasks(ranges)
+
+    # Where a micro-batch begins
+
+    def _survey(self, *, lenient: bool = False) -> Survey:
+        found = self._settings.subscription.find(self._logs, lenient=lenient)
+        bounds = self._logs.all_bounds(list(found.values()))
+        return {key: Standing(log, each) for (key, log), each in zip(found.items(), bounds, strict=True)}
+
+    def _look_for_gone(self, start: Offsets, survey: Survey) -> None:
+        """Whole topics and partitions that the query has read, and that are not there, or not subscribed, any more."""
+        for topic in sorted({topic for topic, _ in start.keys() - survey.keys()}):
+            if not self._settings.subscription.wants(topic):
+                self._losses.lost(
+                    UnknownTopic(
+                        f"The checkpoint has offsets of the topic {topic}, which this query does not read any more."
+                    )
+                )
+            else:
+                self._losses.lost(_deleted(topic))
+
+    def _begin(self, key: Key, start: Offset | None, standing: Standing) -> int:
+        """The first offset that is to be read and is there: of a partition that is new to the query, its first."""
+        log, bounds = standing
+        if start is not None and start.incarnation not in (0, log.incarnation):
+            self._losses.lost(_deleted(log.topic))
+            start = None
+        # A partition that was not there when the query looked last has been there from offset 0 on.
+        begin = 0 if start is None else start.offset
+        if begin < bounds.first:
+            self._losses.lost(
+                OffsetOutOfRange(
+                    f"Messages of {named([key])} from offset {begin} to {bounds.first} are gone, by retention, before"
+                    " this query had read them.",
+                    first=bounds.first,
+                    end=bounds.end,
+                )
+            )
+            return bounds.first
+        if begin > bounds.end and self._target is None and not self._settings.address.path:
+            self._losses.lost(
+                LogTruncated(
+                    f"{named([key])} ends at offset {bounds.end}, and this query had read up to {begin}: its end was"
+                    " lost, or it is another broker's.",
+                    cut=bounds.end,
+                )
+            )
+            return bounds.end
+        return begin
+
+    # Where it ends
+
+    @staticmethod
+    def _end(begin: int, standing: Standing) -> int:
+        # The mark of a folder, and the end that `freeze` saw, may lie before what was read already.
+        return max(begin, standing.bounds.end)
+
+    def _waits(self, survey: Survey, begins: dict[Key, int]) -> bool:
+        """Whether fewer messages are there than a micro-batch should have, and there is time."""
+        wanted, delay = self._settings.rows_min, self._settings.trigger_delay
+        if wanted is None or self._target is not None or self._now() - self._begun >= delay:
+            return False
+        rows = self._rows(survey, begins)
+        return sum(rows.values()) < wanted
+
+    def _rows(self, survey: Survey, begins: dict[Key, int]) -> dict[Key, int]:
+        """How many messages wait in each partition."""
+        return {
+            key: max(0, each.bounds.end_ordinal - self._ordinal(each, begins[key]))
+            for key, each in survey.items()
+        }
+
+    def _ordinal(self, standing: Standing, offset: int) -> int:
+        log, bounds = standing
+        if offset >= bounds.end:
+            return bounds.end_ordinal
+        if offset == bounds.first:
+            return bounds.first_ordinal
+        known = self._ordinals.get((log.log_id, offset))
+        if known is None:
+            known = self._ordinals[log.log_id, offset] = self._logs.ordinal_at(log, offset)
+        return known
+
+    def _rows_limited(
+        self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
+    ) -> dict[Key, int]:
+        rows = self._rows(survey, begins)
+        if sum(rows.values()) <= limit:
+            return ends
+        found = dict(begins)
+        ordinals = {}
+        for key, count in shares(rows, limit, self._turn).items():
+            standing = survey[key]
+            ordinal = self._ordinal(standing, begins[key]) + count
+            found[key] = ends[key] if count == rows[key] else self._logs.at_ordinal(standing.log, ordinal)
+            ordinals[standing.log.log_id, found[key]] = ordinal
+        self._ordinals = ordinals | {
+            (each.log.log_id, begins[key]): self._ordinal(each, begins[key])
+            for key, each in survey.items()
+            if found[key] == begins[key]
+        }
+        return found
+
+    def _bytes_limited(
+        self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
+    ) -> dict[Key, int]:
+        sizes = {key: ends[key] - begins[key] for key in survey}
+        if sum(sizes.values()) <= limit:
+            return ends
+        found = dict(begins)
+        for key, size in shares(sizes, limit, self._turn).items():
+            found[key] = min(ends[key], self._logs.at_or_after(survey[key].log, begins[key] + size))
+        return found
+
+    @staticmethod
+    def _offsets(survey: Survey, ends: dict[Key, int]) -> Offsets:
+        return {key: Offset(survey[key].log.incarnation, offset) for key, offset in ends.items()}
+
+    # Who reads it
+
+    def _tasks(self, ranges: list[Range]) -> list[Task]:
+        wanted, rows_max = self._settings.partitions_min, self._settings.rows_per_task
+        if rows_max is not None:
+            ranges = [piece for each in ranges for piece in self._pieces_of_rows(each, rows_max)]
+        if wanted is not None and wanted > len(ranges):
+            size = -(-sum(each.end - each.start for each in ranges) // wanted)
+            ranges = [piece for each in ranges for piece in self._pieces(each, size)]
+        alone = wanted is not None or rows_max is not None
+        return [(each,) for each in ranges] if alone else together(ranges)
+
+    def _pieces(self, each: Range, size: int) -> list[Range]:
+        return self._logs.split(each, size) if each.end - each.start > size else [each]
+
+    def _pieces_of_rows(self, each: Range, rows_max: int) -> Iterator[Range]:
+        first = self._logs.ordinal_at(each.log, each.start)
+        begin, ordinal = each.start, first
+        while begin < each.end:
+            ordinal += rows_max
+            end = min(each.end, self._logs.at_ordinal(each.log, ordinal))
+            yield Range(each.log, begin, max(end, begin + 1))
+            begin = end
+
+
+def _frozen(survey: Survey, target: dict[Key, Standing]) -> Survey:
+    """What was there when the query was told to end with that; partitions that came later are left out."""
+    found = {}
+    for key, (log, bounds) in survey.items():
+        aim = target.get(key)
+        if aim is not None and aim.log.incarnation == log.incarnation:
+            found[key] = Standing(log, _cut(bounds, aim.bounds))
+    return found
+
+
+def _cut(bounds: Bounds, aim: Bounds) -> Bounds:
+    return bounds._replace(end=aim.end, end_ordinal=aim.end_ordinal)
+
+
+def _deleted(topic: str) -> UnknownTopic:
+    return UnknownTopic(
+        f"The topic {topic} was deleted, and perhaps made anew, since this query read it: what it had not read is gone."
+    )
+
+
+__all__ = ["Limit", "PartitionLog", "Planner", "Task"]

@@ -1,0 +1,136 @@
+"""`spark.readStream`: micro-batches from where the checkpoint stands.
+
+Spark keeps one of these in a process of the driver for as long as the query runs, and asks it what comes next; other
+instances plan and read in tasks. Offsets are the checkpoint's; see `offsets`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from tfmq.spark.batch_reader import TaskRanges, reading
+from tfmq.spark.group_progress import GroupProgress
+from tfmq.spark.logs import Logs, open_logs
+from tfmq.spark.offsets import Offsets, from_json, to_json
+from tfmq.spark.planning import Limit, Planner
+from tfmq.spark.sentences import told
+from tfmq.spark.settings import SourceSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Its connection is made with the first question and stays; what travels to tasks has none."""
+
+    def __init__(self, settings: SourceSettings, schema: StructType) -> None:
+        self._settings = settings
+        self._reading = reading(settings, schema)
+        self._desk: Desk | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_desk": None}
+
+    @told
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins."""
+        return to_json(self._at_desk().planner.initial())
+
+    @told
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What the options say of the size of a micro-batch."""
+        if self._settings.rows_max is not None:
+            return ReadMaxRows(self._settings.rows_max)
+        if self._settings.bytes_max is not None:
+            return ReadMaxBytes(self._settings.bytes_max)
+        return ReadAllAvailable()
+
+    @told
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next micro-batch goes. All before `start` was processed."""
+        desk, begin = self._at_desk(), _offsets(start)
+        desk.processed(begin)
+        return to_json(desk.planner.latest(begin, _limit(limit)))
+
+    @told
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """How far the topics reached when the last micro-batch was planned."""
+        seen = self._at_desk().planner.seen()
+        return None if seen is None else to_json(seen)
+
+    @told
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is all that this query reads."""
+        self._at_desk().planner.freeze()
+
+    @told
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        """What each task of a micro-batch reads."""
+        found = self._at_desk().planner.stream(_offsets(start), _offsets(end))
+        return [TaskRanges(each) for each in found]
+
+    @told
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one task's ranges, as Arrow."""
+        yield from self._reading.rows(partition.value)
+
+    @told
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """All before `end` was processed."""
+        self._at_desk().processed(_offsets(end))
+
+    def stop(self) -> None:
+        """Let go of the connection. Spark does not always call it; the process ends then."""
+        desk, self._desk = self._desk, None
+        if desk is not None:
+            desk.close()
+
+    def _at_desk(self) -> Desk:
+        if self._desk is None:
+            self._desk = Desk(self._settings)
+        return self._desk
+
+
+class Desk:
+    """What the driver's instance has open for as long as the query runs."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._logs: Logs = open_logs(settings.address)
+        self.planner = Planner(settings, self._logs)
+        self._group = GroupProgress(settings.address, settings.group) if settings.group else None
+
+    def processed(self, end: Offsets) -> None:
+        """Tell the group, where there is one. Raises NotAllowed the first time, if somebody else reads as that
+        group.
+        """
+        if self._group is not None:
+            self._group.save(end)
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        if self._group is not None:
+            self._group.close()
+        self._logs.close()
+
+
+def _offsets(value: Mapping[str, Any]) -> Offsets:
+    return from_json(value, "The checkpoint", low=0)
+
+
+def _limit(limit: ReadLimit) -> Limit:
+    if isinstance(limit, ReadMaxRows):
+        return Limit(rows=limit.max_rows)
+    if isinstance(limit, ReadMaxBytes):
+        return Limit(bytes=limit.max_bytes)
+    return Limit()

@@ -1,0 +1,66 @@
+"""What one task reads: ranges of partitions, fetched from where they lie, decoded to columns. Runs in executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tfmq.arrow.decoder import Decoder
+from tfmq.arrow.schema import project
+from tfmq.errors import Damaged, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.logs import Address, Chunk, Logs, Range, open_logs
+from tfmq.spark.sentences import Losses
+
+
+class Reading(NamedTuple):
+    """How tasks read: it travels to them. `schema`: the Arrow schema that Spark demands, its names columns of a
+    topic."""
+
+    address: Address
+    schema: pa.Schema
+    verify: str
+    fail_on_data_loss: bool
+
+    def rows(self, ranges: tuple[Range, ...]) -> Iterator[pa.RecordBatch]:
+        """The messages of `ranges`, one range behind the other. Raises what `Losses` and the logs do."""
+        losses = Losses(self.fail_on_data_loss)
+        with open_logs(self.address) as logs:
+            for each in ranges:
+                yield from self._range(logs, each, losses)
+
+    def _range(self, logs: Logs, wanted: Range, losses: Losses) -> Iterator[pa.RecordBatch]:
+        log, begin, end = wanted
+        name = f"{log.topic}-{log.partition}"
+        decoder = Decoder(log.topic, log.partition, log.log_id, project(self.schema.names), self.verify)
+        while begin < end:
+            try:
+                for chunk in logs.chunks(Range(log, begin, end)):
+                    batch = decoder.decode(chunk.data, chunk.offset, begin, end)
+                    begin = max(begin, _next(chunk))
+                    if batch.num_rows:
+                        yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+                return
+            except OffsetOutOfRange as error:
+                gone = min(error.first, end) if error.first > begin else end
+                losses.lost(
+                    OffsetOutOfRange(
+                        f"Messages of {name} from offset {begin} to {gone} are gone, by retention, before this query"
+                        " had read them.",
+                        **error.details,
+                    )
+                )
+                begin = gone
+            except Damaged as error:
+                behind = error.next if error.next > begin else end
+                losses.lost(Damaged(str(error), **error.details))
+                begin = behind
+            except UnknownTopic as error:
+                losses.lost(UnknownTopic(str(error)))
+                return
+
+
+def _next(chunk: Chunk) -> int:
+    """The offset behind the chunk."""
+    return chunk.offset + memoryview(chunk.data).nbytes
