@@ -1,93 +1,206 @@
-"""What stands between a record's header and its payload, out of the columns `attributes`, `key` and `tag`."""
+"""What stands between a record's header and its payload, out of the columns `attributes`, `key` and `tag`.
+
+Whole columns at a time: the old attributes are looked at by `Attributes`, new ones joined of pieces by Arrow. Only what
+`layout` does not read (properties, counts) is unpacked and packed again, row by row.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from journal.header import ATTRIBUTE_SIZE, tag_hash
+from journal.header import tag_hash
 from tfmq import limits
-from tfmq.arrow.fields import Array
-from tfmq.errors import BadRequest, DecodeFailed, MessageTooLarge
-from tfmq.message import KEY, TAG, decode_attribute, encode_attribute
+from tfmq.arrow.attributes import Attributes, Unreadable
+from tfmq.arrow.fields import Array, byte_strings, edges_of
+from tfmq.errors import BadRequest, MessageTooLarge
+from tfmq.message import KEY, TAG
 from tfmq.packing import pack, unpack
 
-SAME: Final = "\0same"
-"""In place of a key or a tag: as the attribute has it."""
-REMEMBERED: Final = 1024
-"""Attributes repeat: those of one batch often all are the same."""
+_MAP: Final = 0x80
+_MAPS: Final = pa.array([bytes([_MAP | count]) for count in range(4)], pa.binary())
+_NOTHING: Final = 0
 
 
 class Parts(NamedTuple):
-    """For each record the bytes behind its header ("": no attribute), and its tag's hash; None: no record has any."""
+    """For each record the bytes behind its header (the attribute with its size, or nothing), whether it has an
+    attribute, and its tag's hash."""
 
-    parts: pa.BinaryArray | None
-    hashes: Array | None
+    parts: pa.BinaryArray
+    having: Array
+    hashes: Array
 
 
-def parts_of(batch: pa.RecordBatch) -> Parts:
-    """The attribute parts of the records of `batch`.
+class Old(NamedTuple):
+    """What the column `attributes` says: `keys` as bytes (`text`: it was text), `tags`; those `plain` hold nothing
+    else but a time of birth, which is `heads` as it stands, so many fields as `counts`."""
+
+    plain: Array
+    heads: pa.BinaryArray
+    counts: Array
+    keys: pa.BinaryArray
+    text: Array
+    tags: pa.StringArray
+
+
+def parts_of(batch: pa.RecordBatch) -> Parts | None:
+    """The attribute parts of the records of `batch`, whose columns are binary or string; None where no record has any.
 
     `attributes` is taken as it is. A column `key` or `tag` decides about key and tag, null removes them; where it
     says the same as the attribute, the bytes stay as they are. Raises `BadRequest` naming the row, `MessageTooLarge`.
     """
-    names = {"attributes", "key", "tag"} & set(batch.schema.names)
+    names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
-        return Parts(None, None)
-    count = len(batch)
-    attributes = batch.column("attributes").to_pylist() if "attributes" in names else [None] * count
-    keys = batch.column("key").to_pylist() if "key" in names else [SAME] * count
-    tags = batch.column("tag").to_pylist() if "tag" in names else [SAME] * count
-    parts: list[bytes] = []
-    hashes: list[int] = []
-    for row, (attribute, key, tag) in enumerate(zip(attributes, keys, tags, strict=True)):
+        return None
+    old_bytes = batch.column("attributes") if "attributes" in names else pa.nulls(len(batch), pa.binary())
+    old = _read(old_bytes)
+    key = _checked("key", batch.column("key"), limits.KEY_BYTES) if "key" in names else old.keys
+    tag = _checked("tag", batch.column("tag"), limits.TAG_BYTES) if "tag" in names else old.tags
+    tag = _without_empty(tag)
+    same_key, same_tag = _same(key, old.keys), _same(tag, old.tags)
+    changed = ~(same_key & same_tag)
+    new = old_bytes
+    if changed.any():
+        text = np.where(same_key, old.text, pa.types.is_string(key.type))
+        new = pc.if_else(pa.array(changed), _joined(old, key, text, tag), old_bytes)
+        new = _rewritten(new, np.flatnonzero(changed & ~old.plain), old_bytes, key, same_key, tag, same_tag)
+    _checked("attribute (key, tag and properties together)", new, limits.ATTRIBUTE_BYTES)
+    having: Array = new.is_valid().to_numpy(zero_copy_only=False)
+    return Parts(_sized(new), having, _hashes(tag))
+
+
+def _read(old: pa.BinaryArray) -> Old:
+    count = len(old)
+    if old.null_count == count:
+        plain, text = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
+        nothing = pa.nulls(count, pa.binary())
+        return Old(
+            plain,
+            pa.repeat(b"", count),
+            np.zeros(count, np.uint8),
+            nothing,
+            text,
+            pa.nulls(count, pa.string()),
+        )
+    data, edges = edges_of(old)
+    begins, ends = edges[:-1], edges[1:]
+    attributes = Attributes(data, begins, ends, old.is_valid().to_numpy(zero_copy_only=False))
+    try:
+        fields = attributes.fields("key", "tag")
+    except Unreadable as error:
+        raise BadRequest(f"The attributes of row {error.row} cannot be sent: {error}") from None
+    layout = attributes.layout
+    heads = byte_strings(data, layout.heads.begins, layout.heads.ends)
+    counts = (layout.heads.ends > layout.heads.begins).astype(np.uint8)
+    return Old(layout.plain, heads, counts, fields["key"], layout.keys.text, _without_empty(fields["tag"]))
+
+
+def _joined(old: Old, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
+    """Attributes of the time of birth as it was, and this key and tag; null where there is none of them."""
+    counts = (
+        old.counts
+        + key.is_valid().to_numpy(zero_copy_only=False)
+        + tag.is_valid().to_numpy(zero_copy_only=False)
+    )
+    maps = _MAPS.take(pa.array(counts))
+    key, tag = key.cast(pa.binary()), tag.cast(pa.binary())
+    pieces = [
+        maps,
+        old.heads,
+        _heads(KEY, key, text),
+        key,
+        _heads(TAG, tag, np.ones(len(tag), dtype=bool)),
+        tag,
+    ]
+    found = pc.binary_join_element_wise(*(each.fill_null(b"") for each in pieces), b"")
+    return pc.if_else(pa.array(counts > 0), found, pa.scalar(None, pa.binary()))
+
+
+def _heads(number: int, values: pa.BinaryArray, text: Array) -> pa.BinaryArray:
+    """What stands before each value in a map: its number, and its kind and length; nothing where it is null."""
+    lengths = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    shapes = pa.array(np.where(valid, (lengths << 1 | text) + 1, _NOTHING)).dictionary_encode()
+    heads = pa.array([_head(number, shape) for shape in shapes.dictionary.to_pylist()], pa.binary())
+    return heads.take(shapes.indices)
+
+
+def _head(number: int, shape: int) -> bytes:
+    if shape == _NOTHING:
+        return b""
+    length, text = divmod(shape - 1, 2)
+    packed = pack("x" * length if text else bytes(length))
+    return pack(number) + packed[: len(packed) - length]
+
+
+def _rewritten(
+    column: pa.BinaryArray,
+    rows: Array,
+    old: pa.BinaryArray,
+    key: pa.Array,
+    same_key: Array,
+    tag: pa.StringArray,
+    same_tag: Array,
+) -> pa.BinaryArray:
+    """`column` with the attributes of `rows` made one by one: what else they hold stays."""
+    if not len(rows):
+        return column
+    made: list[bytes | None] = []
+    for row in rows.tolist():
+        attribute = old[row].as_py()
+        fields: dict[Any, Any] = unpack(attribute, text_keys=False) if attribute else {}
+        for number, value, same in ((KEY, key[row], same_key[row]), (TAG, tag[row], same_tag[row])):
+            if not same:
+                fields.pop(number, None)
+                fields.update({number: value.as_py()} if value.is_valid else {})
+        made.append(pack(dict(sorted(fields.items()))) if fields else None)
+    mask = np.zeros(len(column), dtype=bool)
+    mask[rows] = True
+    return pc.replace_with_mask(column, pa.array(mask), pa.array(made, pa.binary()))
+
+
+def _sized(attributes: pa.BinaryArray) -> pa.BinaryArray:
+    lengths = pc.binary_length(attributes).fill_null(0).to_numpy().astype(">u4")
+    sizes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(attributes), [None, pa.py_buffer(lengths)])
+    return pc.binary_join_element_wise(sizes.cast(pa.binary()), attributes, b"").fill_null(b"")
+
+
+def _hashes(tags: pa.StringArray) -> Array:
+    distinct = tags.dictionary_encode()
+    hashes = pa.array([tag_hash(each) for each in distinct.dictionary.to_pylist()], pa.uint32())
+    found: Array = hashes.take(distinct.indices).fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _without_empty(tags: pa.StringArray) -> pa.StringArray:
+    """ "" is no tag."""
+    return pc.if_else(pc.equal(tags, ""), pa.scalar(None, pa.string()), tags)
+
+
+def _same(new: pa.Array, old: pa.Array) -> Array:
+    """Where both hold the same bytes, or both are null."""
+    if new is old:
+        return np.ones(len(new), dtype=bool)
+    new, old = new.cast(pa.binary()), old.cast(pa.binary())
+    both = pc.and_(new.is_null(), old.is_null())
+    found: Array = pc.or_(pc.equal(new, old).fill_null(False), both).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _checked(name: str, column: pa.Array, most: int) -> pa.Array:
+    """`column`, if no value is too long and text is UTF-8. Raises `BadRequest`, `MessageTooLarge`, naming the row."""
+    lengths = pc.binary_length(column).fill_null(0).to_numpy()
+    row = int(lengths.argmax())
+    if lengths[row] > most:
+        raise MessageTooLarge(
+            f"The {name} of row {row} has {lengths[row]} bytes, {most:d} are allowed: put it into the value."
+        )
+    if pa.types.is_string(column.type):
         try:
-            part, hash = _part(attribute, key, tag)
-        except (DecodeFailed, ValueError) as error:
-            raise BadRequest(f"Row {row} of a batch has attributes that cannot be sent: {error}") from None
-        parts.append(part)
-        hashes.append(hash)
-    return Parts(pa.array(parts, pa.binary()), np.array(hashes, dtype=np.uint32))
-
-
-@lru_cache(REMEMBERED)
-def _part(attribute: bytes | None, key: bytes | str | None, tag: str | None) -> tuple[bytes, int]:
-    if attribute:
-        found = decode_attribute(attribute)
-        same_key = key is SAME or _plain(key) == _plain(found.key)
-        same_tag = tag is SAME or (tag or None) == (found.tag or None)
-        if not (same_key and same_tag):
-            fields = unpack(attribute, text_keys=False)
-            for number, value, same in ((KEY, key, same_key), (TAG, tag or None, same_tag)):
-                if not same:
-                    fields.pop(number, None)
-                    if value is not None:
-                        fields[number] = value
-            attribute = pack(dict(sorted(fields.items()))) if fields else b""
-        final_tag = found.tag if same_tag else tag
-    else:
-        key = None if key is SAME else key
-        final_tag = None if tag is SAME else tag
-        attribute = encode_attribute(None, key, final_tag)
-    _check(key, tag, attribute)
-    return (ATTRIBUTE_SIZE.pack(len(attribute)) + attribute if attribute else b""), tag_hash(final_tag or "")
-
-
-def _plain(key: bytes | str | None) -> bytes | None:
-    return key.encode() if isinstance(key, str) else key
-
-
-def _check(key: bytes | str | None, tag: str | None, attribute: bytes) -> None:
-    for name, value, most in (
-        ("key", key, limits.KEY_BYTES),
-        ("tag", tag, limits.TAG_BYTES),
-        ("attribute", attribute, limits.ATTRIBUTE_BYTES),
-    ):
-        size = len(_plain(value) or b"")
-        if size > most:
-            raise MessageTooLarge(
-                f"The message's {name} has {size} bytes, {most:d} are allowed: put it into the value."
-            )
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            raise BadRequest(f"The column {name} holds text that is not UTF-8: give it as binary.") from None
+    return column

@@ -34,9 +34,10 @@ def record_positions(data: Buffer) -> Positions:
     """The position of every record in `data`, control records and fillers too. Raises `BrokenChain`."""
     pieces: list[Any] = []
     position, end = 0, len(data)
+    count = ROW_COUNT_MIN
     try:
         while position < end:
-            size, count = _row(data, position)
+            size, count = _row(data, position, max(2 * count, ROW_COUNT_MIN))
             stop = position + count * size
             if count:
                 pieces.append(np.arange(position, stop, size, dtype=np.int64))
@@ -63,17 +64,24 @@ def _walk(data: Buffer, position: int, stop: int, found: list[int]) -> int:
     return position
 
 
-def _row(data: Buffer, position: int) -> tuple[int, int]:
+def _row(data: Buffer, position: int, guess: int) -> tuple[int, int]:
     """(size, count) of the records from `position` on that have one size and one low byte of the flag; count 0 where
-    they are few, or control records."""
+    they are few, or control records. `guess`: where fewer are that many, no more are looked at."""
     length, flag = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
     most = min(len(data) - position, BLOCK_SIZE_MAX) // size
     if most < ROW_COUNT_MIN or flag & FLAG_CONTROL:
         return size, 0
+    count = _same(data, position, size, min(most, guess))
+    if guess <= count < most:
+        count = _same(data, position, size, most)
+    return size, count if count >= ROW_COUNT_MIN else 0
+
+
+def _same(data: Buffer, position: int, size: int, most: int) -> int:
+    """How many of the `most` records of `size` bytes from `position` on begin as the first one does."""
     lengths: Any = np.ndarray((most,), np.uint32, data, position, (size,))
     flags: Any = np.ndarray((most,), np.uint8, data, position + _FLAG_LOW, (size,))
     same = (lengths == lengths[0]) & (flags == flags[0])
     first = int(same.argmin())
-    count = most if same[first] else first
-    return size, count if count >= ROW_COUNT_MIN else 0
+    return most if same[first] else first

@@ -50,9 +50,8 @@ class Controls:
         self.starts = np.empty_like(positions)
         self.starts[0] = 0
         self.starts[1:] = positions[:-1] + CONTROL_SIZE
-        every: Any = np.frombuffer(data, np.uint8)
-        rows = every[positions[:, None] + np.arange(CONTROL_SIZE)]
-        self._fields = rows.view(CONTROL)[:, 0]
+        every: Any = np.ndarray((len(data) - CONTROL_SIZE + 1,), CONTROL, data, 0, (1,))
+        self._fields = every[positions]
 
     def column(self, name: str) -> Array:
         """One field of all, as int64 (as uint64 where it may be larger)."""

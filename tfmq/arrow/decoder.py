@@ -20,13 +20,13 @@ from journal.record import (
     HEADER_SIZE,
     Buffer,
 )
-from tfmq.arrow.attributes import keys_and_tags
+from tfmq.arrow.attributes import NAMES, Attributes, Unreadable
 from tfmq.arrow.chain import BrokenChain, Positions, record_positions
 from tfmq.arrow.controls import Controls
 from tfmq.arrow.damage import KNOWN_FLAGS, LOW_FLAGS, Inspector
 from tfmq.arrow.fields import POSITION_MAX, Array, byte_strings, numbers
 from tfmq.arrow.schema import SCHEMA
-from tfmq.errors import BadRequest
+from tfmq.errors import BadRequest, DecodeFailed
 
 VERIFY: Final = ("chunk", "message", "none")
 
@@ -111,10 +111,7 @@ class Decoder:
         names = set(self.schema.names)
         count = len(rows.positions)
         if names & {"attributes", "key", "tag"}:
-            attributes = _attributes(data, rows)
-            made["attributes"] = attributes
-            if names & {"key", "tag"}:
-                made["key"], made["tag"] = keys_and_tags(attributes)
+            made.update(self._attributes(data, offset, rows))
         if "value" in names:
             valid = rows.flags & FLAG_TOMBSTONE == 0
             made["value"] = byte_strings(data, rows.payloads, rows.ends, valid)
@@ -134,6 +131,18 @@ class Decoder:
             for name in self.schema.names
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _attributes(self, data: Buffer, offset: int, rows: Rows) -> dict[str, pa.Array]:
+        found: dict[str, pa.Array] = {}
+        attributes = Attributes(data, rows.attributes, rows.payloads, rows.flags & FLAG_ATTRIBUTE != 0)
+        if "attributes" in self.schema.names:
+            found["attributes"] = attributes.column()
+        names = [name for name in NAMES if name in self.schema.names]
+        try:
+            return found | (attributes.fields(*names) if names else {})
+        except Unreadable as error:
+            place = f"{self.topic}-{self.partition} at offset {rows.positions[error.row] + offset}"
+            raise DecodeFailed(f"{place}: {error} Without the columns key and tag it can be read.") from None
 
 
 def _rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> Rows | None:
@@ -188,13 +197,6 @@ def _between(rows: Rows, start: int, end: int | None) -> Rows:
     if first == 0 and last == len(rows.positions):
         return rows
     return Rows(*(column[first : max(first, last)] for column in rows))
-
-
-def _attributes(data: Buffer, rows: Rows) -> pa.BinaryArray:
-    having = rows.flags & FLAG_ATTRIBUTE != 0
-    if not having.any():
-        return pa.nulls(len(having), pa.binary())
-    return byte_strings(data, rows.attributes, rows.payloads, having)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

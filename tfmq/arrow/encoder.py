@@ -6,8 +6,7 @@ record is its CRC-32.
 
 from __future__ import annotations
 
-from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -24,7 +23,7 @@ from journal.header import (
 )
 from tfmq import limits
 from tfmq.arrow.attribute_parts import Parts, parts_of
-from tfmq.arrow.fields import Array
+from tfmq.arrow.fields import Array, edges_of
 from tfmq.errors import BadRequest, MessageTooLarge
 
 Buffer = bytes | bytearray | memoryview
@@ -70,14 +69,16 @@ def encode(
             f"The message of row {row} has {sizes[row]} bytes, the broker takes {message_bytes:d}: send it in parts, or"
             " raise limits.message_bytes there."
         )
-    if parts.parts is not None:
-        sizes = sizes + pc.binary_length(parts.parts).to_numpy()
+    bodies = payloads
+    if parts is not None:
+        bodies = pc.binary_join_element_wise(parts.parts, payloads, b"")
+        sizes = pc.binary_length(bodies).to_numpy().astype(np.int64)
     headers = np.empty(count, dtype=HEADER)
     headers["length"] = sizes
-    headers["checksum"] = _checksums(payloads, parts)
+    headers["checksum"] = np.fromiter(map(crc32, bodies.to_numpy(zero_copy_only=False)), np.uint32, count)
     headers["id"] = np.arange(count, dtype=np.uint64) + np.uint64(make_id(producer_id, sequence))
     headers["flag"] = _flags(values, parts)
-    data = _joined(headers, payloads, parts)
+    data = _joined(headers, bodies)
     return Encoded(data, count, _blocks(data, np.cumsum(sizes + HEADER_SIZE)))
 
 
@@ -103,38 +104,22 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
-def _checksums(payloads: pa.BinaryArray, parts: Parts) -> Array:
-    found: Any
-    if parts.parts is None:
-        found = map(crc32, payloads.to_pylist())
-    else:
-        found = map(crc32, payloads.to_pylist(), map(crc32, parts.parts.to_pylist(), repeat(0)))
-    return np.fromiter(found, dtype=np.uint32, count=len(payloads))
-
-
-def _flags(values: pa.BinaryArray, parts: Parts) -> Array:
+def _flags(values: pa.BinaryArray, parts: Parts | None) -> Array:
     flags = np.zeros(len(values), dtype=np.uint32)
     if values.null_count:
         flags[values.is_null().to_numpy(zero_copy_only=False)] = FLAG_TOMBSTONE
-    if parts.parts is not None and parts.hashes is not None:
-        having = pc.binary_length(parts.parts).to_numpy() > 0
-        flags |= having.astype(np.uint32) * np.uint32(FLAG_ATTRIBUTE)
+    if parts is not None:
+        flags |= parts.having.astype(np.uint32) * np.uint32(FLAG_ATTRIBUTE)
         flags |= parts.hashes << np.uint32(FLAG_TAG_SHIFT)
     return flags
 
 
-def _joined(headers: Array, payloads: pa.BinaryArray, parts: Parts) -> memoryview:
-    count = len(headers)
+def _joined(headers: Array, bodies: pa.BinaryArray) -> memoryview:
     column = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(HEADER_SIZE), count, [None, pa.py_buffer(headers)]
+        pa.binary(HEADER_SIZE), len(headers), [None, pa.py_buffer(headers)]
     )
-    pieces = [column.cast(pa.binary()), *([] if parts.parts is None else [parts.parts]), payloads]
-    joined = pc.binary_join_element_wise(*pieces, b"")
-    _, offsets, values = joined.buffers()
-    begin, end = joined.offset, 0
-    edges: Any = np.frombuffer(offsets, np.int32, count + 1, begin * 4)
-    begin, end = int(edges[0]), int(edges[-1])
-    return memoryview(values)[begin:end]
+    data, edges = edges_of(pc.binary_join_element_wise(column.cast(pa.binary()), bodies, b""))
+    return memoryview(data)[int(edges[0]) : int(edges[-1])]
 
 
 def _blocks(data: Buffer, ends: Array) -> Blocks:

@@ -49,6 +49,13 @@ def byte_strings(data: Buffer, begins: Array, ends: Array, valid: Array | None =
     return pa.BinaryArray.from_buffers(pa.binary(), count, [bitmap(valid), offsets, values])
 
 
+def edges_of(column: pa.BinaryArray) -> tuple[Buffer, Array]:
+    """(bytes, places) of a binary column, without a copy: value n lies from place n to place n + 1."""
+    _, offsets, values = column.buffers()
+    edges: Array = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset)
+    return memoryview(values if values is not None else b""), edges
+
+
 def every_second(count: int) -> pa.BooleanArray:
     """True, False, True ..."""
     bits = pa.py_buffer(b"\x55" * (count // 8 + 1))
