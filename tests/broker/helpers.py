@@ -6,6 +6,7 @@ jobs). Every verb sends one request, ends the turn, and gives the `Answer`.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from journal.record import (
@@ -75,8 +76,11 @@ class Answer:
 class Session:
     """A connection."""
 
+    _numbers = count()
+
     def __init__(self, identity: str = "test") -> None:
         self.identity = identity
+        self.number = next(self._numbers)
         self.paused = False
         self.closed = False
         self.callbacks: list[Callable[[], None]] = []

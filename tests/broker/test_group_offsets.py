@@ -201,3 +201,18 @@ def test_a_member_is_heard_of_in_the_transactions_with_its_offsets_too(broker: B
 
 def rows(broker: Broker, offset: int, *numbers: int) -> list[GroupOffset]:
     return [GroupOffset("orders", broker.incarnation(), number, offset) for number in numbers]
+
+
+def test_what_was_sent_before_the_member_connected_again_takes_nothing_back(broker: Broker) -> None:
+    (seat,) = seats(broker, "ada")
+    left = seat.session
+    seat.session = Session("ada, connected again")
+    assert seat.commit(9).committed == 10
+    newer, seat.session = seat.session, left
+    assert seat.commit(5).code == "fenced"
+    assert seat.ask_beat().code == "fenced"
+    assert seat.ask_join().code == "fenced"
+    assert broker.saved()[("orders", 0)] == 9
+    seat.session = newer
+    assert seat.commit(12).committed == 10, "it is a member as before"
+    assert broker.saved()[("orders", 0)] == 12

@@ -58,6 +58,11 @@ class Session(Protocol):
         """The client's name and address, for people: logs, lists of members."""
         ...
 
+    @property
+    def number(self) -> int:
+        """Which connection it is, counted from the broker's start as they came: a later one has a higher number."""
+        ...
+
     def on_close(self, callback: Callable[[], None]) -> None:
         """`callback()` once, in the engine's thread, when the connection is gone; at once if it is gone
         already.

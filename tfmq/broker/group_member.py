@@ -55,12 +55,14 @@ class Member:
     """See the module. `joined` is the generation of its join: what is older, of the same name, is not this member."""
 
     __slots__ = (
-        "id", "joined", "lost_at", "owned", "seen", "session", "session_ms", "timer", "waiting", "wishes",
+        "id", "joined", "latest", "lost_at", "owned", "seen", "session", "session_ms", "timer", "waiting", "wishes",
     )  # fmt: skip
 
     def __init__(self, id: str, joined: int, session_ms: int, now: float) -> None:
         self.id, self.joined, self.session_ms, self.seen = id, joined, session_ms, now
         self.session: Session | None = None
+        self.latest = -1
+        """The number of the latest connection over which it was heard of."""
         self.lost_at: float | None = None
         """When its connection went; None while there is one, and after a start, when it has its whole session time."""
         self.wishes: Wishes | None = None
@@ -72,7 +74,11 @@ class Member:
 
     def attach(self, session: Session, now: float) -> None:
         """It is heard of over this connection."""
-        self.session, self.lost_at, self.seen = session, None, now
+        self.session, self.lost_at, self.seen, self.latest = session, None, now, session.number
+
+    def left(self, session: Session) -> bool:
+        """Whether it has gone on over a later connection: what still comes over this one was sent before."""
+        return session.number < self.latest
 
     def detach(self, now: float) -> None:
         """Its connection is gone."""

@@ -104,8 +104,9 @@ class Groups:
         before = group.members.get(member.id)
         try:
             self._roll.refuse_member(group, before)
+            _refuse_left(group, before, session)
             self._roll.ask(member, wishes, instead_of=before)
-        except NotAllowed:
+        except (NotAllowed, Fenced):
             self._roll.drop_if_empty(group)
             raise
         if before is not None:
@@ -118,7 +119,7 @@ class Groups:
 
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
         """Keeps the member alive, takes what it gives up, and waits for what it does not know. Raises Fenced."""
-        group, member = self._member(request.group, request.member, request.generation)
+        group, member = self._member(request.group, request.member, request.generation, session)
         wanted = request.subscription
         if wanted is not None:
             wishes = _wishes(wanted.topics, wanted.strategy, wanted.only)
@@ -157,15 +158,19 @@ class Groups:
         """The group, if this is a member of it; hearing of it keeps it alive. `session`: its own connection, if this is
         that. Raises Fenced.
         """
-        group, member = self._member(name, member_id, generation)
+        group, member = self._member(name, member_id, generation, session)
         if session is None:
             self._watch.touch(member)
         else:
             self._watch.heard(group, member, session)
         return group
 
-    def _member(self, name: str, member_id: str, generation: int) -> tuple[Group, Member]:
-        """The member, which is one from here on if the catalog knows it as an owner. Raises Fenced."""
+    def _member(
+        self, name: str, member_id: str, generation: int, session: Session | None = None
+    ) -> tuple[Group, Member]:
+        """The member, which is one from here on if the catalog knows it as an owner. Raises Fenced; also where it has
+        gone on over a later connection than `session`.
+        """
         group = self._roll.group(name)
         member = group.members.get(member_id)
         if member is None:
@@ -176,6 +181,7 @@ class Groups:
         if member is None or generation < member.joined:
             self._roll.drop_if_empty(group)
             raise fenced(group, member_id, "is none (any more)")
+        _refuse_left(group, member, session)
         return group, member
 
     def _session_ms(self, asked: int) -> int:
@@ -326,6 +332,14 @@ def _wishes(topics: Collection[str], strategy: str, only: Iterable[PartitionName
     """Raises BadRequest for an unknown strategy."""
     strategy_of(strategy)
     return Wishes(topics, strategy, None if only is None else {(each.topic, each.partition) for each in only})
+
+
+def _refuse_left(group: Group, member: Member | None, session: Session | None) -> None:
+    """What was sent before the member connected again, and is read behind it, is too late: it would take back what
+    was said since.
+    """
+    if member is not None and session is not None and member.left(session):
+        raise fenced(group, member.id, "has gone on over a later connection")
 
 
 def fenced(group: Group, member_id: str, why: str) -> Fenced:

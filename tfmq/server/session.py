@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from journal.buffers import Buffer
@@ -107,8 +108,10 @@ class Session:
     """One connection's protocol. Hashed by identity."""
 
     transport: Connection
+    _numbers = count()
 
     def __init__(self, welcome: Welcome) -> None:
+        self.number = next(self._numbers)
         self._welcome = welcome
         self._engine = welcome.engine
         self._handlers = welcome.handlers

@@ -57,6 +57,22 @@ ALIVE: Final = (
         [WATCH],
     ),
     Mutant(
+        "commit-of-an-earlier-connection-takes-offsets-back",
+        "what is read from a connection that the member has left takes nothing back",
+        _MEMBER,
+        "        return session.number < self.latest\n",
+        "        return False\n",
+        [OFFSETS],
+    ),
+    Mutant(
+        "join-of-an-earlier-connection-begins-anew",
+        "what is read from a connection that the member has left takes nothing back",
+        _GROUPS,
+        "            _refuse_left(group, before, session)\n",
+        "",
+        [OFFSETS],
+    ),
+    Mutant(
         "first-connection-s-end-kills-the-second",
         "a second connection of a member is its connection from then on",
         _WATCH,
