@@ -24,7 +24,7 @@ demo: setup ## the first run: send, kill -9 in the middle, restart, count
 check: setup ## format, lint, types, import contracts, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy journal tfmq tools
+	$(BIN)/mypy journal tfmq pyspark_tfmq tools
 	$(BIN)/python -m tools.check_types
 	$(BIN)/lint-imports --config setup.cfg
 	$(BIN)/python tools/generate_docs.py --check

@@ -137,6 +137,6 @@ def test_only_the_pipelines_know_the_command_line() -> None:
         for path in sources("tfmq/spark")
         if not name_of(path).startswith("tfmq/spark/pipelines/")
         for module in imports(path)
-        if module.startswith(("tfmq.cli", "tfmq.testing", "tfmq.spark.pipelines"))
+        if f"{module}.".startswith(("tfmq.cli.", "tfmq.testing.", "tfmq.spark.pipelines."))
     ]
     assert strays == []

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.spark import session
+from tests.spark.drivers import Drivers
+from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer
 
 PARTITIONS = 2
@@ -15,7 +16,7 @@ PARTITIONS = 2
 @pytest.fixture(scope="session")
 def spark_can_be_had() -> None:
     """Skips where there is no pyspark or no Java; with CI=true that is a failure."""
-    if reason := session.missing():
+    if reason := spark_session.missing():
         pytest.skip(reason)
 
 
@@ -23,11 +24,19 @@ def spark_can_be_had() -> None:
 def spark(spark_can_be_had: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The SparkSession of this run, `local[2]`: a JVM takes seconds to start, so there is one."""
     before = dict(os.environ)
-    running = session.start(tmp_path_factory.mktemp("spark"))
+    running = spark_session.start(tmp_path_factory.mktemp("spark"))
     yield running
     running.stop()
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def drivers(spark_can_be_had: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    """Spark drivers in processes of their own, for tests in which one dies or tasks are to be retried."""
+    made = Drivers(tmp_path_factory.mktemp("drivers"))
+    yield made
+    made.end()
 
 
 @pytest.fixture(autouse=True)

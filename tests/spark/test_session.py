@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import scale
-from tests.spark import java, session
+from tools.rigs import java, spark_session
 from tools.rigs.live_server import LiveServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -64,7 +64,7 @@ def test_an_older_java_is_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         new.unlink()
         java.home.cache_clear()
         assert java.home() is None
-        assert session.missing() == "no Java from 17 on is installed (make system)"
+        assert spark_session.missing() == "no Java from 17 on is installed (make system)"
     finally:
         monkeypatch.undo()
         java.home.cache_clear()

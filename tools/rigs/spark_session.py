@@ -1,4 +1,4 @@
-"""How a Spark for tests is set up: small, quiet, on loopback, with the Python that the tests run with."""
+"""How a Spark for tests and rigs is set up: small, quiet, on loopback, with the Python that the tests run with."""
 
 import importlib.util
 import os
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.spark import java
+from tools.rigs import java
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 QUIET = """\
@@ -52,7 +52,7 @@ def settings(folder: Path, master: str = "local[2]") -> dict[str, str]:
     log.write_text(QUIET)
     return {
         "spark.master": master,
-        "spark.app.name": "tfmq-tests",
+        "spark.app.name": "tfmq-rig",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "700m",
