@@ -14,12 +14,12 @@ from tfmq.client.cluster import Cluster, Topic
 from tfmq.client.commit_group import GroupPart, MemberBatch, Times, aborting, committing, forgetting
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.identities import Identities
-from tfmq.client.operations import find_topic
+from tfmq.client.operations import find_topic, request
 from tfmq.client.reach import reach
 from tfmq.client.tasks import Task, Tasks
 from tfmq.client.transaction_streams import TransactionStreams
 from tfmq.client.waiting import Operation
-from tfmq.protocol.commands import CommitGroup, CommitGroupReply, CommitMember, TransactionName
+from tfmq.protocol.commands import CommitGroup, CommitGroupReply, CommitMember, Ping, TransactionName
 
 CLOSE_SECONDS = 2.0
 
@@ -49,6 +49,10 @@ class GroupClient:
         self._tasks = Tasks(self.link.now)
         self._driver.tickers = [*self._driver.tickers, self._tasks]
         self._streams = TransactionStreams(self.link, Identities(self.link))
+
+    def connect(self) -> None:
+        """Wait until the broker has told its limits."""
+        self._driver.run(request(self.link, Ping(), seconds=self._seconds))
 
     def topic(self, name: str) -> Topic:
         """The topic, made if the broker makes topics on first use. Raises `UnknownTopic`."""

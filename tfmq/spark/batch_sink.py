@@ -1,0 +1,91 @@
+"""The sink of a batch write: all of it is in its topics, or nothing.
+
+With txnAppId and txnVersion it is done once: the commit group is the application's, and the version is the sequence.
+Without them every write is a commit group of its own, which the broker forgets when it is over; a job that is run again
+writes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from tfmq.errors import BadRequest, GroupStale, TfmqError
+from tfmq.protocol.commands import CommitMember
+from tfmq.spark.group_commit import GroupClient
+from tfmq.spark.sentences import told
+from tfmq.spark.sink_columns import check_columns
+from tfmq.spark.sink_settings import SinkSettings, group_name, sink_settings
+from tfmq.spark.task_writing import abort_tasks, verdict_of, write_rows
+
+log = logging.getLogger("tfmq.spark")
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
+    """The sink, checked. Raises BadRequest for options, columns or a mode that it cannot take."""
+    settings = sink_settings(options, streaming=False)
+    if overwrite:
+        raise BadRequest('A topic only grows: use mode("append"), not "overwrite".')
+    check_columns(schema, settings.topic)
+    return BatchSink(settings)
+
+
+class BatchSink(DataSourceArrowWriter):
+    """Made on the driver and taken to the tasks; it commits, too."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self.settings = settings
+        self.run = uuid.uuid4().hex
+        self.once = bool(settings.group)
+        self.member = CommitMember(
+            settings.group or group_name("write", self.run), settings.sequence, self.run
+        )
+
+    @told
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task. Nothing is visible before `commit`."""
+        try:
+            return write_rows(self.settings, self.member, iterator)
+        except GroupStale as error:
+            raise self._stale(error) from None
+
+    @told
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver. A version that is committed already stays as it is."""
+        verdict = verdict_of(messages)
+        if verdict is None or not (self.once or verdict.members):
+            return
+        with GroupClient(self.settings.servers, self.settings.timeout) as client:
+            try:
+                reply = client.commit(verdict, other_total=self.settings.other_total)
+            except GroupStale as error:
+                raise self._stale(error) from None
+            if not self.once:
+                self._forget(client)
+        if reply.dropped:
+            log.warning("%d messages were dropped: their topics are gone.", reply.dropped)
+
+    @told
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver, also behind a commit that raised; one that was done all the same stays."""
+        error = abort_tasks(self.settings, messages, forget=not self.once)
+        if error is not None:
+            log.warning("What the write has prepared ends by its time: %s", error)
+
+    def _forget(self, client: GroupClient) -> None:
+        """Nobody asks for this group again; it is committed, whatever becomes of this."""
+        try:
+            client.forget(self.member.group)
+        except TfmqError as error:
+            log.warning("The broker still remembers the commit group %s: %s", self.member.group, error)
+
+    def _stale(self, error: GroupStale) -> GroupStale:
+        return GroupStale(
+            f"{error.sentence} Nothing was written: versions of one txnAppId only go up, and the same one has the same"
+            " rows, or the option allowOtherTotal=true."
+        )

@@ -1,0 +1,68 @@
+"""What the options of a sink say, as one value that goes to every task and to the driver's verdict."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tfmq.client.servers import parse_servers
+from tfmq.errors import BadRequest
+from tfmq.limits import valid_name
+from tfmq.spark.options import chosen
+
+TIMEOUT_SECONDS = 30.0
+GROUP_PREFIX = "spark-"
+"""Commit groups of Spark bear it, so that `tfmq tx groups` tells them from others."""
+
+
+class SinkSettings(NamedTuple):
+    """`topic` "": the rows say it. `ttl_ms` None: as the broker says. `group` and `sequence` are of a batch write that
+    is to be done once; "" and 0 for others.
+    """
+
+    servers: str
+    topic: str = ""
+    timeout: float = TIMEOUT_SECONDS
+    ttl_ms: int | None = None
+    other_total: bool = False
+    group: str = ""
+    sequence: int = 0
+
+
+def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
+    """Of the options as Spark hands them over. Raises BadRequest for the first one that is wrong."""
+    found = chosen(given, "sink", "stream" if streaming else "batch")
+    if "servers" not in found:
+        raise BadRequest('Give the broker to write to: option("servers", "HOST:PORT").')
+    parse_servers(found["servers"])
+    topic = found.get("topic", "")
+    if topic and not valid_name(topic):
+        raise BadRequest(f"topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not {topic!r}.")
+    ttl = found.get("transactionTtl")
+    return SinkSettings(
+        found["servers"],
+        topic,
+        found.get("timeout", TIMEOUT_SECONDS),
+        None if ttl is None else max(1, round(ttl * 1000)),
+        found.get("allowOtherTotal", False),
+        *_once(found),
+    )
+
+
+def group_name(kind: str, name: str) -> str:
+    """The commit group of a query ("stream") or an application ("batch")."""
+    return f"{GROUP_PREFIX}{kind}-{name}"
+
+
+def _once(found: Mapping[str, Any]) -> tuple[str, int]:
+    """The commit group and the sequence of a batch write that is to be done once."""
+    given = [name for name in ("txnAppId", "txnVersion") if name in found]
+    if not given:
+        return "", 0
+    if len(given) == 1:
+        missing = "txnVersion" if given == ["txnAppId"] else "txnAppId"
+        raise BadRequest(f"{given[0]} goes together with {missing}: give both, or none.")
+    group = group_name("batch", found["txnAppId"])
+    if not valid_name(group):
+        raise BadRequest(
+            f"txnAppId must be a name, 1 to 237 of A-Z a-z 0-9 . _ -, not {found['txnAppId']!r}."
+        )
+    return group, found["txnVersion"]
