@@ -62,11 +62,9 @@ class Progress:
         seconds = max(self.seconds, 1e-3)
         rate = self.bytes / seconds
         whole = f" of {size_text(self.total_bytes)}" if self.total_bytes is not None else ""
-        parts = [
-            f"{self.text}: {self.rows:,} messages",
-            f"{size_text(self.bytes)}{whole}",
-            f"{size_text(rate)}/s",
-        ]
+        parts = [f"{self.text}: {self.rows:,} messages", f"{size_text(self.bytes)}{whole}"]
+        if rate > 0:
+            parts.append(f"{size_text(rate)}/s")
         if self.total_bytes is not None and rate > 0:
             left = max(0, self.total_bytes - self.bytes) / rate
             parts.append(f"about {age_text(max(1, round(left)))} left" if left else "finishing")

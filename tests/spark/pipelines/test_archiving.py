@@ -1,0 +1,294 @@
+"""The course of an archive, against a real broker; its tasks run in this process, without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scale import scaled, seeded
+from tests.spark.pipelines import messages
+from tests.spark.pipelines.messages import archived, by_listing, by_manifest, in_topic, send, some
+from tfmq.admin import Admin
+from tfmq.errors import BadRequest, Busy, LogTruncated, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.logs import Address, open_logs
+from tfmq.spark.pipelines import layout
+from tfmq.spark.pipelines.archiving import Archiving
+from tfmq.spark.pipelines.durable import locked
+from tfmq.spark.pipelines.manifest import ArchiveFolder
+from tfmq.spark.pipelines.tasks import inline
+from tools.rigs.live_server import LiveServer
+
+SMALL: dict[str, Any] = {"piece_bytes": 4 << 10, "step_bytes": 20 << 10}
+"""Several steps of several pieces for a few hundred messages."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "archive"
+
+
+def wire(server: LiveServer) -> Address:
+    return Address(server.address, None, 10.0)
+
+
+def files_in(folder: Path) -> dict[str, int]:
+    """Every file with its time of change, but the lock."""
+    files = (each for each in folder.rglob("*") if each.is_file() and each.name != "lock")
+    return {str(each.relative_to(folder)): each.stat().st_mtime_ns for each in files}
+
+
+def test_every_message_is_archived_once_as_it_is(spark_server: LiveServer, topic: str, folder: Path) -> None:
+    send(spark_server.address, topic, some(seeded(topic), 300))
+    outcome = archived(folder, topic, wire(spark_server), **SMALL)
+    assert (outcome.messages, outcome.resumed, outcome.gaps) == (300, False, [])
+    assert outcome.steps > 1 and outcome.files > outcome.steps
+    rows = by_manifest(folder, topic)
+    assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
+    assert by_listing(folder) == rows
+
+
+def test_a_second_run_archives_what_is_new_and_a_third_writes_nothing(
+    spark_server: LiveServer, topic: str, folder: Path
+) -> None:
+    generator = seeded(topic)
+    send(spark_server.address, topic, some(generator, 50))
+    archived(folder, topic, wire(spark_server), **SMALL)
+    before = files_in(folder)
+    send(spark_server.address, topic, some(generator, 70))
+    second = archived(folder, topic, wire(spark_server), **SMALL)
+    assert second.messages == 70
+    after = files_in(folder)
+    assert before.items() <= after.items()
+    assert archived(folder, topic, wire(spark_server), **SMALL).steps == 0
+    assert files_in(folder) == after
+    rows = by_manifest(folder, topic)
+    assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
+    assert by_listing(folder) == rows
+
+
+def test_an_empty_topic_has_nothing_to_archive(spark_server: LiveServer, topic: str, folder: Path) -> None:
+    with Admin(spark_server.address) as admin:
+        admin.create_topic(topic)
+    assert archived(folder, topic, wire(spark_server)).steps == 0
+    assert ArchiveFolder.opened(folder).topics() == []
+
+
+class Stopped(Exception):
+    """A run that ends here."""
+
+
+def stopping(tasks: int) -> Callable[..., Any]:
+    """A runner that does so many tasks of its step and then ends the run."""
+
+    def run(work: Any, items: Any, progress: Any, title: str) -> Any:
+        inline(work, items[:tasks], progress, title)
+        raise Stopped
+
+    return run
+
+
+@pytest.mark.parametrize("tasks", [0, 1, 1000])
+def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
+    spark_server: LiveServer, topic: str, folder: Path, tasks: int
+) -> None:
+    generator = seeded(topic)
+    send(spark_server.address, topic, some(generator, 60))
+    with pytest.raises(Stopped):
+        archived(folder, topic, wire(spark_server), stopping(tasks), **SMALL)
+    plan = ArchiveFolder.opened(folder).begun(topic, 1)
+    begun = set(files_in(folder))
+    send(spark_server.address, topic, some(generator, 30))
+    outcome = archived(folder, topic, wire(spark_server), piece_bytes=1 << 20, step_bytes=1 << 20)
+    assert outcome.resumed and outcome.messages == 90
+    assert plan is not None and ArchiveFolder.opened(folder).manifest(topic, 1).plan == plan
+    assert begun - set(files_in(folder)) == {layout.plan_path(topic, 1)}
+    rows = by_manifest(folder, topic)
+    assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
+    assert by_listing(folder) == rows
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.spark.pipelines.messages import archived
+from tfmq.spark.logs import Address, open_logs
+
+left, folder = int(sys.argv[3]), sys.argv[2]
+
+def hook(event, arguments):
+    global left
+    if event in ("open", "os.rename", "os.remove", "os.mkdir", "fcntl.flock") and folder in str(arguments):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+archived(Path(folder), sys.argv[4], Address(sys.argv[1], None, 10.0), piece_bytes=4 << 10, step_bytes=12 << 10)
+"""
+
+
+def killed(server: LiveServer, folder: Path, topic: str, events: int) -> int:
+    """A run that SIGKILL ends in front of its so manieth touch of the folder; its exit code."""
+    command = [sys.executable, "-c", KILLED, server.address, str(folder), str(events), topic]
+    return subprocess.run(command, timeout=60, check=False).returncode
+
+
+def test_killed_at_any_touch_of_the_folder_the_next_run_gives_the_same(
+    spark_server: LiveServer, topic: str, folder: Path
+) -> None:
+    """Every row once in what manifests say, and never twice in what a listing of the folder shows."""
+    generator = seeded(topic)
+    send(spark_server.address, topic, some(generator, 120))
+    kills = 0
+    for _ in range(max(4, scaled(60))):
+        folder.mkdir(exist_ok=True)
+        events = generator.randrange(1, 60)
+        code = killed(spark_server, folder, topic, events)
+        assert code in (0, -9), f"{events} events: {code}"
+        kills += code == -9
+        if any(folder.rglob("*.parquet")):
+            shown = [row[0] for rows in by_listing(folder).values() for row in rows]
+            numbers = [row[2] for rows in by_listing(folder).values() for row in rows]
+            assert len(set(numbers)) == len(numbers) == len(shown)
+        if code == 0:
+            send(spark_server.address, topic, some(generator, 40))
+    assert kills >= 2
+    archived(folder, topic, wire(spark_server), **SMALL)
+    rows = by_manifest(folder, topic)
+    assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
+    assert by_listing(folder) == rows
+    assert not list(folder.rglob("*.part")) and not list(folder.rglob("*.plan"))
+
+
+def test_a_folder_of_data_is_archived_without_its_broker(
+    spark_server: LiveServer, topic: str, folder: Path
+) -> None:
+    generator = seeded(topic)
+    send(spark_server.address, topic, some(generator, 80))
+    archived(folder, topic, wire(spark_server), **SMALL)
+    send(spark_server.address, topic, some(generator, 20))
+    data = Address(None, str(spark_server.data))
+    with open_logs(wire(spark_server)) as by_wire, open_logs(data) as by_files:
+        ends = [each.end for each in by_wire.all_bounds(by_wire.partitions(topic))]
+        deadline = time.monotonic() + 60
+        while ends != [each.end for each in by_files.all_bounds(by_files.partitions(topic))]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert archived(folder, topic, data, **SMALL).messages == 20
+    rows = by_manifest(folder, topic)
+    assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
+    assert by_listing(folder) == rows
+
+
+def test_one_run_at_a_time(spark_server: LiveServer, topic: str, folder: Path) -> None:
+    send(spark_server.address, topic, some(seeded(topic), 5))
+    with (
+        locked(folder / layout.lock_path(topic), ""),
+        pytest.raises(Busy, match=f"Another run archives {topic} into"),
+    ):
+        archived(folder, topic, wire(spark_server))
+
+
+def test_a_topic_made_anew_is_archived_behind_the_old_one(
+    spark_server: LiveServer, topic: str, folder: Path
+) -> None:
+    generator = seeded(topic)
+    send(spark_server.address, topic, some(generator, 20))
+    archived(folder, topic, wire(spark_server))
+    old = by_manifest(folder, topic)
+    with Admin(spark_server.address) as admin:
+        admin.delete_topic(topic)
+    with pytest.raises(UnknownTopic):
+        archived(folder, topic, wire(spark_server))
+    send(spark_server.address, topic, some(generator, 20))
+    assert archived(folder, topic, wire(spark_server)).messages == 20
+    rows = by_manifest(folder, topic)
+    for partition, each in old.items():
+        assert rows[partition][: len(each)] == each
+    assert sum(map(len, rows.values())) == 40
+
+
+def test_another_brokers_topic_of_that_name_is_refused(
+    spark_server: LiveServer, topic: str, folder: Path
+) -> None:
+    send(spark_server.address, topic, some(seeded(topic), 5))
+    archived(folder, topic, wire(spark_server), node="a")
+    with pytest.raises(BadRequest, match=r"from another broker \(node a, this one is b\)"):
+        archived(folder, topic, wire(spark_server), node="b")
+
+
+class Shortened:
+    """Logs of which retention took the first part, or that were set back."""
+
+    def __init__(self, logs: Any, first: int = 0, cut: int = 0) -> None:
+        self._logs, self._first, self._cut = logs, first, cut
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logs, name)
+
+    def all_bounds(self, logs: Any) -> Any:
+        found = self._logs.all_bounds(logs)
+        return [
+            each._replace(
+                first=self._logs.at_or_after(log, each.end * self._first // 100),
+                end=each.end - self._cut,
+            )
+            for log, each in zip(logs, found, strict=True)
+        ]
+
+
+def shortened(monkeypatch: pytest.MonkeyPatch, **how: int) -> None:
+    before = Archiving.__init__
+
+    def changed(self: Archiving, wish: Any, topic: str, logs: Any, run: Any) -> None:
+        before(self, wish, topic, Shortened(logs, **how), run)
+
+    monkeypatch.setattr(Archiving, "__init__", changed)
+
+
+def test_what_retention_took_between_two_runs_is_told_or_noted(
+    spark_server: LiveServer, topic: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = seeded(topic)
+    send(spark_server.address, topic, some(generator, 20))
+    archived(folder, topic, wire(spark_server))
+    send(spark_server.address, topic, some(generator, 100))
+    shortened(monkeypatch, first=50)
+    with pytest.raises(OffsetOutOfRange, match="retention took what lies between"):
+        archived(folder, topic, wire(spark_server))
+    outcome = archived(folder, topic, wire(spark_server), on_loss="skip")
+    assert {gap.partition for gap in outcome.gaps} == {0, 1}
+    assert outcome.messages + 20 < 120
+    assert archived(folder, topic, wire(spark_server)).steps == 0
+    assert by_listing(folder) == by_manifest(folder, topic)
+
+
+def test_what_retention_took_of_a_step_that_was_begun_is_told_or_noted(
+    spark_server: LiveServer, topic: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(spark_server.address, topic, some(seeded(topic), 100))
+    with pytest.raises(Stopped):
+        archived(folder, topic, wire(spark_server), stopping(1))
+    shortened(monkeypatch, first=50)
+    with pytest.raises(OffsetOutOfRange, match="was to archive offsets 0 to"):
+        archived(folder, topic, wire(spark_server))
+    outcome = archived(folder, topic, wire(spark_server), on_loss="skip")
+    assert {gap.partition for gap in outcome.gaps} == {0, 1} and 0 < outcome.messages < 100
+    assert len(list((folder / layout.aside_folder(topic)).iterdir())) == 1
+    assert by_listing(folder) == by_manifest(folder, topic)
+
+
+def test_a_log_that_was_set_back_is_refused(
+    spark_server: LiveServer, topic: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(spark_server.address, topic, some(seeded(topic), 20))
+    archived(folder, topic, wire(spark_server))
+    shortened(monkeypatch, cut=1)
+    with pytest.raises(LogTruncated, match="its data was set back to an older copy"):
+        archived(folder, topic, wire(spark_server))

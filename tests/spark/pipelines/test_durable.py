@@ -1,0 +1,42 @@
+"""Files that are whole or not there, and the lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfmq.errors import Busy
+from tfmq.spark.pipelines.durable import beside_of, locked, make_folder, put, sweep
+
+
+def test_what_is_put_replaces_what_was_there_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    put(path, b"one")
+    put(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_is_not_whole_bears_a_hidden_name_of_its_own(tmp_path: Path) -> None:
+    names = {beside_of(tmp_path / "x.parquet").name for _ in range(10)}
+    assert len(names) == 10
+    assert all(name.startswith(".") and not name.endswith(".parquet") for name in names)
+
+
+def test_a_sweep_takes_what_is_half_written_and_nothing_else(tmp_path: Path) -> None:
+    kept, half = tmp_path / "deep" / "x.parquet", beside_of(tmp_path / "deep" / "x.parquet")
+    make_folder(kept.parent)
+    kept.write_bytes(b"")
+    half.write_bytes(b"")
+    assert sweep(tmp_path) == 1
+    assert kept.exists() and not half.exists()
+    assert sweep(tmp_path / "not there") == 0
+
+
+def test_a_lock_keeps_others_out_until_it_is_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "house" / "lock"
+    with locked(path, "taken."), pytest.raises(Busy, match=r"taken\."), locked(path, "taken."):
+        pass
+    with locked(path, "taken."):
+        pass

@@ -1,0 +1,105 @@
+"""Parquet by hour: one file an hour, in order, the same bytes for the same rows, nothing half written in sight."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.scale import seeded
+from tfmq.spark.pipelines import hour_files
+from tfmq.spark.pipelines.hour_files import COLUMNS, written
+from tfmq.spark.pipelines.layout import HOUR_MS, Piece
+
+PIECE = Piece(3, 5, 5 << 24 | 3, 1000, 90000)
+NINE = 1_763_715_600_000  # 2025-11-21T09:00:00Z
+
+
+def batch(offsets: Sequence[int], times: Sequence[int], values: Sequence[bytes | None]) -> pa.RecordBatch:
+    count = len(offsets)
+    return pa.RecordBatch.from_pydict(
+        {
+            "partition": [3] * count,
+            "offset": offsets,
+            "timestamp": [each * 1000 for each in times],
+            "id": [offset * 7 for offset in offsets],
+            "key": [b"k" if offset % 2 else None for offset in offsets],
+            "tag": ["t" if offset % 3 else None for offset in offsets],
+            "attributes": [b"a" if offset % 2 else None for offset in offsets],
+            "value": values,
+        },
+        schema=COLUMNS,
+    )
+
+
+def sliced(whole: pa.RecordBatch, generator: Any) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of other sizes, some of them empty."""
+    start = 0
+    while start < whole.num_rows:
+        count = generator.randrange(0, 9)
+        yield whole.slice(start, count)
+        start += count
+
+
+def test_rows_go_into_the_file_of_their_hour_and_keep_their_order(tmp_path: Path) -> None:
+    times = [NINE - 1, NINE, NINE + 5, NINE + HOUR_MS - 1, NINE + 3 * HOUR_MS]
+    rows = batch([1000, 1100, 1200, 1300, 1400], times, [b"a", None, b"", b"d", b"e"])
+    files = written(tmp_path, "orders", PIECE, [rows.slice(0, 2), rows.slice(2, 3)], "zstd")
+    assert [each.path.split("/")[2] for each in files] == ["hour=08", "hour=09", "hour=12"]
+    assert [(each.rows, each.first_offset, each.last_offset) for each in files] == [
+        (1, 1000, 1000),
+        (3, 1100, 1300),
+        (1, 1400, 1400),
+    ]
+    assert (files[1].first_ms, files[1].last_ms) == (NINE, NINE + HOUR_MS - 1)
+    whole = pa.concat_tables([pq.ParquetFile(tmp_path / each.path).read() for each in files])
+    assert whole.to_pylist() == rows.to_pylist()
+    for each in files:
+        data = (tmp_path / each.path).read_bytes()
+        assert (each.size_bytes, each.crc) == (len(data), zlib.crc32(data))
+
+
+@pytest.mark.parametrize("compression", hour_files.COMPRESSIONS)
+def test_the_same_rows_give_the_same_bytes_however_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    monkeypatch.setattr(hour_files, "GROUP_ROWS", 11)
+    monkeypatch.setattr(hour_files, "GROUP_BYTES", 1500)
+    generator = seeded("hour files")
+    count = 200
+    values = [generator.randbytes(generator.choice((0, 5, 60, 2000))) for _ in range(count)]
+    times = sorted(NINE + generator.randrange(2 * HOUR_MS) for _ in range(count))
+    rows = batch(range(count), times, values)
+    first = written(tmp_path / "a", "orders", PIECE, [rows], compression)
+    for number in range(5):
+        folder = tmp_path / str(number)
+        again = written(folder, "orders", PIECE, sliced(rows, generator), compression)
+        assert again == first
+        assert [(folder / each.path).read_bytes() for each in again] == [
+            (tmp_path / "a" / each.path).read_bytes() for each in first
+        ]
+    groups = pq.ParquetFile(tmp_path / "a" / first[0].path).metadata
+    sizes = [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+    assert max(sizes) <= 11 and len(sizes) > 5
+
+
+def test_what_fails_in_the_middle_leaves_whole_files_only(tmp_path: Path) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch([1, 2], [NINE, NINE + HOUR_MS], [b"", b""])
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        written(tmp_path, "orders", PIECE, rows(), "zstd")
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert [each.parent.name for each in files] == ["hour=09"]
+    assert pq.ParquetFile(files[0]).metadata.num_rows == 1
+
+
+def test_no_rows_give_no_file(tmp_path: Path) -> None:
+    assert written(tmp_path, "orders", PIECE, [batch([], [], [])], "zstd") == []
+    assert list(tmp_path.iterdir()) == []

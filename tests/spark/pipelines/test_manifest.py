@@ -1,0 +1,78 @@
+"""What an archive says of itself: read back as written, damage and gaps told by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfmq.errors import BadRequest, Damaged, NotSupported
+from tfmq.spark.pipelines import layout, manifest
+from tfmq.spark.pipelines.layout import Piece
+from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Gap, Manifest, Plan, packed, unpacked
+
+PLAN = Plan(1, "orders", 2, "node", (Piece(0, 5, 83886080, 0, 4096),), (Gap(1, 5, 0, 100),))
+FILE = ArchiveFile("topic=orders/x.parquet", 0, 5, 0, 4096, 3, 900, 77, 300, 0, 200, 1, 2)
+DONE = Manifest(PLAN, (FILE,), {(5, 0): 4096, (5, 1): 100})
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> ArchiveFolder:
+    return ArchiveFolder.made(tmp_path / "archive")
+
+
+def test_a_step_is_read_back_as_it_was_begun_and_done(archive: ArchiveFolder) -> None:
+    assert archive.begun("orders", 1) is None
+    archive.begin(PLAN)
+    assert archive.begun("orders", 1) == PLAN
+    assert archive.steps("orders") == [] and archive.topics() == []
+    archive.finish(DONE)
+    assert archive.begun("orders", 1) is None
+    assert archive.manifest("orders", 1) == DONE
+    assert archive.steps("orders") == [1] and archive.topics() == ["orders"]
+    assert DONE.rows == 3 and DONE.size_bytes == 900
+
+
+def test_an_archive_keeps_its_id(archive: ArchiveFolder) -> None:
+    assert ArchiveFolder.opened(archive.folder).id == archive.id == ArchiveFolder.made(archive.folder).id
+    assert len(archive.id) == 32
+
+
+def test_a_folder_of_somebody_else_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(BadRequest, match=r"not empty \('thesis.txt' is in it\): name a new folder"):
+        ArchiveFolder.made(tmp_path)
+    with pytest.raises(BadRequest, match="is no archive of tfmq"):
+        ArchiveFolder.opened(tmp_path)
+
+
+def test_every_flipped_bit_of_a_manifest_is_told_with_its_name(archive: ArchiveFolder) -> None:
+    archive.finish(DONE)
+    path = archive.folder / layout.manifest_path("orders", 1)
+    whole = path.read_bytes()
+    seen = 0
+    for position in range(0, len(whole), 7):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        try:
+            assert archive.manifest("orders", 1) == DONE  # a bit of white space
+        except Damaged as error:
+            assert str(path) in str(error)
+            seen += 1
+    assert seen > len(whole) / 7 / 2
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(Damaged, match=r"00000001\.json is damaged: it is no JSON object"):
+        archive.manifest("orders", 1)
+
+
+def test_a_missing_step_is_told_with_its_name(archive: ArchiveFolder) -> None:
+    for step in (1, 2, 3):
+        archive.finish(DONE._replace(plan=PLAN._replace(step=step)))
+    (archive.folder / layout.manifest_path("orders", 2)).unlink()
+    with pytest.raises(Damaged, match=r"misses _tfmq/orders/00000002\.json, though step 3 is there"):
+        archive.steps("orders")
+
+
+def test_a_newer_format_is_refused_and_no_field_of_it_is_guessed() -> None:
+    data = packed({"version": manifest.VERSION + 1, "other": 1})
+    with pytest.raises(NotSupported, match="x has format version 2, and this release of tfmq reads 1"):
+        unpacked("x", data)

@@ -1,0 +1,203 @@
+"""Writes a piece of a partition as Parquet, one file an hour of append time, in offset order.
+
+Append times never go back in a partition, so one file is open at a time. Row groups are cut by the rows alone, so the
+same rows give the same bytes, whoever reads them how; memory holds one row group.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tfmq.arrow.schema import project
+from tfmq.spark.pipelines.durable import beside_of, make_folder, settle
+from tfmq.spark.pipelines.layout import HOUR_MS, Piece, file_path
+from tfmq.spark.pipelines.manifest import ArchiveFile
+
+COLUMNS: Final = project(["partition", "offset", "timestamp", "id", "key", "tag", "attributes", "value"])
+"""Of a file. The topic, the date and the hour are in its path."""
+COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
+GROUP_ROWS: Final = 1 << 20
+GROUP_BYTES: Final = 16 << 20
+"""A row group ends behind the row that reaches one of them: what a reader and a writer hold in memory."""
+ROW_BYTES: Final = 48
+"""Of a row besides its binary columns, about; so that empty messages count, too."""
+HOUR_US: Final = HOUR_MS * 1000
+
+
+class CheckedFile:
+    """A file that knows the CRC-32 of all that was written into it."""
+
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self.size_bytes = self.crc = 0
+
+    def write(self, data: Any) -> int:
+        self.crc = zlib.crc32(data, self.crc)
+        written = self._file.write(data)
+        self.size_bytes += written
+        return written
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self, forced: bool = True) -> None:
+        """With all of it on the disk, where that is wanted."""
+        if not self.closed:
+            self.closed = True
+            if forced:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
+
+
+class HourFile:
+    """The file of one hour while it is written; nobody sees it before `finish`."""
+
+    def __init__(self, folder: Path, topic: str, hour: int, piece: Piece, compression: str) -> None:
+        self._folder, self._piece = folder, piece
+        self._name = file_path(topic, hour, piece)
+        self._path = folder / self._name
+        make_folder(self._path.parent)
+        self._beside = beside_of(self._path)
+        self._file = CheckedFile(self._beside)
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self._file, mode="w"),
+            COLUMNS,
+            compression=compression,
+            use_dictionary=["partition", "key", "tag"],
+            column_encoding=dict.fromkeys(("offset", "timestamp", "id"), "DELTA_BINARY_PACKED"),
+        )
+        self._held: list[pa.RecordBatch] = []
+        self._held_rows = self._held_bytes = 0
+        self.rows = self._log_bytes = 0
+        self._first: tuple[int, int] | None = None
+        self._last = (0, 0)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Rows behind those before, all of this hour."""
+        sizes = row_sizes(batch)
+        self._note(batch, int(sizes.sum()))
+        while batch.num_rows:
+            reached = np.searchsorted(np.cumsum(sizes), GROUP_BYTES - self._held_bytes) + 1
+            count = int(min(batch.num_rows, reached, GROUP_ROWS - self._held_rows))
+            self._held.append(batch.slice(0, count))
+            self._held_rows += count
+            self._held_bytes += int(sizes[:count].sum())
+            if self._held_bytes >= GROUP_BYTES or self._held_rows >= GROUP_ROWS:
+                self._write_group()
+            batch, sizes = batch.slice(count), sizes[count:]
+
+    def _note(self, batch: pa.RecordBatch, size_bytes: int) -> None:
+        offsets, times = batch.column("offset"), batch.column("timestamp").cast(pa.int64())
+        if self._first is None:
+            self._first = (offsets[0].as_py(), times[0].as_py() // 1000)
+        self._last = (offsets[-1].as_py(), times[-1].as_py() // 1000)
+        self.rows += batch.num_rows
+        self._log_bytes += size_bytes
+
+    def _write_group(self) -> None:
+        if self._held:
+            table = pa.Table.from_batches(self._held).combine_chunks()
+            self._writer.write_table(table, row_group_size=GROUP_ROWS)
+        self._held, self._held_rows, self._held_bytes = [], 0, 0
+
+    def finish(self) -> ArchiveFile:
+        """In its place, on the disk."""
+        assert self._first is not None, "a file without rows is never begun"
+        self._write_group()
+        self._writer.close()
+        self._file.close()
+        settle(self._beside, self._path)
+        piece = self._piece
+        return ArchiveFile(
+            self._name,
+            piece.partition,
+            piece.incarnation,
+            piece.start,
+            piece.end,
+            self.rows,
+            self._file.size_bytes,
+            self._file.crc,
+            self._log_bytes,
+            self._first[0],
+            self._last[0],
+            self._first[1],
+            self._last[1],
+        )
+
+    def abandon(self) -> None:
+        """Without a trace."""
+        with suppress(OSError):  # a full disk; the file goes anyway
+            self._writer.close()
+        self._file.close(forced=False)
+        self._beside.unlink(missing_ok=True)
+
+
+def row_sizes(batch: pa.RecordBatch) -> Any:
+    """Bytes of each row, about those that it has in the log."""
+    sizes = np.full(batch.num_rows, ROW_BYTES, dtype=np.int64)
+    for name in ("value", "attributes"):
+        column = batch.column(name)
+        offsets = np.frombuffer(column.buffers()[1], np.int32, batch.num_rows + 1, 4 * column.offset)
+        sizes += np.diff(offsets)
+    return sizes
+
+
+def by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(hour since 1970, its rows), in order. Times never go back."""
+    hours = batch.column("timestamp").cast(pa.int64()).to_numpy() // HOUR_US
+    starts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), len(hours)]
+    for start, end in pairwise(starts):
+        yield int(hours[start]), batch.slice(start, end - start)
+
+
+def written(
+    folder: Path, topic: str, piece: Piece, batches: Iterable[pa.RecordBatch], compression: str
+) -> list[ArchiveFile]:
+    """The files of a piece, each in its place. `batches`: its rows in order of offsets, with COLUMNS.
+
+    An error leaves nothing that is not whole; what is whole stays, and is made again, the same, by the next try.
+    """
+    done: list[ArchiveFile] = []
+    current: tuple[int, HourFile] | None = None
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            for hour, rows in by_hour(batch):
+                if current is None or current[0] != hour:
+                    if current is not None:
+                        done.append(current[1].finish())
+                    current = hour, HourFile(folder, topic, hour, piece, compression)
+                current[1].add(rows)
+        if current is not None:
+            done.append(current[1].finish())
+    except BaseException:
+        if current is not None:
+            current[1].abandon()
+        raise
+    return done
