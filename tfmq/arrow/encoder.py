@@ -95,7 +95,8 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
         array = batch.column(name)
         binary = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
         string = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
-        if not (binary or string or pa.types.is_null(array.type)) or (name == "tag" and binary):
+        wrong = {"tag": binary, "attributes": string}.get(name, False)
+        if wrong or not (binary or string or pa.types.is_null(array.type)):
             wanted = "string" if name == "tag" else "binary" if name == "attributes" else "binary or string"
             raise BadRequest(f"The column {name} must be {wanted}, not {array.type}.")
         as_text = name == "tag" or (name == "key" and string)

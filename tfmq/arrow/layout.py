@@ -94,8 +94,8 @@ class _Reader:
     not come out; beyond the buffer it reads its last byte."""
 
     def __init__(self, data: Buffer) -> None:
-        self._data = data
-        self._bytes: Any = np.frombuffer(data, np.uint8)
+        self._data = data if len(data) else b"\0"
+        self._bytes: Any = np.frombuffer(self._data, np.uint8)
 
     def byte(self, positions: Array) -> Array:
         found: Array = self._bytes.take(positions, mode="clip")
