@@ -159,123 +159,253 @@ def place(value: str) -> str | dict[str, Any]:
 OPTIONS: tuple[Option, ...] = (
     Option("servers", "HOST:PORT", "", "both", "both", text, "The broker. It or `path` must be given."),
     Option(
-        "path", "a folder", "", "source", "both", text,
+        "path",
+        "a folder",
+        "",
+        "source",
+        "both",
+        text,
         "The DATA folder of a broker, whose segment files are read directly, while it runs or not. Every executor must"
         " see the folder under this name.",
     ),
     Option(
-        "subscribe", "topics, with commas", "", "source", "both", names,
+        "subscribe",
+        "topics, with commas",
+        "",
+        "source",
+        "both",
+        names,
         "The topics to read. One of `subscribe`, `subscribePattern` and `assign` must be given.",
     ),
     Option(
-        "subscribePattern", "a regular expression", "", "source", "both", pattern,
+        "subscribePattern",
+        "a regular expression",
+        "",
+        "source",
+        "both",
+        pattern,
         "All topics whose whole name matches it, in Python's syntax; also those that are made later.",
     ),
     Option(
-        "assign", 'JSON, `{"orders": [0, 1]}`', "", "source", "both", by_topic, "Only these partitions.",
+        "assign",
+        'JSON, `{"orders": [0, 1]}`',
+        "",
+        "source",
+        "both",
+        by_topic,
+        "Only these partitions.",
     ),
     Option(
-        "startingOffsets", "`earliest`, `latest`, JSON", "`earliest` (batch), `latest` (stream)", "source", "both",
+        "startingOffsets",
+        "`earliest`, `latest`, JSON",
+        "`earliest` (batch), `latest` (stream)",
+        "source",
+        "both",
         place,
         "Where to begin. JSON gives an offset for each partition, -2 for its beginning, -1 for its end. A stream that"
         " has a checkpoint goes on where that says.",
     ),
     Option(
-        "startingTimestamp", "ms since 1970", "", "source", "both", moment,
+        "startingTimestamp",
+        "ms since 1970",
+        "",
+        "source",
+        "both",
+        moment,
         "Begin at the first message appended then or later. Instead of `startingOffsets`.",
     ),
     Option(
-        "startingOffsetsByTimestamp", 'JSON, `{"orders": {"0": 1700000000000}}`', "", "source", "both", by_topic,
+        "startingOffsetsByTimestamp",
+        'JSON, `{"orders": {"0": 1700000000000}}`',
+        "",
+        "source",
+        "both",
+        by_topic,
         "The same, with a time for each partition.",
     ),
     Option(
-        "startingOffsetsByTimestampStrategy", "`error`, `latest`", "`error`", "source", "both",
-        one_of("error", "latest"), "What to do where nothing was appended then or later: stop, or begin at the end.",
+        "startingOffsetsByTimestampStrategy",
+        "`error`, `latest`",
+        "`error`",
+        "source",
+        "both",
+        one_of("error", "latest"),
+        "What to do where nothing was appended then or later: stop, or begin at the end.",
     ),
     Option(
-        "endingOffsets", "`latest`, JSON", "`latest`", "source", "batch", place,
+        "endingOffsets",
+        "`latest`, JSON",
+        "`latest`",
+        "source",
+        "batch",
+        place,
         "Where to end, the offset itself not included. In JSON -1 is the end as it is when the query is planned.",
     ),
     Option(
-        "endingTimestamp", "ms since 1970", "", "source", "batch", moment,
+        "endingTimestamp",
+        "ms since 1970",
+        "",
+        "source",
+        "batch",
+        moment,
         "End before the first message appended then or later. Instead of `endingOffsets`.",
     ),
     Option(
-        "endingOffsetsByTimestamp", 'JSON, `{"orders": {"0": 1700000000000}}`', "", "source", "batch", by_topic,
+        "endingOffsetsByTimestamp",
+        'JSON, `{"orders": {"0": 1700000000000}}`',
+        "",
+        "source",
+        "batch",
+        by_topic,
         "The same, with a time for each partition.",
     ),
     Option(
-        "failOnDataLoss", "`true`, `false`", "`true`", "source", "both", flag,
+        "failOnDataLoss",
+        "`true`, `false`",
+        "`true`",
+        "source",
+        "both",
+        flag,
         "Whether a query stops where messages are gone that it has not read: by retention, with a topic that was"
         " deleted, by damage. `false`: it goes on behind them, and says so in the log.",
     ),
     Option(
-        "maxOffsetsPerTrigger", "messages", "no limit", "source", "stream", count,
+        "maxOffsetsPerTrigger",
+        "messages",
+        "no limit",
+        "source",
+        "stream",
+        count,
         "At most so many in a micro-batch, shared among the partitions by what waits in each.",
     ),
     Option(
-        "maxBytesPerTrigger", "bytes, or 64m", "no limit", "source", "stream", size,
+        "maxBytesPerTrigger",
+        "bytes, or 64m",
+        "no limit",
+        "source",
+        "stream",
+        size,
         "About so many bytes in a micro-batch: each partition ends with the message in which its share ends. Instead of"
         " `maxOffsetsPerTrigger`.",
     ),
     Option(
-        "minOffsetsPerTrigger", "messages", "1", "source", "stream", count,
+        "minOffsetsPerTrigger",
+        "messages",
+        "1",
+        "source",
+        "stream",
+        count,
         "Wait until so many are there, at most for `maxTriggerDelay`. Not with `Trigger.AvailableNow`.",
     ),
     Option(
-        "maxTriggerDelay", "a time, 15m", "15m", "source", "stream", seconds,
+        "maxTriggerDelay",
+        "a time, 15m",
+        "15m",
+        "source",
+        "stream",
+        seconds,
         "How long `minOffsetsPerTrigger` waits.",
     ),
     Option(
-        "minPartitions", "a number", "one for each partition", "source", "both", count,
+        "minPartitions",
+        "a number",
+        "one for each partition",
+        "source",
+        "both",
+        count,
         "Cut large partitions into pieces, so that about so many tasks or more share the work.",
     ),
     Option(
-        "maxRecordsPerPartition", "messages", "no limit", "source", "both", count,
+        "maxRecordsPerPartition",
+        "messages",
+        "no limit",
+        "source",
+        "both",
+        count,
         "At most so many for one task.",
     ),
     Option(
-        "groupId", "a name", "", "source", "stream", text,
+        "groupId",
+        "a name",
+        "",
+        "source",
+        "stream",
+        text,
         "The group in the broker that gets the query's progress, so that `tfmq group` shows its lag. The checkpoint"
         " decides where the query goes on, not the group.",
     ),
     Option(
-        "verify", "`chunk`, `message`, `none`", "`chunk`", "source", "both", one_of("chunk", "message", "none"),
+        "verify",
+        "`chunk`, `message`, `none`",
+        "`chunk`",
+        "source",
+        "both",
+        one_of("chunk", "message", "none"),
         "Which checksums are proven: one for each block of at most 64 KiB, those of all messages as well, or none.",
     ),
     Option(
-        "topic", "a name", "", "sink", "both", text,
+        "topic",
+        "a name",
+        "",
+        "sink",
+        "both",
+        text,
         "The topic to write to. Without it the rows say it, in a column `topic`.",
     ),
     Option(
-        "transactionTtl", "a time, 24h", "`transaction.group_ttl_seconds` of the broker", "sink", "both", seconds,
+        "transactionTtl",
+        "a time, 24h",
+        "`transaction.group_ttl_seconds` of the broker",
+        "sink",
+        "both",
+        seconds,
         "How long the rows of a finished task wait in the broker for the commit. It must be longer than a whole batch"
         " may take; what a query left that never comes back goes after it.",
     ),
     Option(
-        "allowOtherTotal", "`true`, `false`", "`false`", "sink", "both", flag,
+        "allowOtherTotal",
+        "`true`, `false`",
+        "`false`",
+        "sink",
+        "both",
+        flag,
         "For queries that give other rows when they are run again: a batch that is committed already is passed over"
         " even if it has another number of rows now. `false`: the query stops then.",
     ),
     Option(
-        "txnAppId", "a name", "", "sink", "batch", text,
+        "txnAppId",
+        "a name",
+        "",
+        "sink",
+        "batch",
+        text,
         "With `txnVersion`: a batch write is done once, however often it is run. The writes of one application have"
         " versions that only go up.",
     ),
     Option(
-        "txnVersion", "a whole number", "", "sink", "batch", version,
+        "txnVersion",
+        "a whole number",
+        "",
+        "sink",
+        "batch",
+        version,
         "The number of this write among those of `txnAppId`; one that is done already is passed over.",
     ),
     Option(
-        "timeout", "a time, 30s", "30s", "both", "both", seconds,
+        "timeout",
+        "a time, 30s",
+        "30s",
+        "both",
+        "both",
+        seconds,
         "How long a broker that does not answer is waited for.",
     ),
-)  # fmt: skip
+)
 
 
 def chosen(given: Mapping[str, str], where: Where, query: Query) -> dict[str, Any]:
     """The values of the options that are given, by their names. Raises BadRequest for one that is unknown, belongs
-    elsewhere, or has a wrong value; the sentence names it.
+    elsewhere, or has a wrong value; the sentence names it. `query` "both": it is not known yet which it will be.
     """
     known = {each.name.lower(): each for each in OPTIONS}
     found = {}
@@ -289,14 +419,23 @@ def chosen(given: Mapping[str, str], where: Where, query: Query) -> dict[str, An
     return found
 
 
+_VERBS: dict[tuple[Where, Query], str] = {
+    ("source", "batch"): "spark.read",
+    ("source", "stream"): "spark.readStream",
+    ("sink", "batch"): "write",
+    ("sink", "stream"): "writeStream",
+}
+
+
 def _value(option: Option, value: str, where: Where, query: Query) -> Any:
     if option.where not in (where, "both"):
         raise BadRequest(
             f"{option.name} is an option of the {option.where}, not of the {where}: leave it out here."
         )
-    if option.query not in (query, "both"):
-        other = {"batch": "spark.read", "stream": "spark.readStream"}[option.query]
-        raise BadRequest(f"{option.name} is an option of {other} only: leave it out here.")
+    if query != "both" and option.query not in (query, "both"):
+        raise BadRequest(
+            f"{option.name} is an option of {_VERBS[where, option.query]} only: leave it out here."
+        )
     try:
         return option.read(value)
     except ValueError as error:

@@ -18,6 +18,11 @@ from tfmq.spark.shares import shares, together
 
 Task = tuple[Range, ...]
 
+SURVEYS_MAX = 5
+"""A topic that is deleted while it is looked at is looked at again."""
+UNKNOWN = -1
+"""An ordinal that damage hides."""
+
 
 class Limit(NamedTuple):
     """Of a micro-batch; None: no limit."""
@@ -90,7 +95,7 @@ class Planner:
         begins = {key: self._begin(key, start.get(key), each) for key, each in survey.items()}
         ends = {key: self._end(begins[key], each) for key, each in survey.items()}
         if self._waits(survey, begins):
-            return self._offsets(survey, {key: start[key].offset for key in survey if key in start})
+            return start
         if limit.rows is not None:
             ends = self._rows_limited(survey, begins, ends, limit.rows)
         elif limit.bytes is not None:
@@ -121,9 +126,17 @@ class Planner:
     # Where a micro-batch begins
 
     def _survey(self, *, lenient: bool = False) -> Survey:
-        found = self._settings.subscription.find(self._logs, lenient=lenient)
-        bounds = self._logs.all_bounds(list(found.values()))
-        return {key: Standing(log, each) for (key, log), each in zip(found.items(), bounds, strict=True)}
+        """How far each partition reaches now; with `lenient`, of those that are there."""
+        for attempt in range(SURVEYS_MAX):
+            found = self._settings.subscription.find(self._logs, lenient=lenient)
+            try:
+                bounds = self._logs.all_bounds(list(found.values()))
+            except UnknownTopic:  # deleted between the two questions
+                if attempt + 1 == SURVEYS_MAX:
+                    raise
+                continue
+            return {key: Standing(log, each) for (key, log), each in zip(found.items(), bounds, strict=True)}
+        raise AssertionError("the last attempt returns or raises")
 
     def _look_for_gone(self, start: Offsets, survey: Survey) -> None:
         """Whole topics and partitions that the query has read, and that are not there, or not subscribed, any more."""
@@ -183,10 +196,12 @@ class Planner:
 
     def _rows(self, survey: Survey, begins: dict[Key, int]) -> dict[Key, int]:
         """How many messages wait in each partition."""
-        return {
-            key: max(0, each.bounds.end_ordinal - self._ordinal(each, begins[key]))
-            for key, each in survey.items()
-        }
+        found = {}
+        for key, each in survey.items():
+            ordinal = self._ordinal(each, begins[key])
+            # Damage hides the number: it is read to the end, so that the query does not stick there.
+            found[key] = max(0, each.bounds.end_ordinal - ordinal) if ordinal != UNKNOWN else 1
+        return found
 
     def _ordinal(self, standing: Standing, offset: int) -> int:
         log, bounds = standing
@@ -210,7 +225,8 @@ class Planner:
         for key, count in shares(rows, limit, self._turn).items():
             standing = survey[key]
             ordinal = self._ordinal(standing, begins[key]) + count
-            found[key] = ends[key] if count == rows[key] else self._logs.at_ordinal(standing.log, ordinal)
+            whole = count == rows[key]
+            found[key] = ends[key] if whole else self._logs.at_ordinal(standing.log, ordinal)
             ordinals[standing.log.log_id, found[key]] = ordinal
         self._ordinals = ordinals | {
             (each.log.log_id, begins[key]): self._ordinal(each, begins[key])

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tfmq.spark.batch_reader import BatchReader
+from tfmq.spark.options import chosen
 from tfmq.spark.schema import spark_schema
 from tfmq.spark.sentences import told
 from tfmq.spark.settings import source_settings
@@ -27,7 +28,11 @@ class TfmqSource(DataSource):
 
     @told
     def schema(self) -> StructType:
-        """All columns of a topic. A schema that a user gives instead is a projection of it."""
+        """All columns of a topic. A schema that a user gives instead is a projection of it.
+
+        Asked when a frame is made, so wrong options are told there, and not only when it is first used.
+        """
+        chosen(dict(self.options), "source", "both")
         return spark_schema()
 
     @told

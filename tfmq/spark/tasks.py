@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
-from tfmq.errors import Damaged, OffsetOutOfRange, UnknownTopic
+from tfmq.errors import Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.logs import Address, Chunk, Logs, Range, open_logs
 from tfmq.spark.sentences import Losses
 
@@ -32,7 +32,6 @@ class Reading(NamedTuple):
 
     def _range(self, logs: Logs, wanted: Range, losses: Losses) -> Iterator[pa.RecordBatch]:
         log, begin, end = wanted
-        name = f"{log.topic}-{log.partition}"
         decoder = Decoder(log.topic, log.partition, log.log_id, project(self.schema.names), self.verify)
         while begin < end:
             try:
@@ -42,22 +41,12 @@ class Reading(NamedTuple):
                     if batch.num_rows:
                         yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
                 return
-            except OffsetOutOfRange as error:
-                gone = min(error.first, end) if error.first > begin else end
-                losses.lost(
-                    OffsetOutOfRange(
-                        f"Messages of {name} from offset {begin} to {gone} are gone, by retention, before this query"
-                        " had read them.",
-                        **error.details,
-                    )
-                )
-                begin = gone
-            except Damaged as error:
-                behind = error.next if error.next > begin else end
-                losses.lost(Damaged(str(error), **error.details))
-                begin = behind
-            except UnknownTopic as error:
-                losses.lost(UnknownTopic(str(error)))
+            except (OffsetOutOfRange, Damaged) as error:
+                behind = error.first if isinstance(error, OffsetOutOfRange) else error.next
+                losses.lost(type(error)(str(error), **error.details))
+                begin = behind if begin < behind else end
+            except (UnknownTopic, LogTruncated) as error:
+                losses.lost(type(error)(str(error), **error.details))
                 return
 
 

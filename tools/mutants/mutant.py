@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("journal", "tfmq", "tests", "tools", "conf", "docs", "setup.cfg", "pyproject.toml", "README.md")
+COPIED = (
+    "journal",
+    "tfmq",
+    "pyspark_tfmq",
+    "tests",
+    "tools",
+    "conf",
+    "docs",
+    "setup.cfg",
+    "pyproject.toml",
+    "README.md",
+)
 TRY_SECONDS = 240
 TEST_SECONDS = 120
 FAILED = re.compile(r"^FAILED (tests/\S+)", re.MULTILINE)

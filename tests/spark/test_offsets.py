@@ -1,0 +1,66 @@
+"""Offsets as checkpoints have them, and as users write them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tfmq.errors import BadRequest
+from tfmq.spark.offsets import Offset, assigned, from_json, named, to_json
+
+OFFSETS = {("orders", 1): Offset(7, 123), ("orders", 0): Offset(7, 4096), ("audit", 10): Offset(3, 0)}
+
+
+def test_a_checkpoint_keeps_all_and_equal_ones_have_equal_texts() -> None:
+    text = json.dumps(to_json(OFFSETS))
+    assert text == '{"audit": {"10": 0, "incarnation": 3}, "orders": {"0": 4096, "1": 123, "incarnation": 7}}'
+    assert from_json(json.loads(text), "it", low=0) == OFFSETS
+    assert json.dumps(to_json(dict(reversed(OFFSETS.items())))) == text
+
+
+def test_partitions_are_in_the_order_of_numbers() -> None:
+    found = to_json({("orders", number): Offset(1, number) for number in (10, 9, 2)})
+    assert list(found["orders"]) == ["2", "9", "10", "incarnation"]
+
+
+def test_a_user_need_not_know_incarnations() -> None:
+    assert from_json({"orders": {"0": -2, "1": -1}}, "it") == {
+        ("orders", 0): Offset(0, -2),
+        ("orders", 1): Offset(0, -1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"orders": 5}, "must have an object of partitions"),
+        ({"orders": {}}, "must have an object of partitions"),
+        ({"orders": {"first": 5}}, "'first' is no partition of orders"),
+        ({"orders": {"-1": 5}}, "'-1' is no partition of orders"),
+        ({"orders": {"0": "5"}}, "the place in orders-0 must be a whole number from -2 on, not '5'"),
+        ({"orders": {"0": -3}}, "the place in orders-0 must be a whole number from -2 on, not -3"),
+        ({"orders": {"0": True}}, "must be a whole number"),
+        ({"orders": {"0": 1 << 63}}, "must be a whole number"),
+        ({"orders": {"0": 1, "incarnation": "x"}}, "the incarnation of orders must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_named(value: Any, sentence: str) -> None:
+    with pytest.raises(BadRequest, match=f"startingOffsets: .*{sentence}"):
+        from_json(value, "startingOffsets")
+
+
+def test_a_checkpoint_has_no_words_for_beginning_and_end() -> None:
+    with pytest.raises(BadRequest, match="must be a whole number from 0 on, not -1"):
+        from_json({"orders": {"0": -1}}, "The checkpoint", low=0)
+
+
+def test_partitions_that_are_assigned() -> None:
+    assert assigned({"orders": [1, 0, 1]}) == (("orders", 0), ("orders", 1))
+    for wrong in ({"orders": []}, {"orders": 1}, {"orders": ["0"]}, {"orders": [-1]}):
+        with pytest.raises(BadRequest, match="assign: "):
+            assigned(wrong)
+
+
+def test_names_of_partitions_for_people() -> None:
+    assert named([("b", 1), ("a", 0)]) == "a-0, b-1"
+    assert named([("a", number) for number in range(5)]) == "a-0, a-1, a-2 and 2 more"

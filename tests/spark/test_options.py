@@ -1,0 +1,116 @@
+"""The table of options: what each takes, what is refused and in which words, and that the page has all of them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfmq.errors import BadRequest
+from tfmq.spark.options import OPTIONS, chosen, nearest, only_one
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "spark.md"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("servers", " 127.0.0.1:8367 ", "127.0.0.1:8367"),
+        ("subscribe", "orders, payments,orders", ("orders", "payments")),
+        ("subscribePattern", "orders-.*", "orders-.*"),
+        ("startingOffsets", "Earliest", "earliest"),
+        ("startingOffsets", '{"orders": {"0": -2}}', {"orders": {"0": -2}}),
+        ("startingTimestamp", "0", 0),
+        ("failOnDataLoss", "FALSE", False),
+        ("minPartitions", "8", 8),
+        ("verify", "Message", "message"),
+        ("timeout", "500ms", 0.5),
+        ("timeout", "2m", 120.0),
+        ("timeout", "7", 7.0),
+    ],
+)
+def test_what_an_option_takes(name: str, text: str, value: Any) -> None:
+    assert chosen({name.lower(): text}, "source", "batch") == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("64m", 64 << 20), ("64MiB", 64 << 20), ("1 g", 1 << 30), ("10b", 10), ("8k", 8192)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert chosen({"maxbytespertrigger": text}, "source", "stream") == {"maxBytesPerTrigger": size}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("servers", " ", "servers must be a text that is not empty, not ' '."),
+        ("subscribe", " , ", "subscribe must be names of topics with commas between them"),
+        ("subscribePattern", "orders(", "subscribePattern must be a regular expression"),
+        ("assign", "[1]", "assign must be a JSON object of topics"),
+        ("assign", "{}", "assign must be a JSON object of topics"),
+        ("startingOffsets", "first", "startingOffsets must be earliest, latest, or a JSON object of topics"),
+        ("startingTimestamp", "yesterday", "startingTimestamp must be milliseconds since 1970"),
+        ("failOnDataLoss", "perhaps", "failOnDataLoss must be true or false, not 'perhaps'."),
+        ("minPartitions", "0", "minPartitions must be a whole number from 1 on, not '0'."),
+        ("minPartitions", "-1", "minPartitions must be a whole number from 1 on"),
+        ("minPartitions", "1" * 30, "minPartitions must be a whole number from 1 on"),
+        ("verify", "all", "verify must be chunk or message or none, not 'all'."),
+        ("timeout", "0", "timeout must be a time in seconds above 0"),
+        ("timeout", "soon", "timeout must be a time in seconds above 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, text: str, sentence: str) -> None:
+    with pytest.raises(BadRequest, match=re.escape(sentence)):
+        chosen({name: text}, "source", "batch")
+
+
+@pytest.mark.parametrize("text", ["0", "m", "1x", "-5", "1.5g", "9999999999999t"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(BadRequest, match="maxBytesPerTrigger must be a size"):
+        chosen({"maxBytesPerTrigger": text}, "source", "stream")
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(BadRequest, match=r"no option 'startingoffset'. Did you mean 'startingOffsets'\?"):
+        chosen({"startingoffset": "earliest"}, "source", "batch")
+    with pytest.raises(BadRequest, match=r"no option 'xyz'\.$"):
+        chosen({"xyz": ""}, "source", "batch")
+
+
+def test_an_option_of_another_kind_of_query_is_refused() -> None:
+    with pytest.raises(BadRequest, match=r"endingOffsets is an option of spark\.read only"):
+        chosen({"endingOffsets": "latest"}, "source", "stream")
+    with pytest.raises(BadRequest, match=r"groupId is an option of spark\.readStream only"):
+        chosen({"groupId": "billing"}, "source", "batch")
+    with pytest.raises(BadRequest, match="subscribe is an option of the source, not of the sink"):
+        chosen({"subscribe": "orders"}, "sink", "batch")
+    assert chosen({"groupId": "billing", "endingOffsets": "latest"}, "source", "both")
+
+
+def test_what_spark_keeps_to_itself_is_passed_over() -> None:
+    assert chosen({"checkpointLocation": "/tmp/x", "queryname": "q"}, "source", "stream") == {}
+
+
+def test_options_that_exclude_each_other() -> None:
+    assert only_one({"a": 1}, "a", "b") == "a"
+    assert only_one({}, "a", "b") == ""
+    with pytest.raises(BadRequest, match="a and b exclude each other"):
+        only_one({"a": 1, "b": 1}, "a", "b")
+    with pytest.raises(BadRequest, match="Give one of the options a, b and c"):
+        only_one({}, "a", "b", "c", required=True)
+
+
+def test_the_nearest_word_in_any_case() -> None:
+    assert nearest("SUBSCRIB", ["subscribe", "servers"]) == " Did you mean 'subscribe'?"
+    assert nearest("zzz", ["subscribe"]) == ""
+
+
+def test_every_option_stands_in_the_page() -> None:
+    page = PAGE.read_text()
+    assert [each.name for each in OPTIONS if f"`{each.name}`" not in page] == []
+
+
+def test_no_option_stands_twice_in_the_table() -> None:
+    names = [each.name.lower() for each in OPTIONS]
+    assert len(names) == len(set(names))

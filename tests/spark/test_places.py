@@ -1,0 +1,113 @@
+"""Where queries begin and end, in the words of users."""
+
+import pytest
+
+from tests.spark.fake_logs import FakeLogs
+from tfmq.errors import BadRequest, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.options import chosen
+from tfmq.spark.places import Places, Standing, Survey, ending, starting
+from tfmq.spark.sentences import Losses
+
+
+@pytest.fixture
+def logs() -> FakeLogs:
+    """orders-0: offsets 50 to 200, times 1000 and from 100 on 2000; orders-1: empty."""
+    found = FakeLogs()
+    found.create("orders", 2)
+    found.add("orders", 0, 10, ms=1000)
+    found.add("orders", 0, 10, ms=2000)
+    found.retain("orders", 0, 50)
+    return found
+
+
+def survey(logs: FakeLogs) -> Survey:
+    return {
+        (each.topic, each.partition): Standing(each, logs.bounds(each)) for each in logs.partitions("orders")
+    }
+
+
+def begin(logs: FakeLogs, streaming: bool = True, fail: bool = True, **options: str) -> dict[int, int]:
+    places = starting(chosen(options, "source", "both"), streaming)
+    found = places.resolve(logs, survey(logs), Losses(fail))
+    return {key[1]: each.offset for key, each in found.items()}
+
+
+def end(logs: FakeLogs, **options: str) -> dict[int, int]:
+    places = ending(chosen(options, "source", "both"))
+    found = places.resolve(logs, survey(logs), Losses(True))
+    return {key[1]: each.offset for key, each in found.items()}
+
+
+def test_words(logs: FakeLogs) -> None:
+    assert begin(logs, startingOffsets="earliest") == {0: 50, 1: 0}
+    assert begin(logs, startingOffsets="latest") == begin(logs) == {0: 200, 1: 0}
+    assert begin(logs, streaming=False) == {0: 50, 1: 0}
+    assert end(logs) == end(logs, endingOffsets="latest") == {0: 200, 1: 0}
+
+
+def test_offsets(logs: FakeLogs) -> None:
+    assert begin(logs, startingOffsets='{"orders": {"0": 60, "1": -2}}') == {0: 60, 1: 0}
+    assert begin(logs, startingOffsets='{"orders": {"0": -1, "1": 0, "incarnation": 1}}') == {0: 200, 1: 0}
+    assert end(logs, endingOffsets='{"orders": {"0": 70, "1": -1}}') == {0: 70, 1: 0}
+
+
+def test_times(logs: FakeLogs) -> None:
+    late = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert begin(logs, startingTimestamp="1500", **late) == {0: 100, 1: 0}
+    each = '{"orders": {"0": 2001, "1": 0}}'
+    assert begin(logs, startingOffsetsByTimestamp=each, **late) == {0: 200, 1: 0}
+    assert end(logs, endingTimestamp="2000") == {0: 100, 1: 0}
+    assert end(logs, endingOffsetsByTimestamp='{"orders": {"0": 9999, "1": 9999}}') == {0: 200, 1: 0}
+
+
+def test_a_time_behind_all_messages_is_refused_unless_told_otherwise(logs: FakeLogs) -> None:
+    with pytest.raises(
+        BadRequest, match="startingTimestamp: nothing was appended to orders-0 at 2001 or later"
+    ):
+        begin(logs, startingTimestamp="2001")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sentence"),
+    [
+        ('{"orders": {"0": 60}}', "says nothing of orders-1: name every partition"),
+        ('{"orders": {"0": 60, "1": 0, "2": 0}}', "names orders-2, which this query does not read"),
+        ('{"orders": {"0": 201, "1": 0}}', "orders-0 ends at 200, before 201"),
+        ('{"orders": {"0": 65, "1": 0}}', "no message of orders-0 begins at 65; the next one does at 70"),
+    ],
+)
+def test_offsets_that_make_no_sense_are_refused(logs: FakeLogs, offsets: str, sentence: str) -> None:
+    with pytest.raises(BadRequest, match=f"startingOffsets:? .*{sentence}|startingOffsets: {sentence}"):
+        begin(logs, startingOffsets=offsets)
+
+
+def test_offsets_of_another_topic_of_the_name_are_refused(logs: FakeLogs) -> None:
+    with pytest.raises(UnknownTopic, match="offsets of a topic orders that was deleted"):
+        begin(logs, startingOffsets='{"orders": {"0": 60, "1": 0, "incarnation": 99}}')
+
+
+def test_an_offset_whose_messages_are_gone_is_a_loss(logs: FakeLogs) -> None:
+    offsets = '{"orders": {"0": 20, "1": 0}}'
+    with pytest.raises(OffsetOutOfRange, match="messages of orders-0 from offset 20 to 50 are gone"):
+        begin(logs, startingOffsets=offsets)
+    assert begin(logs, fail=False, startingOffsets=offsets) == {0: 50, 1: 0}
+
+
+def test_a_batch_neither_begins_at_the_end_nor_ends_at_the_beginning() -> None:
+    for options in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}):
+        with pytest.raises(BadRequest, match="nothing to read behind"):
+            starting(chosen(options, "source", "both"), streaming=False)
+    for options in ({"endingOffsets": "earliest"}, {"endingOffsets": '{"orders": {"0": -2}}'}):
+        with pytest.raises(BadRequest, match="nothing to read before"):
+            ending(chosen(options, "source", "both"))
+
+
+def test_two_ways_to_begin_exclude_each_other() -> None:
+    with pytest.raises(BadRequest, match="startingOffsets and startingTimestamp exclude each other"):
+        starting(
+            chosen({"startingOffsets": "latest", "startingTimestamp": "5"}, "source", "both"), streaming=True
+        )
+
+
+def test_a_stream_begins_at_the_end_unless_told() -> None:
+    assert starting({}, streaming=True) == Places("startingOffsets", -1)

@@ -1,0 +1,312 @@
+"""Where micro-batches begin and end, which task reads what, and what becomes of messages that are gone."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.spark.fake_logs import FakeLogs
+from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.offsets import Offset, Offsets
+from tfmq.spark.planning import Limit, Planner
+from tfmq.spark.settings import SourceSettings, source_settings
+
+NO_LIMIT = Limit()
+
+
+def settings(streaming: bool = True, **options: str) -> SourceSettings:
+    given = {"servers": "127.0.0.1:1", "startingOffsets": "earliest", **options}
+    if not {"subscribePattern", "assign"} & given.keys():
+        given.setdefault("subscribe", "orders")
+    return source_settings(given, streaming=streaming)
+
+
+class Query:
+    """A streaming query over fake logs; `batch` plans one more micro-batch and gives (partition, start, end) of it."""
+
+    def __init__(self, logs: FakeLogs, **options: str) -> None:
+        self.now = 0.0
+        self.logs, self.options = logs, options
+        self.planner = Planner(settings(**options), logs, lambda: self.now)
+        self.place: Offsets = self.planner.initial()
+
+    def restart(self, **options: str) -> None:
+        self.planner = Planner(settings(**{**self.options, **options}), self.logs, lambda: self.now)
+
+    def batch(self, limit: Limit = NO_LIMIT) -> list[tuple[str, int, int, int]]:
+        end = self.planner.latest(self.place, limit)
+        tasks = self.planner.stream(self.place, end) if end != self.place else []
+        self.place = end
+        return [(each.log.topic, each.log.partition, each.start, each.end) for task in tasks for each in task]
+
+
+@pytest.fixture
+def logs() -> FakeLogs:
+    found = FakeLogs()
+    found.create("orders", 2)
+    found.add("orders", 0, 10)
+    found.add("orders", 1, 30)
+    return found
+
+
+def test_a_new_query_reads_all_and_then_what_is_new(logs: FakeLogs) -> None:
+    query = Query(logs)
+    assert query.batch() == [("orders", 0, 0, 100), ("orders", 1, 0, 300)]
+    assert query.batch() == []
+    logs.add("orders", 1, 1)
+    assert query.batch() == [("orders", 1, 300, 310)]
+
+
+def test_without_a_word_a_stream_begins_at_the_end(logs: FakeLogs) -> None:
+    query = Query(logs, startingOffsets="latest")
+    assert query.batch() == []
+    logs.add("orders", 0, 1)
+    assert query.batch() == [("orders", 0, 100, 110)]
+
+
+def test_partitions_that_are_added_are_read_from_their_beginning(logs: FakeLogs) -> None:
+    query = Query(logs, startingOffsets="latest")
+    query.batch()
+    logs.grow("orders", 3)
+    logs.add("orders", 2, 4)
+    assert query.batch() == [("orders", 2, 0, 40)]
+
+
+def test_topics_that_a_pattern_matches_later_are_read_too(logs: FakeLogs) -> None:
+    query = Query(logs, subscribePattern="ord.*", startingOffsets="latest")
+    logs.create("order-lines")
+    logs.create("reorders")
+    logs.add("order-lines", 0, 2)
+    logs.add("reorders", 0, 2)
+    assert query.batch() == [("order-lines", 0, 0, 20)]
+
+
+def test_only_the_partitions_that_are_assigned_are_read(logs: FakeLogs) -> None:
+    assert Query(logs, assign='{"orders": [1]}').batch() == [("orders", 1, 0, 300)]
+    with pytest.raises(UnknownTopic, match="no partition orders-7"):
+        Query(logs, assign='{"orders": [1, 7]}')
+
+
+def test_messages_are_limited_in_proportion_to_what_waits(logs: FakeLogs) -> None:
+    query = Query(logs)
+    assert query.batch(Limit(rows=8)) == [("orders", 0, 0, 20), ("orders", 1, 0, 60)]
+    read = [query.batch(Limit(rows=8)) for _ in range(4)]
+    assert all(read)
+    assert query.batch(Limit(rows=8)) == []
+    assert query.place == {("orders", 0): Offset(1, 100), ("orders", 1): Offset(1, 300)}
+
+
+def test_a_limit_of_messages_asks_for_no_place_twice(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.batch(Limit(rows=8))
+    logs.asked.clear()
+    query.batch(Limit(rows=8))
+    assert "ordinal_at" not in logs.asked
+    query.restart()
+    query.batch(Limit(rows=8))
+    assert "ordinal_at" in logs.asked
+
+
+def test_one_message_at_a_time_reaches_every_partition(logs: FakeLogs) -> None:
+    query = Query(logs)
+    read = [query.batch(Limit(rows=1)) for _ in range(20)]
+    assert all(len(each) == 1 and each[0][3] - each[0][2] == 10 for each in read)
+    assert {each[0][1] for each in read} == {0, 1}
+
+
+def test_a_message_larger_than_the_limit_of_bytes_is_read_alone() -> None:
+    logs = FakeLogs()
+    logs.create("orders")
+    logs.add("orders", 0, 1, size=10_000)
+    logs.add("orders", 0, 3, size=10)
+    query = Query(logs)
+    assert query.batch(Limit(bytes=15)) == [("orders", 0, 0, 10_000)]
+    assert query.batch(Limit(bytes=15)) == [("orders", 0, 10_000, 10_020)]
+    assert query.batch(Limit(bytes=15)) == [("orders", 0, 10_020, 10_030)]
+
+
+def test_with_available_now_a_query_ends_with_what_was_there(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.planner.freeze()
+    logs.add("orders", 0, 5)
+    logs.grow("orders", 3)
+    logs.add("orders", 2, 5)
+    read = []
+    while batch := query.batch(Limit(rows=15)):
+        read += batch
+        logs.add("orders", 1, 50)
+    assert max(end for _, number, _, end in read if number == 0) == 100
+    assert max(end for _, number, _, end in read if number == 1) == 300
+    assert {number for _, number, _, _ in read} == {0, 1}
+    query.restart()
+    query.planner.freeze()
+    assert ("orders", 2, 0, 50) in query.batch()
+
+
+def test_a_micro_batch_waits_for_a_minimum_but_not_for_ever(logs: FakeLogs) -> None:
+    query = Query(logs, startingOffsets="latest", minOffsetsPerTrigger="5", maxTriggerDelay="10s")
+    logs.add("orders", 0, 4)
+    assert query.batch() == []
+    logs.add("orders", 1, 1)
+    assert query.batch() == [("orders", 0, 100, 140), ("orders", 1, 300, 310)]
+    logs.add("orders", 0, 1)
+    query.now += 9
+    assert query.batch() == []
+    query.now += 2
+    assert query.batch() == [("orders", 0, 140, 150)]
+
+
+def test_what_retention_took_before_it_was_read_stops_the_query(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.batch(Limit(rows=8))
+    logs.retain("orders", 1, 200)
+    with pytest.raises(OffsetOutOfRange, match=r"orders-1 from offset 60 to 200 are gone.*failOnDataLoss"):
+        query.batch()
+
+
+def test_or_the_query_goes_on_behind_it_and_says_so_once(
+    logs: FakeLogs, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(logs, failOnDataLoss="false")
+    query.batch(Limit(rows=8))
+    logs.retain("orders", 1, 200)
+    with caplog.at_level(logging.WARNING):
+        assert query.batch() == [("orders", 0, 20, 100), ("orders", 1, 200, 300)]
+    assert [record.message for record in caplog.records] == [
+        "Messages of orders-1 from offset 60 to 200 are gone, by retention, before this query had read them. The query"
+        " goes on behind it, because failOnDataLoss is false."
+    ]
+
+
+def test_what_is_gone_when_a_planned_batch_is_read_again_stops_the_query_too(logs: FakeLogs) -> None:
+    query = Query(logs)
+    start, end = query.place, query.planner.latest(query.place, NO_LIMIT)
+    logs.retain("orders", 0, 50)
+    query.restart()
+    with pytest.raises(OffsetOutOfRange):
+        query.planner.stream(start, end)
+    query.restart(failOnDataLoss="false")
+    tasks = query.planner.stream(start, end)
+    assert [(each.start, each.end) for task in tasks for each in task] == [(50, 100), (0, 300)]
+
+
+def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.batch()
+    logs.delete("orders")
+    logs.create("orders", 2)
+    logs.add("orders", 0, 50)
+    with pytest.raises(UnknownTopic, match="deleted, and perhaps made anew"):
+        query.batch()
+    query.restart(failOnDataLoss="false")
+    assert query.batch() == [("orders", 0, 0, 500)]
+
+
+def test_a_topic_that_is_gone_stops_the_query_or_is_left_out(logs: FakeLogs) -> None:
+    logs.create("payments")
+    query = Query(logs, subscribe="orders,payments")
+    query.batch()
+    logs.delete("payments")
+    with pytest.raises(UnknownTopic, match="payments was deleted"):
+        query.batch()
+    query.restart(failOnDataLoss="false")
+    logs.add("orders", 0, 1)
+    assert query.batch() == [("orders", 0, 100, 110)]
+
+
+def test_a_topic_that_is_not_subscribed_any_more_is_not_dropped_in_silence(logs: FakeLogs) -> None:
+    logs.create("payments")
+    query = Query(logs, subscribe="orders,payments")
+    query.batch()
+    query.restart(subscribe="orders")
+    with pytest.raises(UnknownTopic, match="checkpoint has offsets of the topic payments"):
+        query.batch()
+
+
+def test_an_end_below_what_was_read_stops_the_query(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.batch()
+    logs.kept["orders"][0].end = 50
+    with pytest.raises(LogTruncated, match="ends at offset 50, and this query had read up to 100"):
+        query.batch()
+
+
+def test_a_checkpoint_counts_more_than_changed_starting_offsets(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.batch()
+    query.restart(startingOffsets="latest")
+    logs.add("orders", 0, 1)
+    assert query.batch() == [("orders", 0, 100, 110)]
+
+
+def test_how_far_the_topics_reach_is_told_without_asking(logs: FakeLogs) -> None:
+    query = Query(logs)
+    assert query.planner.seen() is None
+    query.batch(Limit(rows=8))
+    logs.asked.clear()
+    assert query.planner.seen() == {("orders", 0): Offset(1, 100), ("orders", 1): Offset(1, 300)}
+    assert logs.asked == []
+
+
+def test_an_idle_micro_batch_costs_two_questions(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.batch()
+    logs.asked.clear()
+    assert query.batch() == []
+    assert logs.asked == ["partitions", "all_bounds"]
+
+
+def test_a_topic_deleted_while_it_is_looked_at_is_looked_at_again(
+    logs: FakeLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(logs, subscribePattern=".*", failOnDataLoss="false")
+    query.batch()
+    logs.create("payments")
+    ask, times = logs.all_bounds, []
+
+    def deleted_meanwhile(found: Any) -> Any:
+        times.append(1)
+        if len(times) == 1:
+            logs.delete("payments")
+        return ask(found)
+
+    monkeypatch.setattr(logs, "all_bounds", deleted_meanwhile)
+    logs.add("orders", 0, 1)
+    assert query.batch() == [("orders", 0, 100, 110)]
+
+
+def batch(logs: FakeLogs, **options: str) -> list[list[tuple[int, int, int]]]:
+    tasks = Planner(settings(streaming=False, **options), logs).batch()
+    return [[(each.log.partition, each.start, each.end) for each in task] for task in tasks]
+
+
+def test_a_batch_ends_where_it_is_told(logs: FakeLogs) -> None:
+    assert batch(logs) == [[(0, 0, 100), (1, 0, 300)]]
+    ending = '{"orders": {"0": 20, "1": -1}}'
+    assert batch(logs, endingOffsets=ending) == [[(0, 0, 20), (1, 0, 300)]]
+    logs.add("orders", 0, 5, ms=2000)
+    assert batch(logs, endingTimestamp="2000") == [[(0, 0, 100), (1, 0, 300)]]
+
+
+def test_a_batch_whose_start_lies_behind_its_end_is_refused(logs: FakeLogs) -> None:
+    start, end = '{"orders": {"0": 50, "1": 0}}', '{"orders": {"0": 20, "1": -1}}'
+    with pytest.raises(BadRequest, match="orders-0 is to be read from offset 50 to 20"):
+        batch(logs, startingOffsets=start, endingOffsets=end)
+
+
+def test_large_partitions_are_cut_for_more_tasks(logs: FakeLogs) -> None:
+    tasks = batch(logs, minPartitions="4")
+    assert tasks == [[(0, 0, 100)], [(1, 0, 100)], [(1, 100, 200)], [(1, 200, 300)]]
+
+
+def test_a_task_has_at_most_so_many_messages(logs: FakeLogs) -> None:
+    tasks = batch(logs, maxRecordsPerPartition="12")
+    assert tasks == [[(0, 0, 100)], [(1, 0, 120)], [(1, 120, 240)], [(1, 240, 300)]]
+
+
+def test_small_ranges_share_a_task_and_large_ones_do_not() -> None:
+    logs = FakeLogs()
+    logs.create("orders", 4)
+    for number, size in enumerate((10, 1 << 20, 1 << 19, 1 << 19)):
+        logs.add("orders", number, 1, size)
+    assert [[each[0] for each in task] for task in batch(logs)] == [[0], [1], [2, 3]]
