@@ -1,0 +1,148 @@
+"""An audit of a real broker's folder: it is sound while it runs and afterwards, and all that is planted is found."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfmq
+from journal.shapes import Source
+from tests.scale import SCALE, scaled
+from tests.spark.pipelines import broken
+from tests.spark.pipelines.audited import audit_here, batch, segments, told
+from tfmq.errors import BadRequest
+from tfmq.message import Message
+from tfmq.spark.pipelines import audit_findings as kinds
+from tfmq.spark.pipelines.audit import audit, command
+from tfmq.spark.pipelines.command import run
+from tfmq.spark.pipelines.progress import Progress
+from tools.rigs.live_server import LiveServer
+
+FULL_BYTES = 1_000_000_000
+PAYLOAD = bytes(range(256)) * 3
+MESSAGES = scaled(FULL_BYTES) // (2 * len(PAYLOAD)) * 2
+SEGMENT_BYTES = max(1 << 20, int((64 << 20) * SCALE))
+TRANSACTIONS = 60
+ORDERS, PAID, LATER = "orders", "paid", "later"
+
+
+def produce(address: str, ended: threading.Event) -> None:
+    """Plain messages of one size and of many, transactions with delayed messages, some rolled back."""
+    with tfmq.Producer(address) as producer:
+        for start in range(0, MESSAGES, 2000):
+            size = len(PAYLOAD) if start % 4000 else len(PAYLOAD) - start // 2000 % 300
+            producer.send_many(
+                ORDERS, [Message(PAYLOAD[: size - n % 3], partition=n % 2) for n in range(2000)]
+            )
+        producer.flush()
+        for n in range(TRANSACTIONS):
+            transaction = producer.begin()
+            transaction.send_many(PAID, [Message(b"paid %d" % n * 5, partition=p % 2) for p in range(20)])
+            transaction.send(LATER, b"later", delay=0.01)
+            if n % 7 == 6:
+                transaction.rollback()
+            else:
+                transaction.commit()
+    ended.set()
+
+
+@pytest.fixture(scope="module")
+def sound(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a broker that has stopped; audited again and again while it worked."""
+    data = tmp_path_factory.mktemp("audit") / "data"
+    server = LiveServer(data, "topics.partitions=2", f"log.segment_bytes={SEGMENT_BYTES}")
+    server.start()
+    ended = threading.Event()
+    thread = threading.Thread(target=produce, args=(server.address, ended))
+    thread.start()
+    try:
+        results = []
+        while not ended.is_set() or not results:
+            results.append(audit(spark.sparkContext, [str(data)], Progress("auditing", None)))
+            assert ended.is_set() or thread.is_alive()
+    finally:
+        thread.join()
+        server.stop()
+    assert [each.findings for each in results] == [[]] * len(results)
+    yield data
+    shutil.rmtree(data)
+
+
+@pytest.fixture
+def data(sound: Path, tmp_path: Path) -> Path:
+    """A copy for one test, as cheap as a link for whoever writes into no file of it."""
+    return Path(shutil.copytree(sound, tmp_path / "data"))
+
+
+def test_all_that_is_planted_is_found_and_nothing_else(spark: Any, data: Path) -> None:
+    context = spark.sparkContext
+    progress = Progress("auditing", None)
+    clean = audit(context, [str(data)], progress)
+    logs = [path for path in data.rglob("*") if path.suffix in (".zxQueue", ".catalog", ".arrivals")]
+    assert clean.findings == [] and clean.bytes == sum(path.stat().st_size for path in logs)
+    assert progress.bytes == clean.bytes and progress.rows == clean.messages > MESSAGES
+
+    even, odd, paid = data / f"{ORDERS}-0", data / f"{ORDERS}-1", data / f"{PAID}-1"
+    assert len(segments(even)) > 6
+    bit = broken.flip_bit(segments(even)[1], SEGMENT_BYTES // 2)
+    cut = broken.cut(segments(even)[3], SEGMENT_BYTES // 3)
+    missing = broken.remove(segments(even)[5])
+    twice = broken.repeat(segments(even)[0], odd)
+    torn = broken.tear(paid)
+
+    result = audit(context, [str(data)], progress)
+    found = {(each.kind, each.topic, each.partition): each for each in result.findings}
+    assert len(result.findings) == len(found) == 5, result.findings
+    flipped = found[kinds.BLOCK, ORDERS, 0]
+    assert flipped.first <= bit < flipped.next <= flipped.first + (66 << 10)
+    assert (found[kinds.CUT, ORDERS, 0].next, found[kinds.CUT, ORDERS, 0].segment) == (
+        cut[1],
+        segments(even)[3].name,
+    )
+    assert cut[0] - (66 << 10) < found[kinds.CUT, ORDERS, 0].first <= cut[0]
+    assert found[kinds.MISSING, ORDERS, 0][5:7] == missing
+    assert found[kinds.REPEATED, ORDERS, 1][5:7] == twice
+    lost = found[kinds.TORN, PAID, 1]
+    assert (
+        f"at place {torn.control.source_high}: " in lost.text
+        and f"{torn.control.records} messages" in lost.text
+    )
+    assert all(each.data == str(data) and each.advice for each in result.findings)
+
+
+def test_appends_and_messages_of_transactions_that_nobody_committed_are_found(data: Path) -> None:
+    assert told(audit_here(data, 1 << 20)) == []
+    stray = broken.append(
+        data / f"{PAID}-0", batch(5000, 0, [50] * 4), Source(1, journal_id(data), 1 << 40, 3)
+    )
+    (finding,) = audit_here(data, 1 << 20).findings
+    assert (finding.kind, finding.topic, finding.partition) == (kinds.NO_DECISION, PAID, 0)
+    assert finding.first == stray[0] and finding.next >= stray[1]
+
+
+def journal_id(data: Path) -> int:
+    return broken.blocks_of(segments(data / f"{PAID}-0")[0])[-1].control.source_id
+
+
+def test_the_command_prints_json_and_says_by_its_exit_code_what_it_found(
+    spark: Any, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = data / f"{PAID}-0"
+    assert run(command, "audit", [str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+    at = broken.flip_bit(segments(small)[0], 100)
+    assert run(command, "audit", [str(data), "--json"]) == 4
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["first"] <= at < finding["next"] and finding["do"]
+    assert run(command, "audit", [str(data)]) == 4
+    printed = capsys.readouterr()
+    assert "damaged block" in printed.out and "1 finding" in printed.err
+
+
+def test_what_is_no_data_folder_is_told_in_a_sentence(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="name the data folder of a broker"):
+        audit(spark.sparkContext, [str(tmp_path)], Progress("auditing", None))

@@ -1,0 +1,96 @@
+"""Files side by side: one that is missing, one that was cut, wherever; and what retention took is no damage."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal import LogOptions
+from journal.header import make_log_id
+from journal.standalone import open_log
+from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, segments, told, write_log
+from tfmq.spark.pipelines.audit_findings import CUT, MISSING, ORDER, OVERLAP
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = tmp_path_factory.mktemp("chain") / "data"
+    write_log(data, 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(24)])
+    return data
+
+
+@given(number=st.integers(0, 5), left=st.floats(0, 1, exclude_max=True), indexed=st.booleans())
+def test_a_cut_file_is_found_wherever_it_is_cut(data: Path, number: int, left: float, indexed: bool) -> None:
+    paths = segments(data / "orders-0")
+    path = paths[number % len(paths)]
+    index = path.with_suffix(".index")
+    sound, entries = path.read_bytes(), index.read_bytes() if index.exists() else None
+    size = int(left * len(sound))
+    path.write_bytes(sound[:size])
+    if not indexed:
+        index.unlink(missing_ok=True)
+    try:
+        result = audit_here(data)
+    finally:
+        path.write_bytes(sound)
+        if entries is not None:
+            index.write_bytes(entries)
+    (finding,) = result.findings
+    end = int(path.stem) + len(sound)
+    assert finding.first <= int(path.stem) + size < finding.next == end
+    if (
+        finding.kind != CUT
+    ):  # at a block's end, and nothing says that there was more: as if a file were missing
+        assert finding.kind == MISSING and size and size % 4100 == 0 and (entries is None or not indexed)
+    else:
+        assert finding.segment == path.name
+
+
+def test_each_missing_segment_is_found(data: Path, tmp_path: Path) -> None:
+    paths = segments(data / "orders-0")
+    assert len(paths) > 3
+    for path in paths:
+        copy = tmp_path / path.stem
+        shutil.copytree(data, copy)
+        (copy / "orders-0" / path.name).unlink()
+        (finding,) = audit_here(copy).findings
+        end = int(path.stem) + path.stat().st_size
+        assert (finding.kind, finding.first, finding.next) == (MISSING, int(path.stem), end)
+        assert path.name in finding.text
+
+
+def test_a_log_of_which_all_segments_are_missing_is_found(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    paths = segments(tmp_path / "data" / "orders-0")
+    end = int(paths[-1].stem) + paths[-1].stat().st_size
+    for path in paths:
+        path.unlink()
+    assert told(audit_here(tmp_path / "data")) == [(MISSING, 0, 0, end)]
+
+
+def test_what_retention_took_is_not_missing(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "data", 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(24)])
+    second = int(segments(folder)[2].stem)
+    with open_log(str(folder), LogOptions(), log_id=make_log_id(INCARNATION, 0)) as log:
+        log.truncate_before(second)
+    assert int(segments(folder)[0].stem) == second
+    assert told(audit_here(tmp_path / "data")) == []
+
+
+def test_a_file_that_reaches_into_the_next_is_told(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    first, second = segments(tmp_path / "data" / "orders-0")[:2]
+    first.write_bytes(first.read_bytes() + second.read_bytes()[:4100])
+    assert OVERLAP in [each[0] for each in told(audit_here(tmp_path / "data"))]
+
+
+def test_ordinals_that_do_not_go_on_from_file_to_file_are_told(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "data", 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(24)])
+    other = write_log(tmp_path / "other", 0, [([batch(60, 20 * n, [180] * 20)], None) for n in range(24)])
+    second, strange = segments(folder)[1], segments(other)[1]
+    assert (second.name, second.stat().st_size) == (strange.name, strange.stat().st_size)
+    shutil.copy(strange, second)
+    kinds = [each[0] for each in told(audit_here(tmp_path / "data"))]
+    assert kinds and set(kinds) == {ORDER}

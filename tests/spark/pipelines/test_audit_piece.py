@@ -1,0 +1,90 @@
+"""Any bit that is flipped anywhere in a segment is found, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.control import CONTROL_SIZE
+from journal.shapes import Source
+from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
+from tfmq.spark.pipelines.audit_findings import BLOCK, ORDER, UNREADABLE
+
+TRANSACTION = 1
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two producers, records of one size and of many, plain appends and those of transactions."""
+    data = tmp_path_factory.mktemp("piece") / "data"
+    appends = []
+    for n in range(14):
+        batches = [batch(50, 40 * n, [80] * 40), batch(51, 30 * n, [(7 * i + n) % 90 for i in range(30)])]
+        appends.append((batches, Source(TRANSACTION, 9, 1000 + n, 70) if n % 3 == 0 else None))
+    write_log(data, 0, appends)
+    return data
+
+
+def test_a_sound_log_has_no_findings(data: Path) -> None:
+    result = audit_here(data)
+    folder = data / "orders-0"
+    assert told(result) == [] and result.messages == 14 * 70 and result.tail_bytes == 0
+    assert result.bytes == sum(path.stat().st_size for path in segments(folder)) and result.segments > 2
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found_wherever_it_is_and_nothing_else(data: Path, place: float, bit: int) -> None:
+    paths = segments(data / "orders-0")
+    at = int(place * sum(path.stat().st_size for path in paths))
+    path = next(path for path in reversed(paths) if int(path.stem) <= at)
+    sound = path.read_bytes()
+    spoiled = bytearray(sound)
+    spoiled[at - int(path.stem)] ^= 1 << bit
+    path.write_bytes(spoiled)
+    try:
+        result = audit_here(data)
+    finally:
+        path.write_bytes(sound)
+    (finding,) = result.findings
+    assert (finding.kind, finding.topic, finding.segment) == (BLOCK, "orders", path.name)
+    assert finding.first <= at < finding.next and finding.advice
+
+
+def test_the_record_that_is_damaged_is_named(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "data", 0, [([batch(50, 0, [80] * 40)], None)])
+    (path,) = segments(folder)
+    data = bytearray(path.read_bytes())
+    data[100 * 7 + 50] ^= 4
+    path.write_bytes(data)
+    (finding,) = audit_here(tmp_path / "data").findings
+    assert "message 7 of producer 50 at offset 700 fails its own" in finding.text
+    assert (finding.first, finding.next) == (0, 4000 + CONTROL_SIZE)
+
+
+def test_the_tail_behind_the_forced_mark_is_no_damage(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "data", 0, [([batch(50, 0, [80] * 40)], None)])
+    (path,) = segments(folder)
+    sound = path.read_bytes()
+    path.write_bytes(sound + sound[:777])
+    result = audit_here(tmp_path / "data")
+    assert (told(result), result.tail_bytes, result.messages) == ([], 777, 40)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "data", 0, [([batch(50, 0, [80] * 40)], None)])
+    (path,) = segments(folder)
+    path.unlink()
+    path.mkdir()
+    findings = {each.kind: each for each in audit_here(tmp_path / "data").findings}
+    assert findings[UNREADABLE].segment == path.name and "directory" in findings[UNREADABLE].text
+
+
+def test_places_of_transactions_that_go_back_are_told(tmp_path: Path) -> None:
+    places = [(1000, 40), (1010, 40), (1005, 40)]
+    appends = [
+        ([batch(50, 40 * n, [80] * 40)], Source(TRANSACTION, 9, *place)) for n, place in enumerate(places)
+    ]
+    write_log(tmp_path / "data", 0, appends)
+    (finding,) = audit_here(tmp_path / "data").findings
+    assert finding.kind == ORDER and finding.first == 2 * (4000 + CONTROL_SIZE)

@@ -1,0 +1,106 @@
+"""audit: every segment of every data folder, checked in parallel, and the logs of a folder compared with each other.
+
+    python -m tfmq.spark.pipelines.audit DATA [DATA ...]
+
+docs/pipelines.md says what it finds. It reads files only; a broker may run meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from journal.disk import RealDisk
+from tfmq.spark.pipelines.audit_chain import Chain, chain
+from tfmq.spark.pipelines.audit_facts import Facts
+from tfmq.spark.pipelines.audit_findings import Finding
+from tfmq.spark.pipelines.audit_journal import JournalPlan, expected, plan_journal, spans_of
+from tfmq.spark.pipelines.audit_judging import Known, Standing
+from tfmq.spark.pipelines.audit_piece import PieceFound
+from tfmq.spark.pipelines.audit_plan import PIECE_BYTES, AuditedLog, plan
+from tfmq.spark.pipelines.audit_result import Result, conclude
+from tfmq.spark.pipelines.audit_spark import Checked, read_journals
+from tfmq.spark.pipelines.command import Job, leave, pipeline_options
+from tfmq.spark.pipelines.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+DAMAGED = 4
+"""The exit code where something was found."""
+COLUMNS = ("kind", "data", "topic", "partition", "segment", "first", "next", "text", "do")
+
+
+def audit(
+    context: SparkContext, folders: Sequence[str], progress: Progress, piece_bytes: int = PIECE_BYTES
+) -> Result:
+    """Audits these data folders. Raises BadRequest for one that is none, OSError."""
+    begun = time.perf_counter()
+    disk = RealDisk()
+    made = plan(disk, list(dict.fromkeys(folders)), piece_bytes)
+    progress.total_bytes = sum(piece.size for piece in made.pieces)
+    numbers = {data: number for number, data in enumerate(dict.fromkeys(log.data for log in made.logs))}
+    checked = Checked(context, made.logs, numbers)
+    try:
+        checked.check(made.pieces, progress)
+        chains = chained(made.logs, checked.found)
+        journals = [plan_journal(disk, data) for data in numbers]
+        read = read_journals(context, [file for journal in journals for file in journal.files])
+        by_data = {
+            journal.data: [found for file, found in read if file.data == journal.data] for journal in journals
+        }
+        more: list[Facts] = []
+        known = {}
+        findings: list[Finding] = [*made.findings]
+        for journal in journals:
+            found = by_data[journal.data]
+            findings += [*journal.findings, *(finding for each in found for finding in each.findings)]
+            more.append(expected(journal, found, numbers[journal.data], log_ids(made.logs, journal)))
+            known[numbers[journal.data]] = Known(journal.journal_id, spans_of(found))
+        standings = {each.log.number: Standing(each.applied, each.windows) for each in chains}
+        verdicts = checked.judged(more, standings, known)
+    finally:
+        checked.close()
+    return conclude(list(numbers), made.logs, chains, verdicts, findings, time.perf_counter() - begun)
+
+
+def chained(logs: Sequence[AuditedLog], found: Sequence[PieceFound]) -> list[Chain]:
+    """What each log adds up to."""
+    of_log: dict[int, list[PieceFound]] = {log.number: [] for log in logs}
+    for each in found:
+        of_log[each.piece.log].append(each)
+    return [chain(log, of_log[log.number]) for log in logs]
+
+
+def log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int, int]:
+    """Log id -> number, of the topics' logs in the journal's data folder."""
+    mine = (log for log in logs if log.data == journal.data and log.partition >= 0)
+    return {log.log_id: log.number for log in mine if log.log_id is not None}
+
+
+@click.command(epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq")
+@click.argument("folders", metavar="DATA...", nargs=-1, required=True)
+@pipeline_options("audit")
+@click.pass_context
+def command(click_context: click.Context, folders: tuple[str, ...], job: Job) -> None:
+    """Check every segment in the data folders DATA of brokers, which may be running.
+
+    Exit code 0: nothing is wrong; 4: something was found.
+    """
+    with job.spark() as session, job.progress("auditing", None) as progress:
+        result = audit(session.sparkContext, folders, progress)
+    if job.output.json:
+        job.output.object(result.row())
+    else:
+        job.output.rows([finding.row() for finding in result.findings], COLUMNS, result.sentence())
+        if result.findings:
+            job.output.say(result.sentence())
+    if result.findings or result.untold:
+        click_context.exit(DAMAGED)
+
+
+if __name__ == "__main__":
+    leave(command, "audit")

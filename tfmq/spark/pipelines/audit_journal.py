@@ -1,0 +1,249 @@
+"""What the transaction journal of a data folder says, for a comparison with what its partitions have.
+
+A file is read apart from the others, so each is one task's; `expected` folds what all say into facts. The journal
+drops files as their transactions are over, so it speaks only of those that it still has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Final, NamedTuple
+
+from journal import names
+from journal.disk import Disk
+from journal.entry import AppendMsg, Entry, Operation
+from journal.errors import Corrupt, NewerFormat
+from journal.header import BadRecord, make_id
+from journal.journal_audit import is_journal
+from journal.journal_file import HEAD_SIZE, JournalFile
+from journal.journal_recovery import Files, decide_files
+from journal.journal_survey import JournalSurvey
+from tfmq.spark.pipelines.audit_facts import DECISION, FORBIDDEN, WANTED, Facts, facts_of, joined
+from tfmq.spark.pipelines.audit_findings import JOURNAL, Finding
+from tfmq.transaction.operations import (
+    Commit,
+    GroupAbort,
+    GroupCommit,
+    HeuristicCommit,
+    HeuristicRollback,
+    LocalCommit,
+    LocalRollback,
+    Rollback,
+    unpack,
+)
+
+TRIES: Final = 3
+"""A broker that runs removes files while they are listed."""
+NUMBER_UNKNOWN: Final = 1 << 62
+"""Of a message: earlier ones of its decision may have been in a file that is gone."""
+
+
+class JournalFilePlan(NamedTuple):
+    """One file: its `number`, and where it begins and ends in the space of places. `sure`: what lies before this place
+    was forced."""
+
+    data: str
+    number: int
+    first: int
+    end: int
+    seed: int
+    sure: int
+
+
+class JournalPlan(NamedTuple):
+    """`journal_id` 0: there is none that can be read."""
+
+    data: str
+    journal_id: int
+    files: list[JournalFilePlan]
+    findings: list[Finding]
+
+
+class Message(NamedTuple):
+    """A piece of a transaction: `place` of its entry, or of that of which it is a copy."""
+
+    place: int
+    epoch: int
+    log_id: int
+    first_id: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+
+
+class JournalFound(NamedTuple):
+    """`decisions`: (place, epochs) of each commit, `rolled`: epochs that came to nothing; `spans`: places that were
+    read without a gap."""
+
+    messages: list[Message]
+    decisions: list[tuple[int, tuple[int, ...]]]
+    rolled: list[int]
+    spans: list[tuple[int, int]]
+    findings: list[Finding]
+
+
+def plan_journal(disk: Disk, data: str) -> JournalPlan:
+    """The files of the journal in a data folder. Read it after the partitions: then whatever they have was decided
+    before. Raises OSError."""
+    folder = names.join(data, names.TRANSACTIONS_FOLDER)
+    if not is_journal(disk, folder):
+        return JournalPlan(data, 0, [], [])
+    for tried in range(TRIES):
+        try:
+            made = _plan(disk, data, folder)
+        except FileNotFoundError:
+            if tried == TRIES - 1:
+                raise
+        except (NewerFormat, Corrupt) as error:
+            return JournalPlan(data, 0, [], [_finding(data, "", 0, 0, str(error))])
+        else:
+            if not made.findings:
+                break
+    return made
+
+
+def _plan(disk: Disk, data: str, folder: str) -> JournalPlan:
+    with closing(JournalSurvey(disk, folder)) as survey:
+        findings = []
+        row = decide_files(found) if (found := survey.found()) is not None else None
+        if row is None or row.decision is Files.REFUSE:
+            said = survey.checkpoint_fault or "no snapshot that its checkpoint names is whole"
+            findings.append(
+                _finding(data, "", 0, 0, f"a start would refuse it: {row.label if row else said}")
+            )
+        if survey.identity is None:
+            return JournalPlan(data, 0, [], findings)
+        forced = survey.checkpoint.forced if survey.checkpoint is not None else 0
+        last = survey.files[-1].number if survey.files else 0
+        files = [
+            JournalFilePlan(
+                data,
+                file.number,
+                file.first,
+                file.end,
+                survey.seed,
+                forced if file.number == last else file.end,
+            )
+            for file in survey.files
+            if file.number not in survey.head_faults
+        ]
+        return JournalPlan(data, survey.identity[0], files, findings)
+
+
+def _finding(data: str, file: str, first: int, next: int, text: str) -> Finding:
+    return Finding(JOURNAL, data, names.TRANSACTIONS_FOLDER, -1, file, first, next, text)
+
+
+def read_file(disk: Disk, plan: JournalFilePlan) -> JournalFound:
+    """All entries of one file; one that is gone meanwhile has none."""
+    found = JournalFound([], [], [], [], [])
+    name = names.journal_name(plan.number)
+    path = names.join(names.join(plan.data, names.TRANSACTIONS_FOLDER), name)
+    try:
+        file = JournalFile(disk.open_read(path), plan.number, plan.first, plan.end - plan.first)
+    except FileNotFoundError:
+        return found
+    with closing(file):
+        begun = place = plan.first + HEAD_SIZE
+        while place < plan.end:
+            try:
+                for entry in file.entries(place, plan.seed):
+                    _take(entry, found)
+                    place = entry.next
+            except BadRecord as error:
+                found.spans.append((begun, place))
+                behind = file.find(error.position + 1, plan.seed)
+                begun = plan.end if behind is None else behind.place
+                if place < plan.sure or behind is not None:
+                    text = f"cannot be read: {error.reason}"
+                    found.findings.append(_finding(plan.data, name, place, begun, text))
+                place = begun
+        found.spans.append((begun, place))
+    return found
+
+
+def _take(entry: Entry, found: JournalFound) -> None:
+    content = entry.content
+    if isinstance(content, AppendMsg):
+        first_id = make_id(content.producer_id, content.sequence)
+        place = content.moved_from or entry.place
+        found.messages.append(Message(place, content.epoch, content.log_id, first_id, content.count))
+    elif isinstance(content, Operation):
+        try:
+            said = unpack(*content)
+        except ValueError:
+            return
+        if isinstance(said, Commit | LocalCommit | HeuristicCommit):
+            found.decisions.append((entry.place, (said.epoch,)))
+        elif isinstance(said, GroupCommit):
+            found.decisions.append((entry.place, tuple(said.members)))
+            found.rolled.extend(said.dropped)
+        elif isinstance(said, Rollback | LocalRollback | HeuristicRollback):
+            found.rolled.append(said.epoch)
+        elif isinstance(said, GroupAbort):
+            found.rolled.extend(said.dropped)
+
+
+def spans_of(found: Sequence[JournalFound]) -> list[tuple[int, int]]:
+    """The places of which the journal still knows everything, joined where files touch."""
+    joined_spans: list[tuple[int, int]] = []
+    for first, next in sorted(span for each in found for span in each.spans):
+        if joined_spans and first <= joined_spans[-1][1] + HEAD_SIZE:
+            joined_spans[-1] = joined_spans[-1][0], max(next, joined_spans[-1][1])
+        else:
+            joined_spans.append((first, next))
+    return joined_spans
+
+
+def expected(plan: JournalPlan, found: Sequence[JournalFound], folder: int, logs: Mapping[int, int]) -> Facts:
+    """What the partitions must have, must not have, and which places are decisions. `folder`: its number, `logs`: log
+    id -> number in the plan; messages for other logs are left out, since their topics are gone."""
+    spans = spans_of(found)
+    whole = len(spans) == 1
+    known_from = spans[-1][0] if spans else 0
+    decisions = sorted(decision for each in found for decision in each.decisions)
+    of_epoch: dict[int, tuple[int, int]] = {}
+    for place, epochs in decisions:
+        for order, epoch in enumerate(epochs):
+            of_epoch[epoch] = place, order
+    rolled = {epoch for each in found for epoch in each.rolled}
+    rows = [facts_of(folder, -1, [[place, DECISION, 0, 0, 0, plan.journal_id] for place, _ in decisions])]
+    for log_id, facts in _by_log(_numbered(found, of_epoch), of_epoch, rolled, known_from, whole).items():
+        if log_id in logs:
+            rows.append(facts_of(folder, logs[log_id], facts))
+    return joined(rows)
+
+
+def _numbered(
+    found: Sequence[JournalFound], of_epoch: Mapping[int, tuple[int, int]]
+) -> Iterator[tuple[Message, int]]:
+    """Every message once, with the number of its last record in its decision: 1 is the first."""
+    once = {(message.epoch, message.first_id): message for each in found for message in each.messages}
+    nowhere = (0, 0)
+    decided = sorted(once.values(), key=lambda m: (*of_epoch.get(m.epoch, nowhere), m.epoch, m.place))
+    number, current = 0, -1
+    for message in decided:
+        place = of_epoch.get(message.epoch, nowhere)[0]
+        number = message.count if place != current else number + message.count
+        current = place
+        yield message, number
+
+
+def _by_log(
+    messages: Iterator[tuple[Message, int]],
+    of_epoch: Mapping[int, tuple[int, int]],
+    rolled: set[int],
+    known_from: int,
+    whole: bool,
+) -> dict[int, list[list[int]]]:
+    rows: dict[int, list[list[int]]] = {}
+    for message, number in messages:
+        epoch = message.epoch
+        if epoch in of_epoch:
+            place = of_epoch[epoch][0]
+            row = [message.first_id, WANTED, message.count, place, epoch, number if whole else NUMBER_UNKNOWN]
+        elif epoch in rolled or message.place >= known_from:
+            row = [message.first_id, FORBIDDEN, message.count, 0, epoch, int(epoch in rolled)]
+        else:
+            continue
+        rows.setdefault(message.log_id, []).append(row)
+    return rows

@@ -1,0 +1,208 @@
+"""What is to be audited: the logs of data folders, their segments, and these cut into pieces of about one size.
+
+Only names, sizes, marks and indexes are read here; a piece begins and ends where a control record says that a block
+does, so pieces can be checked apart, in any order, on any machine that has the folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final, NamedTuple
+
+from journal import names
+from journal.checkpoint import Slots
+from journal.control import CONTROL_SIZE, decode_control
+from journal.disk import Disk
+from journal.errors import Corrupt, NewerFormat
+from journal.header import BadRecord
+from journal.index import Index
+from journal.mark import HEAD, Marks, decode_marks
+from journal.survey import find_log_id
+from tfmq.errors import BadRequest
+from tfmq.spark.pipelines.audit_findings import MARK, Finding
+
+PIECE_BYTES: Final = 64 << 20
+"""About so much is one task's: a quarter of a second's work, so that cores end together."""
+
+ARRIVALS_FOLDER: Final = "delay/arrivals"
+CATALOG_FOLDER: Final = "meta"
+OWN_LOGS: Final = ((CATALOG_FOLDER, ".catalog"), (ARRIVALS_FOLDER, ".arrivals"))
+"""Logs of the broker itself: (folder in the data folder, ending of their segments)."""
+
+
+class Segment(NamedTuple):
+    """`whole`: what its index, while it can be read, says of its size; None: it does not tell."""
+
+    base: int
+    size: int
+    whole: int | None
+
+    @property
+    def end(self) -> int:
+        """The offset behind it."""
+        return self.base + self.size
+
+
+class AuditedLog(NamedTuple):
+    """One log: `folder` below `data`; `partition` -1 for the broker's own. `marks` None: there are none, or they are
+    damaged. `log_id` None: nothing says it."""
+
+    number: int
+    data: str
+    folder: str
+    topic: str
+    partition: int
+    suffix: str
+    log_id: int | None
+    marks: Marks | None
+    segments: tuple[Segment, ...]
+
+    @property
+    def path(self) -> str:
+        """Of its folder."""
+        return names.join(self.data, self.folder)
+
+    @property
+    def forced(self) -> int:
+        """What lies behind this offset may be torn, or cut off by the next start."""
+        return self.marks.forced if self.marks is not None else 0
+
+    def file(self, base: int) -> str:
+        """The name of a segment."""
+        return names.segment_name(base, self.suffix)
+
+    def finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> Finding:
+        """Something that is wrong with it, in the segment that begins at `base`."""
+        segment = "" if base is None else self.file(base)
+        return Finding(kind, self.data, self.topic, self.partition, segment, first, next, text)
+
+
+class Piece(NamedTuple):
+    """Positions `start <= x < end` of a segment, whole blocks; `tail`: nothing of the log follows it."""
+
+    log: int
+    base: int
+    start: int
+    end: int
+    tail: bool
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.end - self.start
+
+
+class Plan(NamedTuple):
+    """`logs` by their number; `pieces` in the order of logs and offsets; `findings` of marks that cannot be read."""
+
+    logs: list[AuditedLog]
+    pieces: list[Piece]
+    findings: list[Finding]
+
+
+def plan(disk: Disk, folders: list[str], piece_bytes: int = PIECE_BYTES) -> Plan:
+    """Everything in these data folders. Raises BadRequest for one that is none, OSError."""
+    made = Plan([], [], [])
+    for data in folders:
+        data = data.rstrip("/") or "/"
+        if not disk.exists(data) or not disk.is_folder(data):
+            raise BadRequest(f"{data} is not a folder; name the data folder of a broker (its --data).")
+        before = len(made.logs)
+        for child, suffix in _log_folders(disk, data):
+            log = _log(disk, data, child, suffix, made)
+            made.logs.append(log)
+            made.pieces.extend(_pieces(disk, log, piece_bytes))
+        if len(made.logs) == before:
+            raise BadRequest(
+                f"{data} holds no partition's folder; name the data folder of a broker (its --data)."
+            )
+    return made
+
+
+def _log_folders(disk: Disk, data: str) -> list[tuple[str, str]]:
+    children = [child for child in disk.list(data) if names.parse_partition_folder(child) is not None]
+    children = [child for child in sorted(children) if disk.is_folder(names.join(data, child))]
+    own = [each for each in OWN_LOGS if disk.exists(names.join(data, each[0]))]
+    return [*own, *((child, names.SEGMENT_SUFFIX) for child in children)]
+
+
+def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> AuditedLog:
+    """One folder. Its marks first, since a broker may be writing: what they say is in the segments that come then."""
+    path = names.join(data, folder)
+    parsed = names.parse_partition_folder(folder) or (folder, -1)
+    log = AuditedLog(len(made.logs), data, folder, *parsed, suffix, None, None, ())
+    try:
+        log_id, marks = _marks(disk, path)
+    except (Corrupt, NewerFormat) as error:
+        log_id = marks = None
+        made.findings.append(log.finding(MARK, None, 0, 0, f"{names.mark_name()}: {error}"))
+    found = (names.parse_segment_name(child, suffix) for child in disk.list(path))
+    bases = sorted(base for base in found if base is not None)
+    for base in bases:
+        if log_id is None:
+            log_id = find_log_id(disk, names.join(path, log.file(base)))
+    segments = tuple(_segment(disk, path, base, log_id, suffix) for base in bases)
+    return log._replace(log_id=log_id, marks=marks, segments=segments)
+
+
+def _marks(disk: Disk, path: str) -> tuple[int | None, Marks | None]:
+    """(log id, marks) of a folder that need not say whose it is. Raises Corrupt, NewerFormat."""
+    place = names.join(path, names.mark_name())
+    found = Slots(disk, place).read()
+    if found is None:
+        return None, None
+    data = found[1]
+    if len(data) < HEAD.size:
+        raise Corrupt(place, 0, len(data), "shorter than its fixed part")
+    log_id: int = HEAD.unpack_from(data)[2]
+    return log_id, decode_marks(data, place, log_id)
+
+
+def _segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: str) -> Segment:
+    size = disk.size(names.join(path, names.segment_name(base, suffix)))
+    if log_id is None:
+        return Segment(base, size, None)
+    # An index is only asked how much there was: with room for a whole segment, however short the file is now.
+    index = Index.load(disk, names.join(path, names.index_name(base)), base, log_id, 1 << 40)
+    return Segment(base, size, index.end if len(index) else None)
+
+
+def _pieces(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Piece]:
+    found = []
+    for segment in log.segments:
+        cuts = [0, *_cuts(disk, log, segment, piece_bytes), segment.size]
+        last = segment is log.segments[-1]
+        for start, end in itertools.pairwise(cuts):
+            if end > start:
+                found.append(Piece(log.number, segment.base, start, end, last and end == segment.size))
+    return found
+
+
+def _cuts(disk: Disk, log: AuditedLog, segment: Segment, piece_bytes: int) -> list[int]:
+    """Positions inside a segment where a block ends, about `piece_bytes` apart, each proven by its control record."""
+    if log.log_id is None or segment.size < 2 * piece_bytes:
+        return []
+    path = names.join(log.path, names.index_name(segment.base))
+    index = Index.load(disk, path, segment.base, log.log_id, segment.size)
+    file = disk.open_read(names.join(log.path, log.file(segment.base)))
+    cuts: list[int] = []
+    try:
+        wanted = piece_bytes
+        for entry in index.entries():
+            if entry.position < wanted or segment.size - entry.position < piece_bytes // 2:
+                continue
+            if _ends_block(
+                file.pread(CONTROL_SIZE, entry.position - CONTROL_SIZE), log.log_id, segment, entry.position
+            ):
+                cuts.append(entry.position)
+                wanted = entry.position + piece_bytes
+    finally:
+        file.close()
+    return cuts
+
+
+def _ends_block(data: bytes, log_id: int, segment: Segment, position: int) -> bool:
+    try:
+        return decode_control(data, 0, log_id).next == segment.base + position
+    except BadRecord:
+        return False
