@@ -24,6 +24,7 @@ ROWS = {
     "idle": "tools.bench.idle",
     "restart": "tools.bench.restart",
     "transactions": "tools.bench.transactions",
+    "arrow": "tools.bench.arrow",
     "delay_accept": "tools.bench.delay:accepted",
     "delay_fire": "tools.bench.delay_fire",
     "delay_lateness": "tools.bench.delay_fire:lateness",
