@@ -21,7 +21,7 @@ from tfmq.spark.group_commit import GroupClient
 from tfmq.spark.sentences import told
 from tfmq.spark.sink_columns import check_columns
 from tfmq.spark.sink_settings import SinkSettings, group_name, sink_settings
-from tfmq.spark.task_writing import abort_tasks, verdict_of, write_rows
+from tfmq.spark.task_writing import abort_run, verdict_of, write_rows
 
 log = logging.getLogger("tfmq.spark")
 
@@ -73,7 +73,7 @@ class BatchSink(DataSourceArrowWriter):
     @told
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, also behind a commit that raised; one that was done all the same stays."""
-        error = abort_tasks(self.settings, messages, forget=not self.once)
+        error = abort_run(self.settings, self.member, forget=not self.once)
         if error is not None:
             log.warning("What the write has prepared ends by its time: %s", error)
 

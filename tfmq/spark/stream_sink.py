@@ -22,7 +22,7 @@ from tfmq.spark.group_commit import GroupClient
 from tfmq.spark.sentences import told
 from tfmq.spark.sink_columns import check_columns
 from tfmq.spark.sink_settings import SinkSettings, group_name, sink_settings
-from tfmq.spark.task_writing import abort_tasks, verdict_of, write_rows
+from tfmq.spark.task_writing import abort_run, verdict_of, write_rows
 
 log = logging.getLogger("tfmq.spark")
 
@@ -77,9 +77,14 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     @told
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver, also behind a commit that raised; one that was done all the same stays."""
-        error = abort_tasks(self.settings, messages)
-        if error is not None:
+        """On the driver, also behind a commit that raised; one that was done all the same stays. Where no task tells
+        which run it is, what it prepared goes with the commit of the next attempt, or by its time.
+        """
+        verdict = verdict_of(messages)
+        if verdict is None:
+            return
+        member = CommitMember(verdict.group, verdict.sequence, verdict.run)
+        if (error := abort_run(self.settings, member)) is not None:
             log.warning("What batch %d has prepared ends by its time: %s", batchId, error)
 
 

@@ -94,21 +94,15 @@ def verdict_of(messages: Sequence[WriterCommitMessage | None]) -> Verdict | None
     return Verdict(group, sequence, run, members, sum(each.rows for each in told))
 
 
-def abort_tasks(
-    settings: SinkSettings, messages: Sequence[WriterCommitMessage | None], *, forget: bool = False
-) -> TfmqError | None:
-    """Drop what they have written, and let nothing more of their run in; where no message says which run that is, it
-    ends by its time. `forget`: the group is of no other use. Gives why it could not be done: Spark tells of what came
-    first.
+def abort_run(settings: SinkSettings, member: CommitMember, *, forget: bool = False) -> TfmqError | None:
+    """Drop what tasks of that run have prepared, also those of which nobody told, and let nothing more of it in.
+    `forget`: the group is of no other use. Gives why it could not be done: Spark tells of what came first.
     """
-    verdict = verdict_of(messages)
-    if verdict is None:
-        return None
     try:
         with GroupClient(settings.servers, settings.timeout) as client:
-            client.abort(verdict.group, verdict.sequence, verdict.run)
+            client.abort(*member)
             if forget:
-                client.forget(verdict.group)
+                client.forget(member.group)
     except TfmqError as error:
         return error
     return None
