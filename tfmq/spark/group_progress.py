@@ -7,19 +7,22 @@ log, and the query goes on; but a query does not begin with a group whose member
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.link import Link
-from tfmq.client.operations import settled
+from tfmq.client.operations import request
 from tfmq.client.reach import reach
 from tfmq.client.waiting import Operation
-from tfmq.errors import NotAllowed, TfmqError
+from tfmq.errors import NotAllowed, TfmqError, UnknownTopic
 from tfmq.protocol.commands import BY_OFFSET, DescribeGroup, GroupOffset, Locate, ResetGroup
 from tfmq.spark.logs import Address
-from tfmq.spark.offsets import Offsets
+from tfmq.spark.offsets import Key, Offset, Offsets
 
 log = logging.getLogger("tfmq.spark")
+
+AGAIN_SECONDS: Final = 5.0
+"""Between attempts after one that failed: an idle query asks for a save 100 times a second."""
 
 
 class GroupProgress:
@@ -29,57 +32,52 @@ class GroupProgress:
         self._group, self._timeout = group, address.timeout
         self._link, self._driver, _ = reach(address.servers, BlockingDriver)
         self._saved: Offsets | None = None
+        self._not_before = 0.0
 
     def save(self, processed: Offsets) -> None:
-        """All before these offsets was processed. Raises NotAllowed if the group has a live member when the query
-        begins, ConnectionFailed if no broker is there then.
+        """All before these offsets was processed.
+
+        The first time it raises NotAllowed where the group has a live member, and what keeps it from being written.
         """
-        if processed == self._saved:
+        if processed == self._saved or self._link.now() < self._not_before:
+            return
+        if self._saved is None:
+            self._driver.run(self._refuse_live())
+            self._driver.run(self._write(processed))
+            self._saved = processed
             return
         try:
-            if self._saved is None:
-                self._driver.run(self._refuse_live())
-            self._driver.run(self._reset(processed))
+            self._driver.run(self._write(processed))
         except TfmqError as error:
-            if self._saved is None:
-                raise
-            log.warning(
-                "The progress of the query could not be saved for the group %s: %s", self._group, error
-            )
-            return
-        self._saved = processed
+            self._not_before = self._link.now() + AGAIN_SECONDS
+            log.warning("The query's progress could not be written for the group %s: %s", self._group, error)
+        else:
+            self._saved = processed
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._driver.close()
 
     def _refuse_live(self) -> Operation[None]:
         reply = yield from self._ask(DescribeGroup(self._group))
         members = [each["member"] for each in reply.description.get("members", ()) if each.get("live")]
         if members:
             raise NotAllowed(
-                f"groupId: the group {self._group} has a live member, {members[0]}, which has its own progress. Stop"
-                " its members, or give the query a group of its own."
+                f"groupId: the group {self._group} has a live member, {members[0]}, with progress of its own. Stop its"
+                " members, or give the query a group that nobody else uses."
             )
 
-    def _reset(self, processed: Offsets) -> Operation[None]:
-        located = {}
-        for (topic, partition), each in processed.items():
-            message = Locate(topic, each.incarnation, partition, BY_OFFSET, each.offset)
-            located[topic, partition] = self._link.call(message, seconds=self._timeout)
+    def _write(self, processed: Mapping[Key, Offset]) -> Operation[None]:
         rows = []
-        for (topic, partition), call in located.items():
-            yield from settled(self._link, call)
-            incarnation, offset = processed[topic, partition]
-            rows.append(GroupOffset(topic, incarnation, partition, offset, 0, call.result().epoch))
+        for (topic, partition), (incarnation, offset) in processed.items():
+            message = Locate(topic, incarnation, partition, BY_OFFSET, offset)
+            try:
+                found = yield from self._ask(message)
+            except UnknownTopic:  # deleted by now: nobody asks how far it was read
+                continue
+            rows.append(GroupOffset(topic, incarnation, partition, offset, 0, found.epoch))
         if rows:
             yield from self._ask(ResetGroup(self._group, rows))
 
     def _ask(self, message: Any) -> Operation[Any]:
-        call = self._link.call(message, seconds=self._timeout)
-        yield from settled(self._link, call)
-        return call.result()
-
-    @property
-    def link(self) -> Link:
-        return self._link
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._driver.close()
+        return (yield from request(self._link, message, seconds=self._timeout))

@@ -1,0 +1,124 @@
+"""What a task gives, and what it does where its range is gone or damaged while it reads."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tfmq.arrow.schema import SCHEMA, project
+from tfmq.errors import Damaged, LogTruncated, OffsetOutOfRange, TfmqError, UnknownTopic
+from tfmq.spark import tasks
+from tfmq.spark.logs import Address, Chunk, Range, open_logs
+from tfmq.spark.tasks import Reading
+from tfmq.testing import SimulatedBroker
+
+COUNT = 60
+
+
+@pytest.fixture
+def broker() -> Iterator[SimulatedBroker]:
+    with SimulatedBroker() as made:
+        made.admin().create_topic("orders", 1)
+        with made.producer(linger_ms=0) as producer:
+            for number in range(COUNT):
+                producer.send("orders", f"v{number}", partition=0)
+                producer.flush()
+        yield made
+
+
+def reading(broker: SimulatedBroker, fail: bool = True, schema: pa.Schema = SCHEMA) -> Reading:
+    return Reading(Address(servers=broker.servers), schema, "chunk", fail)
+
+
+def whole(broker: SimulatedBroker) -> Range:
+    with open_logs(Address(servers=broker.servers)) as logs:
+        (log,) = logs.partitions("orders")
+        bounds = logs.bounds(log)
+        return Range(log, bounds.first, bounds.end)
+
+
+def offsets(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+class Trouble:
+    """Logs of which each reading of a range meets the next of `errors`, behind its first chunk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: TfmqError, chunk: int = 1) -> None:
+        self.errors = list(errors)
+
+        def opened(address: Address) -> Any:
+            logs = open_logs(address)
+            plain = logs.chunks
+
+            def chunks(range: Range, max_bytes: int = 0) -> Iterator[Chunk]:
+                if not self.errors:
+                    yield from plain(range)
+                    return
+                for number, each in enumerate(plain(range, 1)):
+                    if number == chunk:
+                        raise self.errors.pop(0)
+                    yield each
+
+            monkeypatch.setattr(logs, "chunks", chunks)
+            return logs
+
+        monkeypatch.setattr(tasks, "open_logs", opened)
+
+
+def test_a_task_reads_its_ranges_one_behind_the_other(broker: SimulatedBroker) -> None:
+    every = whole(broker)
+    starts = offsets(reading(broker).rows((every,)))
+    assert len(starts) == COUNT
+    middle = starts[COUNT // 2]
+    parts = (Range(every.log, middle, every.end), Range(every.log, every.start, middle))
+    assert offsets(reading(broker).rows(parts)) == starts[COUNT // 2 :] + starts[: COUNT // 2]
+    assert offsets(reading(broker).rows(())) == []
+
+
+def test_batches_have_the_schema_to_the_letter(broker: SimulatedBroker) -> None:
+    schema = pa.schema([pa.field("offset", pa.int64(), nullable=False), pa.field("value", pa.binary())])
+    for batch in reading(broker, schema=schema).rows((whole(broker),)):
+        assert batch.schema.equals(schema)
+
+
+def test_what_retention_takes_while_it_is_read(
+    broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    every = whole(broker)
+    starts = offsets(reading(broker).rows((every,)))
+    Trouble(monkeypatch, OffsetOutOfRange("Gone.", first=starts[40], end=every.end))
+    with pytest.raises(OffsetOutOfRange, match=r"Gone\. The query stops, because failOnDataLoss is true"):
+        offsets(reading(broker).rows((every,)))
+    Trouble(monkeypatch, OffsetOutOfRange("Gone.", first=starts[40], end=every.end))
+    with caplog.at_level(logging.WARNING):
+        assert offsets(reading(broker, fail=False).rows((every,))) == [starts[0], *starts[40:]]
+    assert "Gone. The query goes on behind it" in caplog.text
+
+
+def test_what_is_damaged(broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = whole(broker)
+    starts = offsets(reading(broker).rows((every,)))
+    for _ in range(2):
+        Trouble(monkeypatch, Damaged("Bad.", first=starts[1], next=starts[7]))
+        found = reading(broker, fail=False).rows((every,))
+        assert offsets(found) == [starts[0], *starts[7:]]
+    Trouble(monkeypatch, Damaged("Bad.", first=starts[1], next=starts[7]))
+    with pytest.raises(Damaged, match=r"Bad\. The query stops"):
+        offsets(reading(broker).rows((every,)))
+
+
+@pytest.mark.parametrize("error", [UnknownTopic("Deleted."), LogTruncated("Cut.", cut=5), Damaged("Bad.")])
+def test_what_has_no_end_ends_the_range(
+    broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch, error: TfmqError
+) -> None:
+    every = whole(broker)
+    Trouble(monkeypatch, error)
+    assert len(offsets(reading(broker, fail=False).rows((every,)))) == 1
+
+
+def test_columns_that_nobody_wants_are_not_there(broker: SimulatedBroker) -> None:
+    [first, *_] = reading(broker, schema=project(["topic", "offset"])).rows((whole(broker),))
+    assert first.schema.names == ["topic", "offset"]
