@@ -290,7 +290,7 @@ class StaleEpoch(TransactionError):
 class GroupStale(TransactionError):
     number, code, outcome = 40, "group_stale", NOT_DONE
     happened = "The commit group has a later sequence already, or committed this one with other contents."
-    advice = "A checkpoint was set back: start with a new one, or forget the group (tfmq.Admin)."
+    advice = "A checkpoint was set back: start with a new one, or forget the group (tfmq tx forget-group)."
 
 
 class GroupFenced(TransactionError):

@@ -18,6 +18,7 @@ from tfmq.cli.transactions import (
     row_of,
     xids,
 )
+from tfmq.cli.tx_groups import forget_group, groups
 from tfmq.errors import ConnectionFailed, TfmqError
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ ROWS_SHOWN = 100
 
 @click.group()
 def tx() -> None:
-    """Transactions: list, show, commit, rollback, forget."""
+    """Transactions: list, show, commit, rollback, forget; commit groups: groups, forget-group."""
+
+
+tx.add_command(groups)
+tx.add_command(forget_group)
 
 
 # Looking

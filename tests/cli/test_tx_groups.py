@@ -1,0 +1,88 @@
+"""`tfmq tx groups` and `forget-group` against a broker of the test's own."""
+
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.test_tx import Desk
+from tests.client.fake_broker import listening
+from tests.client.in_doubt_broker import InDoubtBroker
+from tfmq.cli import tx_groups
+from tfmq.client.transaction_descriptions import CommitGroupDescription
+
+
+@pytest.fixture
+def desk(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    broker = InDoubtBroker()
+    with listening(broker) as servers:
+        monkeypatch.setenv("TFMQ_SERVERS", servers)
+        yield Desk(broker, offline)
+
+
+def test_the_list_says_how_far_each_writer_is(desk: Desk) -> None:
+    ran = desk("groups")
+    table = ran.out.decode()
+    assert ran.code == 0
+    for words in ("query-0", "query-2", "sequence", "members"):
+        assert words in table
+    found = desk("groups", "--json").json
+    assert [(each["group"], each["sequence"]) for each in found] == [
+        ("query-0", 0),
+        ("query-1", 1),
+        ("query-2", 2),
+    ]
+    desk.broker.groups.clear()
+    assert desk("groups") == (0, b"", "no commit group has committed anything\n")
+    assert desk("groups", "--json").out == b"[]\n"
+
+
+def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
+    shown = tx_groups.readable(CommitGroupDescription("query", details={"members": 3, "committed_ms": 0}))
+    assert shown == {
+        "group": "query",
+        "sequence": None,
+        "rows": None,
+        "committed": None,
+        "members": 3,
+        "run": None,
+    }
+
+
+def test_groups_are_forgotten_by_name(desk: Desk) -> None:
+    ran = desk("forget-group", "query-0", "query-2", "--yes")
+    assert (ran.code, ran.err) == (0, "query-0: forgotten\nquery-2: forgotten\n")
+    assert list(desk.broker.groups) == ["query-1"]
+    assert desk("forget-group", "query-1", "--yes", "--json").json == [
+        {"group": "query-1", "forgotten": True}
+    ]
+
+
+def test_a_wrong_name_forgets_nothing_and_gets_the_likely_one(desk: Desk) -> None:
+    ran = desk("forget-group", "query-0", "qeury-1", "--yes")
+    assert ran.code == 1 and "There is no commit group 'qeury-1'. Did you mean 'query-1'?" in ran.err
+    assert len(desk.broker.groups) == 3
+
+
+def test_a_script_forgets_nothing_without_a_yes(desk: Desk) -> None:
+    ran = desk("forget-group", "query-1")
+    assert (
+        ran.code == 2
+        and "To forget query-1, which is at sequence 1, which cannot be undone, say --yes." in ran.err
+    )
+    assert len(desk.broker.groups) == 3
+
+
+def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    tx_groups.confirm([CommitGroupDescription("a", 1), CommitGroupDescription("b", 2)])
+    assert asked == ["Forget 2 commit groups; the first is a, which is at sequence 1? This cannot be undone."]
+
+
+@pytest.mark.parametrize("command", ["groups", "forget-group"])
+def test_every_command_has_help_with_an_example(offline: Cli, command: str) -> None:
+    ran = offline("tx", command, "--help")
+    assert ran.code == 0 and f"tfmq tx {command}" in ran.out.decode().split("Example")[1]
