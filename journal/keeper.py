@@ -34,12 +34,18 @@ class Keeper:
         self._snapshots: Snapshots = opening.snapshots
         self._mark_lock = threading.Lock()
         self._noted = clock.monotonic()
+        self._noted_forced = 0
         self.warnings = opening.report.warnings
 
     @property
     def note_due(self) -> bool:
         """True if the forced mark in the file may be rewritten."""
         return self._clock.monotonic() - self._noted >= REWRITE_SECONDS
+
+    @property
+    def note_lacks(self) -> bool:
+        """True if the forced mark in the file is lower than it could be."""
+        return self._extent.forced > self._noted_forced
 
     @property
     def snapshot_offset(self) -> int:
@@ -77,7 +83,9 @@ class Keeper:
     def settle(self) -> None:
         """Writes and forces the marks as they are now. Raises OSError, Full."""
         with self._mark_lock:
-            self._mark.settle(self._extent.marks())
+            marks = self._extent.marks()
+            self._mark.settle(marks)
+            self._noted_forced = marks.forced
 
     def note(self) -> None:
         """Rewrites the forced mark, not forced: it only spares a start some work. A full disk lets it be old."""
@@ -86,11 +94,20 @@ class Keeper:
         try:
             with self._mark_lock:
                 self._noted = self._clock.monotonic()
-                self._mark.note(self._extent.marks())
+                marks = self._extent.marks()
+                self._noted_forced = marks.forced
+                self._mark.note(marks)
         except Full as error:
             self._warn(f"log.mark: {error}")
         except OSError as error:
             self.fail(f"log.mark cannot be written: {error}")
+
+    def after_force(self, snapshot: Snapshot | None) -> None:
+        """Behind a force: `snapshot`, which it covers, and the mark if that is due."""
+        if snapshot is not None:
+            self.keep_snapshot(snapshot)
+        if self.note_due:
+            self.note()
 
     def open_for_writes(self) -> None:
         """Takes back `clean`, durably, and has the index ready: before the first append. Raises Stopped, Full."""

@@ -309,16 +309,14 @@ class Log(Standing):
         self._writer.dirty_since = plan.planned_at
         if plan.snapshot is None and not keeper.note_due:
             return None
-        return lambda: self._after_force(plan.snapshot)
+        return lambda: keeper.after_force(plan.snapshot)
+
+    def note_work(self) -> Callable[[], None] | None:
+        """Work for a worker where `log.mark` says less than is forced; None where it does not."""
+        return self._keeper.note if self._keeper.note_lacks and not self.closed else None
 
     def _fail(self, reason: str) -> None:
         self._keeper.fail(reason)
-
-    def _after_force(self, snapshot: Snapshot | None) -> None:
-        if snapshot is not None:
-            self._keeper.keep_snapshot(snapshot)
-        if self._keeper.note_due:
-            self._keeper.note()
 
     # Giving up, stopping, ending.
 

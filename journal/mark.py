@@ -84,6 +84,19 @@ def decode_marks(data: bytes, path: str, log_id: int) -> Marks:
     return Marks(first, first_ordinal, forced, forced_ordinal, append_time, epoch, starts, clean, reason)
 
 
+def read_log_id(disk: Disk, folder: str) -> int | None:
+    """The id of the log in `folder`; None if there is none (yet). Raises Corrupt, NewerFormat, OSError."""
+    path = join(folder, mark_name())
+    found = Slots(disk, path).read()
+    if found is None:
+        return None
+    if len(found[1]) < HEAD.size:
+        raise Corrupt(path, 0, len(found[1]), "shorter than its fixed part")
+    log_id: int = HEAD.unpack_from(found[1])[2]
+    decode_marks(found[1], path, log_id)
+    return log_id
+
+
 def with_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
     """`starts` after a cut at `offset`: earlier cuts at or above it say nothing more, and are left out."""
     kept = [start for start in starts if start[1] < offset]

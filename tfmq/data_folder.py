@@ -10,6 +10,10 @@ from tfmq.error_base import NOT_DONE
 from tfmq.errors import ConfigError
 
 META_NAME: Final = "meta"
+VERSION_NAME: Final = "version"
+"""In `meta`: the JSON that names format and node."""
+FORMAT: Final = 1
+"""The layout of the data folder as a whole."""
 STARTING_NAME: Final = "starting"
 MARKS: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
 """A broker, or who starts one, makes these before anything else: a folder with one of them is a broker's."""

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 
 from journal.control import SOURCE_DELAY, SOURCE_TRANSACTION
+from journal.mark import MarkFile
 from journal.shapes import Batch, Source
 from tests.broker.helpers import Broker, batch
 from tfmq.broker.partition import Partition
@@ -263,3 +264,18 @@ def test_effects_that_wait_while_it_is_resumed_are_refused_and_sends_go_on() -> 
     assert isinstance(told[0], StorageStopped) and told[0].outcome == "not done"
     assert resumed == [None] and sent.code == "ok"
     assert slice_of(b"now") == [None]
+
+
+def test_the_file_of_marks_says_all_that_is_forced_also_where_no_other_force_follows() -> None:
+    broker = Broker()
+    broker.create()
+    log, producer = broker.log(), broker.lease()
+    for sequence in range(5):
+        broker.produce(producer, sequence)
+    mark = MarkFile(broker.disk, log.folder, log.log_id)
+    broker.advance(1.5)
+    marks = mark.read()
+    assert marks is not None and marks.forced == log.forced_offset == log.end_offset
+    changes = broker.disk.read_file(mark.path)
+    broker.advance(10)
+    assert broker.disk.read_file(mark.path) == changes, "a partition at rest writes nothing"

@@ -26,14 +26,11 @@ from tfmq.broker.caller import Randomness, Run
 from tfmq.broker.partition import Waiter
 from tfmq.broker.register import DELETE, GONE, Register, pack
 from tfmq.broker.reserve import Reserve
+from tfmq.data_folder import FORMAT, VERSION_NAME
 from tfmq.errors import UNKNOWN, Busy, DiskFull, StorageStopped, TfmqError
 
 logger = logging.getLogger("tfmq.broker")
 
-FORMAT: Final = 1
-"""The layout of the data folder as a whole."""
-
-VERSION_NAME: Final = "version"
 SUFFIX: Final = ".catalog"
 LOG_ID: Final = make_log_id(1, 0)
 PRODUCER_ID: Final = 1

@@ -16,6 +16,7 @@ from journal.control import holds_control_header
 from journal.errors import Full
 from journal.header import HEADER_SIZE
 from journal.log import Log
+from journal.mark import REWRITE_SECONDS
 from journal.shapes import Appended, Batch, Source
 from tfmq.broker import faults
 from tfmq.broker.caller import Run
@@ -66,7 +67,7 @@ class Partition:
         self.append_bytes_max = min(append_bytes_max, log.options.segment_bytes // SEGMENT_PART)
         self._waiting: dict[int, list[Waiter]] = {}
         self._asked = 0
-        self._flush_armed = False
+        self._flush_armed = self._note_armed = False
         self._idle: list[Callable[[], None]] = []
         self._half_known = False
         self._told: str | None = None
@@ -266,9 +267,19 @@ class Partition:
             if self.gone:
                 error = UnknownTopic(GONE.format(name=self.name))
             self._tell_trouble(error)
+        elif not self._note_armed:
+            self._note_armed = True
+            self._timers.after(REWRITE_SECONDS, self._note_alarm, deferrable=True)
         self.wake()
         for waiter in self._waiting.pop(offset):
             waiter(error)
+
+    def _note_alarm(self) -> None:
+        """Who reads the files beside the broker sees all that is forced, also where no other force comes."""
+        self._note_armed = False
+        work = self.log.note_work()
+        if work is not None:
+            self._run(work, _loud)
 
     def _flush(self) -> None:
         """Forces after N messages, or arms the alarm for T seconds."""
@@ -378,6 +389,11 @@ def _append_error(error: BaseException) -> TfmqError:
     if isinstance(known, StorageStopped):
         known.outcome = UNKNOWN
     return known
+
+
+def _loud(result: Any, error: BaseException | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _nobody(error: BaseException | None) -> None:

@@ -7,6 +7,7 @@ from tfmq.errors import (
     ConnectionFailed,
     Damaged,
     LogTruncated,
+    NotARecord,
     OffsetOutOfRange,
     TfmqError,
     TimedOut,
@@ -24,6 +25,9 @@ def told(error: TfmqError, log: PartitionLog, offset: int | None = None) -> Tfmq
         return truncated(log, error.cut)
     if isinstance(error, Damaged):
         return damaged(log, error.first, error.next)
+    if isinstance(error, NotARecord):
+        place = error.offset if offset is None else offset
+        return NotARecord(f"{log.name}: no record starts at offset {place}.", offset=place)
     if isinstance(error, UnknownTopic) and not isinstance(error, UnknownPartition):
         return renewed(log, gone="incarnation" not in error.details)
     return error
@@ -54,11 +58,12 @@ def truncated(log: PartitionLog, cut: int) -> LogTruncated:
     )
 
 
-def damaged(log: PartitionLog, first: int, next: int) -> Damaged:
-    """The bytes from `first` up to `next` are not what was written."""
+def damaged(log: PartitionLog, first: int, next: int, reason: str = "") -> Damaged:
+    """The bytes from `first` up to `next` are not what was written, or not there; `reason`: what is known of it."""
+    known = f" ({reason})" if reason else ""
     return Damaged(
-        f"{log.name}: offsets {first} to {next} are damaged on the disk: mend them with tfmq log repair (the broker"
-        " stopped), or read up to there and go on behind.",
+        f"{log.name}: offsets {first} to {next} are damaged on the disk{known}: mend them with tfmq log repair (with"
+        " the broker stopped), or read up to there and go on behind.",
         first=first,
         next=next,
     )
