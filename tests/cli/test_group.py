@@ -10,7 +10,8 @@ def test_a_group_is_listed_shown_and_set_back(cli: Cli, topic: str) -> None:
     cli("send", topic, "a", "b", "c")
     assert cli("read", topic, "-g", topic, "-n", "2").out == b"a\nb\n"
     row = next(row for row in cli("group", "list", "--json").json if row["group"] == topic)
-    assert (row["live"], row["partitions"]) == (False, 1)
+    assert (row["live"], row["partitions"], row["lag"]) == (False, 1, 1)
+    assert "lag (messages)" in cli("group", "list").out.decode()
     shown = cli("group", "show", topic, "--json").json
     assert (shown["lag"], shown["members"]) == (1, [])
     assert [(o["topic"], o["partition"], o["lag"]) for o in shown["offsets"]] == [(topic, 0, 1)]

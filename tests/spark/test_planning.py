@@ -1,6 +1,7 @@
 """Where micro-batches begin and end, which task reads what, and what becomes of messages that are gone."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tfmq.spark.settings import SourceSettings, source_settings
 NO_LIMIT = Limit()
 
 
-def settings(streaming: bool = True, **options: str) -> SourceSettings:
+def settings(options: Mapping[str, str], streaming: bool = True) -> SourceSettings:
     given = {"servers": "127.0.0.1:1", "startingOffsets": "earliest", **options}
     if not {"subscribePattern", "assign"} & given.keys():
         given.setdefault("subscribe", "orders")
@@ -27,11 +28,11 @@ class Query:
     def __init__(self, logs: FakeLogs, **options: str) -> None:
         self.now = 0.0
         self.logs, self.options = logs, options
-        self.planner = Planner(settings(**options), logs, lambda: self.now)
+        self.planner = Planner(settings(options), logs, lambda: self.now)
         self.place: Offsets = self.planner.initial()
 
     def restart(self, **options: str) -> None:
-        self.planner = Planner(settings(**{**self.options, **options}), self.logs, lambda: self.now)
+        self.planner = Planner(settings({**self.options, **options}), self.logs, lambda: self.now)
 
     def batch(self, limit: Limit = NO_LIMIT) -> list[tuple[str, int, int, int]]:
         end = self.planner.latest(self.place, limit)
@@ -276,7 +277,7 @@ def test_a_topic_deleted_while_it_is_looked_at_is_looked_at_again(
 
 
 def batch(logs: FakeLogs, **options: str) -> list[list[tuple[int, int, int]]]:
-    tasks = Planner(settings(streaming=False, **options), logs).batch()
+    tasks = Planner(settings(options, streaming=False), logs).batch()
     return [[(each.log.partition, each.start, each.end) for each in task] for task in tasks]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tfmq.admin import Admin
     from tfmq.client.descriptions import GroupDescription
 
-LIST_COLUMNS = ("group", "generation", "members", "live", "partitions")
+LIST_COLUMNS = ("group", "generation", "members", "live", "partitions", "lag (messages)")
 OFFSET_COLUMNS = ("topic", "partition", "member", "offset (bytes)", "end offset (bytes)", "lag (messages)")
 MEMBER_COLUMNS = ("member", "client", "live", "last_heard", "partitions", "leaving", "note")
 
@@ -27,11 +27,13 @@ def group() -> None:
 @group.command("list", epilog="\b\nExample:\n  tfmq group list")
 @output_options
 def list_command(output: Output) -> None:
-    """List the groups."""
+    """List the groups, with the lag of each: of consumers, and of Spark's queries that have a group."""
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
-        rows = [found._asdict() for found in admin.groups()]
+        rows = [{**found._asdict(), "lag": admin.group(found.group).lag} for found in admin.groups()]
+    if not output.json:
+        rows = [{**row, "lag (messages)": row["lag"]} for row in rows]
     output.rows(rows, LIST_COLUMNS, "no groups yet: a consumer with group=NAME makes one")
 
 
