@@ -8,7 +8,8 @@ from journal.disk import RealDisk
 from journal.header import make_log_id, make_record
 from journal.shapes import Batch, Source
 from journal.standalone import open_log
-from tfmq.spark.pipelines.audit import chained, log_ids
+from tfmq.spark.pipelines.audit import chained, log_ids, missing
+from tfmq.spark.pipelines.audit_catalog import topics_of
 from tfmq.spark.pipelines.audit_facts import joined, split
 from tfmq.spark.pipelines.audit_findings import Finding
 from tfmq.spark.pipelines.audit_journal import expected, plan_journal, read_file, spans_of
@@ -62,7 +63,13 @@ def audit_here(data: Path, piece_bytes: int = 8192) -> Result:
         each._replace(repeats=[located(disk, made.logs, repeat) for repeat in each.repeats])
         for each in verdicts
     ]
-    more = [*made.findings, *journal.findings, *(finding for each in read for finding in each.findings)]
+    folders = missing(disk, str(data), topics_of(disk, str(data)), made.logs)
+    more = [
+        *made.findings,
+        *folders,
+        *journal.findings,
+        *(finding for each in read for finding in each.findings),
+    ]
     return conclude([str(data)], made.logs, chains, verdicts, more, 1.0)
 
 

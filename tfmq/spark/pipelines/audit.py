@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from journal.disk import RealDisk
+from journal.disk import Disk, RealDisk
+from tfmq.broker.register import TopicRow
+from tfmq.spark.pipelines.audit_catalog import missing_folders, topics_of
 from tfmq.spark.pipelines.audit_chain import Chain, chain
 from tfmq.spark.pipelines.audit_facts import Facts
 from tfmq.spark.pipelines.audit_findings import Finding
@@ -40,31 +42,51 @@ def audit(
     """Audits these data folders. Raises BadRequest for one that is none, OSError."""
     begun = time.perf_counter()
     disk = RealDisk()
-    made = plan(disk, list(dict.fromkeys(folders)), piece_bytes)
+    folders = list(dict.fromkeys(folder.rstrip("/") or "/" for folder in folders))
+    topics = {data: topics_of(disk, data) for data in folders}
+    made = plan(disk, folders, piece_bytes)
     progress.total_bytes = sum(piece.size for piece in made.pieces)
-    numbers = {data: number for number, data in enumerate(dict.fromkeys(log.data for log in made.logs))}
-    checked = Checked(context, made.logs, numbers)
+    checked = Checked(context, made.logs, {data: number for number, data in enumerate(folders)})
     try:
         checked.check(made.pieces, progress)
         chains = chained(made.logs, checked.found)
-        journals = [plan_journal(disk, data) for data in numbers]
-        read = read_journals(context, [file for journal in journals for file in journal.files])
-        by_data = {
-            journal.data: [found for file, found in read if file.data == journal.data] for journal in journals
-        }
-        more: list[Facts] = []
-        known = {}
-        findings: list[Finding] = [*made.findings]
-        for journal in journals:
-            found = by_data[journal.data]
-            findings += [*journal.findings, *(finding for each in found for finding in each.findings)]
-            more.append(expected(journal, found, numbers[journal.data], log_ids(made.logs, journal)))
-            known[numbers[journal.data]] = Known(journal.journal_id, spans_of(found))
+        facts, known, findings = journals_of(context, folders, made.logs)
         standings = {each.log.number: Standing(each.applied, each.windows) for each in chains}
-        verdicts = checked.judged(more, standings, known)
+        verdicts = checked.judged(facts, standings, known)
     finally:
         checked.close()
-    return conclude(list(numbers), made.logs, chains, verdicts, findings, time.perf_counter() - begun)
+    findings += made.findings
+    for data in folders:
+        findings += missing(disk, data, topics[data], made.logs)
+    return conclude(folders, made.logs, chains, verdicts, findings, time.perf_counter() - begun)
+
+
+def journals_of(
+    context: SparkContext, folders: Sequence[str], logs: Sequence[AuditedLog]
+) -> tuple[list[Facts], dict[int, Known], list[Finding]]:
+    """What the transaction journal of each folder demands, knows, and what is wrong with it."""
+    journals = [plan_journal(RealDisk(), data) for data in folders]
+    read = read_journals(context, [file for journal in journals for file in journal.files])
+    facts: list[Facts] = []
+    known: dict[int, Known] = {}
+    findings: list[Finding] = []
+    for number, journal in enumerate(journals):
+        found = [each for file, each in read if file.data == journal.data]
+        facts.append(expected(journal, found, number, log_ids(logs, journal)))
+        known[number] = Known(journal.journal_id, spans_of(found))
+        findings += journal.findings
+        findings += (finding for each in found for finding in each.findings)
+    return facts, known, findings
+
+
+def missing(disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]) -> list[Finding]:
+    """Folders that the catalog names and that are not there, also when it is asked again: topics are deleted."""
+    mine = [log for log in logs if log.data == data]
+    found = missing_folders(data, topics, mine)
+    if found:
+        still = {topic.incarnation for topic in topics_of(disk, data)}
+        found = missing_folders(data, [topic for topic in topics if topic.incarnation in still], mine)
+    return found
 
 
 def chained(logs: Sequence[AuditedLog], found: Sequence[PieceFound]) -> list[Chain]:
