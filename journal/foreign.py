@@ -93,6 +93,7 @@ class ForeignSegment(Segment):
         if end != self.end:
             self.size = end - self.base
             self._index = self._runs = None
+            self._trusted = True
 
     def pread(self, size: int, position: int) -> bytes:
         """As its base. Raises Corrupt where the file ends before the log does."""

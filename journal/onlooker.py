@@ -13,6 +13,7 @@ import errno
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final, TypeVar
 
 from journal import names
@@ -114,7 +115,7 @@ class Onlooker:
     def _set(self, marks: Marks, starts: list[int]) -> None:
         extent = self._extent
         kept = {}
-        for base, end in zip(starts, [*starts[1:], marks.forced], strict=True):
+        for base, end in pairwise([*starts, marks.forced]):
             segment = self._segments.get(base) or self._new_segment(base, end)
             segment.grow(end)
             kept[base] = segment

@@ -1,0 +1,336 @@
+"""A log seen by another process: the same answers as its owner's up to the forced mark, whatever the owner does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.clock import SystemClock
+from journal.disk import RealDisk
+from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
+from journal.foreign import OPEN_MAX
+from journal.header import make_log_id
+from journal.log import Log
+from journal.mark import MarkFile, WrongLog
+from journal.names import index_name, join, segment_name
+from journal.onlooker import Onlooker
+from journal.options import LogOptions
+from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, payloads_of
+from tests.scale import scaled, seeded
+
+SEGMENT_BYTES = 1 << 17
+
+
+def bench_of(sizes: list[int], **options: Any) -> Bench:
+    """A log of sends of these sizes, a second apart, all of it forced and in the mark."""
+    bench = Bench(**{"segment_bytes": SEGMENT_BYTES, **options})
+    bench.open()
+    for size in sizes:
+        bench.clock.advance(1.0)
+        bench.send(3, size)
+    settle(bench)
+    return bench
+
+
+def settle(bench: Bench) -> None:
+    """Forced, and the file says so."""
+    bench.log.force()
+    bench.log._keeper.note()
+
+
+def onlooker(bench: Bench) -> Onlooker:
+    return Onlooker(bench.disk, FOLDER, LOG_ID)
+
+
+def read_all(seen: Onlooker, max_bytes: int = 50_000) -> list[bytes]:
+    offset, found = seen.marks.first, []
+    while offset < seen.marks.forced:
+        chunk = seen.read(offset, min(max_bytes, seen.marks.forced - offset))
+        found += payloads_of(bytes(chunk.data), chunk.start)
+        offset = chunk.next
+    return found
+
+
+@given(st.lists(st.integers(0, 25_000), min_size=1, max_size=40), st.data())
+def test_it_finds_what_the_owner_finds(sizes: list[int], data: st.DataObject) -> None:
+    bench = bench_of(sizes)
+    log, seen = bench.log, onlooker(bench)
+    assert read_all(seen) == bench.read_all()
+    for _ in range(5):
+        offset = data.draw(st.integers(0, log.end_offset + 5))
+        assert seen.seek_offset(offset) == log.seek_offset(offset)
+        ordinal = data.draw(st.integers(0, log.end_ordinal + 2))
+        assert seen.offset_of_ordinal(ordinal) == log.offset_of_ordinal(ordinal)[0]
+        time = bench.clock.wall_ms() - data.draw(st.integers(-2_000, 45_000))
+        assert seen.offset_of_time(time) == log.offset_of_time(time)
+
+
+def test_nothing_behind_the_forced_mark_is_seen_and_all_before_it_is() -> None:
+    bench = bench_of([100])
+    seen = onlooker(bench)
+    before = seen.marks.forced
+    for _ in range(300):
+        bench.send(3, 1000)
+    assert bench.log.segment_count > 5
+    assert seen.look().forced >= before
+    assert (
+        read_all(seen)
+        == bench.expected(0, 3 * 1, 100) + bench.expected(3, 903, 1000)[: len(read_all(seen)) - 3]
+    )
+    with pytest.raises(BeyondEnd):
+        seen.read(bench.log.end_offset, 10)
+    settle(bench)
+    assert seen.look().forced == bench.log.end_offset
+    assert len(read_all(seen)) == 903
+
+
+def test_an_empty_log_is_one_and_grows() -> None:
+    bench = Bench()
+    bench.open()
+    seen = onlooker(bench)
+    assert (seen.marks.first, seen.marks.forced) == (0, 0)
+    assert (seen.seek_offset(5), seen.offset_of_time(1), seen.offset_of_ordinal(7)) == (0, 0, 0)
+    assert seen.read(0, 100).data == b""
+    bench.send(2)
+    settle(bench)
+    assert len(read_all(seen)) == 0, "not looked at since"
+    seen.look()
+    assert read_all(seen) == bench.expected(0, 2)
+
+
+def test_an_offset_inside_of_a_record_is_refused() -> None:
+    seen = onlooker(bench_of([100]))
+    with pytest.raises(NotARecord):
+        seen.read(3, 100)
+
+
+# What the owner takes away
+
+
+def test_what_retention_took_lies_below_the_start_however_far_reading_was() -> None:
+    bench = bench_of([20_000] * 40)
+    seen = onlooker(bench)
+    chunk = seen.read(0, 1)
+    first = bench.log.truncate_before(bench.log.end_offset - SEGMENT_BYTES)
+    assert not bench.disk.exists(bench.path(segment_name(0)))
+    with pytest.raises(BelowStart) as caught:
+        seen.read(chunk.next, 1)
+    assert caught.value.first == first == seen.marks.first
+    assert seen.offset_of_time(0) == seen.offset_of_ordinal(0) == seen.seek_offset(0) == first
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_segment_that_vanishes_between_the_look_and_the_read_is_below_the_start(index: bool) -> None:
+    bench = bench_of([20_000] * 40)
+    seen = onlooker(bench)
+    seen.close()
+    if index:
+        seen.read(0, 1)
+    look = seen.look
+
+    def look_and_lose() -> Any:
+        marks = look()
+        if bench.log.first_offset == 0:
+            bench.log.truncate_before(bench.log.end_offset - SEGMENT_BYTES)
+        return marks
+
+    seen.look = look_and_lose  # type: ignore[method-assign]
+    if index:  # the data is open, the index is opened anew
+        seen._segments[0]._runs_file.close()
+        assert seen.read(0, 60_000).start == 0, "what is open may still be read once"
+    with pytest.raises(BelowStart):
+        seen.read(0, 1)
+
+
+def test_a_search_by_time_beside_a_removal_ends() -> None:
+    bench = bench_of([20_000] * 60)
+    seen = onlooker(bench)
+    ms = bench.clock.wall_ms() - 30_000
+    bench.log.truncate_before(bench.log.end_offset - 2 * SEGMENT_BYTES)
+    assert seen.offset_of_time(ms) == bench.log.offset_of_time(ms)
+
+
+def test_a_segment_that_is_missing_is_named() -> None:
+    bench = bench_of([20_000] * 40)
+    bases = [segment.base for segment in bench.log._extent.segments]
+    bench.disk.unlink(bench.path(segment_name(bases[1])))
+    with pytest.raises(Corrupt, match="shorter than the log"):
+        read_all(onlooker(bench))
+    bench.disk.unlink(bench.path(segment_name(bases[0])))
+    with pytest.raises(Corrupt, match="a segment file is missing") as caught:
+        onlooker(bench).read(0, 1)
+    assert (caught.value.first, caught.value.next) == (0, bases[2])
+    seen = onlooker(bench)
+    bench.disk.unlink(bench.path(segment_name(bases[3])))
+    with pytest.raises(Corrupt, match="the segment behind it is missing") as caught:
+        seen.read(bases[3], 1)
+    assert (caught.value.first, caught.value.next) == (bases[3], bases[4])
+
+
+def test_a_cut_file_is_damage_and_no_endless_loop() -> None:
+    bench = bench_of([20_000] * 10)
+    path = bench.path(segment_name(0))
+    data = bench.disk.read_file(path)
+    bench.disk.write_file(path, data[: len(data) // 2])
+    bench.disk.unlink(bench.path(index_name(0)))
+    with pytest.raises(Corrupt, match="shorter than the log"):
+        read_all(onlooker(bench))
+
+
+def test_damage_is_named_and_what_lies_behind_it_is_read() -> None:
+    bench = bench_of([20_000] * 10, segment_bytes=1 << 20)
+    starts = [0]
+    while starts[-1] < bench.log.end_offset:
+        starts.append(bench.log.read(starts[-1], 1).next)
+    bench.disk.damage(bench.path(segment_name(0)), starts[2], bytes(60_100))
+    seen = onlooker(bench)
+    with pytest.raises(Corrupt) as caught:
+        seen.seek_offset(starts[2] + 30)
+    assert caught.value.first == starts[2] and caught.value.next == starts[3]
+    assert seen.read(starts[3], 1).data == bench.log.read(starts[3], 1).data
+
+
+def test_another_log_in_the_place_is_noticed_and_none(tmp_path: Path) -> None:
+    bench = bench_of([100])
+    seen = onlooker(bench)
+    bench.log.close()
+    with pytest.raises(WrongLog):
+        Onlooker(bench.disk, FOLDER, LOG_ID + 1)
+    for name in bench.disk.list(FOLDER):
+        bench.disk.unlink(bench.path(name))
+    with pytest.raises(FileNotFoundError):
+        seen.read(0, 10)
+    Log.open(bench.disk, FOLDER, log_id=LOG_ID + (1 << 24), clock=bench.clock)
+    MarkFile(bench.disk, FOLDER, LOG_ID + (1 << 24)).settle(seen.marks)
+    with pytest.raises(WrongLog):
+        seen.read(0, 10)
+
+
+def test_a_cut_since_the_epoch_is_noticed() -> None:
+    bench = bench_of([100] * 3)
+    seen = onlooker(bench)
+    marks, end = seen.marks, seen.marks.forced
+    chunk = seen.read(0, end, marks.epoch)
+    cut = marks._replace(epoch=marks.epoch + 1, starts=((marks.epoch + 1, end - 10),))
+    MarkFile(bench.disk, FOLDER, LOG_ID).settle(cut)
+    with pytest.raises(CutAway) as caught:
+        seen.read(chunk.next, 10, marks.epoch)
+    assert caught.value.cut == end - 10
+    assert seen.read(0, 10, marks.epoch).start == 0, "below the cut nothing changed"
+
+
+def test_a_cut_while_a_chunk_is_read_is_noticed() -> None:
+    bench = bench_of([100] * 3)
+    seen = onlooker(bench)
+    marks, end = seen.marks, seen.marks.forced
+    ask = seen._asked
+
+    def ask_and_cut(*rest: Any) -> Any:
+        found = ask(*rest)
+        cut = marks._replace(epoch=marks.epoch + 1, starts=((marks.epoch + 1, end - 10),))
+        MarkFile(bench.disk, FOLDER, LOG_ID).settle(cut)
+        return found
+
+    seen._asked = ask_and_cut  # type: ignore[method-assign, assignment]
+    with pytest.raises(CutAway):
+        seen.read(0, end, marks.epoch)
+
+
+# What it costs
+
+
+def test_an_index_that_does_not_hold_is_made_from_the_segment() -> None:
+    bench = bench_of([20_000] * 20, segment_bytes=1 << 21)
+    expected = bench.read_all()
+    good = (
+        bench.disk.read_file(bench.path(index_name(0)))
+        if bench.disk.exists(bench.path(index_name(0)))
+        else b""
+    )
+    bench.log._extent.active.write_index()
+    good = bench.disk.read_file(bench.path(index_name(0)))
+    for bad in (b"", good[:-100], bytes(len(good)), good[:60] + b"x" + good[61:], good * 2):
+        bench.disk.write_file(bench.path(index_name(0)), bad)
+        seen = onlooker(bench)
+        assert read_all(seen) == expected
+        assert seen.seek_offset(700_000) == bench.log.seek_offset(700_000)
+    bench.disk.unlink(bench.path(index_name(0)))
+    assert read_all(onlooker(bench)) == expected
+
+
+def test_nothing_is_written_locked_or_left_open(tmp_path: Path) -> None:
+    folder = tmp_path / "orders-0"
+    folder.mkdir()
+    log = Log.open(
+        RealDisk(), str(folder), log_id=LOG_ID, clock=SystemClock(), options=LogOptions(segment_bytes=1 << 16)
+    )
+    for number in range(60):
+        log.append([make_batch(3, 5_000, sequence=3 * number)])
+    log.close()
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
+    folder.chmod(0o500)
+    try:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        seen = Onlooker(RealDisk(), str(folder), LOG_ID)
+        assert len(read_all(seen)) == 180
+        seen.offset_of_time(0), seen.seek_offset(100_000)
+        assert 0 < len(seen._pool) <= OPEN_MAX < len(seen._segments)
+        seen.close()
+        assert len(os.listdir("/proc/self/fd")) <= descriptors + 1, "the disk has a spare one"
+    finally:
+        folder.chmod(0o700)
+    assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
+
+
+def test_beside_an_owner_that_appends_rolls_and_removes(tmp_path: Path) -> None:
+    """Real files, real threads: every record that is given is whole and in its order; what is gone is said so."""
+    folder = tmp_path / "orders-0"
+    folder.mkdir()
+    options = LogOptions(segment_bytes=1 << 16, flush_messages=0, retention_bytes=4 << 16)
+    log_id = make_log_id(77, 3)
+    log = Log.open(RealDisk(), str(folder), log_id=log_id, clock=SystemClock(), options=options)
+    generator = seeded("beside an owner")
+    batches = scaled(2_000) + 150
+    over = threading.Event()
+
+    def write() -> None:
+        sequence = 0
+        for _ in range(batches):
+            count = generator.choice([1, 3, 40])
+            log.append([make_batch(count, generator.choice([10, 400]), sequence=sequence)])
+            sequence += count
+            log.force()
+            log._keeper.note()
+            log.retain(0)
+        over.set()
+
+    writer = threading.Thread(target=write)
+    seen = Onlooker(RealDisk(), str(folder), log_id)
+    writer.start()
+    offset = numbers = lost = 0
+    expected = -1
+    while True:
+        ended = over.is_set()
+        end = seen.look().forced
+        try:
+            while offset < end:
+                chunk = seen.read(offset, 20_000)
+                for payload in payloads_of(bytes(chunk.data), chunk.start, log_id):
+                    number = int(payload.partition(b".")[0])
+                    assert number == expected + 1 or expected < 0
+                    expected, numbers = number, numbers + 1
+                offset = chunk.next
+        except BelowStart as error:
+            offset, expected, lost = error.first, -1, lost + 1
+        if ended and offset == seen.marks.forced == log.end_offset:
+            break
+    writer.join()
+    assert numbers > 100
+    assert join(str(folder), segment_name(0)) not in {str(path) for path in folder.iterdir()}
+    log.close()
