@@ -1,0 +1,156 @@
+"""Rows on their way out: each arrives in its topic and partition, in order, in batches that the broker takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from journal.header import HEADER_SIZE, records_of, split_body
+from tests.scale import scaled
+from tfmq.arrow.partitions import partition_of
+from tfmq.client.cluster import Topic
+from tfmq.client.commit_group import MemberBatch
+from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition
+from tfmq.message import Partition
+from tfmq.spark import outgoing
+from tfmq.spark.outgoing import Outgoing
+
+
+def topic_of(name: str, partitions: int = 4, stopped: tuple[int, ...] = ()) -> Topic:
+    states = ["stopped" if number in stopped else "open" for number in range(partitions)]
+    return Topic(name, 7, tuple(Partition(name, number, state) for number, state in enumerate(states)), {})
+
+
+def sent(
+    *batches: pa.RecordBatch, topic: str = "orders", partitions: int = 4, first: int = 0, **options: Any
+) -> list[MemberBatch]:
+    """What goes out of these."""
+    out = Outgoing(lambda name: topic_of(name, partitions, **options), topic, first, 8 << 20)
+    found = [each for batch in batches for each in out.take(batch)]
+    return found + list(out.rest())
+
+
+def values_of(batch: MemberBatch) -> list[bytes]:
+    """The payloads, whatever attributes they have."""
+    data = memoryview(bytes(batch.number(5, 0).data))
+    bodies = [
+        (data[each.position + HEADER_SIZE :][: each.size - HEADER_SIZE], each.flag)
+        for each in records_of(data)
+    ]
+    return [bytes(split_body(body, flag)[1]) for body, flag in bodies]
+
+
+def rows(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def numbered(count: int, size: int = 100) -> pa.Array:
+    return pa.array([b"%09d" % number + b"x" * (size - 9) for number in range(count)])
+
+
+def test_rows_without_keys_go_in_full_batches_to_one_partition_after_the_other() -> None:
+    count = scaled(300_000)
+    batches = sent(*[rows(value=numbered(count)) for _ in range(10)], first=2)
+    assert [each.partition for each in batches] == [(2 + n) % 4 for n in range(len(batches))]
+    assert sum(each.count for each in batches) == 10 * count
+    assert all(each.size_bytes <= outgoing.BATCH_BYTES for each in batches)
+    assert len(batches) <= 2 + 10 * count * 164 / outgoing.BATCH_BYTES * 1.2
+
+
+def test_small_batches_are_gathered_until_it_is_worth_it() -> None:
+    out = Outgoing(topic_of, "orders", 0, 1000)
+    for _ in range(10):
+        assert list(out.take(rows(value=[b"a", b"b"]))) == []
+    (batch,) = out.rest()
+    assert batch.count == 20 and list(out.rest()) == []
+
+
+def test_a_partition_that_takes_no_writes_is_passed_over_by_rows_without_keys() -> None:
+    batches = [each for _ in range(6) for each in sent(rows(value=[b"a"]), stopped=(0, 2))]
+    assert {each.partition for each in batches} == {1}
+    out = Outgoing(lambda name: topic_of(name, 4, (0, 2)), "orders", 0, 1000)
+    found = []
+    for _ in range(4):
+        list(out.take(rows(value=[b"a"])))
+        found += [each.partition for each in out.rest()]
+    assert found == [1, 3, 1, 3]
+    assert sent(rows(value=[b"a"]), partitions=1, stopped=(0,))[0].partition == 0
+
+
+def test_rows_of_one_key_stay_in_order_in_the_partition_of_the_key() -> None:
+    keys = [b"key-%d" % (number * 7 % 31) for number in range(1000)]
+    table = rows(value=numbered(1000), key=keys)
+    batches = sent(table.slice(0, 300), table.slice(300))
+    chosen = partition_of(table, 4).to_pylist()
+    for number in range(4):
+        mine = [value for value, at in zip(table["value"].to_pylist(), chosen, strict=True) if at == number]
+        there = [value for each in batches if each.partition == number for value in values_of(each)]
+        assert there == mine
+
+
+def test_rows_go_to_the_partition_that_they_name_else_where_their_key_goes() -> None:
+    table = rows(
+        value=[b"a", b"b", b"c", b"d"],
+        key=[None, None, b"k", b"k"],
+        partition=pa.array([3, 0, None, 2], pa.int64()),
+    )
+    batches = sent(table)
+    place = partition_of(rows(key=[b"k"]), 4).to_pylist()[0]
+    found = sorted((each.partition, each.count) for each in batches)
+    assert sum(count for _, count in found) == 4
+    assert {3, 0, place, 2} == {number for number, _ in found}
+
+
+@pytest.mark.parametrize("wrong", [-1, 4, 1 << 40])
+def test_a_partition_that_the_topic_does_not_have_is_refused(wrong: int) -> None:
+    with pytest.raises(
+        UnknownPartition, match=f"asks for partition {wrong} of orders, which has 4, from 0 on"
+    ):
+        sent(rows(value=[b"a", b"b"], partition=pa.array([1, wrong], pa.int64())))
+
+
+def test_topics_come_from_the_column_unless_the_option_says_one() -> None:
+    table = rows(value=[b"a", b"b", b"c"], topic=["one", "two", "one"])
+    found = {each.topic: values_of(each) for each in sent(table, topic="", partitions=1)}
+    assert found == {"one": [b"a", b"c"], "two": [b"b"]}
+    (batch,) = sent(table, topic="all", partitions=1)
+    assert (batch.topic, batch.incarnation, values_of(batch)) == ("all", 7, [b"a", b"b", b"c"])
+
+
+def test_a_row_without_a_topic_or_with_a_wrong_name_is_refused() -> None:
+    with pytest.raises(BadRequest, match="A row has no topic: the column topic is null"):
+        sent(rows(value=[b"a"], topic=pa.array([None], pa.string())), topic="")
+    with pytest.raises(BadRequest, match="'a/b' in the column topic is no topic's name"):
+        sent(rows(value=[b"a"], topic=["a/b"]), topic="")
+
+
+def test_what_is_told_of_the_size_is_at_least_what_the_records_have() -> None:
+    table = rows(
+        value=["short", None, "y" * 300_000, "z" * 900_000, "z" * 2_000_000, "end"],
+        key=["k", None, "k" * 100, "k" * 60_000, "k", ""],
+        tag=["red", None, "t" * 255, "", "a", "b"],
+    )
+    batches = sent(table, partitions=1)
+    assert [each.count for each in batches] == [3, 1, 1, 1]
+    for each in batches:
+        assert len(each.number(5, 0).data) <= each.size_bytes
+
+
+def test_a_message_that_is_too_large_is_refused_when_its_turn_comes() -> None:
+    out = Outgoing(topic_of, "orders", 0, 1000)
+    list(out.take(rows(value=[b"x" * 1001])))
+    (batch,) = out.rest()
+    with pytest.raises(MessageTooLarge, match="has 1001 bytes, the broker takes 1000"):
+        batch.number(5, 0)
+
+
+def test_columns_that_a_topic_makes_anew_are_left_out() -> None:
+    table = rows(value=[b"a"], offset=[5], timestamp=[1], id=[9])
+    (batch,) = sent(table, partitions=1)
+    assert values_of(batch) == [b"a"]
+
+
+def test_no_rows_are_nothing() -> None:
+    assert sent(rows(value=pa.array([], pa.binary()))) == []

@@ -1,0 +1,68 @@
+"""Options of a sink, checked."""
+
+import pytest
+
+from tfmq.errors import BadRequest, ConfigError
+from tfmq.spark.sink_settings import SinkSettings, group_name, sink_settings
+
+SERVERS = {"servers": "127.0.0.1:8367"}
+
+
+def test_options_become_settings() -> None:
+    given = {**SERVERS, "topic": "orders", "timeout": "5s", "transactionTTL": "2h", "allowOtherTotal": "true"}
+    assert sink_settings(given, streaming=True) == SinkSettings(
+        "127.0.0.1:8367", "orders", 5.0, 7_200_000, True
+    )
+    assert sink_settings(SERVERS, streaming=True) == SinkSettings("127.0.0.1:8367")
+
+
+def test_an_application_and_its_version_name_a_commit_group() -> None:
+    settings = sink_settings({**SERVERS, "txnAppId": "nightly", "txnVersion": "0"}, streaming=False)
+    assert (settings.group, settings.sequence) == ("spark-batch-nightly", 0)
+    assert group_name("stream", "nightly") != settings.group
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, 'Give the broker to write to: option("servers", "HOST:PORT").'),
+        (
+            {**SERVERS, "topic": "a/b"},
+            "topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not 'a/b'.",
+        ),
+        ({**SERVERS, "txnAppId": "x"}, "txnAppId goes together with txnVersion: give both, or none."),
+        ({**SERVERS, "txnVersion": "1"}, "txnVersion goes together with txnAppId: give both, or none."),
+        (
+            {**SERVERS, "txnAppId": "my app", "txnVersion": "1"},
+            "txnAppId must be a name, 1 to 237 of A-Z a-z 0-9 . _ -, not 'my app'.",
+        ),
+        (
+            {**SERVERS, "txnAppId": "x", "txnVersion": "-1"},
+            "txnVersion must be a whole number from 0 on, not '-1'.",
+        ),
+        ({**SERVERS, "transactionTtl": "long"}, "transactionTtl must be a time in seconds above 0, or like"),
+        ({**SERVERS, "subscribe": "orders"}, "subscribe is an option of the source, not of the sink"),
+        ({**SERVERS, "topik": "orders"}, "tfmq has no option 'topik'. Did you mean 'topic'?"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        sink_settings(given, streaming=False)
+    assert sentence in str(caught.value)
+
+
+def test_versions_are_of_batch_writes_only() -> None:
+    with pytest.raises(BadRequest, match="txnAppId is an option of"):
+        sink_settings({**SERVERS, "txnAppId": "x", "txnVersion": "1"}, streaming=True)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises((BadRequest, ConfigError)):
+        sink_settings({"servers": "::nowhere::"}, streaming=True)
+
+
+def test_a_name_that_fits_with_its_prefix_is_taken() -> None:
+    given = {**SERVERS, "txnAppId": "x" * 237, "txnVersion": "1"}
+    assert len(sink_settings(given, streaming=False).group) == 249
+    with pytest.raises(BadRequest):
+        sink_settings({**given, "txnAppId": "x" * 238}, streaming=False)
