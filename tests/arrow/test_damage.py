@@ -115,8 +115,8 @@ def test_an_attribute_longer_than_its_record_is_named() -> None:
 
 def test_a_record_with_the_id_0_is_damage() -> None:
     log = Bytes()
-    log.append_records([bytes(20)])
-    assert "the record at offset 0 has the id 0" in str(raised(log))
+    log.append_records([log.record(b"x"), bytes(20)])
+    assert "the record at offset 21 has the id 0" in str(raised(log))
 
 
 def test_records_that_are_not_counted_are_damage() -> None:

@@ -23,7 +23,6 @@ WALK_BYTES: Final = BLOCK_SIZE_MAX
 """Where sizes are mixed, so many bytes are walked before columns are tried again."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
-_FLAG_LOW: Final = 19
 
 
 class BrokenChain(Exception):
@@ -65,12 +64,14 @@ def _walk(data: Buffer, position: int, stop: int, found: list[int]) -> int:
 
 
 def _row(data: Buffer, position: int, guess: int) -> tuple[int, int]:
-    """(size, count) of the records from `position` on that have one size and one low byte of the flag; count 0 where
-    they are few, or control records. `guess`: where fewer are that many, no more are looked at."""
-    length, flag = _LENGTH_FLAG.unpack_from(data, position)
+    """(size, count) of the records from `position` on that have one size; count 0 where they are few.
+
+    `guess`: only where there are that many, all that may follow are looked at.
+    """
+    length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
     most = min(len(data) - position, BLOCK_SIZE_MAX) // size
-    if most < ROW_COUNT_MIN or flag & FLAG_CONTROL:
+    if most < ROW_COUNT_MIN:
         return size, 0
     count = _same(data, position, size, min(most, guess))
     if guess <= count < most:
@@ -79,9 +80,8 @@ def _row(data: Buffer, position: int, guess: int) -> tuple[int, int]:
 
 
 def _same(data: Buffer, position: int, size: int, most: int) -> int:
-    """How many of the `most` records of `size` bytes from `position` on begin as the first one does."""
+    """How many of the next `most` records have `size` bytes, as the one at `position`."""
     lengths: Any = np.ndarray((most,), np.uint32, data, position, (size,))
-    flags: Any = np.ndarray((most,), np.uint8, data, position + _FLAG_LOW, (size,))
-    same = (lengths == lengths[0]) & (flags == flags[0])
+    same = lengths == lengths[0]
     first = int(same.argmin())
     return most if same[first] else first

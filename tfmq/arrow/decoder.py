@@ -152,7 +152,6 @@ def _rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> R
     ends[-1] = len(data)
     blocks = np.repeat(np.arange(len(indexes)), np.diff(indexes, prepend=-1))
     keep = flags & (FLAG_CONTROL | FLAG_FILLER) == 0
-    keep |= (flags & FLAG_CONTROL != 0) & (flags != FLAG_CONTROL)
     if (flags[flags != FLAG_CONTROL] & LOW_FLAGS & ~np.uint32(KNOWN_FLAGS)).any():
         return None
     positions, ends, flags, blocks = positions[keep], ends[keep], flags[keep], blocks[keep]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tools.mutants.bugs_applying import APPLIED
+from tools.mutants.bugs_arrow import ARROW
 from tools.mutants.bugs_books import TRANSACTION_BOOKS
 from tools.mutants.bugs_broker import BROKER
 from tools.mutants.bugs_client import CLIENT
@@ -88,6 +89,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + PROGRAMS
     + REFUSALS
     + REMOVED_FILES
+    + ARROW
     + DEAD_LETTERS
     + LETTERS
     + STRICT

@@ -1,0 +1,291 @@
+"""Bugs to plant where records become Arrow columns, and columns records."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+ATTRIBUTES: Final = "tests/arrow/test_attributes.py"
+CHAIN: Final = "tests/arrow/test_chain.py"
+CONTROLS: Final = "tests/arrow/test_controls.py"
+DAMAGE: Final = "tests/arrow/test_damage.py"
+DECODER: Final = "tests/arrow/test_decoder.py"
+ENCODER: Final = "tests/arrow/test_encoder.py"
+FIELDS: Final = "tests/arrow/test_fields.py"
+LAYOUT: Final = "tests/arrow/test_layout.py"
+LOGS: Final = "tests/arrow/test_random_logs.py"
+PARTITIONS: Final = "tests/arrow/test_partitions.py"
+PARTS: Final = "tests/arrow/test_attribute_parts.py"
+
+SAME: Final = "columns have what messages have"
+FOUND: Final = "a flipped bit is never passed over, and named"
+SENT: Final = "rows are sent as they are"
+
+ARROW: Final = (
+    Mutant(
+        "row-of-records-one-too-long",
+        SAME,
+        "tfmq/arrow/chain.py",
+        "    return most if same[first] else first\n",
+        "    return most if same[first] else first + 1\n",
+        [CHAIN],
+    ),
+    Mutant(
+        "bytes-behind-the-last-record-forgotten",
+        FOUND,
+        "tfmq/arrow/chain.py",
+        "    if position != end:\n        raise BrokenChain\n",
+        "",
+        [CHAIN, LOGS],
+    ),
+    Mutant(
+        "checksum-of-the-block-not-looked-at",
+        FOUND,
+        "tfmq/arrow/decoder.py",
+        '        if self.verify != "none" and not controls.cover():\n',
+        '        if self.verify == "message" and not controls.cover():\n',
+        [LOGS, DAMAGE],
+    ),
+    Mutant(
+        "checksum-of-the-record-not-looked-at",
+        "verify=message proves every record by its own checksum",
+        "tfmq/arrow/decoder.py",
+        '        if self.verify == "message" and not _own_checksums_hold(data, rows):\n            return None\n',
+        "",
+        [DAMAGE],
+    ),
+    Mutant(
+        "last-row-of-a-range-too-many",
+        "a range has the rows that begin in it",
+        "tfmq/arrow/decoder.py",
+        "int(np.searchsorted(rows.positions, end))",
+        'int(np.searchsorted(rows.positions, end, "right"))',
+        [DECODER, LOGS],
+    ),
+    Mutant(
+        "tombstones-become-empty",
+        SAME,
+        "tfmq/arrow/decoder.py",
+        "            valid = rows.flags & FLAG_TOMBSTONE == 0\n",
+        "            valid = rows.flags & FLAG_TOMBSTONE >= 0\n",
+        [DECODER, LOGS],
+    ),
+    Mutant(
+        "fillers-count-as-one",
+        "a filler stands for the messages that it says",
+        "tfmq/arrow/decoder.py",
+        '    counts[fillers] = numbers(data, positions[fillers] + 4, "u4")\n',
+        "",
+        [LOGS],
+    ),
+    Mutant(
+        "record-without-id-taken",
+        FOUND,
+        "tfmq/arrow/decoder.py",
+        '    if not numbers(data, positions + 8, "u8").all():\n',
+        '    if not numbers(data, positions + 8, "u8").any():\n',
+        [DAMAGE, LOGS],
+        scale=0.2,
+    ),
+    Mutant(
+        "times-of-the-first-block-for-all",
+        SAME,
+        "tfmq/arrow/decoder.py",
+        "pa.array(times[rows.blocks])",
+        "pa.array(times[rows.blocks * 0])",
+        [LOGS],
+    ),
+    Mutant(
+        "compressed-batch-taken-for-a-message",
+        "what a later release writes is refused",
+        "tfmq/arrow/damage.py",
+        "KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER\n",
+        "KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER | FLAG_CODEC_MASK\n",
+        [DAMAGE],
+    ),
+    Mutant(
+        "damage-ends-at-the-end-of-the-bytes",
+        FOUND,
+        "tfmq/arrow/damage.py",
+        "            following = begins if begins > place else claim.control.next\n",
+        "",
+        [DAMAGE, LOGS],
+    ),
+    Mutant(
+        "bad-record-not-named",
+        FOUND,
+        "tfmq/arrow/damage.py",
+        "                bad.append(offset + record.position)\n",
+        "                bad.append(record.position)\n",
+        [DAMAGE],
+    ),
+    Mutant(
+        "control-record-of-another-place-holds",
+        FOUND,
+        "tfmq/arrow/controls.py",
+        '            and (self.column("offset") == (self.starts + offset).astype(np.uint64)).all()\n',
+        "",
+        [CONTROLS, DAMAGE],
+    ),
+    Mutant(
+        "control-record-of-another-log-holds",
+        FOUND,
+        "tfmq/arrow/controls.py",
+        '            and (self.column("id") == np.uint64(log_id)).all()\n',
+        "",
+        [CONTROLS, DAMAGE],
+    ),
+    Mutant(
+        "ordinals-that-jump-hold",
+        FOUND,
+        "tfmq/arrow/controls.py",
+        "            and (first[1:] == first[:-1] + records[:-1]).all()\n",
+        "",
+        [CONTROLS, DAMAGE],
+    ),
+    Mutant(
+        "columns-share-memory-with-the-fetch",
+        "columns have memory of their own",
+        "tfmq/arrow/fields.py",
+        "    found = alternating.filter(every_second(2 * count - 1))\n",
+        "    found = alternating[:1] if count == 1 else alternating.filter(every_second(2 * count - 1))\n",
+        [FIELDS],
+    ),
+    Mutant(
+        "key-in-the-tags-place",
+        SAME,
+        "tfmq/arrow/layout.py",
+        "        there = (left > 0) & (self.byte(cursor) == number)\n",
+        "        there = (left > 0) & (self.byte(cursor) <= number)\n",
+        [LAYOUT, ATTRIBUTES],
+    ),
+    Mutant(
+        "bytes-behind-an-attribute-passed-over",
+        SAME,
+        "tfmq/arrow/layout.py",
+        "    plain &= (left == 0) & (cursor == ends)\n",
+        "    plain &= (left == 0) & (cursor <= ends)\n",
+        [LAYOUT, ATTRIBUTES],
+    ),
+    Mutant(
+        "tag-of-bytes-taken-for-text",
+        SAME,
+        "tfmq/arrow/layout.py",
+        "    plain &= tags.text | ~tags.there\n",
+        "",
+        [LAYOUT, ATTRIBUTES],
+    ),
+    Mutant(
+        "text-that-is-none-in-a-key",
+        SAME,
+        "tfmq/arrow/attributes.py",
+        "        if not _is_text(self._data, layout):\n",
+        "        if not _text_holds(self._data, layout.tags):\n",
+        [ATTRIBUTES],
+    ),
+    Mutant(
+        "tag-of-a-record-with-properties-lost",
+        SAME,
+        "tfmq/arrow/attributes.py",
+        "            if len(rest):\n",
+        '            if len(rest) and name == "key":\n',
+        [ATTRIBUTES],
+    ),
+    Mutant(
+        "null-key-leaves-the-old-one",
+        "columns key and tag decide",
+        "tfmq/arrow/attribute_parts.py",
+        "    changed = ~(same_key & same_tag)\n",
+        "    changed = ~((same_key | key.is_null().to_numpy(zero_copy_only=False)) & same_tag)\n",
+        [PARTS],
+    ),
+    Mutant(
+        "same-key-packed-anew",
+        "what says the same leaves the bytes as they are",
+        "tfmq/arrow/attribute_parts.py",
+        "    changed = ~(same_key & same_tag)\n",
+        "    changed = ~(same_key & same_tag) | old.plain & (old.counts > 0)\n",
+        [PARTS],
+    ),
+    Mutant(
+        "hash-of-the-old-tag",
+        "a broker filters by the tag that the message has",
+        "tfmq/arrow/attribute_parts.py",
+        "    return Parts(_sized(new), having, _hashes(tag))\n",
+        "    return Parts(_sized(new), having, _hashes(old.tags))\n",
+        [PARTS],
+    ),
+    Mutant(
+        "properties-lost-beside-a-new-key",
+        "what else an attribute holds stays",
+        "tfmq/arrow/attribute_parts.py",
+        "        fields: dict[Any, Any] = unpack(attribute, text_keys=False) if attribute else {}\n",
+        "        fields: dict[Any, Any] = {}\n",
+        [PARTS],
+    ),
+    Mutant(
+        "text-key-becomes-bytes-beside-a-new-tag",
+        "what says the same leaves the bytes as they are",
+        "tfmq/arrow/attribute_parts.py",
+        "        text = np.where(same_key, old.text, pa.types.is_string(key.type))\n",
+        "        text = np.full(len(key), pa.types.is_string(key.type))\n",
+        [PARTS],
+    ),
+    Mutant(
+        "no-utf-8-sent-as-text",
+        "nothing is sent that no reader can decode",
+        "tfmq/arrow/attribute_parts.py",
+        "            column.validate(full=True)\n",
+        "            column.validate()\n",
+        [PARTS],
+    ),
+    Mutant(
+        "blocks-larger-than-allowed",
+        "the broker takes what the encoder makes",
+        "tfmq/arrow/encoder.py",
+        'start + limits.BLOCK_BYTES, "right")',
+        'start + limits.BLOCK_BYTES + 64, "right")',
+        [ENCODER],
+    ),
+    Mutant(
+        "tombstones-sent-as-empty",
+        SENT,
+        "tfmq/arrow/encoder.py",
+        "    if values.null_count:\n        flags",
+        "    if values.null_count == len(values):\n        flags",
+        [ENCODER],
+    ),
+    Mutant(
+        "checksum-of-the-value-alone",
+        "each record's own checksum covers its attribute",
+        "tfmq/arrow/encoder.py",
+        "map(crc32, bodies.to_numpy(zero_copy_only=False))",
+        "map(crc32, payloads.to_numpy(zero_copy_only=False))",
+        [ENCODER],
+    ),
+    Mutant(
+        "sequences-beyond-the-last",
+        "a batch never passes the last sequence of an id",
+        "tfmq/arrow/encoder.py",
+        "    if sequence + count > SEQUENCE_COUNT:\n",
+        "    if sequence + count > SEQUENCE_COUNT + 1:\n",
+        [ENCODER],
+    ),
+    Mutant(
+        "keys-go-elsewhere-than-the-clients",
+        "one key goes to one partition, as the client sends it",
+        "tfmq/arrow/partitions.py",
+        "    chosen = np.array([crc32(each) % partitions",
+        "    chosen = np.array([crc32(each) // 2 % partitions",
+        [PARTITIONS],
+    ),
+    Mutant(
+        "rows-without-key-all-to-one",
+        "rows without a key go to one partition after the other",
+        "tfmq/arrow/partitions.py",
+        "(first + np.arange(int(null.sum()))) % partitions",
+        "first % partitions",
+        [PARTITIONS],
+    ),
+)
