@@ -5,7 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.spark.ranges import PartitionLog, Range, pieces, targets
+from journal.control import Control, encode_control
+from journal.header import make_filler, make_record
+from tfmq.spark.ranges import Chunk, PartitionLog, Range, message_starts, pieces, targets
 
 LOG = PartitionLog("orders", 2, 7, 7 << 24 | 2)
 OFFSETS = st.integers(0, 10_000)
@@ -36,3 +38,11 @@ def test_pieces_cover_the_range_once_and_none_is_empty(start: int, length: int, 
 def test_what_is_empty_has_no_pieces() -> None:
     assert pieces(Range(LOG, 5, 5), [5]) == []
     assert targets(Range(LOG, 5, 5), 10) == []
+
+
+def test_messages_begin_where_neither_control_records_nor_fillers_do() -> None:
+    record = make_record(b"x", 1 << 24)
+    filler = make_filler(LOG.log_id, 40, 3)
+    control = encode_control(LOG.log_id, Control(5, 80 + len(filler), 0, 0, 1, 0, 0, 500))
+    block = Chunk(500, record + filler + record + control)
+    assert message_starts(block) == [500, 500 + len(record) + 40]

@@ -14,7 +14,7 @@ from typing import Final
 from journal.errors import Corrupt, JournalError
 from journal.force import Forcer
 from journal.names import LOCK_NAME, join, parse_partition_folder
-from tfmq.broker.catalog import VERSION_NAME, Catalog, read_node
+from tfmq.broker.catalog import Catalog, read_node
 from tfmq.broker.delay_opening import join_delay, open_delay
 from tfmq.broker.delay_opening import recover as recover_delay
 from tfmq.broker.folders import HOUSE_NAMES
@@ -22,6 +22,7 @@ from tfmq.broker.house import House
 from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, LEASE, OPEN, READY, TopicRow
 from tfmq.broker.topics import Topic
 from tfmq.broker.transaction_opening import open_store, recover
+from tfmq.data_folder import VERSION_NAME
 
 log = logging.getLogger("tfmq.broker")
 

@@ -14,13 +14,13 @@ from journal import shapes
 from journal.block import blocks_of
 from journal.disk import Disk, RealDisk
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, JournalError, NewerFormat, NotARecord
-from journal.header import FLAG_FILLER, BadRecord, records_of, walk
+from journal.header import FLAG_FILLER, BadRecord, records_of
 from journal.mark import WrongLog
 from journal.onlooker import Onlooker
 from tfmq import errors
 from tfmq.errors import BadRequest, Damaged, NotSupported, OffsetOutOfRange
 from tfmq.spark.folder_topics import FolderTopics, absolute
-from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, pieces, targets
+from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, message_starts, pieces, targets
 from tfmq.spark.read_errors import damaged, renewed, told, truncated
 
 LOGS_MAX: Final = 64
@@ -69,12 +69,15 @@ class FolderLogs:
         """See `Logs`."""
 
         def find(seen: Onlooker) -> int:
-            found = seen.seek_offset(offset)
-            if found >= min(offset, seen.marks.forced):
-                return found
-            chunk = seen.read(found, ONE_BLOCK)
-            starts = [chunk.start + position for position in walk(chunk.data)]
-            return min((each for each in starts if each >= offset), default=chunk.next)
+            place = seen.seek_offset(offset)
+            while place < seen.marks.forced:
+                chunk = seen.read(place, ONE_BLOCK)
+                starts = message_starts(Chunk(chunk.start, chunk.data))
+                following = min((each for each in starts if each >= max(offset, place)), default=None)
+                if following is not None:
+                    return following
+                place = chunk.next
+            return seen.marks.forced
 
         return self._ask(log, find)
 

@@ -59,7 +59,8 @@ class Logs(Protocol):
         ...
 
     def at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """The first record start at or behind `offset`, within the bounds. Raises Damaged."""
+        """Where the first message at or behind `offset` begins, within the bounds; the end where there is none. Raises
+        Damaged."""
         ...
 
     def ordinal_at(self, log: PartitionLog, offset: int) -> int:

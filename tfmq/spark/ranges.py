@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from journal.header import FLAG_CONTROL, FLAG_FILLER, records_of
 from tfmq.limits import MIB
 from tfmq.packing import Buffer
 
@@ -50,6 +51,12 @@ class Chunk(NamedTuple):
 
     offset: int
     data: Buffer
+
+
+def message_starts(block: Chunk) -> list[int]:
+    """Offsets at which the messages of whole blocks begin: neither control records nor fillers are any."""
+    no_message = FLAG_CONTROL | FLAG_FILLER
+    return [block.offset + each.position for each in records_of(block.data) if not each.flag & no_message]
 
 
 def targets(whole: Range, size: int) -> list[int]:

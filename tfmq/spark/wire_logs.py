@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from journal.header import make_log_id, walk
+from journal.header import make_log_id
 from tfmq.client.call import Call
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import SECONDS, Link
@@ -20,7 +20,7 @@ from tfmq.client.reach import reach
 from tfmq.client.waiting import Operation, Wait
 from tfmq.errors import Busy, ConnectionFailed, Damaged, OffsetOutOfRange, TfmqError, TimedOut, UnknownTopic
 from tfmq.protocol import commands as wire
-from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, pieces, targets
+from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, message_starts, pieces, targets
 from tfmq.spark.read_errors import out_of_range, told, unreached
 
 QUESTIONS_MAX: Final = 1000
@@ -77,16 +77,15 @@ class WireLogs:
     def at_or_after(self, log: PartitionLog, offset: int) -> int:
         """See `Logs`."""
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
-        if offset >= found.forced_offset:
-            return found.forced_offset
-        if found.offset >= offset:
-            return found.offset
-        fetch = _fetch(log, found.offset, wire.EPOCH_UNKNOWN, ONE_BLOCK)
-        call = self._ask_for_call(log, fetch)
-        start, body = call.reply.start, call.reply_body
-        starts = [start + position for position in walk(body)]
-        following: int = call.reply.next
-        return min((each for each in starts if each >= offset), default=following)
+        place: int = found.offset
+        while place < found.forced_offset:
+            block = self._ask_for_call(log, _fetch(log, place, wire.EPOCH_UNKNOWN, ONE_BLOCK))
+            starts = message_starts(Chunk(block.reply.start, block.reply_body))
+            following = min((each for each in starts if each >= max(offset, place)), default=None)
+            if following is not None:
+                return following
+            place = block.reply.next
+        return found.forced_offset
 
     def ordinal_at(self, log: PartitionLog, offset: int) -> int:
         """See `Logs`."""
