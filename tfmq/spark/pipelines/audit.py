@@ -106,8 +106,7 @@ def log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int, int]:
 @click.command(epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq")
 @click.argument("folders", metavar="DATA...", nargs=-1, required=True)
 @pipeline_options("audit")
-@click.pass_context
-def command(click_context: click.Context, folders: tuple[str, ...], job: Job) -> None:
+def command(folders: tuple[str, ...], job: Job) -> int:
     """Check every segment in the data folders DATA of brokers, which may be running.
 
     Exit code 0: nothing is wrong; 4: something was found.
@@ -120,8 +119,7 @@ def command(click_context: click.Context, folders: tuple[str, ...], job: Job) ->
         job.output.rows([finding.row() for finding in result.findings], COLUMNS, result.sentence())
         if result.findings:
             job.output.say(result.sentence())
-    if result.findings or result.untold:
-        click_context.exit(DAMAGED)
+    return DAMAGED if result.findings or result.untold else 0
 
 
 if __name__ == "__main__":
