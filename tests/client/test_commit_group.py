@@ -93,7 +93,7 @@ def writer(tfmq_broker: SimulatedBroker) -> Iterator[Writer]:
 
 
 def visible(broker: SimulatedBroker, topic: str = "orders") -> list[bytes]:
-    return [message.payload for message in broker.sent(topic)]
+    return [message.payload or b"" for message in broker.sent(topic)]
 
 
 def test_nothing_is_visible_before_the_commit_and_all_behind_it(writer: Writer) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from tfmq.client.link import PATIENCE_SECONDS
 from tfmq.errors import BadRequest, GroupStale, TfmqError
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.group_commit import GroupClient
@@ -27,11 +28,15 @@ log = logging.getLogger("tfmq.spark")
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
-    """The sink, checked. Raises BadRequest for options, columns or a mode that it cannot take."""
+    """The sink, checked. Raises BadRequest for options, columns or a mode that it cannot take; ConnectionFailed soon
+    where there is no broker, instead of when tasks have waited for one.
+    """
     settings = sink_settings(options, streaming=False)
     if overwrite:
         raise BadRequest('A topic only grows: use mode("append"), not "overwrite".')
     check_columns(schema, settings.topic)
+    with GroupClient(settings.servers, settings.timeout, patience_seconds=PATIENCE_SECONDS) as client:
+        client.connect()
     return BatchSink(settings)
 
 
@@ -74,7 +79,7 @@ class BatchSink(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, also behind a commit that raised; one that was done all the same stays."""
         error = abort_run(self.settings, self.member, forget=not self.once)
-        if error is not None:
+        if error is not None and verdict_of(messages) is not None:
             log.warning("What the write has prepared ends by its time: %s", error)
 
     def _forget(self, client: GroupClient) -> None:

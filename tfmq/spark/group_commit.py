@@ -35,15 +35,23 @@ class Verdict(NamedTuple):
 
 
 class GroupClient:
-    """See the module. `seconds`: how long one answer may take, lost connections and all. Making it touches no network.
+    """See the module. `seconds`: how long one answer may take, lost connections and all. `patience_seconds`: how long a
+    first connection is tried; None: as long. Making it touches no network.
 
     All methods raise the `TfmqError` that the broker answered, `ConnectionFailed`, `TimedOut`.
     """
 
-    def __init__(self, servers: str | Sequence[str], seconds: float, name: str = "tfmq-spark") -> None:
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        seconds: float,
+        name: str = "tfmq-spark",
+        *,
+        patience_seconds: float | None = None,
+    ) -> None:
         self.link, self._driver, _ = reach(servers, BlockingDriver)
         self.link.client = name
-        self.link.patience_seconds = seconds
+        self.link.patience_seconds = seconds if patience_seconds is None else patience_seconds
         self._seconds = seconds
         self._cluster = Cluster(self.link.now)
         self._tasks = Tasks(self.link.now)

@@ -41,7 +41,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     """The sink, checked. Raises BadRequest for options, columns or an output mode that it cannot take."""
     settings = sink_settings(options, streaming=True)
     if overwrite:
-        raise BadRequest('A topic only grows: use outputMode("append"), not "complete".')
+        raise BadRequest(
+            'A topic only grows: use outputMode("append"), not "complete"; or foreachBatch with txnAppId and txnVersion'
+            " for rows that change."
+        )
     check_columns(schema, settings.topic)
     return StreamSink(settings)
 

@@ -10,6 +10,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from tfmq.client.commit_group import MemberBatch
+from tfmq.client.link import PATIENCE_SECONDS
 from tfmq.errors import TfmqError
 from tfmq.protocol.commands import CommitMember, TransactionName
 from tfmq.spark.group_commit import GroupClient, Part, Verdict
@@ -95,11 +96,12 @@ def verdict_of(messages: Sequence[WriterCommitMessage | None]) -> Verdict | None
 
 
 def abort_run(settings: SinkSettings, member: CommitMember, *, forget: bool = False) -> TfmqError | None:
-    """Drop what tasks of that run have prepared, also those of which nobody told, and let nothing more of it in.
-    `forget`: the group is of no other use. Gives why it could not be done: Spark tells of what came first.
+    """Drop what tasks of that run have prepared, also those of which nobody told, and let nothing more of it in; a
+    broker that cannot be reached is not waited for long. `forget`: the group is of no other use. Gives why it could not
+    be done: Spark tells of what came first.
     """
     try:
-        with GroupClient(settings.servers, settings.timeout) as client:
+        with GroupClient(settings.servers, settings.timeout, patience_seconds=PATIENCE_SECONDS) as client:
             client.abort(*member)
             if forget:
                 client.forget(member.group)
