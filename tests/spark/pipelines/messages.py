@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,39 @@ def send(servers: str, topic: str, messages: Sequence[tfmq.Message]) -> None:
 
 
 def in_topic(servers: str, topic: str) -> dict[int, list[tuple[Any, ...]]]:
-    """Partition -> (key, tag, properties, born, payload, append time) of its messages in order."""
+    """Partition -> (offset, id, key, tag, properties, born, payload, append time) of its messages in order; of a topic
+    that is not there, nothing.
+    """
+    left = count_of(servers, topic)
+    found: dict[int, list[tuple[Any, ...]]] = {}
     with tfmq.Consumer(servers, topics=topic) as consumer:
-        found: dict[int, list[tuple[Any, ...]]] = {}
-        while batch := consumer.poll(timeout=0.5, max_messages=10_000):
-            for each in batch:
+        while left > 0:
+            for each in consumer.poll(timeout=10.0, max_messages=10_000):
+                left -= 1
                 row = (each.offset, each.id, each.key, each.tag, dict(each.properties), each.born_at)
                 found.setdefault(each.partition, []).append((*row, each.payload, each.appended_at))
-        return {partition: sorted(rows) for partition, rows in sorted(found.items())}
+    return {partition: sorted(rows) for partition, rows in sorted(found.items())}
+
+
+def count_of(servers: str, topic: str) -> int:
+    """How many messages it has; 0 of one that is not there."""
+    with tfmq.Admin(servers) as admin:
+        try:
+            return admin.topic(topic).messages
+        except tfmq.UnknownTopic:
+            return 0
+
+
+def require_same(servers: str, topic: str, copy: str, other: str | None = None) -> None:
+    """The copy has the messages of the topic, no more and no fewer; what is committed may still be under way.
+    `other`: the broker of the copy.
+    """
+    was = content(in_topic(servers, topic))
+    count = sum(map(len, was.values()))
+    deadline = time.monotonic() + 60
+    while count_of(other or servers, copy) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert content(in_topic(other or servers, copy)) == was
 
 
 def content(rows: dict[int, list[tuple[Any, ...]]]) -> dict[int, list[tuple[Any, ...]]]:

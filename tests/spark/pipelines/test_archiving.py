@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from tests.scale import scaled, seeded
 from tests.spark.pipelines import messages
+from tests.spark.pipelines.killing import runs_of
 from tests.spark.pipelines.messages import archived, by_listing, by_manifest, in_topic, send, some
 from tfmq.admin import Admin
 from tfmq.errors import BadRequest, Busy, LogTruncated, OffsetOutOfRange, UnknownTopic
@@ -113,52 +112,28 @@ def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
     assert by_listing(folder) == rows
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.spark.pipelines.messages import archived
-from tfmq.spark.logs import Address, open_logs
-
-left, folder = int(sys.argv[3]), sys.argv[2]
-
-def hook(event, arguments):
-    global left
-    if event in ("open", "os.rename", "os.remove", "os.mkdir", "fcntl.flock") and folder in str(arguments):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(hook)
-archived(Path(folder), sys.argv[4], Address(sys.argv[1], None, 10.0), piece_bytes=4 << 10, step_bytes=12 << 10)
-"""
-
-
-def killed(server: LiveServer, folder: Path, topic: str, events: int) -> int:
-    """A run that SIGKILL ends in front of its so manieth touch of the folder; its exit code."""
-    command = [sys.executable, "-c", KILLED, server.address, str(folder), str(events), topic]
-    return subprocess.run(command, timeout=60, check=False).returncode
-
-
-def test_killed_at_any_touch_of_the_folder_the_next_run_gives_the_same(
+def test_killed_at_any_call_the_next_run_gives_the_same(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
     """Every row once in what manifests say, and never twice in what a listing of the folder shows."""
     generator = seeded(topic)
     send(spark_server.address, topic, some(generator, 120))
-    kills = 0
-    for _ in range(max(4, scaled(60))):
-        folder.mkdir(exist_ok=True)
-        events = generator.randrange(1, 60)
-        code = killed(spark_server, folder, topic, events)
-        assert code in (0, -9), f"{events} events: {code}"
-        kills += code == -9
-        if any(folder.rglob("*.parquet")):
-            shown = [row[0] for rows in by_listing(folder).values() for row in rows]
-            numbers = [row[2] for rows in by_listing(folder).values() for row in rows]
-            assert len(set(numbers)) == len(numbers) == len(shown)
-        if code == 0:
-            send(spark_server.address, topic, some(generator, 40))
-    assert kills >= 2
+    small = (4 << 10, 12 << 10)
+    with runs_of("archive", spark_server.address, str(folder.with_name("whole")), topic, *small) as run:
+        whole = run()
+    assert whole.code == 0
+    kills, most = 0, whole.calls
+    with runs_of("archive", spark_server.address, str(folder), topic, *small) as run:
+        while kills < max(4, scaled(100)):
+            ended = run(generator.randrange(1, most))
+            assert ended.code in (0, -9)
+            kills += ended.code == -9
+            if any(folder.rglob("*.parquet")):
+                numbers = [row[2] for rows in by_listing(folder).values() for row in rows]
+                assert len(set(numbers)) == len(numbers)
+            if ended.code == 0:
+                send(spark_server.address, topic, some(generator, 40))
+                most = max(2, most * 3 // 4)  # how many calls a run has depends on what it waits for
     archived(folder, topic, wire(spark_server), **SMALL)
     rows = by_manifest(folder, topic)
     assert messages.as_sent(rows) == in_topic(spark_server.address, topic)

@@ -127,7 +127,8 @@ def ends_behind(
 ) -> dict[tuple[int, int], int]:
     """Where the step behind these goes on."""
     after = dict(ends)
-    for each in (*gaps, *pieces):
-        key = (each.incarnation, each.partition)
-        after[key] = max(after.get(key, 0), each.end)
+    reached = [(each.incarnation, each.partition, each.end) for each in pieces]
+    reached += [(each.incarnation, each.partition, each.end) for each in gaps]
+    for incarnation, partition, end in reached:
+        after[incarnation, partition] = max(after.get((incarnation, partition), 0), end)
     return after
