@@ -80,6 +80,13 @@ def test_those_that_are_prepared_for_too_long_are_pointed_out(desk: Desk) -> Non
     assert desk("list", "--quiet").err == ""
 
 
+def test_members_of_a_commit_group_name_it_and_are_nobodys_alarm(desk: Desk) -> None:
+    member = {"commit_group": "spark-stream-7", "group": "", "expires_ms": 1_700_000_900_000}
+    desk.put(row("local:5-1", 7, age_seconds=90_000.0, **member))
+    ran = desk("list")
+    assert "spark-stream-7" in ran.out.decode() and ran.err == ""
+
+
 def test_one_is_shown_with_its_times(desk: Desk) -> None:
     desk.put(row("order-42", 7, details_of_ours=5, expires_ms=1_900_000_000_000))
     shown = desk("show", "order-42").out.decode()

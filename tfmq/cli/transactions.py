@@ -54,7 +54,7 @@ def readable(found: "TransactionDescription") -> dict[str, Any]:
         "messages": found.messages,
         "topics": list(found.topics),
         "owner": printable(found.owner),
-        "group": found.group or None,
+        "group": found.group or found.commit_group or None,
     }
 
 

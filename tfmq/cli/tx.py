@@ -92,8 +92,8 @@ def list_command(
 
 
 def tell_alarm(output: Output, admin: "Admin", shown: "Sequence[TransactionDescription]") -> None:
-    """Which of them are older than the operator wanted to be told."""
-    prepared = [each for each in shown if each.state == "prepared"]
+    """Which of them are older than the operator wanted to be told; members of a commit group end by themselves."""
+    prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
     if not prepared or output.quiet:
         return
     limit = float(admin.status().get("settings", {}).get("transaction.alarm_seconds", 0))

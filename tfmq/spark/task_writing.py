@@ -78,11 +78,12 @@ class _Sender:
 
 
 def _task_name(member: CommitMember) -> str:
-    """What `tfmq tx list` shows as the owner of its transactions."""
+    """What `tfmq tx list` shows as the owner of its transactions; the query stands beside it."""
     context = TaskContext.get()
-    if context is None:
-        return f"tfmq-spark {member.group}"
-    return f"tfmq-spark {member.group} {member.sequence} task {context.partitionId()} attempt {context.taskAttemptId()}"
+    name = f"tfmq-spark batch {member.sequence}"
+    return (
+        name if context is None else f"{name} task {context.partitionId()} attempt {context.taskAttemptId()}"
+    )
 
 
 def verdict_of(messages: Sequence[WriterCommitMessage | None]) -> Verdict | None:
