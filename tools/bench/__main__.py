@@ -25,6 +25,7 @@ ROWS = {
     "restart": "tools.bench.restart",
     "transactions": "tools.bench.transactions",
     "arrow": "tools.bench.arrow",
+    "spark": "tools.bench.spark",
     "delay_accept": "tools.bench.delay:accepted",
     "delay_fire": "tools.bench.delay_fire",
     "delay_lateness": "tools.bench.delay_fire:lateness",
