@@ -1,5 +1,7 @@
 """The source through a real Spark from a real broker: what is read, how queries end, what users read when wrong."""
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,12 @@ import pytest
 
 import tfmq
 from tests.scale import scaled
+from tfmq.cli.main import run
+from tfmq.spark.logs import Address, open_logs
 from tools.rigs.live_server import LiveServer
 
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "tag", "attributes", "id"]
+WAIT_SECONDS = 100
 
 
 @pytest.fixture
@@ -18,24 +23,66 @@ def read(spark: Any, spark_server: LiveServer) -> Callable[..., Any]:
     """`read(topic, option=...)`: a batch."""
 
     def read(topic: str, **options: str) -> Any:
-        return (
-            spark.read.format("tfmq").options(servers=spark_server.address, subscribe=topic, **options).load()
-        )
+        given = {"servers": spark_server.address, "subscribe": topic, **options}
+        return spark.read.format("tfmq").options(**given).load()
 
     return read
 
 
-@pytest.fixture
-def send(spark_server: LiveServer) -> Iterator[Callable[..., None]]:
-    """`send(topic, *values, partition=...)`: durable when it returns."""
-    with tfmq.Producer(spark_server.address) as producer:
+class Stream:
+    """A streaming query of one topic into Parquet files; `options` may change between its runs."""
 
-        def send(topic: str, *values: str, partition: int | None = None) -> None:
-            sent = [producer.send(topic, each, key=f"key of {each}", partition=partition) for each in values]
+    def __init__(self, spark: Any, server: LiveServer, topic: str, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        self.options = {"servers": server.address, "subscribe": topic, "startingOffsets": "earliest"}
+
+    def start(self, **trigger: Any) -> Any:
+        writer = self.spark.readStream.format("tfmq").options(**self.options).load().writeStream
+        writer = writer.format("parquet").option("checkpointLocation", str(self.folder / "checkpoint"))
+        return (writer.trigger(**trigger) if trigger else writer).start(str(self.folder / "out"))
+
+    def run(self) -> Any:
+        """To the end of what is there."""
+        query = self.start(availableNow=True)
+        assert query.awaitTermination(WAIT_SECONDS)
+        return query
+
+    def fails(self) -> str:
+        """What the user reads."""
+        from pyspark.errors import StreamingQueryException
+
+        with pytest.raises(StreamingQueryException) as caught:
+            self.run()
+        return str(caught.value)
+
+    def values(self) -> list[str]:
+        return values(self.spark.read.parquet(str(self.folder / "out")))
+
+
+@pytest.fixture
+def stream(spark: Any, spark_server: LiveServer, topic: str, tmp_path: Path) -> Stream:
+    return Stream(spark, spark_server, topic, tmp_path)
+
+
+@pytest.fixture
+def send(spark_server: LiveServer) -> Callable[..., None]:
+    """`send(topic, *values, partition=...)`: durable when it returns; by a producer that knows the topic as it is."""
+
+    def send(topic: str, *values: str, partition: int | None = None) -> None:
+        with tfmq.Producer(spark_server.address) as producer:
+            sent = [
+                producer.send(topic, each, key=f"key of {each[:9]}", partition=partition) for each in values
+            ]
             for each in sent:
                 each.result(60)
 
-        yield send
+    return send
+
+
+@pytest.fixture
+def admin(spark_server: LiveServer) -> Iterator[tfmq.Admin]:
+    with tfmq.Admin(spark_server.address) as made:
+        yield made
 
 
 def values(frame: Any) -> list[str]:
@@ -44,6 +91,15 @@ def values(frame: Any) -> list[str]:
 
 def words(count: int, first: int = 0) -> list[str]:
     return sorted(f"v{number}" for number in range(first, first + count))
+
+
+def refused(act: Callable[[], Any]) -> str:
+    """What the user reads."""
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException) as caught:
+        act()
+    return str(caught.value)
 
 
 def test_a_batch_has_every_message_with_all_its_columns(
@@ -61,28 +117,98 @@ def test_a_batch_has_every_message_with_all_its_columns(
     assert len({(row.partition, row.offset) for row in rows}) == len({row.id for row in rows}) == len(rows)
 
 
-def test_a_stream_has_every_message_once_over_restarts(
-    spark: Any, spark_server: LiveServer, send: Callable[..., None], topic: str, tmp_path: Path
+def test_the_schema_of_a_user_is_a_projection(
+    spark: Any, spark_server: LiveServer, send: Callable[..., None], topic: str
+) -> None:
+    send(topic, "a", partition=1)
+    reader = spark.read.format("tfmq").options(servers=spark_server.address, subscribe=topic)
+    assert [tuple(row) for row in reader.schema("partition int, value binary").load().collect()] == [
+        (1, b"a")
+    ]
+    text = refused(reader.schema("value string").load().collect)
+    assert "The column value is binary, not string" in text and "Traceback" not in text
+
+
+def test_a_stream_has_every_message_once_whatever_is_said_of_its_beginning_later(
+    stream: Stream, send: Callable[..., None], topic: str
 ) -> None:
     send(topic, *words(50))
-
-    def run() -> None:
-        frame = spark.readStream.format("tfmq").options(servers=spark_server.address, subscribe=topic)
-        query = (
-            frame.option("startingOffsets", "earliest")
-            .load()
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start(str(tmp_path / "out"))
-        )
-        assert query.awaitTermination(100)
-
-    run()
+    stream.options["maxOffsetsPerTrigger"] = "20"
+    query = stream.run()
+    assert [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]] == [20, 20, 10]
     send(topic, *words(50, 50))
-    run()
-    run()
-    assert values(spark.read.parquet(str(tmp_path / "out"))) == words(100)
+    stream.options["startingOffsets"] = "latest"
+    stream.run()
+    stream.run()
+    assert stream.values() == words(100)
+
+
+def test_partitions_that_come_while_a_query_runs_and_its_lag_in_the_group(
+    stream: Stream,
+    spark_server: LiveServer,
+    admin: tfmq.Admin,
+    send: Callable[..., None],
+    topic: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    send(topic, *words(20))
+    stream.options["groupId"] = topic
+    query = stream.start()
+    query.processAllAvailable()
+    await_lag(admin, topic, 0)
+    admin.grow_topic(topic, 3)
+    send(topic, *words(20, 20), partition=2)
+    query.processAllAvailable()
+    await_lag(admin, topic, 0)
+    query.stop()
+    assert stream.values() == words(40)
+    send(topic, *words(7, 40))
+    assert run(("group", "list", "--json", "--servers", spark_server.address)) == 0
+    listed = json.loads(capsys.readouterr().out)
+    [row] = [row for row in listed if row["group"] == topic]
+    assert (row["lag"], row["partitions"], row["live"]) == (7, 3, False)
+
+
+def await_lag(admin: tfmq.Admin, group: str, lag: int) -> None:
+    """The group is written when the next micro-batch is planned, at once where there is none."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while admin.group(group).lag != lag or not admin.group(group).offsets:
+        assert time.monotonic() < deadline, admin.group(group)
+        time.sleep(0.05)
+
+
+def test_what_retention_took_stops_a_stream_with_one_sentence_or_is_passed_over(
+    stream: Stream, admin: tfmq.Admin, send: Callable[..., None], topic: str
+) -> None:
+    admin.create_topic(topic, 1, {"log.segment_bytes": 1 << 20})
+    stream.run()
+    value = "x" * (1 << 19)
+    for _ in range(4):
+        send(topic, value)
+    first = admin.truncate_before(topic, 0, admin.topic(topic).partitions[0].end_offset)
+    assert first > 0
+    text = stream.fails()
+    assert f"Messages of {topic}-0 from offset 0 to {first} are gone" in text
+    assert "failOnDataLoss is true" in text
+    assert_no_frames(text)
+    stream.options["failOnDataLoss"] = "false"
+    stream.run()
+    assert len(stream.values()) == admin.topic(topic).messages < 4
+
+
+def test_a_topic_made_anew_is_no_continuation_of_the_old_one(
+    stream: Stream, admin: tfmq.Admin, send: Callable[..., None], topic: str
+) -> None:
+    send(topic, "old")
+    stream.run()
+    admin.delete_topic(topic)
+    send(topic, "new")
+    text = stream.fails()
+    assert f"The topic {topic} was deleted, and perhaps made anew" in text
+    assert_no_frames(text)
+    stream.options["failOnDataLoss"] = "false"
+    stream.run()
+    assert stream.values() == ["new", "old"]
 
 
 def test_segment_files_are_read_as_the_broker_sends_them(
@@ -90,6 +216,83 @@ def test_segment_files_are_read_as_the_broker_sends_them(
 ) -> None:
     send(topic, *words(200))
     wire = sorted(map(tuple, read(topic).collect()))
+    await_mark(spark_server, topic)
     straight = spark.read.format("tfmq").options(path=str(spark_server.data), subscribe=topic)
     assert len(wire) == 200
     assert sorted(map(tuple, straight.load().collect())) == wire
+
+
+def await_mark(server: LiveServer, topic: str) -> None:
+    """Until the folder shows all that the broker has."""
+    deadline = time.monotonic() + WAIT_SECONDS
+
+    def ends(address: Address) -> list[int]:
+        with open_logs(address) as logs:
+            return [each.end for each in logs.all_bounds(logs.partitions(topic))]
+
+    while ends(Address(path=str(server.data))) != ends(Address(servers=server.address)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def assert_no_frames(text: str) -> None:
+    assert "Traceback" not in text
+    assert 'File "' not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"subscrib": "orders"}, "tfmq has no option 'subscrib'. Did you mean 'subscribe'?"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false, not 'maybe'."),
+        ({"subscribePattern": "x"}, "subscribe and subscribePattern exclude each other: give one of them."),
+        (
+            {"servers": "127.0.0.1:1"},
+            "Nothing listens at 127.0.0.1:1: start tfmq-server, or correct the address.",
+        ),
+        ({"subscribe": "no-such-topic"}, "There is no topic 'no-such-topic'."),
+        ({"startingOffsets": "latest"}, "startingOffsets cannot be latest in a batch"),
+    ],
+)
+def test_what_is_wrong_with_a_batch_is_one_sentence(
+    read: Callable[..., Any], admin: tfmq.Admin, options: dict[str, str], sentence: str
+) -> None:
+    if "orders" not in {each.name for each in admin.topics()}:
+        admin.create_topic("orders", 1)
+    text = refused(lambda: read("orders", **options).collect())
+    assert sentence in text
+    assert_no_frames(text)
+
+
+def test_what_is_wrong_with_a_stream_is_one_sentence(stream: Stream) -> None:
+    stream.options["subscribe"] = "no-such-topic"
+    text = stream.fails()
+    assert "There is no topic 'no-such-topic'." in text
+    assert_no_frames(text)
+    stream.options["endingOffsets"] = "latest"
+    text = refused(stream.run)
+    assert "endingOffsets is an option of spark.read only" in text
+    assert_no_frames(text)
+
+
+def test_what_a_task_meets_is_one_sentence_too(
+    read: Callable[..., Any], spark_server: LiveServer, send: Callable[..., None], topic: str
+) -> None:
+    send(topic, *words(100), partition=0)
+    [segment] = (spark_server.data / f"{topic}-0").glob("*.zxQueue")
+    with segment.open("r+b") as file:
+        file.seek(100)
+        file.write(b"XXXX")
+    text = refused(read(topic).collect)
+    assert f"{topic}-0" in text and "damaged" in text
+    assert_no_frames(text)
+
+
+def test_spark_finds_the_format_by_itself(spark: Any) -> None:
+    import pyspark_tfmq
+    from tfmq.spark.source import TfmqSource
+
+    assert pyspark_tfmq.DefaultSource is TfmqSource
+    assert TfmqSource.name() == "tfmq"
+    tfmq.spark.register(spark)
+    tfmq.spark.register(spark)

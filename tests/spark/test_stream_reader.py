@@ -150,3 +150,17 @@ def test_what_is_gone_stops_the_query_or_not() -> None:
         found = rows(lenient, lenient.partitions(start, latest(lenient, start)))
         assert min(row["offset"] for row in found) == first
         assert 0 < len(found) < 300
+
+
+def test_a_reader_that_could_not_be_made_says_why_whatever_it_is_asked() -> None:
+    from tfmq.spark.stream_reader import RefusedReader
+
+    made = pickle.loads(pickle.dumps(RefusedReader(BadRequest("No such option."))))
+    asked = (
+        made.initialOffset, made.getDefaultReadLimit, made.reportLatestOffset, made.prepareForTriggerAvailableNow,
+        lambda: made.latestOffset({}, datasource.ReadAllAvailable()), lambda: made.partitions({}, {}),
+        lambda: made.read(None),
+    )  # fmt: skip
+    for ask in asked:
+        with pytest.raises(BadRequest, match=r"^No such option\.$"):
+            ask()

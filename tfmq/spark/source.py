@@ -11,12 +11,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from tfmq.errors import TfmqError
 from tfmq.spark.batch_reader import BatchReader
 from tfmq.spark.options import chosen
 from tfmq.spark.schema import spark_schema
 from tfmq.spark.sentences import told
 from tfmq.spark.settings import source_settings
-from tfmq.spark.stream_reader import StreamReader
+from tfmq.spark.stream_reader import RefusedReader, StreamReader
 
 
 class TfmqSource(DataSource):
@@ -39,9 +40,12 @@ class TfmqSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(source_settings(dict(self.options), streaming=False), schema)
 
-    @told
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(source_settings(dict(self.options), streaming=True), schema)
+        """Never raises: what is wrong with the options is told by the reader's first answer."""
+        try:
+            return StreamReader(source_settings(dict(self.options), streaming=True), schema)
+        except TfmqError as error:
+            return RefusedReader(error)
 
     @told
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from tfmq.errors import TfmqError
 from tfmq.spark.batch_reader import TaskRanges, reading
 from tfmq.spark.group_progress import GroupProgress
 from tfmq.spark.logs import Logs, open_logs
@@ -134,3 +135,32 @@ def _limit(limit: ReadLimit) -> Limit:
     if isinstance(limit, ReadMaxBytes):
         return Limit(bytes=limit.max_bytes)
     return Limit()
+
+
+class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Stands for a reader that could not be made, and says why as soon as it is asked.
+
+    Spark 4.3 loses the error of a `streamReader()` that raises, behind one of its own.
+    """
+
+    def __init__(self, error: TfmqError) -> None:
+        self._error = type(error), str(error)
+
+    @told
+    def _refuse(self, *arguments: Any) -> Any:
+        kind, sentence = self._error
+        raise kind(sentence)
+
+    initialOffset = getDefaultReadLimit = reportLatestOffset = prepareForTriggerAvailableNow = _refuse
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Spark counts its parameters."""
+        return self._refuse()  # type: ignore[no-any-return]
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        """Behind `latestOffset`, so never reached."""
+        return self._refuse()  # type: ignore[no-any-return]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Without tasks nothing is read."""
+        return self._refuse()  # type: ignore[no-any-return]
