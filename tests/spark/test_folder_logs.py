@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scale import seeded
+from journal.disk import File, RealDisk
+from journal.mark import MarkFile
+from journal.names import join, mark_name, segment_name
+from tests.scale import scaled, seeded
 from tests.spark.stored import SEGMENT_BYTES, fill, joined, small_broker, wanted
+from tfmq.admin import Admin
+from tfmq.errors import (
+    BadRequest,
+    Damaged,
+    LogTruncated,
+    NotARecord,
+    OffsetOutOfRange,
+    UnknownTopic,
+)
+from tfmq.producer import Producer
 from tfmq.spark.folder_logs import FolderLogs
-from tfmq.spark.ranges import Range
+from tfmq.spark.logs import Address, open_logs
+from tfmq.spark.ranges import PartitionLog, Range
 from tfmq.spark.wire_logs import WireLogs
 from tfmq.testing import SimulatedBroker
+from tools.rigs.live_server import LiveServer
 
 DATA = "/data"
 FOLDER = "/data/orders-0"
@@ -89,3 +107,285 @@ def test_folder_and_wire_find_the_same_places(data: st.DataObject, filled: Simul
         assert folder.at_time(log, time) == wire.at_time(log, time)
         size = data.draw(st.integers(10_000, every.end))
         assert folder.split(every, size) == wire.split(every, size)
+
+
+# What is not there
+
+
+def test_what_retention_took_is_told_also_in_the_middle(broker: SimulatedBroker) -> None:
+    fill(broker, "orders", random.Random(1), 3 * SEGMENT_BYTES)
+    broker.clock.advance(5)
+    with FolderLogs(DATA, broker.disk) as logs:
+        old = whole(logs)
+        reading = logs.chunks(old, 100_000)
+        next(reading)
+        first = broker.admin().truncate_before("orders", 0, 2 * SEGMENT_BYTES)
+        with pytest.raises(
+            OffsetOutOfRange, match=rf"orders-0: offsets \d+ to {first} were removed"
+        ) as caught:
+            joined(reading)
+        assert caught.value.first == first and caught.value.end == old.end
+        assert (
+            logs.bounds(old.log).first == logs.at_or_after(old.log, 0) == logs.at_ordinal(old.log, 0) == first
+        )
+        rest = Range(old.log, first, old.end)
+        assert joined(logs.chunks(rest))[0] == first
+
+
+def test_an_archived_segment_is_gone_as_a_removed_one_is() -> None:
+    with small_broker(**{"retention.action": "archive", "retention.seconds": 3600}) as broker:
+        fill(broker, "orders", random.Random(1), 3 * SEGMENT_BYTES)
+        broker.clock.advance(5)
+        with FolderLogs(DATA, broker.disk) as logs:
+            old = whole(logs)
+            reading = logs.chunks(old, 100_000)
+            next(reading)
+            broker.clock.advance(3 * 3600)
+            assert broker.disk.list("/data/archive/orders-0")
+            with pytest.raises(OffsetOutOfRange, match="were removed by retention"):
+                joined(reading)
+
+
+def test_the_end_is_what_the_mark_says_and_grows_within_a_second(broker: SimulatedBroker) -> None:
+    producer = broker.producer()
+    producer.send("orders", "one").result()
+    with FolderLogs(DATA, broker.disk) as logs:
+        log = logs.partitions("orders")[0]
+        broker.clock.advance(1.5)
+        every = whole(logs)
+        assert every.end > 0
+        for number in range(5):
+            producer.send("orders", str(number)).result()
+        with pytest.raises(OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} lies behind the end"):
+            joined(logs.chunks(Range(log, 0, every.end + 100)))
+        broker.clock.advance(1.5)
+        assert logs.bounds(log).end_ordinal == 6
+        assert len(wanted(whole(logs), logs.chunks(whole(logs)))) == 6
+
+
+def test_a_topic_deleted_and_one_made_anew(broker: SimulatedBroker) -> None:
+    broker.producer().send("orders", "one").result()
+    broker.clock.advance(2)
+    with FolderLogs(DATA, broker.disk) as logs:
+        old = whole(logs)
+        broker.admin().delete_topic("orders")
+        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
+            with pytest.raises(UnknownTopic, match="not there any more"):
+                asked()
+        broker.admin().create_topic("orders", 1)
+        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
+            with pytest.raises(UnknownTopic, match=r"deleted and made anew.*new checkpoint"):
+                asked()
+        assert whole(logs).log.incarnation > old.log.incarnation
+
+
+def test_a_cut_below_what_was_read_is_noticed(broker: SimulatedBroker) -> None:
+    fill(broker, "orders", random.Random(2), 200_000)
+    broker.clock.advance(2)
+    with FolderLogs(DATA, broker.disk) as logs:
+        every = whole(logs)
+        reading = logs.chunks(every, 70_000)
+        next(reading)
+        mark = MarkFile(broker.disk, FOLDER, every.log.log_id)
+        marks = mark.read()
+        assert marks is not None
+        mark.settle(marks._replace(epoch=marks.epoch + 1, starts=((marks.epoch + 1, 5),)))
+        with pytest.raises(LogTruncated, match="orders-0: its end was cut off at offset 5"):
+            joined(reading)
+
+
+def test_an_offset_that_is_no_record_is_told(both: tuple[FolderLogs, WireLogs]) -> None:
+    for logs in both:
+        log = logs.partitions("orders")[0]
+        with pytest.raises(NotARecord, match="orders-0: no record starts at offset 7"):
+            joined(logs.chunks(Range(log, 7, 5_000)))
+
+
+def test_damage_and_a_missing_file_are_named(broker: SimulatedBroker) -> None:
+    fill(broker, "orders", random.Random(3), 4 * SEGMENT_BYTES)
+    broker.clock.advance(2)
+    with FolderLogs(DATA, broker.disk) as logs:
+        every = whole(logs)
+        assert len(logs.split(every, 100_000)) > 5
+        base = sorted(name for name in broker.disk.list(FOLDER) if name.endswith(".zxQueue"))[1]
+        broker.disk.unlink(join(FOLDER, base))
+    with FolderLogs(DATA, broker.disk) as logs:
+        with pytest.raises(Damaged, match=r"orders-0: offsets \d+ to \d+ are damaged.*missing") as caught:
+            joined(logs.chunks(every))
+        assert int(base[:32]) in range(caught.value.first, caught.value.next + 1)
+        pieces = logs.split(every, 100_000)
+        assert (pieces[0].start, pieces[-1].end) == (0, every.end), "a split goes around what it cannot read"
+
+
+def test_a_mark_that_does_not_hold_and_a_newer_one(broker: SimulatedBroker) -> None:
+    broker.producer().send("orders", "one").result()
+    path = join(FOLDER, mark_name())
+    with FolderLogs(DATA, broker.disk) as logs:
+        log = logs.partitions("orders")[0]
+        good = broker.disk.read_file(path)
+        broker.disk.write_file(path, b"x" * len(good))
+        with pytest.raises(Damaged, match=r"orders-0: .*neither of its two slots is whole"):
+            logs.bounds(log)
+        with pytest.raises(Damaged, match="neither of its two slots is whole"):
+            logs.partitions("orders")
+        broker.disk.write_file(path, good)
+        assert logs.bounds(log).first == 0
+
+
+def test_what_may_not_be_read_is_told(tmp_path: Path) -> None:
+    class Guarded(RealDisk):
+        def open_read(self, path: str) -> Any:
+            if path.endswith(mark_name()):
+                raise PermissionError(13, "Permission denied", path)
+            return super().open_read(path)
+
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "orders-0").mkdir()
+    (tmp_path / "orders-0" / mark_name()).touch()
+    with pytest.raises(
+        BadRequest, match=r"log.mark may not be read by this process: Permission denied.*right"
+    ):
+        FolderLogs(str(tmp_path), Guarded()).partitions("orders")
+    with pytest.raises(BadRequest, match="There is no folder"):
+        open_logs(Address(path=str(tmp_path / "none")))
+
+
+def test_a_disk_that_fails_is_told(broker: SimulatedBroker) -> None:
+    broker.producer().send("orders", "one").result()
+    broker.clock.advance(2)
+    with FolderLogs(DATA, broker.disk) as logs:
+        every = whole(logs)
+        logs.close()
+        broker.disk.faults.fail("read", path=segment_name(0))
+        with pytest.raises(Damaged, match="orders-0"):
+            joined(logs.chunks(every))
+
+
+# What it costs
+
+
+class CountingDisk(RealDisk):
+    """Counts what is opened, listed, and read of data and of indexes."""
+
+    def __init__(self, disk: Any) -> None:
+        super().__init__()
+        self.disk, self.opened, self.read_bytes, self.looks = disk, 0, 0, 0
+
+    def open_read(self, path: str) -> Any:
+        self.opened += 1
+        return CountingFile(self, self.disk.open_read(path))
+
+    def exists(self, path: str) -> bool:
+        return bool(self.disk.exists(path))
+
+    def is_folder(self, path: str) -> bool:
+        return bool(self.disk.is_folder(path))
+
+    def list(self, path: str) -> list[str]:
+        self.looks += 1
+        return list(self.disk.list(path))
+
+
+class CountingFile:
+    def __init__(self, counts: CountingDisk, file: File) -> None:
+        self.counts, self.file, self.path = counts, file, file.path
+
+    def size(self) -> int:
+        return self.file.size()
+
+    def pread(self, size: int, position: int) -> bytes:
+        data = self.file.pread(size, position)
+        self.counts.read_bytes += len(data)
+        return data
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def cost(disk: Any, part: Range, ms: int) -> tuple[int, int]:
+    """Files opened and bytes read by a driver and a task that never looked before, for one piece."""
+    counts = CountingDisk(disk)
+    with FolderLogs(DATA, counts) as logs:
+        log = logs.partitions("orders")[0]
+        logs.bounds(log), logs.at_time(log, ms), logs.at_or_after(log, part.start + 1)
+        logs.split(part, 50_000)
+    with FolderLogs(DATA, counts) as logs:
+        size = len(joined(logs.chunks(part))[1])
+    return counts.opened, counts.read_bytes - size
+
+
+def test_the_cost_of_a_piece_is_the_same_however_long_the_topic_is() -> None:
+    with small_broker() as broker:
+        costs = []
+        for total in (1 << 20, 2 << 20, 6 << 20):
+            fill(broker, "orders", random.Random(total), total)
+            broker.clock.advance(2)
+            with FolderLogs(DATA, broker.disk) as logs:
+                every = whole(logs)
+                middle = logs.at_or_after(every.log, every.end // 2)
+                part = Range(every.log, middle, logs.at_or_after(every.log, middle + 150_000))
+            costs.append(cost(broker.disk, part, broker.clock.wall_ms() - 1_000))
+        (few_files, few_bytes), _, (many_files, many_bytes) = costs
+        assert many_files <= few_files + 12, "some more segments are asked in a search by time"
+        assert many_bytes <= few_bytes + 600_000, costs
+
+
+# Beside a real broker
+
+
+def test_beside_a_broker_that_writes_rolls_removes_and_dies(tmp_path: Path) -> None:
+    """Every message that is given is one that was sent, in order; and what the broker has at the end is all there."""
+    server = LiveServer(tmp_path / "data", "log.segment_bytes=262144")
+    server.start()
+    with Producer(server.address) as producer, FolderLogs(str(tmp_path / "data")) as logs:
+        producer.send("orders", "first", partition=0).result()
+        log = logs.partitions("orders")[0]
+        place = lost = kills = number = 0
+        for turn in range(scaled(300) + 12):
+            texts = [b"%d" % n for n in range(number, number + 4_000)]
+            producer.send_many("orders", texts).result()
+            number += len(texts)
+            if turn % 6 == 3:
+                server.kill()
+                server.start()
+                kills += 1
+            if turn % 4 != 2:
+                continue
+            bounds = logs.bounds(log)
+            with Admin(server.address) as admin:
+                admin.truncate_before("orders", 0, max(0, bounds.end - SEGMENT_BYTES))
+            try:
+                for chunk in logs.chunks(Range(log, place, bounds.end), 200_000):
+                    place = chunk.offset + len(chunk.data)
+            except OffsetOutOfRange as error:
+                assert error.first > place
+                place, lost = error.first, lost + 1
+        server.stop()
+        assert kills and lost
+        bounds = logs.bounds(log)
+        first = logs.at_or_after(log, bounds.first)
+        end = Range(log, first, bounds.end)
+        assert bounds.end_ordinal - bounds.first_ordinal == len(wanted(end, logs.chunks(end))) > 1_000
+    assert not (tmp_path / "data" / "orders-0" / segment_name(0)).exists()
+    server.start()
+    with WireLogs(server.address) as wire, FolderLogs(str(tmp_path / "data")) as logs:
+        assert joined(logs.chunks(end)) == joined(wire.chunks(end))
+        assert PartitionLog("orders", 0, *log[2:]) == wire.partitions("orders")[0]
+    server.stop()
+
+
+def test_the_lock_is_never_taken(tmp_path: Path) -> None:
+    with Producer(f"file:{tmp_path / 'data'}") as producer:
+        producer.send("orders", "one").result()
+        before = set(os.listdir(tmp_path / "data"))
+        with FolderLogs(str(tmp_path / "data")) as logs:
+            logs.bounds(logs.partitions("orders")[0])
+            held = [
+                os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)
+            ]
+            assert not [path for path in held if path.endswith("/lock")]
+        assert set(os.listdir(tmp_path / "data")) == before
+
+
+def _is_open(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")
