@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,25 +51,25 @@ class Session:
 
     def processor_seconds(self) -> float:
         """Of all processes below this one but brokers: the JVM and its Python workers, ended ones too."""
-        return sum(_seconds(each) for each in _below(os.getpid()) if "tfmq.server" not in _command(each))
+        stats = dict(_stats())
+        ours = {os.getpid()}
+        while more := {each for each, stat in stats.items() if int(stat[1]) in ours} - ours:
+            ours |= more
+        ours -= {os.getpid(), *(each for each in ours if "tfmq.server" in _command(each))}
+        return sum(sum(map(int, stats[each][11:15])) for each in ours) / TICKS_PER_SECOND
 
 
-def _below(process: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{process}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *_below(int(child))]
-    return found
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    """(process, the fields of its stat behind the name) of all that live."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield int(path.name), (path / "stat").read_text().rpartition(")")[2].split()
 
 
 def _command(process: int) -> str:
-    return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
-
-
-def _seconds(process: int) -> float:
-    """Its own processor time, and that of its children that are gone."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / TICKS_PER_SECOND
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
+    return ""
 
 
 @contextmanager
