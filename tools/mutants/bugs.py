@@ -42,6 +42,8 @@ from tools.mutants.bugs_run_ends import RUN_ENDS
 from tools.mutants.bugs_run_saved import RUN_SAVED
 from tools.mutants.bugs_schedules import SCHEDULES
 from tools.mutants.bugs_server import SERVER
+from tools.mutants.bugs_spark_logs import SPARK_LOGS
+from tools.mutants.bugs_spark_sink import SPARK_SINK
 from tools.mutants.bugs_sql import SQL
 from tools.mutants.bugs_storages import STORAGES
 from tools.mutants.bugs_strict import STRICT
@@ -90,6 +92,8 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + REFUSALS
     + REMOVED_FILES
     + ARROW
+    + SPARK_SINK
+    + SPARK_LOGS
     + DEAD_LETTERS
     + LETTERS
     + STRICT

@@ -1,0 +1,200 @@
+"""Bugs to plant in how ranges of partitions are read: over the wire, and out of a data folder."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+WIRE: Final = "tests/spark/test_wire_logs.py"
+FOLDER: Final = "tests/spark/test_folder_logs.py"
+TOPICS: Final = "tests/spark/test_folder_topics.py"
+ONLOOKER: Final = "tests/journal/test_onlooker.py"
+RUNS: Final = "tests/journal/test_run_index.py"
+
+SPARK_LOGS: Final = (
+    Mutant(
+        "unforced-places-told-over-the-wire",
+        "nothing behind the forced mark is ever given to Spark",
+        "tfmq/spark/wire_logs.py",
+        "        return min(found.offset, found.forced_offset)\n",
+        "        return found.offset\n",
+        [WIRE],
+    ),
+    Mutant(
+        "written-records-fetched",
+        "nothing behind the forced mark is ever given to Spark",
+        "tfmq/spark/wire_logs.py",
+        "    return wire.Fetch(log.topic, log.incarnation, log.partition, offset, epoch, max_bytes)\n",
+        "    return wire.Fetch(log.topic, log.incarnation, log.partition, offset, epoch, max_bytes, 0, 1)\n",
+        [WIRE],
+    ),
+    Mutant(
+        "next-chunk-asked-for-too-late",
+        "the broker sends the next chunk while this one is worked on",
+        "tfmq/spark/wire_logs.py",
+        "        if self._offset < self._end:\n            self._send()\n        return Chunk",
+        "        return Chunk",
+        [WIRE],
+    ),
+    Mutant(
+        "time-counts-while-nobody-waits",
+        "a slow query does not lose its broker",
+        "tfmq/spark/wire_logs.py",
+        "        self._call = self._link.call(fetch, seconds=None)\n",
+        "        self._call = self._link.call(fetch, seconds=self._timeout)\n",
+        [WIRE],
+    ),
+    Mutant(
+        "epoch-not-sent",
+        "a cut of the log below what was read is noticed",
+        "tfmq/spark/wire_logs.py",
+        "        self._offset, self._epoch = reply.next, reply.epoch\n",
+        "        self._offset = reply.next\n",
+        [WIRE],
+    ),
+    Mutant(
+        "busy-broker-not-asked-again",
+        "a broker that stops or is busy is asked again until the timeout",
+        "tfmq/spark/wire_logs.py",
+        "            due = {number: questions[number] for number in due if isinstance(calls[number].error, Busy)}\n",
+        "            due = {}\n",
+        [WIRE],
+    ),
+    Mutant(
+        "broker-that-is-away-not-waited-for",
+        "who has a range waits for its broker up to the timeout",
+        "tfmq/spark/wire_logs.py",
+        "        self._link.patience_seconds = max(self._link.patience_seconds, self._timeout)\n",
+        "",
+        [WIRE],
+    ),
+    Mutant(
+        "call-left-under-way",
+        "a reader that ends early leaves nothing under way",
+        "tfmq/spark/wire_logs.py",
+        "        finally:\n            reading.close()\n",
+        "        finally:\n            pass\n",
+        [WIRE],
+    ),
+    Mutant(
+        "split-at-any-byte",
+        "every record is in exactly one piece",
+        "tfmq/spark/wire_logs.py",
+        "        return pieces(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])\n",
+        "        return pieces(range, targets(range, size))\n",
+        [WIRE],
+    ),
+    Mutant(
+        "place-of-a-control-record",
+        "an offset leads to the next message",
+        "tfmq/spark/ranges.py",
+        "    no_message = FLAG_CONTROL | FLAG_FILLER\n",
+        "    no_message = FLAG_FILLER\n",
+        [WIRE, "tests/spark/test_ranges.py"],
+    ),
+    Mutant(
+        "mark-not-looked-at-again",
+        "a folder's reader sees what its broker takes away, and what it adds",
+        "tfmq/spark/folder_logs.py",
+        "            seen.look()\n            return question(seen)\n",
+        "            return question(seen)\n",
+        [FOLDER],
+    ),
+    Mutant(
+        "topic-made-anew-taken-for-the-old-one",
+        "a topic that was deleted and made anew is another one",
+        "tfmq/spark/folder_logs.py",
+        "        if isinstance(error, WrongLog):\n            return renewed(log)\n",
+        "",
+        [FOLDER],
+    ),
+    Mutant(
+        "missing-partition-passed-over",
+        "a partition that is missing in a data folder is named",
+        "tfmq/spark/folder_topics.py",
+        "        if trouble:\n            raise UnknownPartition",
+        "        if not found:\n            raise UnknownPartition",
+        [TOPICS],
+    ),
+    Mutant(
+        "newer-data-folder-read",
+        "a data folder of a newer format is refused",
+        "tfmq/spark/folder_topics.py",
+        "        if found > FORMAT:\n",
+        "        if found > FORMAT + 1:\n",
+        [TOPICS],
+    ),
+    Mutant(
+        "mark-of-the-files-stays-behind",
+        "within a second log.mark says what is forced, also when the traffic ends",
+        "tfmq/broker/partition.py",
+        "        elif not self._note_armed:\n",
+        "        elif self._note_armed:\n",
+        ["tests/broker/test_partition.py", FOLDER],
+    ),
+    Mutant(
+        "read-behind-the-forced-mark",
+        "nothing behind the forced mark is ever given out of a folder",
+        "journal/onlooker.py",
+        "        extent.end, extent.end_ordinal = marks.forced, marks.forced_ordinal\n",
+        "        extent.end, extent.end_ordinal = 1 << 40, 1 << 40\n",
+        [ONLOOKER],
+    ),
+    Mutant(
+        "cut-during-a-read-not-noticed",
+        "a cut of the log while a chunk is read is noticed",
+        "journal/onlooker.py",
+        "        cut = None if epoch is None else cut_since(self.look().starts, epoch)\n",
+        "        cut = None\n",
+        [ONLOOKER],
+    ),
+    Mutant(
+        "vanished-segment-is-a-crash",
+        "a segment that retention takes during a read lies below the start",
+        "journal/onlooker.py",
+        "                if not self._distrust(gone) and not self._moved(gone):\n",
+        "                if not self._distrust(gone):\n",
+        [ONLOOKER],
+    ),
+    Mutant(
+        "cut-file-read-for-ever",
+        "a segment file that is cut is told, and walked only once",
+        "journal/foreign.py",
+        "        if len(data) < min(size, self.size - position):\n",
+        "        if len(data) > size:\n",
+        [ONLOOKER, "tests/journal/test_foreign.py"],
+    ),
+    Mutant(
+        "index-of-another-time-believed",
+        "an index entry counts only where a block ends before the place that it names",
+        "journal/run_index.py",
+        "        if not place.position:\n            return place\n",
+        "        return place\n",
+        [RUNS],
+    ),
+    Mutant(
+        "entry-taken-unchecked",
+        "an index entry that fails its checksum is not taken",
+        "journal/run_index.py",
+        "        if crc32(data[:_COVERED], self._seed) != crc or log_id != self._log_id:\n",
+        "        if log_id != self._log_id:\n",
+        [RUNS],
+    ),
+    Mutant(
+        "whole-index-read-for-one-place",
+        "one place costs the logarithm of an index",
+        "journal/run_index.py",
+        "        count = self._search(self._count, lambda number: self.entry(number).position <= position)\n",
+        "        count = sum(self.entry(number).position <= position for number in range(self._count))\n",
+        [RUNS],
+    ),
+    Mutant(
+        "files-of-a-log-left-open",
+        "few files of a log are open at once",
+        "journal/foreign.py",
+        "            while len(self._pool) >= OPEN_MAX:\n",
+        "            while len(self._pool) >= OPEN_MAX * 1000:\n",
+        [ONLOOKER, "tests/journal/test_foreign.py"],
+    ),
+)
