@@ -6,12 +6,24 @@ so case never matters here.
 """
 
 import difflib
-import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from tfmq.errors import BadRequest
+from tfmq.spark.option_values import (
+    by_topic,
+    count,
+    flag,
+    moment,
+    names,
+    one_of,
+    pattern,
+    place,
+    seconds,
+    size,
+    text,
+    version,
+)
 
 Where = Literal["source", "sink", "both"]
 Query = Literal["batch", "stream", "both"]
@@ -42,122 +54,8 @@ class Option(NamedTuple):
     meaning: str
 
 
-def text(value: str) -> str:
-    """A text with something in it."""
-    if not value.strip():
-        raise ValueError("a text that is not empty")
-    return value.strip()
-
-
-def names(value: str) -> tuple[str, ...]:
-    """Topics with commas between them."""
-    found = tuple(dict.fromkeys(each.strip() for each in value.split(",") if each.strip()))
-    if not found:
-        raise ValueError('names of topics with commas between them, like "orders,payments"')
-    return found
-
-
-def pattern(value: str) -> str:
-    """A regular expression that compiles."""
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f'a regular expression, like "orders-.*" ({error})') from None
-    return text(value)
-
-
-def flag(value: str) -> bool:
-    """true or false."""
-    found = {"true": True, "false": False}.get(value.strip().lower())
-    if found is None:
-        raise ValueError("true or false")
-    return found
-
-
-def count(value: str) -> int:
-    """A whole number above 0."""
-    if not (value.strip().isascii() and value.strip().isdigit() and 0 < int(value) < 1 << 63):
-        raise ValueError("a whole number from 1 on")
-    return int(value)
-
-
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"([0-9]+)\s*(b|[kmgt]?)(?:i?b)?", re.IGNORECASE)
-
-
-def size(value: str) -> int:
-    """Bytes, or with a unit as Spark has them: 64m, 1g; also 64MiB."""
-    found = _SIZE.fullmatch(value.strip())
-    number = int(found[1]) * _UNITS[found[2].lower()] if found else 0
-    if not 0 < number < 1 << 63:
-        raise ValueError("a size in bytes from 1 on, or like 64m, 64MiB, 1g")
-    return number
-
-
-_TIMES = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h)?", re.IGNORECASE)
-
-
-def seconds(value: str) -> float:
-    """Seconds, or with a unit: 500ms, 30s, 15m."""
-    found = _TIME.fullmatch(value.strip())
-    number = float(found[1]) * _TIMES[(found[2] or "").lower()] if found else 0.0
-    if not 0 < number < 1e9:
-        raise ValueError("a time in seconds above 0, or like 500ms, 30s, 15m")
-    return number
-
-
-def one_of(*words: str) -> Callable[[str], str]:
-    """One of these words, in any case."""
-
-    def read(value: str) -> str:
-        if value.strip().lower() not in words:
-            raise ValueError(" or ".join(words))
-        return value.strip().lower()
-
-    return read
-
-
-def moment(value: str) -> int:
-    """Milliseconds since 1970."""
-    if not (value.strip().isascii() and value.strip().isdigit() and int(value) < 1 << 63):
-        raise ValueError("milliseconds since 1970, like 1700000000000")
-    return int(value)
-
-
-def version(value: str) -> int:
-    """A whole number, also 0."""
-    if not (value.strip().isascii() and value.strip().isdigit() and int(value) < 1 << 63):
-        raise ValueError("a whole number from 0 on")
-    return int(value)
-
-
-def by_topic(value: str) -> dict[str, Any]:
-    """A JSON object of topics."""
-    try:
-        found = json.loads(value)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not found:
-        raise ValueError('a JSON object of topics, like {"orders": {"0": 0}}')
-    return found
-
-
-def place(value: str) -> str | dict[str, Any]:
-    """earliest, latest, or a JSON object of topics."""
-    word = value.strip().lower()
-    if word in ("earliest", "latest"):
-        return word
-    try:
-        return by_topic(value)
-    except ValueError:
-        raise ValueError(
-            'earliest, latest, or a JSON object of topics, like {"orders": {"0": 4096, "1": -2}}'
-        ) from None
-
-
 OPTIONS: tuple[Option, ...] = (
-    Option("servers", "HOST:PORT", "", "both", "both", text, "The broker. It or `path` must be given."),
+    Option("servers", "HOST:PORT", "", "both", "both", text, "The broker. A source takes it or `path`."),
     Option(
         "path",
         "a folder",

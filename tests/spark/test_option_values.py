@@ -1,0 +1,58 @@
+"""What the values of options are, and what they are not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tfmq.spark import option_values
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (option_values.size, "1", 1),
+        (option_values.size, "64m", 64 << 20),
+        (option_values.size, "64MiB", 64 << 20),
+        (option_values.size, "1 g", 1 << 30),
+        (option_values.size, "10b", 10),
+        (option_values.seconds, "7", 7.0),
+        (option_values.seconds, "1.5h", 5400.0),
+        (option_values.seconds, "20 ms", 0.02),
+        (option_values.count, " 12 ", 12),
+        (option_values.moment, "0", 0),
+        (option_values.flag, " True ", True),
+        (option_values.place, "LATEST", "latest"),
+        (option_values.place, '{"a": {"0": 1}}', {"a": {"0": 1}}),
+        (option_values.names, "a,, b ,a", ("a", "b")),
+        (option_values.one_of("x", "y"), " Y ", "y"),
+    ],
+)
+def test_values(read: Callable[[str], Any], text: str, value: Any) -> None:
+    assert read(text) == value
+
+
+@pytest.mark.parametrize("text", ["0", "m", "1x", "-5", "1.5g", "9999999999999t", "", "1 kk", "¹"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="a size in bytes from 1 on"):
+        option_values.size(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "", "1 year", "nan", "1e400", "9" * 4000])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ValueError, match="a time in seconds above 0"):
+        option_values.seconds(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.0", "", "x", "²", "1" * 5000])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(ValueError, match="a whole number from 1 on"):
+        option_values.count(text)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "5", '"orders"', '{"a":' * 100_000])
+def test_what_is_no_object_of_topics(text: str) -> None:
+    with pytest.raises(ValueError, match="a JSON object of topics"):
+        option_values.by_topic(text)
+    with pytest.raises(ValueError, match="earliest, latest, or a JSON object"):
+        option_values.place(text)
