@@ -17,7 +17,9 @@ NO_LIMIT = Limit()
 
 def settings(options: Mapping[str, str], streaming: bool = True) -> SourceSettings:
     given = {"servers": "127.0.0.1:1", "startingOffsets": "earliest", **options}
-    if not {"subscribePattern", "assign"} & given.keys():
+    if {"subscribePattern", "assign"} & given.keys():
+        given.pop("subscribe", None)
+    else:
         given.setdefault("subscribe", "orders")
     return source_settings(given, streaming=streaming)
 
@@ -213,6 +215,30 @@ def test_a_topic_that_is_gone_stops_the_query_or_is_left_out(logs: FakeLogs) -> 
     query.restart(failOnDataLoss="false")
     logs.add("orders", 0, 1)
     assert query.batch() == [("orders", 0, 100, 110)]
+
+
+def test_a_topic_that_was_read_and_is_gone_is_not_called_unknown_with_available_now(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.batch()
+    logs.delete("orders")
+    query.restart()
+    query.planner.freeze()
+    with pytest.raises(UnknownTopic, match="The topic orders was deleted"):
+        query.batch()
+    query.restart(failOnDataLoss="false")
+    query.planner.freeze()
+    assert query.batch() == []
+
+
+def test_a_topic_that_never_was_is_unknown_also_behind_a_checkpoint(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.batch()
+    query.restart(subscribe="orders,paymens")
+    with pytest.raises(UnknownTopic, match="There is no topic 'paymens'"):
+        query.batch()
+    query.restart(subscribe="", assign='{"orders": [0, 1, 7]}')
+    with pytest.raises(UnknownTopic, match="there is no partition orders-7"):
+        query.batch()
 
 
 def test_a_topic_that_is_not_subscribed_any_more_is_not_dropped_in_silence(logs: FakeLogs) -> None:

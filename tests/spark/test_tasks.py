@@ -110,6 +110,35 @@ def test_what_is_damaged(broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatc
         offsets(reading(broker).rows((every,)))
 
 
+def test_what_is_whole_before_and_behind_damage_in_one_chunk_is_read(
+    broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = whole(broker)
+    starts = offsets(reading(broker).rows((every,)))
+
+    def opened(address: Address) -> Any:
+        logs = open_logs(address)
+        plain = logs.chunks
+
+        def chunks(range: Range, max_bytes: int = 0) -> Iterator[Chunk]:
+            for chunk in plain(range):
+                data = bytearray(chunk.data)
+                if chunk.offset <= starts[30]:
+                    data[starts[30] - chunk.offset + 22] ^= 1
+                yield Chunk(chunk.offset, bytes(data))
+
+        monkeypatch.setattr(logs, "chunks", chunks)
+        return logs
+
+    monkeypatch.setattr(tasks, "open_logs", opened)
+    assert offsets(reading(broker, fail=False).rows((every,))) == [*starts[:30], *starts[31:]]
+    read = []
+    with pytest.raises(Damaged, match="failOnDataLoss is true"):
+        for batch in reading(broker).rows((every,)):
+            read += batch.column("offset").to_pylist()
+    assert read == starts[:30]
+
+
 @pytest.mark.parametrize("error", [UnknownTopic("Deleted."), LogTruncated("Cut.", cut=5), Damaged("Bad.")])
 def test_what_has_no_end_ends_the_range(
     broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch, error: TfmqError

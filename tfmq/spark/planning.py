@@ -80,7 +80,8 @@ class Planner:
 
     def freeze(self) -> None:
         """From now on nothing that is appended later is read: the query is to end (`Trigger.AvailableNow`)."""
-        self._target = self._survey()
+        # What is not there stops the query when it is asked where it begins, or goes on.
+        self._target = self._survey(lenient=True)
 
     def latest(self, start: Offsets, limit: Limit) -> Offsets:
         """How far the micro-batch that begins at `start` goes; `start` again if there is nothing to read.
@@ -149,6 +150,8 @@ class Planner:
                 )
             else:
                 self._losses.lost(_deleted(topic))
+        if self._losses.fail:  # else it may be one of those that were passed over
+            self._settings.subscription.look_for(self._logs, survey.keys())
 
     def _begin(self, key: Key, start: Offset | None, standing: Standing) -> int:
         """The first offset that is to be read and is there: of a partition that is new to the query, its first."""

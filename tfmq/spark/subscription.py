@@ -1,7 +1,7 @@
 """Which partitions a query reads: those of named topics, of all topics that a pattern matches, or named ones."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from tfmq.errors import UnknownPartition, UnknownTopic
@@ -33,10 +33,7 @@ class Subscription(NamedTuple):
                 found |= {(each.topic, each.partition): each for each in logs.partitions(topic)}
             except UnknownTopic:
                 if not lenient and not self.pattern:
-                    raise UnknownTopic(
-                        f"There is no topic {topic!r}.{nearest(topic, logs.topics())} Look at the list of topics (tfmq"
-                        " topic list), or create it (tfmq topic create)."
-                    ) from None
+                    raise _unknown(logs, topic) from None
         if not self.assigned:
             return found
         missing = [key for key in self.assigned if key not in found]
@@ -44,10 +41,27 @@ class Subscription(NamedTuple):
             raise UnknownPartition(f"assign: there is no partition {named(missing)}.")
         return {key: found[key] for key in self.assigned if key in found}
 
+    def look_for(self, logs: Logs, there: Collection[Key]) -> None:
+        """Raises what `find` does for the first that is named and not `there`."""
+        topics = {topic for topic, _ in there}
+        for topic in [] if self.pattern else self._topics(logs):
+            if topic not in topics and topic not in logs.topics():
+                raise _unknown(logs, topic)
+        missing = [key for key in self.assigned if key not in there]
+        if missing:
+            raise UnknownPartition(f"assign: there is no partition {named(missing)}.")
+
     def _topics(self, logs: Logs) -> list[str]:
         if self.pattern:
             return sorted(topic for topic in logs.topics() if self.wants(topic))
         return sorted({*self.topics, *(topic for topic, _ in self.assigned)})
+
+
+def _unknown(logs: Logs, topic: str) -> UnknownTopic:
+    return UnknownTopic(
+        f"There is no topic {topic!r}.{nearest(topic, logs.topics())} Look at the list of topics (tfmq topic list), or"
+        " create it (tfmq topic create)."
+    )
 
 
 def subscription(given: Mapping[str, Any]) -> Subscription:

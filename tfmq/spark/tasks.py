@@ -36,10 +36,10 @@ class Reading(NamedTuple):
         while begin < end:
             try:
                 for chunk in logs.chunks(Range(log, begin, end)):
-                    batch = decoder.decode(chunk.data, chunk.offset, begin, end)
+                    for batch in _sound(decoder, chunk, begin, end):
+                        if batch.num_rows:
+                            yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
                     begin = max(begin, _next(chunk))
-                    if batch.num_rows:
-                        yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
                 return
             except (OffsetOutOfRange, Damaged) as error:
                 behind = error.first if isinstance(error, OffsetOutOfRange) else error.next
@@ -48,6 +48,17 @@ class Reading(NamedTuple):
             except (UnknownTopic, LogTruncated) as error:
                 losses.lost(type(error)(str(error), **error.details))
                 return
+
+
+def _sound(decoder: Decoder, chunk: Chunk, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a chunk; of one that is damaged those before the damage, and then the error."""
+    try:
+        yield decoder.decode(chunk.data, chunk.offset, begin, end)
+    except Damaged as error:
+        size = error.first - chunk.offset
+        if size > 0 and error.first > begin:
+            yield decoder.decode(memoryview(chunk.data)[:size], chunk.offset, begin, end)
+        raise
 
 
 def _next(chunk: Chunk) -> int:
