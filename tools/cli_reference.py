@@ -1,6 +1,8 @@
-"""What every command of `tfmq` says of itself, for docs/cli.md."""
+"""What every command of `tfmq`, and every pipeline, says of itself, for docs/cli.md and docs/pipelines.md."""
 
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 
 import click
 
@@ -13,6 +15,20 @@ WIDTH = 100
 def cli_reference() -> str:
     """A heading and the help of each command, in the order of `tfmq --help`."""
     return "\n".join(f"### {name}\n```\n{text.rstrip()}\n```\n" for name, text in helps(commands, "tfmq"))
+
+
+def pipelines_reference() -> str:
+    """Likewise of the pipelines that are there."""
+    from tfmq.spark.pipelines import NAMES
+
+    texts = []
+    for name in NAMES:
+        path = f"tfmq.spark.pipelines.{name}"
+        if find_spec(path) is not None:
+            found = vars(import_module(path)).values()
+            own = [each for each in found if isinstance(each, click.Command)]
+            texts += [text for each in own for _, text in helps(each, f"python -m {path}")]
+    return "\n".join(f"```\n{text.rstrip()}\n```\n" for text in texts)
 
 
 def helps(

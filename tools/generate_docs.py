@@ -27,7 +27,8 @@ from tfmq.protocol.fields import Row  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
 from tfmq.protocol.handles import Handle, print_handle  # noqa: E402
 from tfmq.settings_table import SETTINGS, TOPIC_KEYS  # noqa: E402
-from tools.cli_reference import cli_reference  # noqa: E402
+from tfmq.spark.options import OPTIONS, Where  # noqa: E402
+from tools.cli_reference import cli_reference, pipelines_reference  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -218,6 +219,19 @@ def setting_table() -> str:
     )
 
 
+def spark_options(where: Where) -> str:
+    """Every option of the Spark source or sink, one line each."""
+    queries = {"batch": "batch", "stream": "stream", "both": ""}
+    return table(
+        ("option", "takes", "default", "only", "what it does"),
+        (
+            (f"`{each.name}`", each.takes, each.default, queries[each.query], each.meaning)
+            for each in OPTIONS
+            if each.where in (where, "both")
+        ),
+    )
+
+
 def toml(value: object) -> str:
     """A value as TOML writes it."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
@@ -250,6 +264,7 @@ def server_toml() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
+    "pipelines": pipelines_reference,
     "commands": command_list,
     "rows": row_list,
     "reserved": reserved_list,
@@ -260,6 +275,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "errors": error_table,
     "limits": limit_table,
     "settings": setting_table,
+    "spark-source": lambda: spark_options("source"),
+    "spark-sink": lambda: spark_options("sink"),
     "hello-limits": lambda: ", ".join(f"`{n}`" for n in limits.sent({})) + "\n",
     "hello": lambda: hexadecimal(encode((1, 0, "TFMQ", 1, 1, "example", {}))) + "\n",
     "attribute": lambda: hexadecimal([pack({1: 1_763_700_000_000, 2: "42", 3: "new"})]) + "\n",

@@ -42,6 +42,7 @@ from tools.mutants.bugs_run_ends import RUN_ENDS
 from tools.mutants.bugs_run_saved import RUN_SAVED
 from tools.mutants.bugs_schedules import SCHEDULES
 from tools.mutants.bugs_server import SERVER
+from tools.mutants.bugs_spark_archive import SPARK_ARCHIVE
 from tools.mutants.bugs_spark_logs import SPARK_LOGS
 from tools.mutants.bugs_spark_sink import SPARK_SINK
 from tools.mutants.bugs_sql import SQL
@@ -94,6 +95,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + ARROW
     + SPARK_SINK
     + SPARK_LOGS
+    + SPARK_ARCHIVE
     + DEAD_LETTERS
     + LETTERS
     + STRICT

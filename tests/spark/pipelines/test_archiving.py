@@ -102,11 +102,14 @@ def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
         archived(folder, topic, wire(spark_server), stopping(tasks), **SMALL)
     plan = ArchiveFolder.opened(folder).begun(topic, 1)
     begun = set(files_in(folder))
+    half = folder / f"topic={topic}" / "date=x" / ".x.parquet.0.part"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"")
     send(spark_server.address, topic, some(generator, 30))
     outcome = archived(folder, topic, wire(spark_server), piece_bytes=1 << 20, step_bytes=1 << 20)
     assert outcome.resumed and outcome.messages == 90
     assert plan is not None and ArchiveFolder.opened(folder).manifest(topic, 1).plan == plan
-    assert begun - set(files_in(folder)) == {layout.plan_path(topic, 1)}
+    assert begun - set(files_in(folder)) == {layout.plan_path(topic, 1)} and not half.exists()
     rows = by_manifest(folder, topic)
     assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
     assert by_listing(folder) == rows

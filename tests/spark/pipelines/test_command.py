@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import click
 import pytest
 
 from tfmq.errors import BadRequest, ConnectionFailed, Damaged, NotSupported, TfmqError
+from tfmq.spark.pipelines import NAMES
 from tfmq.spark.pipelines import command as shared
 from tfmq.spark.pipelines.command import Job, pipeline_options, run
 
@@ -69,3 +72,11 @@ def test_without_java_it_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
     )
     assert "needs a Java runtime, 17 or later" in ran.stdout, ran.stderr
+
+
+def test_every_pipeline_has_its_section_and_its_help_on_the_page() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "pipelines.md").read_text()
+    assert [name for name in NAMES if f"\n## {name}\n" not in page] == []
+    there = [name for name in NAMES if find_spec(f"tfmq.spark.pipelines.{name}") is not None]
+    helps = [f"Usage: python -m tfmq.spark.pipelines.{name} " for name in there]
+    assert [text for text in helps if text not in page] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,39 @@ def test_a_lock_keeps_others_out_until_it_is_let_go(tmp_path: Path) -> None:
         pass
     with locked(path, "taken."):
         pass
+
+
+def test_what_cannot_be_forced_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    put(path, b"one")
+
+    def failing(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        put(path, b"two")
+    assert path.read_bytes() == b"one"
+
+
+def test_a_file_is_forced_before_it_gets_its_name_and_its_folder_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    fsync, replace = os.fsync, Path.replace
+
+    def forced(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append(f"force {os.readlink(f'/proc/self/fd/{descriptor}')}")
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append(f"rename {self} {target}")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", forced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    path = tmp_path / "new" / "file"
+    put(path, b"x")
+    beside = done[1].removeprefix("force ")
+    assert done == [f"force {tmp_path}", f"force {beside}", f"rename {beside} {path}", f"force {path.parent}"]
+    assert beside != str(path)

@@ -11,6 +11,7 @@ from tfmq.spark.pipelines import layout, manifest
 from tfmq.spark.pipelines.layout import Piece
 from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Gap, Manifest, Plan, packed, unpacked
 
+ROOT = Path(__file__).resolve().parents[3]
 PLAN = Plan(1, "orders", 2, "node", (Piece(0, 5, 83886080, 0, 4096),), (Gap(1, 5, 0, 100),))
 FILE = ArchiveFile("topic=orders/x.parquet", 0, 5, 0, 4096, 3, 900, 77, 300, 0, 200, 1, 2)
 DONE = Manifest(PLAN, (FILE,), {(5, 0): 4096, (5, 1): 100})
@@ -76,3 +77,15 @@ def test_a_newer_format_is_refused_and_no_field_of_it_is_guessed() -> None:
     data = packed({"version": manifest.VERSION + 1, "other": 1})
     with pytest.raises(NotSupported, match="x has format version 2, and this release of tfmq reads 1"):
         unpacked("x", data)
+
+
+def test_the_golden_file_is_what_is_written_and_read() -> None:
+    data = (ROOT / "tests" / "golden" / "archive.json").read_bytes()
+    assert packed(manifest.manifest_body(DONE)) == data
+    assert manifest.manifest_of(unpacked("archive.json", data)) == DONE
+
+
+def test_the_page_has_every_key_of_a_manifest() -> None:
+    page = (ROOT / "docs" / "formats" / "archive.md").read_text()
+    keys = {*manifest.manifest_body(DONE), *FILE._fields, *PLAN.pieces[0]._fields, *PLAN.gaps[0]._fields}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []

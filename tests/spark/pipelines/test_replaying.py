@@ -18,6 +18,7 @@ from tfmq.errors import BadRequest, Damaged, UnknownTopic
 from tfmq.message import Message
 from tfmq.spark.logs import Address
 from tfmq.spark.pipelines import replaying
+from tfmq.spark.pipelines.manifest import ArchiveFolder
 from tfmq.spark.pipelines.progress import Progress
 from tfmq.spark.pipelines.replay_plan import Choice
 from tfmq.spark.pipelines.replaying import Outcome, Replaying, Wish
@@ -155,13 +156,22 @@ def test_a_missing_or_damaged_file_is_told_by_name(
     path.unlink()
     with pytest.raises(Damaged, match=f"misses {name}"):
         replayed(spark_server, folder, topic, "hurt")
-    assert in_topic(spark_server.address, "hurt") == {}
     path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
     with pytest.raises(Damaged, match=f"{name} in the archive .* is damaged"):
         replayed(spark_server, folder, topic, "hurt")
     path.write_bytes(whole)
     replayed(spark_server, folder, topic, "hurt")
     require_same(spark_server.address, topic, "hurt")
+
+
+def test_a_missing_file_is_told_before_anything_is_sent(
+    spark_server: LiveServer, topic: str, folder: Path
+) -> None:
+    last = ArchiveFolder.opened(folder).manifest(topic, ArchiveFolder.opened(folder).steps(topic)[-1])
+    (folder / last.files[-1].path).unlink()
+    with pytest.raises(Damaged, match=f"misses {last.files[-1].path}"):
+        replayed(spark_server, folder, topic, "nothing")
+    assert in_topic(spark_server.address, "nothing") == {}
 
 
 def test_what_is_not_archived_is_told(spark_server: LiveServer, topic: str, folder: Path) -> None:
