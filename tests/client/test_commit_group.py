@@ -218,10 +218,34 @@ def small_writer() -> Iterator[Writer]:
 def test_more_than_the_broker_takes_in_one_transaction_goes_in_several(small_writer: Writer) -> None:
     payloads = [b"%05d" % number * 100 for number in range(50)]
     members = small_writer.prepared(0, payloads)
-    assert len(members) == 3
+    with small_writer.broker.admin() as admin:
+        sizes = [each.size_bytes for each in admin.transactions()]
+    assert len(sizes) == len(members) == 3 and max(sizes) <= 10_000
     assert visible(small_writer.broker) == []
     small_writer.commit(0, members, 50)
     assert visible(small_writer.broker) == payloads
+
+
+def test_more_batches_than_the_broker_takes_in_one_transaction_go_in_several() -> None:
+    with SimulatedBroker({"limits.transaction_pieces": 4}) as broker:
+        writer = Writer(broker)
+        payloads = [b"%d" % number for number in range(10)]
+        members = writer.prepared(0, payloads)
+        assert len(members) == 3
+        writer.commit(0, members, 10)
+        assert visible(broker) == payloads
+
+
+def test_a_member_that_grows_old_while_it_is_prepared_is_prepared_once(writer: Writer) -> None:
+    client, part = writer.part(0)
+    part.send(batch(client, [b"a"]))
+    writer.broker.clock.advance(449.5)  # half of the time that the broker gives it is 450 s
+    writer.broker.fail_next("prepare", Busy, times=8)
+    members = part.prepare()
+    writer.broker.clock.advance(2)
+    assert len(members) == 1 and part.prepare() == members
+    writer.commit(0, members, 1)
+    assert visible(writer.broker) == [b"a"]
 
 
 def test_a_member_is_prepared_before_its_time_is_over_while_nobody_gives_it_rows(writer: Writer) -> None:

@@ -70,6 +70,7 @@ def everything(found: "TransactionDescription") -> dict[str, Any]:
     rows = {
         **readable(found),
         "began": time_text(found.began_ms),
+        "group": found.group or None,
         "prepared": time_text(found.prepared_ms),
         "ends_by_itself": time_text(found.expires_ms),
         "commit_group": found.commit_group,

@@ -1,0 +1,305 @@
+"""Bugs to plant in Spark's sink: every batch once, all of it or nothing, each row where it belongs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+BATCH_SINK: Final = "tests/spark/test_batch_sink.py"
+CLIENT: Final = "tests/spark/test_group_commit.py"
+COLUMNS: Final = "tests/spark/test_sink_columns.py"
+GROUPS: Final = "tests/cli/test_tx_groups.py"
+OUTGOING: Final = "tests/spark/test_outgoing.py"
+PART: Final = "tests/client/test_commit_group.py"
+SETTINGS: Final = "tests/spark/test_sink_settings.py"
+STREAM_SINK: Final = "tests/spark/test_stream_sink.py"
+TASK: Final = "tests/spark/test_task_writing.py"
+
+LARGE: Final = "a task may be larger, and slower, than one transaction may be"
+ONCE: Final = "each batch is in its topics once"
+NOTHING_LEFT: Final = "a writer that failed leaves nothing in the broker"
+PLACED: Final = "each row goes to its topic and partition, in order"
+COUNTED: Final = "a batch that is committed is known again, and another one under its number is refused"
+TOLD: Final = "what is wrong is told in a sentence"
+
+SPARK_SINK: Final = (
+    # The client's part of a commit group
+    Mutant(
+        "member-of-any-size",
+        LARGE,
+        "tfmq/client/commit_group.py",
+        '            self._bytes + batch.size_bytes > limits["transaction_bytes"]\n',
+        '            self._bytes > limits["transaction_bytes"]\n',
+        [PART],
+    ),
+    Mutant(
+        "member-of-a-piece-too-many",
+        LARGE,
+        "tfmq/client/commit_group.py",
+        'self._batches >= limits["transaction_pieces"]',
+        'self._batches > limits["transaction_pieces"]',
+        [PART],
+    ),
+    Mutant(
+        "sizes-of-earlier-members-count",
+        LARGE,
+        "tfmq/client/commit_group.py",
+        "        self._batches = self._bytes = 0\n        self._task",
+        "        self._batches = 0\n        self._task",
+        [PART],
+    ),
+    Mutant(
+        "member-is-never-old",
+        LARGE,
+        "tfmq/client/commit_group.py",
+        "self._later(timeout_ms / 2000, self._grown_old)",
+        "self._later(timeout_ms, self._grown_old)",
+        [PART],
+    ),
+    Mutant(
+        "old-member-is-prepared-twice",
+        ONCE,
+        "tfmq/client/commit_group.py",
+        "        self._alarm.cancel()  # else it would be prepared twice\n",
+        "",
+        [PART],
+    ),
+    Mutant(
+        "only-the-last-member-is-named",
+        ONCE,
+        "tfmq/client/commit_group.py",
+        "        self.names.append(TransactionName(pipeline.xid, pipeline.epoch))\n",
+        "        self.names = [TransactionName(pipeline.xid, pipeline.epoch)]\n",
+        [PART],
+    ),
+    Mutant(
+        "prepared-before-all-is-there",
+        ONCE,
+        "tfmq/client/commit_group.py",
+        "        while (pipeline.bytes or not pipeline.begun) and not self._over(pipeline):\n",
+        "        while not pipeline.begun and not self._over(pipeline):\n",
+        [PART],
+    ),
+    Mutant(
+        "done-is-taken-for-begun",
+        COUNTED,
+        "tfmq/client/transaction_pipeline.py",
+        "            self.superfluous = not reply.epoch\n",
+        "",
+        [PART],
+    ),
+    Mutant(
+        "failed-part-keeps-what-it-prepared",
+        NOTHING_LEFT,
+        "tfmq/client/commit_group.py",
+        "        names, pipeline = list(self.names), self._pipeline\n",
+        "        names, pipeline = [], self._pipeline\n",
+        [PART],
+    ),
+    Mutant(
+        "members-without-a-time",
+        NOTHING_LEFT,
+        "tfmq/client/commit_group.py",
+        "PrepareTransaction(pipeline.xid, pipeline.epoch, self._times.ttl_ms, [])",
+        "PrepareTransaction(pipeline.xid, pipeline.epoch, None, [])",
+        [PART, CLIENT],
+    ),
+    Mutant(
+        "broker-that-is-away-is-not-waited-for",
+        ONCE,
+        "tfmq/spark/group_commit.py",
+        "seconds if patience_seconds is None else patience_seconds",
+        "2.0",
+        [CLIENT],
+    ),
+    # Tasks
+    Mutant(
+        "rows-of-a-committed-batch-are-not-counted",
+        COUNTED,
+        "tfmq/spark/task_writing.py",
+        "            count += len(batch)\n            if not part.superfluous:\n",
+        "            if not part.superfluous:\n                count += len(batch)\n",
+        [TASK],
+    ),
+    Mutant(
+        "last-rows-stay",
+        ONCE,
+        "tfmq/spark/task_writing.py",
+        "        sender.rest()\n",
+        "",
+        [TASK],
+    ),
+    Mutant(
+        "rows-of-one-task-are-the-total",
+        COUNTED,
+        "tfmq/spark/task_writing.py",
+        "sum(each.rows for each in told)",
+        "told[0].rows",
+        [TASK],
+    ),
+    Mutant(
+        "members-of-the-first-task-only",
+        ONCE,
+        "tfmq/spark/task_writing.py",
+        "for each in told for name in each.transactions]",
+        "for each in told[:1] for name in each.transactions]",
+        [TASK],
+    ),
+    Mutant(
+        "aborted-run-is-not-shut-out",
+        NOTHING_LEFT,
+        "tfmq/spark/task_writing.py",
+        "            client.abort(*member)\n",
+        "",
+        [TASK],
+    ),
+    # Rows
+    Mutant(
+        "rows-of-a-key-out-of-order",
+        PLACED,
+        "tfmq/spark/outgoing.py",
+        'np.argsort(codes, kind="stable")',
+        'np.argsort(codes, kind="heapsort")',
+        [OUTGOING],
+    ),
+    Mutant(
+        "partition-behind-the-last",
+        PLACED,
+        "tfmq/spark/outgoing.py",
+        "        if not 0 <= wrong < count:\n",
+        "        if not 0 <= wrong <= count:\n",
+        [OUTGOING],
+    ),
+    Mutant(
+        "partition-below-zero",
+        PLACED,
+        "tfmq/spark/outgoing.py",
+        'edges["min"] if edges["min"] < 0 else edges["max"]',
+        'edges["max"]',
+        [OUTGOING],
+    ),
+    Mutant(
+        "named-partitions-give-way-to-keys",
+        PLACED,
+        "tfmq/spark/outgoing.py",
+        "pc.coalesce(named, self._chosen(topic, rows))",
+        "self._chosen(topic, rows)",
+        [OUTGOING],
+    ),
+    Mutant(
+        "stopped-partitions-get-rows-of-any",
+        PLACED,
+        "tfmq/spark/outgoing.py",
+        "[each.number for each in topic.partitions if each.writable]",
+        "[each.number for each in topic.partitions]",
+        [OUTGOING],
+    ),
+    Mutant(
+        "row-without-a-topic",
+        TOLD,
+        "tfmq/spark/outgoing.py",
+        "        if column.null_count:\n",
+        "        if column.null_count > len(column):\n",
+        [OUTGOING],
+    ),
+    Mutant(
+        "records-larger-than-told",
+        LARGE,
+        "tfmq/spark/outgoing.py",
+        "            sizes += pc.binary_length(column).fill_null(0).to_numpy()\n",
+        "            sizes = np.maximum(sizes, pc.binary_length(column).fill_null(0).to_numpy())\n",
+        [OUTGOING],
+    ),
+    # Options and columns
+    Mutant(
+        "version-of-its-own-choice",
+        COUNTED,
+        "tfmq/spark/sink_settings.py",
+        '    return group, found["txnVersion"]\n',
+        "    return group, 0\n",
+        [SETTINGS],
+    ),
+    Mutant(
+        "queries-and-applications-share-groups",
+        COUNTED,
+        "tfmq/spark/sink_settings.py",
+        '    return f"{GROUP_PREFIX}{kind}-{name}"\n',
+        '    return f"{GROUP_PREFIX}{name}"\n',
+        [SETTINGS],
+    ),
+    Mutant(
+        "unknown-columns-are-dropped",
+        TOLD,
+        "tfmq/spark/sink_columns.py",
+        "        if field.name in LEFT_OUT:\n",
+        "        if field.name in LEFT_OUT or field.name not in TAKEN:\n",
+        [COLUMNS],
+    ),
+    # Through Spark
+    Mutant(
+        "stream-overwrites",
+        TOLD,
+        "tfmq/spark/stream_sink.py",
+        "    if overwrite:\n",
+        "    if overwrite and not schema.fields:\n",
+        [STREAM_SINK],
+    ),
+    Mutant(
+        "one-run-for-all-attempts",
+        ONCE,
+        "tfmq/spark/stream_sink.py",
+        "        self.run = uuid.uuid4().hex\n",
+        '        self.run = "run"\n',
+        [STREAM_SINK],
+    ),
+    Mutant(
+        "one-sequence-for-all-batches",
+        ONCE,
+        "tfmq/spark/stream_sink.py",
+        "    return query, int(batch)\n",
+        "    return query, 0\n",
+        [STREAM_SINK],
+    ),
+    Mutant(
+        "stream-without-other-totals",
+        COUNTED,
+        "tfmq/spark/stream_sink.py",
+        "client.commit(verdict, other_total=self.settings.other_total)",
+        "client.commit(verdict)",
+        [STREAM_SINK],
+    ),
+    Mutant(
+        "single-writes-stay-for-ever",
+        NOTHING_LEFT,
+        "tfmq/spark/batch_sink.py",
+        "            if not self.once:\n                self._forget(client)\n",
+        "",
+        [BATCH_SINK],
+    ),
+    Mutant(
+        "batch-overwrites",
+        TOLD,
+        "tfmq/spark/batch_sink.py",
+        "    if overwrite:\n",
+        "    if overwrite and not schema.fields:\n",
+        [BATCH_SINK],
+    ),
+    Mutant(
+        "tasks-wait-for-a-broker-that-is-not-there",
+        TOLD,
+        "tfmq/spark/batch_sink.py",
+        "patience_seconds=PATIENCE_SECONDS) as client:\n        client.connect()",
+        "patience_seconds=PATIENCE_SECONDS):\n        pass",
+        [BATCH_SINK],
+    ),
+    # The command line
+    Mutant(
+        "groups-are-forgotten-unasked",
+        "nothing is forgotten by accident",
+        "tfmq/cli/tx_groups.py",
+        "        if not yes:\n",
+        "        if yes is None:\n",
+        [GROUPS],
+    ),
+)
