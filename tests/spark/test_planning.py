@@ -193,6 +193,19 @@ def test_what_is_gone_when_a_planned_batch_is_read_again_stops_the_query_too(log
     assert [(each.start, each.end) for task in tasks for each in task] == [(50, 100), (0, 300)]
 
 
+def test_a_topic_that_is_gone_when_a_planned_batch_is_read_again(logs: FakeLogs) -> None:
+    query = Query(logs)
+    start, end = query.place, query.planner.latest(query.place, NO_LIMIT)
+    logs.delete("orders")
+    for again in (lambda: None, lambda: logs.create("orders", 2)):
+        again()
+        query.restart()
+        with pytest.raises(UnknownTopic, match="orders was deleted"):
+            query.planner.stream(start, end)
+        query.restart(failOnDataLoss="false")
+        assert query.planner.stream(start, end) == []
+
+
 def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(logs: FakeLogs) -> None:
     query = Query(logs)
     query.batch()

@@ -98,6 +98,15 @@ def test_what_retention_takes_while_it_is_read(
     assert "Gone. The query goes on behind it" in caplog.text
 
 
+def test_what_is_gone_when_it_was_read_is_not_read_again(
+    broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = whole(broker)
+    starts = offsets(reading(broker).rows((every,)))
+    Trouble(monkeypatch, OffsetOutOfRange("Cut.", first=starts[2], end=starts[5]), chunk=5)
+    assert offsets(reading(broker, fail=False).rows((every,))) == starts[:5]
+
+
 def test_what_is_damaged(broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     every = whole(broker)
     starts = offsets(reading(broker).rows((every,)))

@@ -45,6 +45,7 @@ from tools.mutants.bugs_server import SERVER
 from tools.mutants.bugs_spark_archive import SPARK_ARCHIVE
 from tools.mutants.bugs_spark_logs import SPARK_LOGS
 from tools.mutants.bugs_spark_sink import SPARK_SINK
+from tools.mutants.bugs_spark_source import SPARK_SOURCE
 from tools.mutants.bugs_sql import SQL
 from tools.mutants.bugs_storages import STORAGES
 from tools.mutants.bugs_strict import STRICT
@@ -94,6 +95,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + REMOVED_FILES
     + ARROW
     + SPARK_SINK
+    + SPARK_SOURCE
     + SPARK_LOGS
     + SPARK_ARCHIVE
     + DEAD_LETTERS
