@@ -18,7 +18,7 @@ from journal.index import Index
 from journal.run_index import RunIndex
 from journal.segment import Segment
 
-OPEN_MAX: Final = 8
+OPEN_MAX: Final = 4
 """Files of one log that are open at once: a reader goes from one segment to the next."""
 
 Pool = OrderedDict["ForeignFile", File]
