@@ -15,9 +15,10 @@ from tfmq.errors import (
     GroupIncomplete,
     GroupStale,
     TfmqError,
+    TimedOut,
     TransactionRolledBack,
 )
-from tfmq.protocol.commands import CommitMember
+from tfmq.protocol.commands import CommitGroup, CommitMember, PrepareTransaction
 from tfmq.spark.group_commit import GroupClient, Part, Verdict
 from tfmq.testing import SimulatedBroker
 
@@ -121,6 +122,42 @@ def test_what_a_busy_broker_does_not_take_is_asked_again(writer: Writer, what: s
     members = writer.prepared(0, [b"a", b"b"])
     writer.commit(0, members, 2)
     assert visible(writer.broker) == [b"a", b"b"]
+
+
+class Silent:
+    """A reply that nobody gets, although the connection stays."""
+
+    def ok(self, *fields: Any, body: Any = b"") -> None: ...
+
+    def error(self, error: BaseException) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [PrepareTransaction, CommitGroup])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_step_that_takes_long_is_waited_for_as_long_as_the_broker_answers(
+    writer: Writer, kind: type, done: bool
+) -> None:
+    left = 5
+
+    def watch(engine: Any, request: Any, reply: Any, session: Any) -> Any:
+        nonlocal left
+        if not isinstance(request, kind) or not left:
+            return reply
+        left -= 1
+        return Silent() if done else None
+
+    writer.broker._faults.watch = watch
+    writer.commit(0, writer.prepared(0, [b"a"]), 1)
+    assert left == 0 and visible(writer.broker) == [b"a"]
+
+
+def test_a_broker_that_answers_nothing_is_given_up(writer: Writer) -> None:
+    members = writer.prepared(0, [b"a"])
+    writer.broker._faults.watch = lambda *served: None
+    with pytest.raises(TimedOut):
+        writer.commit(0, members, 1)
+    writer.broker._faults.watch = None
+    assert writer.commit(0, members, 1).rows == 1
 
 
 def test_what_is_committed_is_superfluous_to_whoever_begins_it_again(writer: Writer) -> None:

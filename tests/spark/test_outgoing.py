@@ -152,5 +152,19 @@ def test_columns_that_a_topic_makes_anew_are_left_out() -> None:
     assert values_of(batch) == [b"a"]
 
 
+def test_wide_columns_are_as_good_as_others() -> None:
+    wide = pa.RecordBatch.from_arrays(
+        [
+            pa.array([b"a", b"b"], pa.large_binary()),
+            pa.array(["k", "l"], pa.large_string()),
+            pa.array(["x", "x"], pa.large_string()),
+        ],
+        ["value", "key", "topic"],
+    )
+    plain = rows(value=[b"a", b"b"], key=["k", "l"])
+    records = [bytes(each.number(5, 0).data) for each in sent(wide, topic="")]
+    assert records == [bytes(each.number(5, 0).data) for each in sent(plain)]
+
+
 def test_no_rows_are_nothing() -> None:
     assert sent(rows(value=pa.array([], pa.binary()))) == []

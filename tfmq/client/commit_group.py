@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq.client.link import Link
+from tfmq.client.operations import request
 from tfmq.client.tasks import Task
 from tfmq.client.transaction_asking import answered
 from tfmq.client.transaction_pipeline import Beginning, Pipeline
 from tfmq.client.transaction_streams import TransactionStreams
 from tfmq.client.waiting import Flag, Operation, Wait
-from tfmq.errors import TfmqError
+from tfmq.errors import TfmqError, TimedOut
 from tfmq.packing import Buffer
 from tfmq.protocol.commands import (
     AbortCommitGroup,
@@ -25,6 +26,7 @@ from tfmq.protocol.commands import (
     CommitGroupReply,
     CommitMember,
     ForgetCommitGroup,
+    Ping,
     PrepareTransaction,
     RollbackTransaction,
     TransactionName,
@@ -213,10 +215,8 @@ class GroupPart:
             yield Wait((pipeline.moved(),), self._times.seconds)
         if self.superfluous:
             return
-        until = self._link.now() + self._times.seconds
-        request = PrepareTransaction(pipeline.xid, pipeline.epoch, self._times.ttl_ms, [])
-        call = yield from answered(self._link, request, until=until, unattended=True)
-        call.result()
+        message = PrepareTransaction(pipeline.xid, pipeline.epoch, self._times.ttl_ms, [])
+        yield from _until_known(self._link, message, self._times.seconds)
         self.names.append(TransactionName(pipeline.xid, pipeline.epoch))
         self.sent_bytes += pipeline.sent_bytes
         self.sent_messages += pipeline.message_count
@@ -261,12 +261,13 @@ class GroupPart:
 # The word about all parts
 
 
-def committing(link: Link, request: CommitGroup, seconds: float) -> Operation[CommitGroupReply]:
-    """Commit the sequence, asked again until the answer comes, at most `seconds`. The same sequence again gets the
-    first answer. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, and what else the broker answered.
+def committing(link: Link, message: CommitGroup, seconds: float) -> Operation[CommitGroupReply]:
+    """Commit the sequence, asked again until the answer comes: what is large takes its time. `seconds`: how long the
+    broker may be away or silent. The same sequence again gets the first answer.
+
+    Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, and what else the broker answered.
     """
-    call = yield from answered(link, request, until=link.now() + seconds)
-    reply: CommitGroupReply = call.result()
+    reply: CommitGroupReply = yield from _until_known(link, message, seconds)
     return reply
 
 
@@ -274,11 +275,26 @@ def aborting(link: Link, group: str, sequence: int, run: str, seconds: float) ->
     """Drop what `run` made for that sequence, and take nothing more of it: "aborted", or "committed" where that came
     before and stays.
     """
-    call = yield from answered(link, AbortCommitGroup(group, sequence, run), until=link.now() + seconds)
-    return str(call.result().state)
+    reply = yield from _until_known(link, AbortCommitGroup(group, sequence, run), seconds)
+    return str(reply.state)
 
 
 def forgetting(link: Link, group: str, seconds: float) -> Operation[bool]:
     """Forget how far the group is; False: there was none."""
-    call = yield from answered(link, ForgetCommitGroup(group), until=link.now() + seconds)
-    return bool(call.result().forgotten)
+    reply = yield from _until_known(link, ForgetCommitGroup(group), seconds)
+    return bool(reply.forgotten)
+
+
+def _until_known(link: Link, message: Any, seconds: float) -> Operation[Any]:
+    """The reply to a request that the broker knows again. As long as it answers other questions within `seconds`, it
+    is at work on this one, which is asked once more.
+    """
+    doubtful = False
+    while True:
+        call = yield from answered(
+            link, message, until=link.now() + seconds, unattended=True, doubtful=doubtful
+        )
+        if not isinstance(call.error, TimedOut):
+            return call.result()
+        doubtful = True
+        yield from request(link, Ping(), seconds=seconds)

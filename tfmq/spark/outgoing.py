@@ -89,7 +89,7 @@ class Outgoing:
         """(its number, -1 where it does not matter; rows)"""
         named = _column(rows, "partition")
         keyed = _column(rows, "key") is not None
-        sent = rows.select([name for name in COLUMNS if name in rows.schema.names])
+        sent = _plain(rows.select([name for name in COLUMNS if name in rows.schema.names]))
         if named is not None:
             chosen = self._named(topic, named, sent)
         elif keyed and len(topic.partitions) > 1:
@@ -132,6 +132,15 @@ class Outgoing:
             made = partial(_encoded, part, self._message_bytes)
             where = self._turn(topic) if number < 0 else number
             yield MemberBatch(topic.name, topic.incarnation, where, len(part), size, made)
+
+
+def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """With columns of the usual width: those of Spark are wider where it is set to that."""
+    wide = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    if not any(each in wide for each in rows.schema.types):
+        return rows
+    arrays = [column.cast(wide.get(column.type, column.type)) for column in rows.columns]
+    return pa.RecordBatch.from_arrays(arrays, rows.schema.names)
 
 
 def _encoded(rows: pa.RecordBatch, message_bytes: int, producer_id: int, sequence: int) -> Encoded:

@@ -10,13 +10,14 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tfmq.errors import BadRequest, GroupStale
+from tfmq.errors import BadRequest, GroupIncomplete, GroupStale
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.group_commit import GroupClient
 from tfmq.spark.sentences import told
@@ -27,13 +28,17 @@ from tfmq.spark.task_writing import abort_run, verdict_of, write_rows
 log = logging.getLogger("tfmq.spark")
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-ADVICE = (
+ADVICE: Final = (
     " Nothing was written. Begin with a new checkpoint, or have the broker forget how far the query is:"
     " tfmq tx forget-group {group}."
 )
-ANY_TOTAL = (
+ANY_TOTAL: Final = (
     " A query that gives other rows each time it runs a batch takes the option allowOtherTotal=true: then what was"
     " committed first stays."
+)
+TOO_LATE: Final = (
+    " What a task has written waits for the option transactionTtl, which must be longer than a batch takes; start the"
+    " query again."
 )
 
 
@@ -62,7 +67,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         """In a task. Nothing is visible before `commit`."""
         query, batch = _place()
         member = CommitMember(group_name("stream", query), batch, self.run)
-        with _stale_told(member.group):
+        with _told_what_to_do(member.group):
             return write_rows(self.settings, member, iterator)
 
     @told
@@ -71,7 +76,10 @@ class StreamSink(DataSourceStreamArrowWriter):
         verdict = verdict_of(messages)
         if verdict is None:
             return
-        with GroupClient(self.settings.servers, self.settings.timeout) as client, _stale_told(verdict.group):
+        with (
+            GroupClient(self.settings.servers, self.settings.timeout) as client,
+            _told_what_to_do(verdict.group),
+        ):
             reply = client.commit(verdict, other_total=self.settings.other_total)
         if reply.dropped:
             log.warning(
@@ -105,10 +113,12 @@ def _place() -> tuple[str, int]:
 
 
 @contextmanager
-def _stale_told(group: str) -> Iterator[None]:
-    """What to do about a checkpoint that was set back."""
+def _told_what_to_do(group: str) -> Iterator[None]:
+    """About a checkpoint that was set back, and a batch that took too long."""
     try:
         yield
+    except GroupIncomplete as error:
+        raise GroupIncomplete(error.sentence + TOO_LATE) from None
     except GroupStale as error:
         advice = ADVICE + (ANY_TOTAL if "another total" in error.sentence else "")
         raise GroupStale(error.sentence + advice.format(group=group)) from None
