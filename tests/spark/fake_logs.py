@@ -43,6 +43,9 @@ class FakeLogs:
         self.asked: list[str] = []
         self.incarnations = 0
 
+    def node(self) -> str:
+        return "a-broker"
+
     def create(self, topic: str, partitions: int = 1) -> None:
         self.incarnations += 1
         self.kept[topic] = []

@@ -69,6 +69,7 @@ def whole(logs: Any, topic: str = "orders") -> Range:
 
 def test_folder_and_wire_know_the_same_of_a_log(both: tuple[FolderLogs, WireLogs]) -> None:
     folder, wire = both
+    assert folder.node() == wire.node() != ""
     assert folder.topics() == wire.topics() == ["orders"]
     log = folder.partitions("orders")[0]
     assert folder.partitions("orders") == wire.partitions("orders")

@@ -112,9 +112,15 @@ def test_an_empty_broker_and_lone_partitions_are_data_folders(disk: SimulatedDis
 def test_a_newer_format_is_refused_and_half_a_one_waited_for(disk: SimulatedDisk) -> None:
     write(disk, "/data/meta/version", "{")
     FolderTopics(disk, DATA)
-    write(disk, "/data/meta/version", json.dumps({"format": 2}))
+    write(disk, "/data/meta/version", json.dumps({"format": 2, "node": "x"}))
     with pytest.raises(NotSupported, match="has format 2, this tfmq knows up to 1"):
         FolderTopics(disk, DATA)
+
+
+def test_the_broker_that_owns_it_is_named(disk: SimulatedDisk) -> None:
+    assert FolderTopics(disk, DATA).node == "x"
+    disk.unlink("/data/meta/version")
+    assert FolderTopics(disk, DATA).node == ""
 
 
 def test_a_path_is_what_people_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,10 @@ class FolderLogs:
         self._topics = self._told(None, lambda: FolderTopics(self._disk, self._path))
         self._onlookers: OrderedDict[PartitionLog, Onlooker] = OrderedDict()
 
+    def node(self) -> str:
+        """See `Logs`."""
+        return self._topics.node
+
     def topics(self) -> list[str]:
         """See `Logs`."""
         return self._told(None, self._topics.names)

@@ -24,6 +24,8 @@ class FolderTopics:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path
+        self.node = ""
+        """The id of the broker whose folder it is, where it says that."""
         self._check()
 
     def names(self) -> list[str]:
@@ -101,7 +103,8 @@ class FolderTopics:
         finally:
             file.close()
         try:
-            found = int(json.loads(text)["format"])
+            fields = json.loads(text)
+            found, self.node = int(fields["format"]), str(fields["node"])
         except (ValueError, KeyError, TypeError):
             return  # half written; its marks have versions of their own
         if found > FORMAT:

@@ -34,6 +34,10 @@ class Address(NamedTuple):
 class Logs(Protocol):
     """See the module. One thread at a time. Errors are `TfmqError`s whose sentences name the partition."""
 
+    def node(self) -> str:
+        """The broker's own id, for ever the same for the same data; "" where a folder does not say it."""
+        ...
+
     def topics(self) -> list[str]:
         """All names, sorted."""
         ...

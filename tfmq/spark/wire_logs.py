@@ -42,6 +42,13 @@ class WireLogs:
         self._link, self._driver, _ = reach(servers, BlockingDriver)
         self._timeout = timeout
 
+    def node(self) -> str:
+        """See `Logs`."""
+        if self._link.hello is None:
+            self._driver.run(request(self._link, wire.Ping(), seconds=self._timeout))
+        assert self._link.hello is not None
+        return self._link.hello.node
+
     def topics(self) -> list[str]:
         """See `Logs`."""
         return sorted(row.name for row in self._metadata(None))
