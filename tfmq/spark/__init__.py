@@ -6,15 +6,15 @@ Spark finds it by itself, through the module `pyspark_tfmq`; where it does not, 
 docs/spark.md is the reference. Nothing of PySpark is imported before it is used.
 """
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from tfmq.spark.requirements import missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-for _needed in ("pyspark", "pyarrow"):
-    if find_spec(_needed) is None:
-        raise ImportError(f"tfmq.spark needs {_needed}, which is not installed: pip install tfmq[spark]")
+if _sentence := missing():
+    raise ImportError(_sentence)
 
 
 def register(spark: "SparkSession") -> None:

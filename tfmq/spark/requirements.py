@@ -1,0 +1,36 @@
+"""What must be installed before Spark can read and write topics, looked at without importing any of it."""
+
+import re
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
+PYSPARK_MIN = (4, 2)
+"""The first in which a source is told the limits of a micro-batch, and that a query is to end."""
+VERSION = re.compile(r"__version__[^\n=]*=\s*[\"'](\d+)\.(\d+)[^\"']*")
+INSTALL = "pip install 'tfmq[spark]'"
+UPGRADE = "pip install -U 'tfmq[spark]'"
+
+
+def missing(find: Callable[[str], ModuleSpec | None] = find_spec) -> str | None:
+    """What is to be done first, in a sentence; None if nothing is."""
+    for name in ("pyspark", "pyarrow"):
+        if find(name) is None:
+            return f"tfmq.spark needs {name}, which is not installed: {INSTALL}"
+    spec = find("pyspark")
+    assert spec is not None
+    found = version(Path(spec.origin or "").parent)
+    if found is not None and found < PYSPARK_MIN:
+        is_there = ".".join(map(str, found))
+        return f"tfmq.spark needs pyspark 4.2 or newer, and {is_there} is installed: {UPGRADE}"
+    return None
+
+
+def version(folder: Path) -> tuple[int, int] | None:
+    """(4, 2) of the pyspark in `folder`; None where it does not say."""
+    try:
+        found = VERSION.search((folder / "version.py").read_text())
+    except OSError:
+        return None
+    return (int(found[1]), int(found[2])) if found else None
