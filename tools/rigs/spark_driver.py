@@ -1,7 +1,8 @@
 """The program that `LiveDriver` runs: a SparkSession, and streaming queries topic -> topic as lines of JSON ask for.
 
     {"do": "start", "query": {...}}   begin a query: {"started": true}
-    {"do": "drain"}                   have it do all that is there, and stop it: {"batches": 3, "rows": 1000}
+    {"do": "state"}                   whether it goes on: {"active": true}
+    {"do": "drain"}                   have it do all that is there, and stop it: {"batch": 2, "batches": 3, "rows": 9}
     {"do": "run", "query": {...}}     one that ends by itself when it has done what was there when it began: likewise
     {"do": "call", "function": "module:name", "arguments": {...}}    what that function of (spark, **arguments) gives
 
@@ -23,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType
 
 from tfmq.errors import TfmqError
+from tools.rigs.spark_liar import LIARS
 
 PATIENCE_SECONDS = 170
 
@@ -69,7 +71,10 @@ def rows_of(spark: SparkSession, query: Mapping[str, Any]) -> DataFrame:
 
 def started(spark: SparkSession, query: Mapping[str, Any], **trigger: Any) -> StreamingQuery:
     """The query, running."""
-    writer = rows_of(spark, query).writeStream.format(query.get("sink_format", "tfmq"))
+    sink = query.get("sink_format", "tfmq")
+    if sink in LIARS:
+        spark.dataSource.register(LIARS[sink])
+    writer = rows_of(spark, query).writeStream.format(sink)
     writer = writer.option("servers", query["servers"]).option("checkpointLocation", query["checkpoint"])
     return writer.options(**query["sink"]).trigger(**trigger).start()
 
@@ -79,7 +84,11 @@ def counted(query: StreamingQuery) -> dict[str, Any]:
     if (failure := query.exception()) is not None:
         raise failure
     progress = query.recentProgress
-    return {"batches": len(progress), "rows": sum(each.numInputRows for each in progress)}
+    return {
+        "batch": progress[-1].batchId if progress else -1,
+        "batches": len(progress),
+        "rows": sum(each.numInputRows for each in progress),
+    }
 
 
 class Work:
@@ -93,6 +102,10 @@ class Work:
         trigger = {"processingTime": query.get("every", "0 seconds")}
         self.query = started(self.spark, query, **trigger)
         return {"started": True}
+
+    def state(self) -> dict[str, Any]:
+        assert self.query is not None
+        return {"active": True} if self.query.isActive else counted(self.query)
 
     def drain(self) -> dict[str, Any]:
         assert self.query is not None
