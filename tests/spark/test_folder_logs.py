@@ -155,11 +155,11 @@ def test_the_end_is_what_the_mark_says_and_grows_within_a_second(broker: Simulat
         broker.clock.advance(1.5)
         every = whole(logs)
         assert every.end > 0
-        for number in range(5):
-            producer.send("orders", str(number)).result()
+        last = [producer.send("orders", str(number)).result().offset for number in range(5)][-1]
         with pytest.raises(OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} lies behind the end"):
             joined(logs.chunks(Range(log, 0, every.end + 100)))
         broker.clock.advance(1.5)
+        assert logs.at_ordinal(log, 5) == last, "each question has a look of its own"
         assert logs.bounds(log).end_ordinal == 6
         assert len(wanted(whole(logs), logs.chunks(whole(logs)))) == 6
 
