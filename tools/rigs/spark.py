@@ -140,8 +140,14 @@ class Rig:
         try:
             self.driver.do({"do": "state"})
         except Failed as failure:
-            self.outcome.failures.append(str(failure).splitlines()[0][:300])
+            self.ended(failure)
             self.start_query()
+
+    def ended(self, failure: Failed) -> None:
+        """Keep why: the lines of it that name an error."""
+        lines = [line.strip() for line in str(failure).splitlines()]
+        named = [line for line in lines if "Error" in line or "tfmq" in line]
+        self.outcome.failures.append(" / ".join(named or lines)[:600])
 
     def written(self) -> int:
         """How many messages are in the output; -1 while the broker is away."""
@@ -178,6 +184,8 @@ class Rig:
         else:
             until(self.kill_worker, PROGRESS_SECONDS)
         self.outcome.killed[victim] += 1
+        count = sum(self.outcome.killed.values())
+        print(f"kill {count}: {victim}, {self.written()} written", file=sys.stderr, flush=True)
 
     def kill_worker(self) -> bool:
         """Whether there was one."""
@@ -195,7 +203,7 @@ class Rig:
             try:
                 self.outcome.batches = self.driver.do({"do": "drain"}, PROGRESS_SECONDS)["batch"] + 1
             except Failed as failure:
-                self.outcome.failures.append(str(failure).splitlines()[0][:300])
+                self.ended(failure)
                 self.start_query()
             except Died:
                 self.start_driver()
