@@ -263,6 +263,21 @@ def test_more_than_the_broker_takes_in_one_transaction_goes_in_several(small_wri
     assert visible(small_writer.broker) == payloads
 
 
+def test_a_part_that_is_too_slow_fails_and_its_next_attempt_learns_that_all_is_done(
+    small_writer: Writer,
+) -> None:
+    client, part = small_writer.part(0, "run-slow")
+    for _ in range(20):
+        assert part.send(batch(client, [b"x" * 480]))
+    small_writer.commit(0, small_writer.prepared(0, [b"fast"], "run-fast"), 1, "run-fast")
+    with pytest.raises(TransactionRolledBack), part:
+        part.prepare()
+    client, part = small_writer.part(0, "run-slow")
+    assert part.send(batch(client, [b"y"])) is False
+    assert small_writer.commit(0, part.prepare(), 1, "run-slow").repeated
+    assert visible(small_writer.broker) == [b"fast"]
+
+
 def test_more_batches_than_the_broker_takes_in_one_transaction_go_in_several() -> None:
     with SimulatedBroker({"limits.transaction_pieces": 4}) as broker:
         writer = Writer(broker)

@@ -67,7 +67,7 @@ def test_a_task_without_rows_asks_the_broker_for_nothing_and_counts(task: Task) 
 
 def test_rows_of_what_is_committed_are_counted_and_not_sent(task: Task) -> None:
     task.commit(task.write(0, [b"a", b"b"]))
-    again = task.write(0, [b"a"] * 20_000, [b"b"], run="run-2")
+    again = task.write(0, [b"a" * 100] * 20_000, [b"b"], run="run-2")
     assert (again.rows, again.transactions) == (20_001, ())
     with pytest.raises(GroupStale):
         task.commit(again)
