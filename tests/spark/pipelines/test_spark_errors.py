@@ -26,6 +26,14 @@ def test_an_error_of_somebody_else_stays_theirs() -> None:
     assert isinstance(error_in(RuntimeError("tfmq.errors.TfmqError: x")), TfmqError)
 
 
+def test_our_sentence_is_found_behind_what_spark_says_of_a_data_source() -> None:
+    found = error_in(
+        RuntimeError(f"[PYTHON_DATA_SOURCE_ERROR] Failed to plan: {TEXT.splitlines()[4]}\nSQLSTATE: 38000")
+    )
+    assert type(found) is OffsetOutOfRange
+    assert str(found) == "Partition 3 of orders begins at 4096."
+
+
 def test_what_java_says_is_its_first_line() -> None:
     class Java:
         def getMessage(self) -> str:

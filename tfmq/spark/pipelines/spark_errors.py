@@ -7,8 +7,8 @@ from typing import Final
 
 from tfmq.errors import CLASSES, TfmqError
 
-RAISED: Final = re.compile(r"^\s*(?:[\w.]*\.)?(\w+): (.+)$", re.MULTILINE)
-"""A traceback's last line, as Python prints it."""
+RAISED: Final = re.compile(r"(?:^\s*(?:[\w.]*\.)?|: tfmq\.[\w.]*)\b(\w+): (.+)$", re.MULTILINE)
+"""A traceback's last line, as Python prints it, or what Spark says of a data source's error in front of it."""
 BY_NAME: Final = {each.__name__: each for each in CLASSES}
 
 

@@ -1,0 +1,33 @@
+"""Dead letters by topic; groups' lags are asked of a broker in test_report.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.dead_letters.test_shelf import keeping
+from tests.spark.pipelines.test_report_plot import EMPTY, FULL
+from tfmq.dead_letters.address import Address as StoreAddress
+from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.errors import TfmqError
+from tfmq.spark.logs import Address
+from tfmq.spark.pipelines.report_groups import lags, with_letters
+
+
+def test_letters_are_counted_by_topic_state_and_calls(tmp_path: Path) -> None:
+    store = SqlStore(StoreAddress("path", str(tmp_path / "dead.db")))
+    store.apply([keeping(0), keeping(1), keeping(2, next_ms=10**15)])
+    store.close()
+    orders, empty = with_letters(
+        [FULL._replace(calls={}, letters={}), EMPTY], [str(tmp_path / "dead.db")], None
+    )
+    assert orders.letters == {"dead": 2, "waiting": 1} and sum(orders.calls.values()) == 3
+    assert (empty.letters, empty.calls) == ({}, {})
+
+
+def test_a_store_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TfmqError, match="There are no dead letters at"):
+        list(with_letters([FULL], [str(tmp_path / "no.db")], None))
+
+
+def test_a_folder_knows_no_groups(tmp_path: Path) -> None:
+    assert lags(Address(path=str(tmp_path)), ["orders"], 0) == {}

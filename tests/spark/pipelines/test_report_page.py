@@ -1,0 +1,48 @@
+"""The page: whole in itself, and nothing that users named becomes markup."""
+
+from html.parser import HTMLParser
+
+from tests.spark.pipelines.test_report_plot import EMPTY, FULL
+from tfmq.spark.pipelines.report_figures import GroupLag
+from tfmq.spark.pipelines.report_page import page
+
+
+class Reader(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    return reader
+
+
+def test_everything_is_in_the_page_itself() -> None:
+    found = read(page([FULL, EMPTY], {"orders": b"one", "empty": b"two"}, "png", "127.0.0.1:8367", 0))
+    sources = [attributes["src"] for tag, attributes in found.tags if tag == "img"]
+    assert sources == ["data:image/png;base64,b25l", "data:image/png;base64,dHdv"]
+    assert not [tag for tag, attributes in found.tags if tag in ("script", "link") or "href" in attributes]
+    assert {"orders", "empty", "billing", "6 min 40 s", "waiting", "p99.9"} <= set(found.text)
+
+
+def test_names_of_users_stay_text() -> None:
+    group = GroupLag("<script>x", 1, 1.0)
+    found = read(page([FULL._replace(groups=(group,), unborn=7, early=2)], {"orders": b"1"}, "svg", "<b>", 0))
+    assert "script" not in [tag for tag, _ in found.tags] and "b" not in [tag for tag, _ in found.tags]
+    assert "<script>x" in found.text
+    assert (
+        "7 messages do not say when they were born; 2 were appended before they were born: a clock is wrong."
+        in found.text
+    )
