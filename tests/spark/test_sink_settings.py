@@ -17,8 +17,10 @@ def test_options_become_settings() -> None:
 
 
 def test_an_application_and_its_version_name_a_commit_group() -> None:
-    settings = sink_settings({**SERVERS, "txnAppId": "nightly", "txnVersion": "0"}, streaming=False)
-    assert (settings.group, settings.sequence) == ("spark-batch-nightly", 0)
+    for version in (0, 7):
+        given = {**SERVERS, "txnAppId": "nightly", "txnVersion": str(version)}
+        settings = sink_settings(given, streaming=False)
+        assert (settings.group, settings.sequence) == ("spark-batch-nightly", version)
     assert group_name("stream", "nightly") != settings.group
 
 

@@ -113,6 +113,14 @@ SPARK_SINK: Final = (
         "2.0",
         [CLIENT],
     ),
+    Mutant(
+        "slow-commit-is-given-up",
+        ONCE,
+        "tfmq/client/commit_group.py",
+        "        if not isinstance(call.error, TimedOut):\n",
+        "        if call.done:\n",
+        [PART],
+    ),
     # Tasks
     Mutant(
         "rows-of-a-committed-batch-are-not-counted",
@@ -209,6 +217,14 @@ SPARK_SINK: Final = (
         "tfmq/spark/outgoing.py",
         "            sizes += pc.binary_length(column).fill_null(0).to_numpy()\n",
         "            sizes = np.maximum(sizes, pc.binary_length(column).fill_null(0).to_numpy())\n",
+        [OUTGOING],
+    ),
+    Mutant(
+        "wide-columns-stay-wide",
+        PLACED,
+        "tfmq/spark/outgoing.py",
+        "    if not any(each in wide for each in rows.schema.types):\n",
+        "    if rows.schema.names:\n",
         [OUTGOING],
     ),
     # Options and columns
