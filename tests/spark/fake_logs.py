@@ -42,9 +42,7 @@ class FakeLogs:
         self.kept: dict[str, list[FakePartition]] = {}
         self.asked: list[str] = []
         self.incarnations = 0
-
-    def node(self) -> str:
-        return "a-broker"
+        self.name = ""
 
     def create(self, topic: str, partitions: int = 1) -> None:
         self.incarnations += 1
@@ -65,6 +63,9 @@ class FakeLogs:
         del self.kept[topic]
 
     # Logs
+
+    def node(self) -> str:
+        return self.name
 
     def topics(self) -> list[str]:
         self.asked.append("topics")

@@ -18,6 +18,21 @@ def test_a_checkpoint_keeps_all_and_equal_ones_have_equal_texts() -> None:
     assert json.dumps(to_json(dict(reversed(OFFSETS.items())))) == text
 
 
+def test_the_broker_stands_beside_the_incarnation() -> None:
+    offsets = {("orders", 0): Offset(7, 4096, "9f0c")}
+    assert json.dumps(to_json(offsets)) == '{"orders": {"0": 4096, "incarnation": 7, "broker": "9f0c"}}'
+    assert from_json(to_json(offsets), "it") == offsets
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "broker", "another"),
+    [(7, "here", False), (8, "here", True), (7, "there", True), (7, "", False), (8, "", True)],
+)
+def test_offsets_of_another_topic(incarnation: int, broker: str, another: bool) -> None:
+    assert Offset(7, 5, "here").of_another(incarnation, broker) == another
+    assert not Offset(0, 5).of_another(incarnation, broker)
+
+
 def test_partitions_are_in_the_order_of_numbers() -> None:
     found = to_json({("orders", number): Offset(1, number) for number in (10, 9, 2)})
     assert list(found["orders"]) == ["2", "9", "10", "incarnation"]
@@ -42,6 +57,7 @@ def test_a_user_need_not_know_incarnations() -> None:
         ({"orders": {"0": True}}, "must be a whole number"),
         ({"orders": {"0": 1 << 63}}, "must be a whole number"),
         ({"orders": {"0": 1, "incarnation": "x"}}, "the incarnation of orders must be a whole number"),
+        ({"orders": {"0": 1, "broker": 5}}, "the broker of orders must be a text, not 5"),
     ],
 )
 def test_what_is_wrong_is_named(value: Any, sentence: str) -> None:
@@ -56,7 +72,8 @@ def test_a_checkpoint_has_no_words_for_beginning_and_end() -> None:
 
 def test_partitions_that_are_assigned() -> None:
     assert assigned({"orders": [1, 0, 1]}) == (("orders", 0), ("orders", 1))
-    for wrong in ({"orders": []}, {"orders": 1}, {"orders": ["0"]}, {"orders": [-1]}):
+    several: list[dict[str, Any]] = [{"orders": []}, {"orders": 1}, {"orders": ["0"]}, {"orders": [-1]}]
+    for wrong in several:
         with pytest.raises(BadRequest, match="assign: "):
             assigned(wrong)
 

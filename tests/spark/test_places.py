@@ -52,10 +52,13 @@ def test_offsets(logs: FakeLogs) -> None:
 
 
 def test_times(logs: FakeLogs) -> None:
-    late = {"startingOffsetsByTimestampStrategy": "latest"}
-    assert begin(logs, startingTimestamp="1500", **late) == {0: 100, 1: 0}
+    assert begin(logs, startingTimestamp="1500", startingOffsetsByTimestampStrategy="latest") == {
+        0: 100,
+        1: 0,
+    }
     each = '{"orders": {"0": 2001, "1": 0}}'
-    assert begin(logs, startingOffsetsByTimestamp=each, **late) == {0: 200, 1: 0}
+    found = begin(logs, startingOffsetsByTimestamp=each, startingOffsetsByTimestampStrategy="latest")
+    assert found == {0: 200, 1: 0}
     assert end(logs, endingTimestamp="2000") == {0: 100, 1: 0}
     assert end(logs, endingOffsetsByTimestamp='{"orders": {"0": 9999, "1": 9999}}') == {0: 200, 1: 0}
 
@@ -82,7 +85,7 @@ def test_offsets_that_make_no_sense_are_refused(logs: FakeLogs, offsets: str, se
 
 
 def test_offsets_of_another_topic_of_the_name_are_refused(logs: FakeLogs) -> None:
-    with pytest.raises(UnknownTopic, match="offsets of a topic orders that was deleted"):
+    with pytest.raises(UnknownTopic, match="offsets of another topic orders"):
         begin(logs, startingOffsets='{"orders": {"0": 60, "1": 0, "incarnation": 99}}')
 
 

@@ -4,7 +4,7 @@ What must hold of shares, whatever waits: the sum is the limit or all that waits
 the limit is as large as the number of those who wait, none of them gets nothing.
 """
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tfmq.spark.logs import PartitionLog, Range
@@ -16,6 +16,9 @@ from tfmq.spark.shares import SMALL_BYTES, shares, together
     st.integers(1, 1 << 41),
     st.integers(0, 1000),
 )
+@example(dict.fromkeys(range(5), 10), 2, 3)
+@example({0: 1, 1: 1 << 40}, 2, 0)
+@example({0: 1, 1: 1 << 40, 2: 0}, 100, 0)
 def test_shares(waiting: dict[int, int], limit: int, turn: int) -> None:
     found = shares(waiting, limit, turn)
     assert sum(found.values()) == min(limit, sum(waiting.values()))

@@ -69,7 +69,7 @@ class GroupProgress:
 
     def _write(self, processed: Mapping[Key, Offset]) -> Operation[None]:
         rows = []
-        for (topic, partition), (incarnation, offset) in processed.items():
+        for (topic, partition), (incarnation, offset, _) in processed.items():
             message = Locate(topic, incarnation, partition, BY_OFFSET, offset)
             try:
                 found = yield from self._ask(message)

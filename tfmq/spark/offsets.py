@@ -1,10 +1,11 @@
 """How far a query is, as it stands in Spark's checkpoint:
 
-    {"orders": {"0": 4096, "1": 123, "incarnation": 7}}
+    {"orders": {"0": 4096, "1": 123, "incarnation": 7, "broker": "9f0c..."}}
 
-For each topic the offset of each partition, where the next message is read, and the incarnation of the topic, by which
-a topic that was deleted and made anew is told from the one that was read. `startingOffsets` takes the same, with or
-without `incarnation`. Spark compares two of them by their text, so equal ones have the same order.
+For each topic the offset of each partition, where the next message is read; the incarnation of the topic, by which a
+topic that was deleted and made anew is told from the one that was read; and the id of the broker, which counts
+incarnations for itself. `startingOffsets` takes the same, with or without these two. Spark compares two of them by
+their text, so equal ones have the same order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from tfmq.errors import BadRequest
 EARLIEST, LATEST = -2, -1
 """In a JSON object of a user, where the number of an offset may stand."""
 
-INCARNATION = "incarnation"
+INCARNATION, BROKER = "incarnation", "broker"
 OFFSET_MAX = (1 << 63) - 1
 
 Key = tuple[str, int]
@@ -23,22 +24,31 @@ Key = tuple[str, int]
 
 
 class Offset(NamedTuple):
-    """One partition's: `incarnation` 0 where it is not told."""
+    """One partition's; `incarnation` 0 and `broker` "" where they are not told."""
 
     incarnation: int
     offset: int
+    broker: str = ""
+
+    def of_another(self, incarnation: int, broker: str) -> bool:
+        """Whether it is an offset in another topic than that of these."""
+        return self.incarnation not in (0, incarnation) or (
+            "" not in (self.broker, broker) and self.broker != broker
+        )
 
 
 Offsets = dict[Key, Offset]
 
 
-def to_json(offsets: Mapping[Key, Offset]) -> dict[str, dict[str, int]]:
+def to_json(offsets: Mapping[Key, Offset]) -> dict[str, dict[str, int | str]]:
     """As a checkpoint has it."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, int | str]] = {}
     for topic, partition in sorted(offsets):
         found.setdefault(topic, {})[str(partition)] = offsets[topic, partition].offset
     for (topic, _), each in offsets.items():
         found[topic][INCARNATION] = each.incarnation
+        if each.broker:
+            found[topic][BROKER] = each.broker
     return found
 
 
@@ -50,14 +60,14 @@ def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST) -> Of
     for topic, row in value.items():
         if not isinstance(row, Mapping) or not row:
             raise BadRequest(f'{what}: {topic!r} must have an object of partitions, like {{"0": 4096}}.')
-        incarnation = row.get(INCARNATION, 0)
+        incarnation = _whole(row.get(INCARNATION, 0), 0, f"{what}: the incarnation of {topic}")
+        broker = row.get(BROKER, "")
+        if not isinstance(broker, str):
+            raise BadRequest(f"{what}: the broker of {topic} must be a text, not {broker!r}.")
         for partition, offset in row.items():
-            if partition == INCARNATION:
-                continue
-            found[topic, _partition(partition, topic, what)] = Offset(
-                _whole(incarnation, 0, f"{what}: the incarnation of {topic}"),
-                _whole(offset, low, f"{what}: the place in {topic}-{partition}"),
-            )
+            if partition not in (INCARNATION, BROKER):
+                number = _whole(offset, low, f"{what}: the place in {topic}-{partition}")
+                found[topic, _partition(partition, topic, what)] = Offset(incarnation, number, broker)
     return found
 
 

@@ -38,7 +38,7 @@ class Places(NamedTuple):
         if self.each is not None:
             self._compare(survey)
         return {
-            key: Offset(standing.log.incarnation, self._one(logs, key, standing, losses))
+            key: Offset(standing.log.incarnation, self._one(logs, key, standing, losses), logs.node())
             for key, standing in survey.items()
         }
 
@@ -58,10 +58,9 @@ class Places(NamedTuple):
     def _one(self, logs: Logs, key: Key, standing: Standing, losses: Losses) -> int:
         log, bounds = standing
         given = Offset(0, self.everywhere) if self.each is None else self.each[key]
-        if given.incarnation not in (0, log.incarnation):
+        if given.of_another(log.incarnation, logs.node()):
             raise UnknownTopic(
-                f"{self.option} has offsets of a topic {log.topic} that was deleted; the topic of that name is another"
-                " one."
+                f"{self.option} has offsets of another topic {log.topic}: one that was deleted, or another broker's."
             )
         if self.by_time:
             return self._time(logs, standing, given.offset)

@@ -89,7 +89,7 @@ class Planner:
         Raises UnknownTopic, OffsetOutOfRange or LogTruncated for messages that are gone, where such end the query.
         """
         survey = self._survey(lenient=True)
-        self._seen = {key: Offset(each.log.incarnation, each.bounds.end) for key, each in survey.items()}
+        self._seen = self._offsets(survey, {key: each.bounds.end for key, each in survey.items()})
         self._look_for_gone(start, survey)
         if self._target is not None:
             survey = _frozen(survey, self._target)
@@ -116,7 +116,7 @@ class Planner:
         ranges = []
         for key in sorted(end):
             standing = survey.get(key)
-            if standing is None or standing.log.incarnation != end[key].incarnation:
+            if standing is None or end[key].of_another(standing.log.incarnation, self._logs.node()):
                 self._losses.lost(_deleted(key[0]))
                 continue
             begin = self._begin(key, start.get(key), standing)
@@ -156,8 +156,9 @@ class Planner:
     def _begin(self, key: Key, start: Offset | None, standing: Standing) -> int:
         """The first offset that is to be read and is there: of a partition that is new to the query, its first."""
         log, bounds = standing
-        if start is not None and start.incarnation not in (0, log.incarnation):
-            self._losses.lost(_deleted(log.topic))
+        if start is not None and start.of_another(log.incarnation, self._logs.node()):
+            another = start.broker not in ("", self._logs.node())
+            self._losses.lost(_strange(log.topic) if another else _deleted(log.topic))
             start = None
         # A partition that was not there when the query looked last has been there from offset 0 on.
         begin = 0 if start is None else start.offset
@@ -249,9 +250,9 @@ class Planner:
             found[key] = min(ends[key], self._logs.at_or_after(survey[key].log, begins[key] + size))
         return found
 
-    @staticmethod
-    def _offsets(survey: Survey, ends: dict[Key, int]) -> Offsets:
-        return {key: Offset(survey[key].log.incarnation, offset) for key, offset in ends.items()}
+    def _offsets(self, survey: Survey, ends: dict[Key, int]) -> Offsets:
+        node = self._logs.node()
+        return {key: Offset(survey[key].log.incarnation, offset, node) for key, offset in ends.items()}
 
     # Who reads it
 
@@ -290,6 +291,13 @@ def _frozen(survey: Survey, target: dict[Key, Standing]) -> Survey:
 
 def _cut(bounds: Bounds, aim: Bounds) -> Bounds:
     return bounds._replace(end=aim.end, end_ordinal=aim.end_ordinal)
+
+
+def _strange(topic: str) -> UnknownTopic:
+    return UnknownTopic(
+        f"The checkpoint has offsets of the topic {topic} of another broker, which say nothing of this one's. Start"
+        " with a new checkpoint, or go back to the broker that it was made with."
+    )
 
 
 def _deleted(topic: str) -> UnknownTopic:

@@ -33,8 +33,16 @@ SPARK_SOURCE: Final = (
         "new-topic-read-as-the-old-one",
         "a topic that was made anew is not read as the old one",
         "tfmq/spark/planning.py",
-        "        if start is not None and start.incarnation not in (0, log.incarnation):\n",
-        "        if start is not None and start.incarnation not in (0, log.incarnation) and log.partition:\n",
+        "        if start is not None and start.of_another(log.incarnation, self._logs.node()):\n",
+        "        if start is not None and start.of_another(start.incarnation, self._logs.node()):\n",
+        [PLANNING],
+    ),
+    Mutant(
+        "another-brokers-checkpoint",
+        "a checkpoint that is used with another broker is told",
+        "tfmq/spark/planning.py",
+        "        if start is not None and start.of_another(log.incarnation, self._logs.node()):\n",
+        "        if start is not None and start.of_another(log.incarnation, start.broker):\n",
         [PLANNING],
     ),
     Mutant(
