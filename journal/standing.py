@@ -27,6 +27,13 @@ class Standing:
         return self._extent.forced
 
     @property
+    def forced_place(self) -> tuple[int, int]:
+        """`forced_offset`, and the ordinal there; in any thread."""
+        extent = self._extent
+        with extent.lock:
+            return extent.forced, extent.forced_ordinal
+
+    @property
     def first_ordinal(self) -> int:
         """The first record's."""
         return self._extent.first_ordinal

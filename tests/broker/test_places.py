@@ -53,6 +53,19 @@ def test_latest_is_the_forced_mark(broker: Broker) -> None:
     assert (broker.locate(BY_LATEST).offset, broker.locate(BY_LATEST).ordinal) == (forced, 10)
 
 
+def test_every_place_of_a_stopped_log_is_answered(broker: Broker) -> None:
+    forced, producer = broker.log().forced_offset, broker.lease()
+    for number in range(2):
+        broker.produce(producer, number, acks=ACKS_WRITTEN)
+    broker.log().stop("its disk failed")
+    end = broker.log().end_offset
+    latest = broker.locate(BY_LATEST)
+    assert (latest.code, latest.offset, latest.ordinal, latest.end_offset) == ("ok", forced, 10, end)
+    for by, value in ((BY_OFFSET, forced + 150), (BY_TIME_MS, 0), (BY_ORDINAL, 11)):
+        assert broker.locate(by, value).code == "ok"
+    assert broker.locate(BY_OFFSET, forced + 150).ordinal == ORDINAL_UNKNOWN
+
+
 def test_every_ordinal_and_every_offset_are_found(broker: Broker) -> None:
     for ordinal, offset in enumerate(offsets(broker)):
         by_ordinal, by_offset = broker.locate(BY_ORDINAL, ordinal), broker.locate(BY_OFFSET, offset)

@@ -93,12 +93,43 @@ def test_the_end_is_the_forced_mark_and_ordinals_are_those_of_the_places(broker:
     producer.send("orders", "one").result()
     with WireLogs(broker.servers) as logs:
         log = logs.partitions("orders")[0]
-        assert logs.bounds(log) == (0, 0, 0, 0), "written, and not on the disk for sure"
         assert logs.at_time(log, 0) == logs.at_ordinal(log, 1) == logs.at_or_after(log, 99) == 0
+        assert logs.ordinal_at(log, 99) == 0, "written, and not on the disk for sure"
         broker.producer().send("orders", "two").result()
         assert logs.bounds(log)[2:] == (0, 2)
         assert logs.all_bounds([log, log]) == [logs.bounds(log)] * 2
         assert logs.all_bounds([]) == []
+
+
+def test_who_asks_for_the_bounds_has_what_is_written_forced(broker: SimulatedBroker) -> None:
+    producer = broker.producer(acks="written")
+    for topic in ("orders", "bills"):
+        broker.admin().create_topic(topic, 1)
+    with WireLogs(broker.servers) as logs:
+        several = [logs.partitions(topic)[0] for topic in ("orders", "bills")]
+        assert [bounds.end for bounds in logs.all_bounds(several)] == [0, 0]
+        producer.send("bills", "one").result()
+        before = broker.clock.now
+        found = logs.all_bounds(several)
+        assert [bounds.end_ordinal for bounds in found] == [0, 1] and found[1].end > 0
+        assert (broker.clock.now - before).total_seconds() < 0.1
+        asked = recorded(logs)
+        logs.all_bounds(several)
+        assert [type(request) for request in asked] == [Locate] * 4, "at rest nothing else is asked"
+
+
+def test_a_disk_that_forces_nothing_holds_nobody_up(broker: SimulatedBroker) -> None:
+    broker.producer().send("orders", "one").result()
+    with WireLogs(broker.servers) as logs:
+        every = whole(logs)
+        broker.disk.faults.fail("force", times=None)
+        broker.disk.faults.fail("sync", times=None)
+        broker.disk.faults.fail("sync_file", times=None)
+        broker.producer(acks="written").send("orders", "two").result()
+        before = broker.clock.now
+        assert logs.bounds(every.log).end == every.end
+        assert (broker.clock.now - before).total_seconds() <= 1.0
+        assert joined(logs.chunks(every))[0] == 0
 
 
 def test_places_by_time_number_and_offset(broker: SimulatedBroker) -> None:

@@ -48,15 +48,21 @@ def record_offset(log: Log, offset: int, records: int) -> int:
 
 
 def ordinal_of(log: Log, offset: int) -> int:
-    """The ordinal of the record at `offset`, or of the next one to come at the end; unknown in damage.
+    """The ordinal of the record at `offset`, or of the next one to come at the end; unknown in damage, and in what a
+    stopped log does not give any more.
 
     Raises what `Log.read` does.
     """
     if offset == log.end_offset:
         return log.end_ordinal
+    forced, ordinal = log.forced_place
+    if offset == forced:
+        return ordinal
     try:
         chunk = log.read(offset, ONE_BLOCK, upto="written")
     except Corrupt:
+        return ORDINAL_UNKNOWN
+    if not chunk.data:
         return ORDINAL_UNKNOWN
     block = next(blocks_of(chunk.data, chunk.start, log.log_id))
     before = 0
@@ -72,7 +78,7 @@ def find(log: Log, by: int, value: int) -> Place:
     if by == BY_EARLIEST:
         return Place(log.first_offset, log.first_ordinal)
     if by == BY_LATEST:
-        return _with_ordinal(log, log.forced_offset)
+        return Place(*log.forced_place)
     if by == BY_ORDINAL:
         return Place(*log.offset_of_ordinal(value))
     if by == BY_TIME_MS:
@@ -94,7 +100,7 @@ def locate(request: Locate, partition: Partition, run: Run, reply: Reply) -> Non
             return
         reply.ok(*place, log.epoch, log.first_offset, log.end_offset, log.forced_offset, log.end_ordinal)
 
-    if request.by == BY_EARLIEST or (request.by == BY_LATEST and log.forced_offset == log.end_offset):
+    if request.by in (BY_EARLIEST, BY_LATEST):
         found(find(log, request.by, request.value), None)
     else:
         run(partial(find, log, request.by, request.value), found)

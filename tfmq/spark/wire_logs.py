@@ -28,6 +28,9 @@ QUESTIONS_MAX: Final = 1000
 BUSY_SECONDS: Final = 0.05
 BUSY_SECONDS_MAX: Final = 2.0
 """The pause after a broker that is busy, or stops; doubled each time."""
+FORCE_MS: Final = 100
+FORCE_SECONDS: Final = 1.0
+"""So long a force is waited for by who asks for bounds: many times what one takes."""
 ONE_BLOCK: Final = 1
 """Fewer bytes than any block has: a fetch gives just the block that holds the offset."""
 
@@ -68,6 +71,13 @@ class WireLogs:
         """See `Logs`."""
         kinds = (wire.BY_EARLIEST, wire.BY_LATEST)
         found = self._ask([(log, _locate(log, by)) for log in logs for by in kinds])
+        unforced = [n for n, last in enumerate(found[1::2]) if last.end_offset > last.forced_offset]
+        if unforced:
+            places = [(logs[n], found[2 * n + 1].forced_offset) for n in unforced]
+            self._await_force(places)
+            again = self._ask([(log, _locate(log, wire.BY_LATEST)) for log, _ in places])
+            for n, last in zip(unforced, again, strict=True):
+                found[2 * n + 1] = last
         return [
             Bounds(first.offset, last.offset, first.ordinal, last.ordinal)
             for first, last in zip(found[::2], found[1::2], strict=True)
@@ -133,6 +143,16 @@ class WireLogs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _await_force(self, places: Sequence[tuple[PartitionLog, int]]) -> None:
+        """What is written and not forced may wait for its force for seconds, unless somebody wants to read it: a fetch
+        at the mark says so, and is answered behind the force. Nothing is lost where it fails."""
+        part = places[:QUESTIONS_MAX]
+        questions = [
+            (log, _fetch(log, forced, wire.EPOCH_UNKNOWN, ONE_BLOCK)._replace(wait_ms=FORCE_MS))
+            for log, forced in part
+        ]
+        self._driver.run(answered(self._link, questions, FORCE_SECONDS, TfmqError))
 
     def _metadata(self, names: list[str] | None) -> Sequence[wire.TopicRow]:
         asked = request(self._link, wire.Metadata(names, False), seconds=self._timeout)
