@@ -46,6 +46,7 @@ from tools.mutants.bugs_spark_archive import SPARK_ARCHIVE
 from tools.mutants.bugs_spark_logs import SPARK_LOGS
 from tools.mutants.bugs_spark_sink import SPARK_SINK
 from tools.mutants.bugs_spark_source import SPARK_SOURCE
+from tools.mutants.bugs_spark_trials import SPARK_TRIALS
 from tools.mutants.bugs_sql import SQL
 from tools.mutants.bugs_storages import STORAGES
 from tools.mutants.bugs_strict import STRICT
@@ -98,6 +99,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + SPARK_SOURCE
     + SPARK_LOGS
     + SPARK_ARCHIVE
+    + SPARK_TRIALS
     + DEAD_LETTERS
     + LETTERS
     + STRICT

@@ -83,13 +83,14 @@ def key_of(number: int) -> bytes:
 
 
 class Rig:
-    """One run, in `folder`."""
+    """One run, in `folder`; with a `driver` that is alive it begins with that one, and leaves one behind."""
 
-    def __init__(self, seed: int, folder: Path, sink: str = "tfmq") -> None:
+    def __init__(self, seed: int, folder: Path, sink: str = "tfmq", driver: LiveDriver | None = None) -> None:
         self.chance = random.Random(seed)
         self.outcome = Outcome(seed, dict.fromkeys(VICTIMS, 0))
         self.server = LiveServer(folder / "data", f"topics.partitions={PARTITIONS}")
-        self.driver = LiveDriver(folder / "driver")
+        self.driver = driver or LiveDriver(folder / "driver")
+        self.borrowed = driver is not None
         self.query = {
             "source": {"subscribe": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000"},
             "sink": {"topic": TARGET},
@@ -109,7 +110,10 @@ class Rig:
             feeder = Feeder(self.server.address)
             feeder.start()
             try:
-                self.start_driver()
+                if self.borrowed:
+                    self.start_query()
+                else:
+                    self.start_driver()
                 for _ in range(kills):
                     self.kill_one()
                 self.wait_for_progress()
@@ -122,7 +126,7 @@ class Rig:
             self.drain()
             self.compare()
         finally:
-            if self.driver in LiveDriver.alive:
+            if self.driver in LiveDriver.alive and not self.borrowed:
                 self.driver.kill()
             self.server.kill()
         self.outcome.seconds = time.monotonic() - begun

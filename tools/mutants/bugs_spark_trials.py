@@ -1,0 +1,93 @@
+"""Bugs to plant beneath the trials of Spark's queries: what a kill at the wrong moment, and only that, brings out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+DRIVERS: Final = "tests/spark/test_drivers.py"
+IMPORTS: Final = "tests/test_import.py"
+KILLS: Final = "tests/spark/test_kills.py"
+SESSION: Final = "tests/spark/test_session.py"
+TAP: Final = "tests/spark/test_wiretap.py"
+TRIALS: Final = "tests/spark/test_trials.py"
+
+ONCE: Final = "the output of a query is its input, whatever is killed"
+SEEN: Final = "the rig sees each row that is lost or there twice"
+READY: Final = "the set-up finds what Spark needs"
+
+SPARK_TRIALS: Final = (
+    Mutant(
+        "each-attempt-is-another-group",
+        ONCE,
+        "tfmq/spark/stream_sink.py",
+        'CommitMember(group_name("stream", query), batch, self.run)',
+        'CommitMember(group_name("stream", query + self.run), batch, self.run)',
+        [f"{TRIALS}::test_a_driver_that_is_killed_around_its_commit_goes_on_from_its_checkpoint"],
+    ),
+    Mutant(
+        "commit-names-half-of-the-members",
+        ONCE,
+        "tfmq/spark/task_writing.py",
+        "    members = [TransactionName(*name) for each in told for name in each.transactions]\n",
+        "    members = [TransactionName(*name) for each in told[:2] for name in each.transactions]\n",
+        [f"{TRIALS}::test_a_task_that_fails_once_is_done_again"],
+    ),
+    Mutant(
+        "rig-counts-to-two",
+        SEEN,
+        "tools/rigs/spark.py",
+        "enumerate(times) if count > 1]",
+        "enumerate(times) if count > 2]",
+        [f"{KILLS}::test_the_rig_sees_a_sink_that_lies"],
+    ),
+    Mutant(
+        "rig-misses-what-is-lost",
+        SEEN,
+        "tools/rigs/spark.py",
+        "        if lost:\n",
+        "        if len(lost) > 1:\n",
+        [f"{KILLS}::test_the_rig_sees_a_sink_that_lies"],
+    ),
+    Mutant(
+        "killed-drivers-leave-their-workers",
+        SEEN,
+        "tools/rigs/live_driver.py",
+        "        while left := processes_of(process.pid, zombies=False):\n",
+        "        while left := []:\n",
+        [f"{DRIVERS}::test_a_killed_driver_takes_its_jvm_and_its_python_workers_along"],
+    ),
+    Mutant(
+        "rows-are-compared-as-sets",
+        SEEN,
+        "tests/spark/drivers.py",
+        "    lost, more = wanted - found, found - wanted\n",
+        "    lost, more = Counter(set(wanted) - set(found)), Counter(set(found) - set(wanted))\n",
+        [f"{DRIVERS}::test_rows_are_compared_one_by_one"],
+    ),
+    Mutant(
+        "swallowed-frames-go-on",
+        SEEN,
+        "tests/spark/wiretap.py",
+        '        return "cut" not in verdicts\n',
+        "        return True\n",
+        [TAP],
+    ),
+    Mutant(
+        "any-java-will-do",
+        READY,
+        "tools/rigs/java.py",
+        "        if java.exists() and release(java) >= RELEASE_MIN:\n",
+        "        if java.exists():\n",
+        [f"{SESSION}::test_an_older_java_is_no_java"],
+    ),
+    Mutant(
+        "command-line-loads-numpy",
+        "who has no Spark misses nothing else",
+        "tfmq/cli/output.py",
+        "import base64\n",
+        "import base64\nimport numpy  # noqa: F401\n",
+        [f"{IMPORTS}::test_nothing_but_the_pipeline_loads_what_the_pipeline_needs"],
+    ),
+)
