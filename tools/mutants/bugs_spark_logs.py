@@ -94,6 +94,22 @@ SPARK_LOGS: Final = (
         [WIRE, "tests/spark/test_ranges.py"],
     ),
     Mutant(
+        "force-not-asked-for",
+        "a stream sees what was sent with acks=written as soon as a consumer does",
+        "tfmq/spark/wire_logs.py",
+        "            self._await_force(places)\n",
+        "",
+        [WIRE],
+    ),
+    Mutant(
+        "place-of-a-stopped-log-is-a-fault",
+        "every place of a partition that is stopped is answered",
+        "tfmq/broker/places.py",
+        "    if not chunk.data:\n        return ORDINAL_UNKNOWN\n",
+        "",
+        ["tests/broker/test_places.py"],
+    ),
+    Mutant(
         "mark-not-looked-at-again",
         "a folder's reader sees what its broker takes away, and what it adds",
         "tfmq/spark/folder_logs.py",
