@@ -245,13 +245,11 @@ def assert_no_frames(text: str) -> None:
     [
         ({"subscrib": "orders"}, "tfmq has no option 'subscrib'. Did you mean 'subscribe'?"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false, not 'maybe'."),
-        ({"subscribePattern": "x"}, "subscribe and subscribePattern exclude each other: give one of them."),
         (
             {"servers": "127.0.0.1:1"},
             "Nothing listens at 127.0.0.1:1: start tfmq-server, or correct the address.",
         ),
         ({"subscribe": "no-such-topic"}, "There is no topic 'no-such-topic'."),
-        ({"startingOffsets": "latest"}, "startingOffsets cannot be latest in a batch"),
     ],
 )
 def test_what_is_wrong_with_a_batch_is_one_sentence(

@@ -24,6 +24,7 @@ from tfmq.spark.batch_reader import TaskRanges, reading
 from tfmq.spark.group_progress import GroupProgress
 from tfmq.spark.logs import Logs, open_logs
 from tfmq.spark.offsets import Offsets, from_json, to_json
+from tfmq.spark.pace import Pace
 from tfmq.spark.planning import Limit, Planner
 from tfmq.spark.sentences import told
 from tfmq.spark.settings import SourceSettings
@@ -61,8 +62,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes. All before `start` was processed."""
         desk, begin = self._at_desk(), _offsets(start)
-        desk.processed(begin)
-        return to_json(desk.planner.latest(begin, _limit(limit)))
+        with desk.pace.asking():
+            desk.processed(begin)
+            end = desk.planner.latest(begin, _limit(limit))
+        if end != begin:
+            desk.pace.busy()
+        return to_json(end)
 
     @told
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -109,6 +114,7 @@ class Desk:
     def __init__(self, settings: SourceSettings) -> None:
         self._logs: Logs = open_logs(settings.address)
         self.planner = Planner(settings, self._logs)
+        self.pace = Pace()
         self._group = GroupProgress(settings.address, settings.group) if settings.group else None
 
     def processed(self, end: Offsets) -> None:
