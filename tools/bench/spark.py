@@ -145,10 +145,9 @@ def reads(spark: Session, server: Broker, runs: int) -> list[Figure]:
 
 
 def writes(spark: Session, server: Broker, runs: int) -> list[Figure]:
-    made = spark.spark.range(0, COUNT, 1, 2).selectExpr(
-        "cast(rpad(cast(id as string), 100, 'x') as binary) value"
-    )
-    keyed = made.selectExpr("value", "substr(value, 1, 8) key")
+    made = spark.spark.range(0, COUNT, 1, 2).selectExpr("id", f"X'{PAYLOAD.hex()}' value")
+    keyed = made.selectExpr("value", "cast(id as string) key")
+    made = made.select("value")
     alone = job(spark, runs, made.write.format("noop").mode("overwrite").save)
     rows = [Figure("Spark makes 100 B", "by processor time", COUNT / median(alone[1]), "rec/s a core")]
     for number, (name, frame) in enumerate((("", made), (", a key each", keyed))):
