@@ -26,6 +26,7 @@ ROWS = {
     "transactions": "tools.bench.transactions",
     "arrow": "tools.bench.arrow",
     "spark": "tools.bench.spark",
+    "audit": "tools.bench.audit",
     "delay_accept": "tools.bench.delay:accepted",
     "delay_fire": "tools.bench.delay_fire",
     "delay_lateness": "tools.bench.delay_fire:lateness",

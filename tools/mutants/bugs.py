@@ -43,6 +43,7 @@ from tools.mutants.bugs_run_saved import RUN_SAVED
 from tools.mutants.bugs_schedules import SCHEDULES
 from tools.mutants.bugs_server import SERVER
 from tools.mutants.bugs_spark_archive import SPARK_ARCHIVE
+from tools.mutants.bugs_spark_audit import SPARK_AUDIT
 from tools.mutants.bugs_spark_logs import SPARK_LOGS
 from tools.mutants.bugs_spark_sink import SPARK_SINK
 from tools.mutants.bugs_spark_source import SPARK_SOURCE
@@ -98,6 +99,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + SPARK_SINK
     + SPARK_SOURCE
     + SPARK_LOGS
+    + SPARK_AUDIT
     + SPARK_ARCHIVE
     + SPARK_TRIALS
     + DEAD_LETTERS

@@ -103,7 +103,10 @@ def log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int, int]:
     return {log.log_id: log.number for log in mine if log.log_id is not None}
 
 
-@click.command(epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq")
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq",
+)
 @click.argument("folders", metavar="DATA...", nargs=-1, required=True)
 @pipeline_options("audit")
 def command(folders: tuple[str, ...], job: Job) -> int:

@@ -36,7 +36,10 @@ ROW_COLUMNS: Final = (
 FAULT_COLUMNS: Final = ("weight", "group", "topic", "partition", "text")
 
 
-@click.command(epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.reconcile --group billing")
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.reconcile --group billing",
+)
 @click.option(
     "--servers", "brokers", metavar="HOST:PORT", multiple=True, help="A broker; several by repeating it."
 )

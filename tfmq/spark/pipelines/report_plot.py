@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tfmq.cli.output import age_text, size_text
+from tfmq.cli.output import age_text, counted, size_text
 from tfmq.spark.pipelines.report_figures import Spread, TopicFigures
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ STYLE: Final = {
     "axes.spines.right": False,
     "axes.edgecolor": SOFT,
     "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -38,9 +39,14 @@ STYLE: Final = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "svg.hashsalt": "tfmq",
+    "svg.fonttype": "none",
 }
+PLAIN: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 GROUPS_SHOWN: Final = 8
-COLUMNS: Final = 48
+COLUMNS: Final = 40
+NARROW: Final = 300.0
+"""An axis that spans less has 2 and 5 between the powers of ten."""
+NOUGHT: Final = 0.5
 
 
 def picture(figures: TopicFigures, kind: str = "png") -> bytes:
@@ -55,8 +61,10 @@ def picture(figures: TopicFigures, kind: str = "png") -> bytes:
         try:
             figure.suptitle(_title(figures), x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
             _rate(axes["R"], figures)
-            _spread(axes["S"], figures.sizes, "Payload sizes", _bytes_text)
-            _spread(axes["L"], figures.latencies, "Latency, from born to appended", _ms_text)
+            _spread(axes["S"], figures.sizes, "Payloads", _bytes_text)
+            axes["S"].set_xlabel("size")
+            _spread(axes["L"], figures.latencies, "Latency", _ms_text)
+            axes["L"].set_xlabel("from born to appended")
             _groups(axes["G"], figures)
             _calls(axes["D"], figures)
             file = BytesIO()
@@ -69,7 +77,8 @@ def picture(figures: TopicFigures, kind: str = "png") -> bytes:
 
 def _title(figures: TopicFigures) -> str:
     span = age_text(figures.span_seconds) if figures.span_seconds else "no time"
-    return f"{figures.topic}: {figures.messages:,} messages, {size_text(figures.size_bytes)} of payload, in {span}"
+    size = size_text(figures.size_bytes)
+    return f"{figures.topic}: {counted(figures.messages, 'message')}, {size} of payload, in {span}"
 
 
 def _rate(axes: Axes, figures: TopicFigures) -> None:
@@ -100,6 +109,8 @@ def _time_axis(axes: Axes) -> None:
 
 def _spread(axes: Axes, spread: Spread, title: str, text: Any) -> None:
     """Shares by a logarithmic axis, with the median and the 99th of a hundred."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axes.set_title(title)
     if not spread.values:
         _nothing(axes, "no message says it")
@@ -115,25 +126,31 @@ def _spread(axes: Axes, spread: Spread, title: str, text: Any) -> None:
         linewidth=0.7,
     )
     axes.set_xscale("log", base=10)
+    axes.set_xlim(edges[0], edges[-1])
     axes.set_ylabel("% of messages")
-    axes.set_ylim(0, shares.max() * 100 * 1.32)
-    axes.xaxis.set_major_formatter(lambda value, _: text(value - 1 if value < 2 else value))
-    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    axes.set_ylim(0, shares.max() * 100 * 1.1)
+    narrow = edges[-1] / edges[0] < NARROW
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,)))
+    axes.xaxis.set_major_formatter(lambda value, _: text(value if value >= 1 else 0))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     median, high = spread.quantile(0.5), spread.quantile(0.99)
     for value, colour in ((median, LINE), (high, WARM)):
-        axes.axvline(value + 1, color=colour, linewidth=1.4, linestyle="--")
-    said = f"median {text(median)}   99 % {text(high)}   largest {text(spread.bins[-1].most)}"
-    axes.text(0.99, 0.97, said, transform=axes.transAxes, ha="right", va="top", color=INK, fontsize=9)
+        axes.axvline(max(value, NOUGHT), color=colour, linewidth=1.4, linestyle="--")
+    _beside(axes, f"median {text(median)}   99 % {text(high)}   max {text(spread.bins[-1].most)}")
+
+
+def _beside(axes: Axes, text: str) -> None:
+    """Figures in the line of the title, where they cross nothing."""
+    axes.set_title(text, loc="right", fontsize=9, fontweight="normal", color=INK)
 
 
 def columns(spread: Spread) -> tuple[Any, Any]:
-    """(edges, shares) of about COLUMNS columns that are even on a logarithmic axis; values stand one higher there, so
-    that 0 has a place."""
-    low, high = spread.bins[0].least + 1.0, spread.bins[-1].most + 1.0
+    """(edges, shares) of COLUMNS columns that are even on a logarithmic axis, on which 0 stands at NOUGHT."""
+    low, high = max(float(spread.bins[0].least), NOUGHT), max(float(spread.bins[-1].most), NOUGHT)
     if high < low * 2:
         low, high = low / 2**0.5, low * 2**0.5
-    edges = np.geomspace(low * 0.999, high * 1.001, COLUMNS + 1)
-    middles = [(each.least + each.most) / 2 + 1 for each in spread.bins]
+    edges = np.geomspace(low * 0.98, high * 1.02, COLUMNS + 1)
+    middles = [max((each.least + each.most) / 2, NOUGHT) for each in spread.bins]
     counts, _ = np.histogram(middles, edges, weights=[each.count for each in spread.bins])
     return edges, counts / max(1, spread.values)
 
@@ -150,15 +167,24 @@ def _groups(axes: Axes, figures: TopicFigures) -> None:
     most = max(each.lag for each in shown) or 1
     for place, each in zip(places, shown, strict=True):
         oldest = f", oldest {age_text(round(each.age_seconds))}" if each.lag else ""
-        axes.text(each.lag + most * 0.02, place, f"{each.lag:,}{oldest}", va="center", color=INK, fontsize=9)
-    axes.set_xlim(0, most * 1.45)
-    axes.set_ylim(-0.8, max(len(shown), 3) - 0.2)
+        axes.text(
+            each.lag + most * 0.02,
+            place,
+            f"{each.lag:,}{oldest}",
+            va="center",
+            color=INK,
+            fontsize=9,
+            bbox=PLAIN,
+        )
+    axes.set_xlim(0, most * 1.5)
+    axes.set_ylim(len(shown) - max(len(shown), 4) - 0.6, len(shown) - 0.4)
+    axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter(lambda value, _: _count_text(value))
 
 
 def _calls(axes: Axes, figures: TopicFigures) -> None:
     calls = sorted(figures.calls)
-    axes.set_title("Dead letters by calls of their handler")
+    axes.set_title("Dead letters by calls")
     if not calls:
         _nothing(axes, "no dead letters")
         return
@@ -167,12 +193,12 @@ def _calls(axes: Axes, figures: TopicFigures) -> None:
         [str(each) for each in calls], heights, color="#f0c9a8", edgecolor=WARM, linewidth=0.7, width=0.6
     )
     axes.bar_label(bars, [f"{height:,}" for height in heights], color=INK, fontsize=9, padding=2)
-    axes.set_ylim(0, max(heights) * 1.3)
+    axes.set_ylim(0, max(heights) * 1.2)
     axes.set_xlim(-0.8, max(len(calls), 4) - 0.2)
     axes.set_xlabel("calls")
     axes.yaxis.set_major_formatter(lambda value, _: _count_text(value))
     said = "   ".join(f"{count:,} {state}" for state, count in sorted(figures.letters.items()))
-    axes.text(0.99, 0.97, said, transform=axes.transAxes, ha="right", va="top", color=INK, fontsize=9)
+    _beside(axes, said)
 
 
 def _nothing(axes: Axes, text: str) -> None:

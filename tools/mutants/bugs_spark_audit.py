@@ -1,0 +1,218 @@
+"""Bugs to plant in the pipelines audit, reconcile and report: what they overlook, and what they accuse wrongly."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+FOLDER: Final = "tfmq/spark/pipelines"
+TESTS: Final = "tests/spark/pipelines"
+PIECE: Final = f"{TESTS}/test_audit_piece.py"
+CHAIN: Final = f"{TESTS}/test_audit_chain.py"
+JUDGING: Final = f"{TESTS}/test_audit_judging.py"
+JOURNAL: Final = f"{TESTS}/test_audit_journal.py"
+PLAN: Final = f"{TESTS}/test_audit_plan.py"
+LOCATING: Final = f"{TESTS}/test_audit_locating.py"
+FACTS: Final = f"{TESTS}/test_audit_facts.py"
+CATALOG: Final = f"{TESTS}/test_audit_catalog.py"
+ROWS: Final = f"{TESTS}/test_reconcile_rows.py"
+FIGURES: Final = f"{TESTS}/test_report_figures.py"
+
+SEGMENTS: Final = (
+    Mutant(
+        "audit-damage-is-a-tail",
+        "a flipped bit is found wherever it is",
+        f"{FOLDER}/audit_piece.py",
+        "        if self.piece.tail and end and first >= self.log.forced:\n",
+        "        if end and self.piece.tail:\n",
+        [f"{PIECE}::test_a_flipped_bit_is_found_wherever_it_is_and_nothing_else"],
+    ),
+    Mutant(
+        "audit-tail-is-damage",
+        "what lies behind the forced mark is no damage",
+        f"{FOLDER}/audit_piece.py",
+        "        if self.piece.tail and end and first >= self.log.forced:\n",
+        "        if False:\n",
+        [f"{PIECE}::test_the_tail_behind_the_forced_mark_is_no_damage"],
+    ),
+    Mutant(
+        "audit-places-may-go-back",
+        "places of transactions only grow in a partition",
+        f"{FOLDER}/audit_piece.py",
+        "        if self.last_place is not None and place < self.last_place:\n",
+        "        if self.last_place is not None and place < (0, 0):\n",
+        [f"{PIECE}::test_places_of_transactions_that_go_back_are_told"],
+    ),
+    Mutant(
+        "audit-pieces-at-unproven-places",
+        "a piece begins only where a control record says that a block does",
+        f"{FOLDER}/audit_plan.py",
+        "        return decode_control(data, 0, log_id).next == segment.base + position\n",
+        "        return len(data) > 0\n",
+        [f"{PLAN}::test_no_piece_begins_where_a_control_record_is_damaged"],
+    ),
+    Mutant(
+        "audit-missing-segment-between-files-unseen",
+        "a missing segment is found",
+        f"{FOLDER}/audit_chain.py",
+        "            if before.end < after.base:\n",
+        "            if before.end < before.base:\n",
+        [f"{CHAIN}::test_each_missing_segment_is_found"],
+    ),
+    Mutant(
+        "audit-last-segments-unseen",
+        "segments that are missing at the end are found",
+        f"{FOLDER}/audit_chain.py",
+        "        if marks is not None and self.segments and self.segments[-1].end < marks.forced:\n",
+        "        if marks is not None and self.segments and self.segments[-1].end < marks.first:\n",
+        [f"{CHAIN}::test_each_missing_segment_is_found"],
+    ),
+    Mutant(
+        "audit-retention-is-loss",
+        "what retention took is not missing",
+        f"{FOLDER}/audit_chain.py",
+        "            if marks.first < first:\n                self._lost(None, marks.first, first, cut)\n",
+        "            if 0 < first:\n                self._lost(None, 0, first, cut)\n",
+        [f"{CHAIN}::test_what_retention_took_is_not_missing"],
+    ),
+    Mutant(
+        "audit-ordinals-between-files-unseen",
+        "ordinals go on from file to file",
+        f"{FOLDER}/audit_chain.py",
+        "                self._ordinals(found[number - 1], each)\n",
+        "                pass\n",
+        [f"{CHAIN}::test_ordinals_that_do_not_go_on_from_file_to_file_are_told"],
+    ),
+    Mutant(
+        "audit-missing-folder-unseen",
+        "a partition's folder that is missing is found",
+        f"{FOLDER}/audit_catalog.py",
+        "        for partition in range(topic.partitions):\n",
+        "        for partition in range(1):\n",
+        [f"{CATALOG}::test_a_partitions_folder_that_is_missing_is_found"],
+    ),
+)
+
+IDS: Final = (
+    Mutant(
+        "audit-only-neighbours-are-repeats",
+        "two messages with one id are found wherever they are",
+        f"{FOLDER}/audit_judging.py",
+        "    for at in np.flatnonzero(runs.key[1:] < highest[:-1]) + 1:\n",
+        "    for at in np.flatnonzero(runs.key[1:] < ends[:-1]) + 1:\n",
+        [f"{JUDGING}::test_what_stands_twice_is_told_and_only_that"],
+    ),
+    Mutant(
+        "audit-brokers-share-ids",
+        "each data folder is compared with itself",
+        f"{FOLDER}/audit_judging.py",
+        "        mine = facts.where(facts.folder == folder)\n",
+        "        mine = facts\n",
+        [f"{JUDGING}::test_brokers_do_not_share_ids"],
+    ),
+    Mutant(
+        "audit-a-producers-ids-in-two-parts",
+        "ids of one producer are judged together",
+        f"{FOLDER}/audit_facts.py",
+        "    mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)\n",
+        "    mixed = facts.key + facts.folder.astype(np.uint64)\n",
+        [f"{FACTS}::test_a_split_loses_nothing_and_keeps_a_producers_ids_together"],
+    ),
+    Mutant(
+        "audit-repeat-without-its-place",
+        "a repeat is told to the byte",
+        f"{FOLDER}/audit_locating.py",
+        "                if first_id <= id < end_id and not flag & (FLAG_CONTROL | FLAG_FILLER):\n",
+        "                if first_id <= id and not flag & (FLAG_CONTROL | FLAG_FILLER):\n",
+        [LOCATING],
+    ),
+)
+
+TRANSACTIONS: Final = (
+    Mutant(
+        "audit-torn-transaction-is-on-its-way",
+        "what a committed transaction brings and a partition lacks is found",
+        f"{FOLDER}/audit_judging.py",
+        "            if (place, number) > standing.applied:\n",
+        "            if (place, number) > FIRST_PLACE:\n",
+        [f"{JUDGING}::test_what_a_transaction_brings_and_a_partition_lacks_is_told"],
+    ),
+    Mutant(
+        "audit-on-its-way-is-torn",
+        "what a partition has not come to is on its way",
+        f"{FOLDER}/audit_judging.py",
+        "            if (place, number) > standing.applied:\n",
+        "            if place > standing.applied[0]:\n",
+        [f"{JUDGING}::test_what_a_partition_has_not_come_to_is_on_its_way"],
+    ),
+    Mutant(
+        "audit-damage-is-told-again-as-torn",
+        "what was lost with damage is not told as torn",
+        f"{FOLDER}/audit_judging.py",
+        "            elif not any(low[0] <= place <= high[0] for low, high, _ in standing.windows):\n",
+        "            elif not any(low[0] < place < high[0] for low, high, _ in standing.windows):\n",
+        [f"{JUDGING}::test_what_may_have_been_where_damage_is_or_retention_was_is_not_told_again"],
+    ),
+    Mutant(
+        "audit-stray-appends-unseen",
+        "an append counts only under a decision of the journal",
+        f"{FOLDER}/audit_judging.py",
+        "        if place >= end or any(",
+        "        if any(",
+        [f"{JUDGING}::test_an_append_counts_only_under_a_decision_that_the_journal_has"],
+    ),
+    Mutant(
+        "audit-forgotten-decisions-are-undecided",
+        "where files of the journal are gone nothing is undecided",
+        f"{FOLDER}/audit_journal.py",
+        "        elif epoch in rolled or message.place >= known_from:\n",
+        "        elif epoch in rolled or message.place >= 0:\n",
+        [f"{JOURNAL}::test_where_files_are_gone_nothing_is_undecided_and_no_number_is_known"],
+    ),
+    Mutant(
+        "audit-group-members-by-epoch",
+        "members of a commit group are numbered in the order of the decision",
+        f"{FOLDER}/audit_journal.py",
+        "            of_epoch[epoch] = place, order\n",
+        "            of_epoch[epoch] = place, 0 * order\n",
+        [f"{JOURNAL}::test_members_of_a_commit_group_are_numbered_in_the_order_of_the_decision"],
+    ),
+)
+
+BALANCES: Final = (
+    Mutant(
+        "reconcile-letters-of-the-next-message-are-done",
+        "a letter of a message that is not saved as done is told",
+        f"{FOLDER}/reconcile_rows.py",
+        "    early = [letter for letter in letters if letter.ordinal >= consumed]\n",
+        "    early = [letter for letter in letters if letter.ordinal > consumed]\n",
+        [f"{ROWS}::test_each_thing_that_does_not_add_up_is_told_alone"],
+    ),
+    Mutant(
+        "reconcile-two-stores-count-twice",
+        "a letter in two stores is told",
+        f"{FOLDER}/reconcile_rows.py",
+        "        if other is not letter and other.store != letter.store:\n",
+        "        if other is not letter and other.store == letter.store:\n",
+        [f"{ROWS}::test_each_thing_that_does_not_add_up_is_told_alone"],
+    ),
+    Mutant(
+        "report-quantiles-of-a-bins-edge",
+        "quantiles are as near as a bin is wide, and few values are exact",
+        f"{FOLDER}/report_figures.py",
+        "        left = share * self.values\n",
+        "        left = share * share * self.values\n",
+        [FIGURES],
+    ),
+    Mutant(
+        "report-names-become-markup",
+        "no name of a user becomes markup",
+        f"{FOLDER}/report_page.py",
+        '"".join(f"<td>{escape(cell)}</td>" for cell in row)',
+        '"".join(f"<td>{cell}</td>" for cell in row)',
+        [f"{TESTS}/test_report_page.py::test_names_of_users_stay_text"],
+    ),
+)
+
+SPARK_AUDIT: Final = SEGMENTS + IDS + TRANSACTIONS + BALANCES
