@@ -6,6 +6,7 @@ Spark finds it by itself, through the module `pyspark_tfmq`; where it does not, 
 docs/spark.md is the reference. Nothing of PySpark is imported before it is used.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from tfmq.spark.requirements import missing
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 if _sentence := missing():
+    if sys.argv[:1] == [
+        "-m"
+    ]:  # Python looks for a program in this package: nobody is there who could catch it
+        sys.exit(f"tfmq: {_sentence}")
     raise ImportError(_sentence)
 
 

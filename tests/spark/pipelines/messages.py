@@ -70,15 +70,19 @@ def count_of(servers: str, topic: str) -> int:
 
 
 def require_same(servers: str, topic: str, copy: str, other: str | None = None) -> None:
-    """The copy has the messages of the topic, no more and no fewer; what is committed may still be under way.
+    """The copy has the messages of the topic, no more and no fewer.
     `other`: the broker of the copy.
     """
     was = content(in_topic(servers, topic))
-    count = sum(map(len, was.values()))
+    assert content(arrived(other or servers, copy, sum(map(len, was.values())))) == was
+
+
+def arrived(servers: str, topic: str, count: int) -> dict[int, list[tuple[Any, ...]]]:
+    """`in_topic`, once it has so many messages; what is committed is applied soon, not at once."""
     deadline = time.monotonic() + 60
-    while count_of(other or servers, copy) < count and time.monotonic() < deadline:
+    while count_of(servers, topic) < count and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert content(in_topic(other or servers, copy)) == was
+    return in_topic(servers, topic)
 
 
 def content(rows: dict[int, list[tuple[Any, ...]]]) -> dict[int, list[tuple[Any, ...]]]:

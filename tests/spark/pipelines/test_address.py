@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.errors import BadRequest, ConnectionFailed
+from tfmq.errors import BadRequest
 from tfmq.spark.logs import Address
-from tfmq.spark.pipelines.address import address_of, node_at
+from tfmq.spark.pipelines.address import address_of
 
 
 def test_a_broker_is_named_or_in_the_environment_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,9 +23,3 @@ def test_a_folder_is_named_whole_and_never_beside_a_broker(tmp_path: Path) -> No
     assert address_of(None, tmp_path / "x" / ".." / "data", 5.0).path == str(tmp_path / "data")
     with pytest.raises(BadRequest, match="either --servers or --path"):
         address_of("b:1", tmp_path, 5.0)
-
-
-def test_a_folder_has_no_node_and_a_broker_that_is_away_is_told(tmp_path: Path) -> None:
-    assert node_at(Address(None, str(tmp_path), 1.0)) == ""
-    with pytest.raises(ConnectionFailed):
-        node_at(Address("127.0.0.1:1", None, 0.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,9 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from tfmq.errors import BadRequest, ConnectionFailed, Damaged, NotSupported, TfmqError
+from tfmq.errors import BadRequest, ConnectionFailed, Damaged, TfmqError
 from tfmq.spark.pipelines import NAMES
-from tfmq.spark.pipelines import command as shared
 from tfmq.spark.pipelines.command import Job, pipeline_options, run
 
 
@@ -51,13 +51,18 @@ def test_a_wrong_option_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]
     assert "--master" in capsys.readouterr().err
 
 
-def test_without_pyspark_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared.importlib.util, "find_spec", lambda name: None)
-    with (
-        pytest.raises(NotSupported, match=r"pip install 'tfmq\[spark\]'"),
-        Job("trial", shared.Output(None, False, False)).spark(),
-    ):
-        pass
+def test_without_pyspark_it_says_how_to_install_it(tmp_path: Path) -> None:
+    finder = "import sys\nsys.modules['pyspark'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(finder)
+    paths = os.pathsep.join((str(tmp_path), str(Path(__file__).resolve().parents[3])))
+    command = [sys.executable, "-m", "tfmq.spark.pipelines.archive", "orders", "--to", "x"]
+    ran = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "tfmq: tfmq.spark needs pyspark, which is not installed: pip install 'tfmq[spark]'\n"
+    )
 
 
 def test_without_java_it_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_come(
 def test_what_fails_in_the_middle_leaves_whole_files_only(tmp_path: Path) -> None:
     def rows() -> Iterator[pa.RecordBatch]:
         yield batch([1, 2], [NINE, NINE + HOUR_MS], [b"", b""])
+        assert [each.parent.name for each in tmp_path.rglob("[!.]*.parquet")] == ["hour=09"]
         raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):

@@ -30,6 +30,16 @@ def test_a_line_has_rows_bytes_rate_and_rest() -> None:
     assert progress.line().endswith("10.0 MiB/s, finishing")
 
 
+def test_what_came_before_the_work_does_not_count() -> None:
+    clock = Clock()
+    progress = Progress("archiving", 100 * MIB, clock=clock)
+    clock.now += 1000
+    progress.restart()
+    clock.now += 10
+    progress.add(1, 50 * MIB)
+    assert progress.line().endswith("5.0 MiB/s, about 10 s left")
+
+
 def test_without_a_total_no_rest_is_made_up() -> None:
     clock = Clock()
     progress = Progress("reading", None, clock=clock)

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from tfmq.admin import Admin
 from tfmq.cli.values import Duration
 from tfmq.client.link import SECONDS
 from tfmq.errors import BadRequest
@@ -53,11 +52,3 @@ def address_of(servers: str | None, path: Path | None, timeout: float) -> Addres
 def broker_of(servers: str | None) -> str:
     """What is meant where none is named; tasks elsewhere have another environment, so it is settled here."""
     return servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
-
-
-def node_at(address: Address) -> str:
-    """The id of the broker, the same for ever for the same data; "" of a folder. Raises ConnectionFailed."""
-    if address.servers is None:
-        return ""
-    with Admin(address.servers, timeout=address.timeout) as admin:
-        return str(admin.status().get("node", ""))

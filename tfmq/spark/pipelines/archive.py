@@ -14,7 +14,7 @@ from tfmq.cli.output import counted, did_you_mean, size_text
 from tfmq.cli.values import Moment
 from tfmq.errors import UnknownTopic
 from tfmq.spark.logs import Logs, open_logs
-from tfmq.spark.pipelines.address import address_of, address_options, node_at
+from tfmq.spark.pipelines.address import address_of, address_options
 from tfmq.spark.pipelines.archiving import PIECE_BYTES, STEP_BYTES, Archiving, Outcome, Wish
 from tfmq.spark.pipelines.command import Job, leave, pipeline_options
 from tfmq.spark.pipelines.hour_files import COMPRESSIONS
@@ -89,19 +89,13 @@ def archive(
     if bool(topics) == everything:
         raise click.UsageError("name the topics, or --all.")
     address = address_of(servers, path, timeout)
-    wish = Wish(
-        address,
-        folder.resolve(),
-        node_at(address),
-        on_loss,
-        None if since is None else round(since.timestamp() * 1000),
-        compression,
-        verify,
-        file_bytes,
-        step_bytes,
-    )
+    since_ms = None if since is None else round(since.timestamp() * 1000)
     with ExitStack() as stack:
         logs = stack.enter_context(open_logs(address))
+        node = logs.node()
+        wish = Wish(
+            address, folder.resolve(), node, on_loss, since_ms, compression, verify, file_bytes, step_bytes
+        )
         tasks = SparkTasks(lambda: stack.enter_context(job.spark()))
         outcomes = [archived(job, wish, name, logs, tasks) for name in named(topics, logs)]
     tell(job, folder, outcomes)

@@ -7,7 +7,6 @@ damage found.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 MASTER: Final = "local[*]"
 UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit in the environment of the program that it runs."""
-MISSING: Final = "This needs PySpark, which is not installed: pip install 'tfmq[spark]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,8 @@ class Job:
     def spark(self) -> Iterator[SparkSession]:
         """The session that is there already (a notebook, spark-submit), else one of its own, stopped at the end.
 
-        Raises NotSupported (no PySpark, no Java), BadRequest (a master that Spark does not know).
+        Raises NotSupported (no Java), BadRequest (a master that Spark does not know).
         """
-        if importlib.util.find_spec("pyspark") is None:
-            raise NotSupported(MISSING)
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 

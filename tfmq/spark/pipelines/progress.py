@@ -46,6 +46,10 @@ class Progress:
         """Since it began."""
         return self._clock() - self._begun
 
+    def restart(self) -> None:
+        """The time counts from now: what came before, as the start of Spark, says nothing of the rate."""
+        self._begun = self._clock()
+
     def add(self, rows: int, size_bytes: int) -> None:
         """So much more is done."""
         with self._lock:

@@ -137,4 +137,5 @@ class SparkTasks:
         with self._lock:
             if self._session is None:
                 self._session = self._start()
+                progress.restart()
         return run_tasks(self._session, work, items, progress, title)
