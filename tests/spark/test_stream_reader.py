@@ -164,3 +164,12 @@ def test_a_reader_that_could_not_be_made_says_why_whatever_it_is_asked() -> None
     for ask in asked:
         with pytest.raises(BadRequest, match=r"^No such option\.$"):
             ask()
+
+
+def test_a_source_with_wrong_options_gives_a_reader_that_says_so() -> None:
+    from tfmq.spark.schema import spark_schema
+    from tfmq.spark.source import TfmqSource
+
+    made = TfmqSource({"servers": "127.0.0.1:1", "subscribe": "orders", "endingoffsets": "latest"})
+    with pytest.raises(BadRequest, match=r"endingOffsets is an option of spark\.read only"):
+        made.streamReader(spark_schema()).getDefaultReadLimit()

@@ -140,7 +140,7 @@ SPARK_SOURCE: Final = (
         "tfmq/spark/source.py",
         "            return RefusedReader(error)\n",
         "            raise error\n",
-        ["tests/spark/test_source.py"],
+        [STREAM],
     ),
     Mutant(
         "checkpoint-without-incarnation",
