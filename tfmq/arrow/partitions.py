@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from zlib import crc32
-
 import numpy as np
 import pyarrow as pa
 
+from tfmq.arrow.checksums import checksums
+from tfmq.arrow.fields import Array
 from tfmq.errors import BadRequest
 
 
@@ -19,11 +19,8 @@ def partition_of(batch: pa.RecordBatch, partitions: int, first: int = 0) -> pa.A
     keys = batch.column("key")
     if not (pa.types.is_null(keys.type) or pa.types.is_binary(keys.type) or pa.types.is_string(keys.type)):
         raise BadRequest(f"The column key must be binary or string, not {keys.type}.")
-    distinct = keys.cast(pa.binary()).dictionary_encode()
-    chosen = np.array([crc32(each) % partitions for each in distinct.dictionary.to_pylist()], dtype=np.int32)
     found = np.empty(count, dtype=np.int32)
-    null = keys.is_null().to_numpy(zero_copy_only=False)
+    null: Array = keys.is_null().to_numpy(zero_copy_only=False)
     found[null] = (first + np.arange(int(null.sum()))) % partitions
-    if not null.all():
-        found[~null] = chosen[distinct.indices.drop_null().to_numpy()]
+    found[~null] = checksums(keys.cast(pa.binary()).drop_null()) % np.uint32(partitions)
     return pa.array(found)

@@ -8,6 +8,7 @@ from tools.mutants.mutant import Mutant
 
 ATTRIBUTES: Final = "tests/arrow/test_attributes.py"
 CHAIN: Final = "tests/arrow/test_chain.py"
+CHECKSUMS: Final = "tests/arrow/test_checksums.py"
 CONTROLS: Final = "tests/arrow/test_controls.py"
 DAMAGE: Final = "tests/arrow/test_damage.py"
 DECODER: Final = "tests/arrow/test_decoder.py"
@@ -275,10 +276,10 @@ ARROW: Final = (
     Mutant(
         "keys-go-elsewhere-than-the-clients",
         "one key goes to one partition, as the client sends it",
-        "tfmq/arrow/partitions.py",
-        "    chosen = np.array([crc32(each) % partitions",
-        "    chosen = np.array([crc32(each) // 2 % partitions",
-        [PARTITIONS],
+        "tfmq/arrow/checksums.py",
+        "np.where(lengths > step, following, found)",
+        "np.where(lengths >= step, following, found)",
+        [CHECKSUMS, PARTITIONS],
     ),
     Mutant(
         "rows-without-key-all-to-one",
