@@ -5,14 +5,130 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tfmq
+from tfmq.errors import BadRequest, GroupFenced, GroupIncomplete, GroupStale
+from tfmq.testing import SimulatedBroker
 from tools.rigs.live_server import LiveServer
+
+
+@pytest.fixture
+def sink(
+    tfmq_broker: SimulatedBroker, spark_can_be_had: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """`sink(batch, **options)` is one as Spark makes it for a task of that micro-batch, without Spark."""
+    from pyspark import TaskContext
+
+    from tfmq.spark import stream_sink
+
+    def made(batch: int = 0, **options: str) -> Any:
+        place = {stream_sink.QUERY_ID: "query-7", stream_sink.BATCH_ID: str(batch)}
+        context = SimpleNamespace(getLocalProperty=place.get, partitionId=lambda: 0, taskAttemptId=lambda: 9)
+        monkeypatch.setattr(TaskContext, "get", lambda: context)
+        return stream_sink.stream_writer(
+            {"servers": tfmq_broker.servers, "topic": "orders", **options}, text("value"), False
+        )
+
+    return made
+
+
+def text(*columns: str) -> Any:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    return StructType([StructField(name, StringType()) for name in columns])
+
+
+def rows(*values: str) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
+
+
+def sent(broker: SimulatedBroker) -> list[bytes | None]:
+    return [each.payload for each in broker.sent("orders")]
+
+
+# One after the other, as Spark does it
+
+
+def test_the_query_is_the_group_and_the_batch_its_sequence(
+    sink: Callable[..., Any], tfmq_broker: SimulatedBroker
+) -> None:
+    for batch in (3, 4):
+        message = sink(batch).write(rows("a", "b"))
+        assert len(sent(tfmq_broker)) == 2 * (batch - 3)
+        sink(batch).commit([message, None], batch)
+    assert sent(tfmq_broker) == [b"a", b"b"] * 2
+    (group,) = tfmq_broker.admin().commit_groups()
+    assert (group.group, group.sequence, group.rows) == ("spark-stream-query-7", 4, 2)
+
+
+def test_each_attempt_is_a_run_of_its_own_and_an_aborted_one_is_shut_out(
+    sink: Callable[..., Any], tfmq_broker: SimulatedBroker
+) -> None:
+    first = sink()
+    message = first.write(rows("a"))
+    sink().abort([message, None], 0)
+    with pytest.raises(GroupFenced):
+        first.write(rows("late"))
+    sink().commit([sink().write(rows("b"))], 0)
+    assert sent(tfmq_broker) == [b"b"]
+
+
+def test_a_commit_that_is_done_again_changes_nothing_unless_the_total_is_another(
+    sink: Callable[..., Any], tfmq_broker: SimulatedBroker
+) -> None:
+    sink().commit([sink().write(rows("a"))], 0)
+    sink().commit([sink().write(rows("a"))], 0)
+    with pytest.raises(GroupStale, match=r"Nothing was written\. Begin with a new checkpoint"):
+        sink().commit([sink().write(rows("a", "b"))], 0)
+    other = {"allowOtherTotal": "true"}
+    sink(**other).commit([sink(**other).write(rows("a", "b"))], 0)
+    assert sent(tfmq_broker) == [b"a"]
+
+
+def test_what_took_too_long_is_told_with_the_option_for_it(
+    sink: Callable[..., Any], tfmq_broker: SimulatedBroker
+) -> None:
+    message = sink(transactionTtl="5s").write(rows("a"))
+    tfmq_broker.clock.advance(6)
+    with pytest.raises(GroupIncomplete, match="waits for the option transactionTtl"):
+        sink().commit([message], 0)
+
+
+def test_nothing_is_asked_where_no_task_tells_of_anything(
+    sink: Callable[..., Any], tfmq_broker: SimulatedBroker
+) -> None:
+    tfmq_broker.stop()
+    sink().commit([], 0)
+    sink().abort([None], 0)
+    tfmq_broker.start()
+
+
+def test_outside_of_a_micro_batch_nothing_is_written(spark_can_be_had: None) -> None:
+    from tfmq.spark.stream_sink import stream_writer
+
+    made = stream_writer({"servers": "127.0.0.1:1", "topic": "orders"}, text("value"), False)
+    with pytest.raises(BadRequest, match="Spark does not say which micro-batch this is"):
+        made.write(rows("a"))
+
+
+def test_what_makes_no_sense_for_a_topic_is_refused(spark_can_be_had: None) -> None:
+    from tfmq.spark.stream_sink import stream_writer
+
+    options = {"servers": "127.0.0.1:1", "topic": "orders"}
+    with pytest.raises(BadRequest, match='not "complete"'):
+        stream_writer(options, text("value"), True)
+    with pytest.raises(BadRequest, match="no column 'price'"):
+        stream_writer(options, text("value", "price"), False)
+
+
+# Through Spark
 
 
 class Query:
