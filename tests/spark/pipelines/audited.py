@@ -10,13 +10,14 @@ from journal.shapes import Batch, Source
 from journal.standalone import open_log
 from tfmq.spark.pipelines.audit import chained, log_ids, missing
 from tfmq.spark.pipelines.audit_catalog import topics_of
+from tfmq.spark.pipelines.audit_chain import vanished
 from tfmq.spark.pipelines.audit_facts import joined, split
 from tfmq.spark.pipelines.audit_findings import Finding
 from tfmq.spark.pipelines.audit_journal import expected, plan_journal, read_file, spans_of
 from tfmq.spark.pipelines.audit_judging import Known, Standing, judge
 from tfmq.spark.pipelines.audit_locating import located
-from tfmq.spark.pipelines.audit_piece import check
-from tfmq.spark.pipelines.audit_plan import plan
+from tfmq.spark.pipelines.audit_piece import PieceFound, check
+from tfmq.spark.pipelines.audit_plan import Plan, plan
 from tfmq.spark.pipelines.audit_result import Result, conclude
 
 INCARNATION = 20
@@ -52,6 +53,12 @@ def audit_here(data: Path, piece_bytes: int = 8192) -> Result:
     disk = RealDisk()
     made = plan(disk, [str(data)], piece_bytes)
     found = [check(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
+    return compared(data, made, found)
+
+
+def compared(data: Path, made: Plan, found: list[PieceFound]) -> Result:
+    """What follows when all pieces are checked."""
+    disk = RealDisk()
     chains = chained(made.logs, found)
     journal = plan_journal(disk, str(data))
     read = [read_file(disk, file) for file in journal.files]
@@ -64,6 +71,8 @@ def audit_here(data: Path, piece_bytes: int = 8192) -> Result:
         for each in verdicts
     ]
     folders = missing(disk, str(data), topics_of(disk, str(data)), made.logs)
+    for log in made.logs:
+        folders += vanished(disk, log, [each for each in found if each.piece.log == log.number])
     more = [
         *made.findings,
         *folders,

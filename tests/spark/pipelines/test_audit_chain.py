@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal import LogOptions
+from journal.disk import RealDisk
 from journal.header import make_log_id
 from journal.standalone import open_log
-from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, segments, told, write_log
-from tfmq.spark.pipelines.audit_findings import CUT, MISSING, ORDER, OVERLAP
+from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, compared, segments, told, write_log
+from tfmq.spark.pipelines.audit_findings import CUT, MISSING, ORDER, OVERLAP, UNREADABLE
+from tfmq.spark.pipelines.audit_piece import check
+from tfmq.spark.pipelines.audit_plan import plan
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +97,26 @@ def test_ordinals_that_do_not_go_on_from_file_to_file_are_told(tmp_path: Path) -
     shutil.copy(strange, second)
     kinds = [each[0] for each in told(audit_here(tmp_path / "data"))]
     assert kinds and set(kinds) == {ORDER}
+
+
+def test_a_file_that_vanishes_while_it_is_audited_is_told_unless_retention_took_it(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    folder = write_log(data, 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(24)])
+    disk = RealDisk()
+    made = plan(disk, [str(data)], 8192)
+
+    def now() -> list[tuple[str, int, int, int]]:
+        return told(
+            compared(data, made, [check(disk, made.logs[piece.log], piece, 0) for piece in made.pieces])
+        )
+
+    assert now() == []
+    first, second, third = segments(folder)[:3]
+    with open_log(str(folder), LogOptions(), log_id=make_log_id(INCARNATION, 0)) as log:
+        log.truncate_before(int(second.stem))
+    assert not first.exists() and now() == []
+    begins, size = int(second.stem), second.stat().st_size
+    second.unlink()
+    assert now() == [(UNREADABLE, 0, begins, begins + size)] and third.exists()
+    shutil.rmtree(folder)
+    assert now() == []

@@ -36,9 +36,11 @@ def test_a_report_counts_what_was_sent(
     spark: Any, spark_server: LiveServer, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = sent(spark_server.address, topic)
-    arguments = ["--servers", spark_server.address, "--to", str(tmp_path / "r"), "--json"]
+    arguments = ["--servers", spark_server.address, "--to", str(tmp_path / "r")]
     assert run(report, "report", [topic, *arguments]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["topics"]
+    printed = capsys.readouterr()
+    assert topic[:9] in printed.out and "1 picture, report.html and report.json are in" in printed.err
+    (row,) = json.loads((tmp_path / "r" / "report.json").read_text())
     assert (row["messages"], row["payload_bytes"]) == (len(sizes), sum(sizes))
     ordered = sorted(sizes)
     assert (row["size_bytes"]["min"], row["size_bytes"]["max"]) == (ordered[0], ordered[-1])
@@ -51,7 +53,6 @@ def test_a_report_counts_what_was_sent(
     assert row["latency_ms"]["values"] and sum(each["messages"] for each in row["moments"]) == len(sizes)
     written = {path.name for path in (tmp_path / "r").iterdir()}
     assert written == {f"{topic}.png", "report.html", "report.json"}
-    assert json.loads((tmp_path / "r" / "report.json").read_text()) == [row]
 
 
 def test_groups_and_dead_letters_are_in_it(
@@ -63,14 +64,12 @@ def test_groups_and_dead_letters_are_in_it(
     refused = work(spark_server.address, topic, store, 60)
     with tfmq.Producer(spark_server.address) as producer:
         producer.send_many(topic, [b"late"] * 7)
-    arguments = ["--servers", spark_server.address, "--dead-letters", str(store), "--format", "svg"]
-    assert run(report, "report", [topic, *arguments, "--to", str(tmp_path / "r"), "--json"]) == 0
+    arguments = ["--servers", spark_server.address, "--dead-letters", str(store)]
+    assert run(report, "report", [topic, *arguments, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["topics"]
     assert (row["letters"], row["calls"]) == ({"dead": refused}, {"1": refused})
     (group,) = row["groups"]
     assert (group["group"], group["lag"]) == (f"{topic}-group", 7) and 0 <= group["age_seconds"] < 300
-    assert run(report, "report", [topic, *arguments]) == 0
-    assert "67" in capsys.readouterr().out
 
 
 def test_a_time_from_and_a_time_until_leave_the_others_out(
@@ -80,14 +79,12 @@ def test_a_time_from_and_a_time_until_leave_the_others_out(
     now = datetime.now(UTC)
     base = [topic, "--servers", spark_server.address, "--json"]
     counts: Counter[str] = Counter()
-    for name, option, when in (
-        ("since", "--since", now + timedelta(hours=1)),
-        ("until", "--until", now - timedelta(hours=1)),
-        ("all", "--until", now + timedelta(hours=1)),
-    ):
-        assert run(report, "report", [*base, option, when.isoformat()]) == 0
+    for name, since, until in (("later", 1, 2), ("now", -1, 1)):
+        bounds = [(now + timedelta(hours=hours)).isoformat() for hours in (since, until)]
+        window = ["--since", bounds[0], "--until", bounds[1]]
+        assert run(report, "report", [*base, *window]) == 0
         counts[name] = json.loads(capsys.readouterr().out)["topics"][0]["messages"]
-    assert counts == Counter(all=MESSAGES + 1)
+    assert counts == Counter(now=MESSAGES + 1)
 
 
 @pytest.mark.parametrize(

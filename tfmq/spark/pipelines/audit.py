@@ -16,7 +16,7 @@ import click
 from journal.disk import Disk, RealDisk
 from tfmq.broker.register import TopicRow
 from tfmq.spark.pipelines.audit_catalog import missing_folders, topics_of
-from tfmq.spark.pipelines.audit_chain import Chain, chain
+from tfmq.spark.pipelines.audit_chain import Chain, chain, vanished
 from tfmq.spark.pipelines.audit_facts import Facts
 from tfmq.spark.pipelines.audit_findings import Finding
 from tfmq.spark.pipelines.audit_journal import JournalPlan, expected, plan_journal, spans_of
@@ -56,6 +56,8 @@ def audit(
     finally:
         checked.close()
     findings += made.findings
+    for log in made.logs:
+        findings += vanished(disk, log, [each for each in checked.found if each.piece.log == log.number])
     for data in folders:
         findings += missing(disk, data, topics[data], made.logs)
     return conclude(folders, made.logs, chains, verdicts, findings, time.perf_counter() - begun)

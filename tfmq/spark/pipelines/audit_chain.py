@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from journal import names
-from tfmq.spark.pipelines.audit_findings import BLOCK, CUT, MARK, MISSING, ORDER, OVERLAP, Finding
+from journal.disk import Disk
+from tfmq.spark.pipelines.audit_findings import BLOCK, CUT, MARK, MISSING, ORDER, OVERLAP, UNREADABLE, Finding
 from tfmq.spark.pipelines.audit_piece import PieceFound, Place, Stretch
-from tfmq.spark.pipelines.audit_plan import AuditedLog, Piece, Segment
+from tfmq.spark.pipelines.audit_plan import AuditedLog, Piece, Segment, first_now
 
 FIRST_PLACE: Final = (-1, 0)
 LAST_PLACE: Final = (1 << 64, 0)
@@ -40,6 +41,21 @@ class Chain(NamedTuple):
 def chain(log: AuditedLog, found: Sequence[PieceFound]) -> Chain:
     """`found`: all pieces of this log, in any order."""
     return _Chain(log, sorted((each for each in found if not each.gone), key=_place_of)).made()
+
+
+def vanished(disk: Disk, log: AuditedLog, found: Sequence[PieceFound]) -> list[Finding]:
+    """Pieces whose file was not there for the task that was to read it, though neither retention nor a deletion of the
+    topic took it."""
+    gone = [each.piece for each in found if each.gone]
+    if not gone or not disk.exists(log.path):
+        return []
+    first = first_now(disk, log, log.marks.first if log.marks is not None else 0)
+    text = "the file was not there for the task that was to read it: all executors must see the folder"
+    return [
+        log.finding(UNREADABLE, each.base, each.base + each.start, each.base + each.end, text)
+        for each in gone
+        if each.base + each.end > first
+    ]
 
 
 def _place_of(found: PieceFound) -> tuple[int, int]:

@@ -109,9 +109,15 @@ def plan(disk: Disk, folders: list[str], piece_bytes: int = PIECE_BYTES) -> Plan
             raise BadRequest(f"{data} is not a folder; name the data folder of a broker (its --data).")
         before = len(made.logs)
         for child, suffix in _log_folders(disk, data):
-            log = _log(disk, data, child, suffix, made)
+            try:
+                log = _log(disk, data, child, suffix, made)
+                pieces = _pieces(disk, log, piece_bytes)
+            except FileNotFoundError:
+                if disk.exists(names.join(data, child)):
+                    raise
+                continue  # the topic was deleted meanwhile
             made.logs.append(log)
-            made.pieces.extend(_pieces(disk, log, piece_bytes))
+            made.pieces.extend(pieces)
         if len(made.logs) == before:
             raise BadRequest(
                 f"{data} holds no partition's folder; name the data folder of a broker (its --data)."
@@ -136,13 +142,28 @@ def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> Audited
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
         made.findings.append(log.finding(MARK, None, 0, 0, f"{names.mark_name()}: {error}"))
-    found = (names.parse_segment_name(child, suffix) for child in disk.list(path))
-    bases = sorted(base for base in found if base is not None)
+    bases = _bases(disk, path, suffix)
+    if marks is not None and bases and marks.first < bases[0]:
+        marks = marks._replace(first=first_now(disk, log, marks.first))
     for base in bases:
         if log_id is None:
             log_id = find_log_id(disk, names.join(path, log.file(base)))
     segments = tuple(_segment(disk, path, base, log_id, suffix) for base in bases)
     return log._replace(log_id=log_id, marks=marks, segments=segments)
+
+
+def _bases(disk: Disk, path: str, suffix: str) -> list[int]:
+    found = (names.parse_segment_name(child, suffix) for child in disk.list(path))
+    return sorted(base for base in found if base is not None)
+
+
+def first_now(disk: Disk, log: AuditedLog, first: int) -> int:
+    """Where a log begins by now, since retention goes on while it is audited; `first` where its mark cannot be read."""
+    try:
+        marks = _marks(disk, log.path)[1]
+    except (Corrupt, NewerFormat, OSError):
+        return first
+    return first if marks is None else marks.first
 
 
 def _marks(disk: Disk, path: str) -> tuple[int | None, Marks | None]:

@@ -20,7 +20,7 @@ from tfmq.spark.pipelines.audit_plan import PIECE_BYTES, AuditedLog, Piece
 from tfmq.spark.pipelines.progress import Progress
 
 if TYPE_CHECKING:
-    from pyspark import RDD, SparkContext
+    from pyspark import RDD, Broadcast, SparkContext
 
 POLL_SECONDS: Final = 0.2
 LOCATED_MAX: Final = 100
@@ -36,13 +36,14 @@ class Checked:
         self._logs = list(logs)
         self._folders = dict(folders)
         self._rdd: RDD[PieceFound] | None = None
+        self._broadcasts: list[Broadcast[Any]] = []
         self.found: list[PieceFound] = []
 
     def check(self, pieces: Sequence[Piece], progress: Progress) -> None:
         """Checks them all. Raises what Spark raises."""
         if not pieces:
             return
-        logs, folders = self._context.broadcast(self._logs), self._folders
+        logs, folders = self._shared(self._logs), self._folders
         done = self._context.accumulator(0)
         rows = self._context.accumulator(0)
 
@@ -69,7 +70,7 @@ class Checked:
         mine: Any = context.parallelize(list(more), max(1, len(more)))
         if self._rdd is not None:
             mine = mine.union(self._rdd.map(lambda each: each.facts))
-        logs, told = context.broadcast(self._logs), context.broadcast((dict(standings), dict(known)))
+        logs, told = self._shared(self._logs), self._shared((dict(standings), dict(known)))
 
         def verdict(rows: Iterator[tuple[int, Facts]]) -> Iterator[Verdict]:
             found = judge(joined([facts for _, facts in rows]), *told.value)
@@ -85,6 +86,14 @@ class Checked:
         if self._rdd is not None:
             self._rdd.unpersist()
             self._rdd = None
+        for each in self._broadcasts:
+            each.unpersist()
+        self._broadcasts.clear()
+
+    def _shared(self, value: Any) -> Broadcast[Any]:
+        """The same for every task."""
+        self._broadcasts.append(self._context.broadcast(value))
+        return self._broadcasts[-1]
 
 
 def read_journals(
