@@ -171,5 +171,6 @@ def test_a_source_with_wrong_options_gives_a_reader_that_says_so() -> None:
     from tfmq.spark.source import TfmqSource
 
     made = TfmqSource({"servers": "127.0.0.1:1", "subscribe": "orders", "endingoffsets": "latest"})
+    reader = made.streamReader(spark_schema())
     with pytest.raises(BadRequest, match=r"endingOffsets is an option of spark\.read only"):
-        made.streamReader(spark_schema()).getDefaultReadLimit()
+        reader.getDefaultReadLimit()
