@@ -44,12 +44,15 @@ class Typed(NamedTuple):
 
 
 class Page:
-    """One page of docs/tutorial, with a folder of its own for what is written."""
+    """One page of docs/tutorial, with a folder of its own for what is written. Nothing on it takes `seconds`, however
+    busy the machine is.
+    """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, seconds: float = SECONDS) -> None:
         text = (ROOT / "docs" / "tutorial" / name).read_text()
         self.text = text
         self.folder = folder
+        self.seconds = seconds
         ports = [str(free_port()) for _ in PORTS]
         for port, free in zip(PORTS, ports, strict=True):
             text = text.replace(port, free)
@@ -76,7 +79,7 @@ class Page:
 
     def follow(self) -> None:
         """All of it, from top to bottom."""
-        with Shell(self.folder, self.environment) as shell:
+        with Shell(self.folder, self.environment, self.seconds) as shell:
             for language, option, text in self.blocks:
                 if language == "console":
                     for typed in commands(text, option == "until"):
@@ -105,7 +108,7 @@ class Page:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=self.seconds,
         )
         assert (done.returncode != 0) == fails, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
@@ -125,7 +128,7 @@ class Page:
             for name in typed.command.split()[2:]:
                 assert distribution(name), "the set-up has installed what its reader installs"
             return
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + self.seconds
         wanted = steady(typed.printed)
         while True:
             printed = steady(shell.type(typed.command, 0 if typed.until else len(wanted)))

@@ -18,7 +18,7 @@ SECONDS = 100.0
 """Nothing on a page takes so long, on however busy a machine."""
 GRACE_SECONDS = 10.0
 LOOK_SECONDS = 0.05
-JOB_ENDED = re.compile(r"\[\d+\][-+ ] ")
+JOB_ENDED = re.compile(r"\[\d+\][-+ ] |bash: line \d+: +\d+ Killed ")
 DONE = "-- that was it --"
 
 
@@ -27,7 +27,8 @@ class Shell:
     the background when it is left is ended.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], seconds: float = SECONDS) -> None:
+        self._seconds = seconds
         self._shell = subprocess.Popen(
             ["bash", "--norc"],
             cwd=folder,
@@ -74,7 +75,7 @@ class Shell:
         """What is printed until the command has ended and `lines` lines are there; it must do well."""
         self._say(f"{command}\nprintf '\\n%s %d\\n' '{DONE}' $?")
         printed: list[str] = []
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + self._seconds
         ended = False
         while not ended or len(printed) < lines:
             try:
