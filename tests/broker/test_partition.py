@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from journal.control import SOURCE_DELAY, SOURCE_TRANSACTION
 from journal.mark import MarkFile
+from journal.names import join, mark_name
 from journal.shapes import Batch, Source
 from tests.broker.helpers import Broker, batch
 from tfmq.broker.partition import Partition
@@ -279,3 +280,16 @@ def test_the_file_of_marks_says_all_that_is_forced_also_where_no_other_force_fol
     changes = broker.disk.read_file(mark.path)
     broker.advance(10)
     assert broker.disk.read_file(mark.path) == changes, "a partition at rest writes nothing"
+
+
+def test_no_mark_is_written_for_a_topic_that_is_being_deleted() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    broker.produce(broker.lease(), 0)
+    broker.work()
+    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    before = broker.disk.read_file(join(partition.log.folder, mark_name()))
+    partition.retire(lambda: None)
+    broker.advance(3)
+    assert not broker.jobs
+    assert broker.disk.read_file(join(partition.log.folder, mark_name())) == before

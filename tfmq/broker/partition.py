@@ -277,7 +277,7 @@ class Partition:
     def _note_alarm(self) -> None:
         """Who reads the files beside the broker sees all that is forced, also where no other force comes."""
         self._note_armed = False
-        work = self.log.note_work()
+        work = None if self.gone else self.log.note_work()
         if work is not None:
             self._run(work, _loud)
 
