@@ -6,7 +6,7 @@ from journal.record import FLAG_TOMBSTONE
 from tests.arrow.rows import decoded, decoder, expected
 from tests.client.blocks import Bytes
 from tfmq.arrow import SCHEMA, project
-from tfmq.errors import BadRequest, Damaged
+from tfmq.errors import BadRequest, Damaged, DecodeFailed
 
 
 def test_records_of_one_size_have_every_column() -> None:
@@ -68,3 +68,32 @@ def test_damage_names_the_block_and_the_record() -> None:
 def test_verify_is_one_of_three() -> None:
     with pytest.raises(BadRequest, match="chunk, message, none"):
         decoder(Bytes(), verify="all")
+
+
+def test_an_attribute_that_is_none_is_named_and_can_be_read_as_bytes() -> None:
+    log = Bytes(first_offset=40)
+    log.append(b"a", key="k")
+    log.append_records([log.record(b"x"), log.record(b"\0\0\0\x01\xc1y", 0x1)])
+    place = log.pieces[1].offset + 21
+    with pytest.raises(
+        DecodeFailed, match=rf"orders-0 at offset {place}: .* Without the columns key and tag"
+    ):
+        decoded(log)
+    found = decoded(log, schema=project(["value", "attributes"])).to_pylist()
+    assert found[2] == {"value": b"y", "attributes": b"\xc1"}
+
+
+def test_what_is_not_in_the_range_may_have_unreadable_attributes() -> None:
+    log = Bytes()
+    log.append(b"a", key="k")
+    log.append_records([log.record(b"\0\0\0\x01\xc1y", 0x1)])
+    batch = decoder(log).decode(log.body(), 0, 0, log.pieces[1].offset)
+    assert batch.column("key").to_pylist() == [b"k"]
+
+
+def test_every_kind_of_buffer_is_decoded() -> None:
+    log = Bytes()
+    log.append(b"a", b"b", key="k", tag="t")
+    body = log.body()
+    for data in (body, bytearray(body), memoryview(body), memoryview(b"x" + body)[1:]):
+        assert decoder(log).decode(data, 0).to_pylist() == expected(log)
