@@ -19,6 +19,7 @@ class FakePartition:
         self.records: list[FakeRecord] = []
         self.end = 0
         self.first = 0
+        self.numbered = True
 
     def add(self, count: int, size: int, ms: int) -> None:
         for _ in range(count):
@@ -88,6 +89,8 @@ class FakeLogs:
 
     def bounds(self, log: PartitionLog) -> Bounds:
         each = self._one(log)
+        if not each.numbered:
+            return Bounds(each.first, each.end, -1, -1)
         return Bounds(each.first, each.end, each.find(each.first), len(each.records))
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
@@ -109,7 +112,8 @@ class FakeLogs:
 
     def ordinal_at(self, log: PartitionLog, offset: int) -> int:
         self.asked.append("ordinal_at")
-        return self._one(log).find(offset)
+        each = self._one(log)
+        return each.find(offset) if each.numbered else -1
 
     def split(self, range: Range, size: int) -> list[Range]:
         cuts = [range.start]

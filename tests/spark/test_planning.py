@@ -105,6 +105,12 @@ def test_a_limit_of_messages_asks_for_no_place_twice(logs: FakeLogs) -> None:
     logs.asked.clear()
     query.batch(Limit(rows=8))
     assert "ordinal_at" not in logs.asked
+    for _ in range(20):
+        logs.add("orders", 0, 1)
+        query.batch(Limit(rows=1000))
+    assert len(query.planner._ordinals) <= 4, "what is not needed any more is forgotten"
+    logs.add("orders", 0, 9)
+    query.batch(Limit(rows=8))
     query.restart()
     query.batch(Limit(rows=8))
     assert "ordinal_at" in logs.asked
@@ -128,6 +134,24 @@ def test_a_message_larger_than_the_limit_of_bytes_is_read_alone() -> None:
     assert query.batch(Limit(bytes=15)) == [("orders", 0, 10_020, 10_030)]
     logs.add("orders", 0, 2)
     assert query.batch(Limit(bytes=1)) == [("orders", 0, 10_030, 10_040)]
+
+
+def test_a_partition_whose_numbers_damage_hides_is_read_to_its_end_and_keeps_no_other_from_it(
+    logs: FakeLogs,
+) -> None:
+    logs.kept["orders"][1].numbered = False
+    query = Query(logs)
+    read = []
+    while batch := query.batch(Limit(rows=4)):
+        read += batch
+        assert sum(end - start for _, number, start, end in batch if number == 0) <= 40
+    assert [each for each in read if each[1] == 1] == [("orders", 1, 0, 300)]
+    assert query.place == {("orders", 0): Offset(1, 100), ("orders", 1): Offset(1, 300)}
+    logs.kept["orders"][1].numbered = True
+    logs.add("orders", 1, 8)
+    assert query.batch(Limit(rows=4)) == [("orders", 1, 300, 340)]
+    logs.kept["orders"][1].numbered = False
+    assert batch_of(logs, maxRecordsPerPartition="7") == [[(0, 0, 70)], [(0, 70, 100)], [(1, 0, 380)]]
 
 
 def test_with_available_now_a_query_ends_with_what_was_there(logs: FakeLogs) -> None:
@@ -292,8 +316,12 @@ def test_an_end_below_what_was_read_stops_the_query(logs: FakeLogs) -> None:
     query = Query(logs)
     query.batch()
     logs.kept["orders"][0].end = 50
-    with pytest.raises(LogTruncated, match="ends at offset 50, and this query had read up to 100"):
-        query.batch()
+    for available_now in (False, True):
+        query.restart()
+        if available_now:
+            query.planner.freeze()
+        with pytest.raises(LogTruncated, match="ends at offset 50, and this query had read up to 100"):
+            query.batch()
 
 
 def test_a_checkpoint_counts_more_than_changed_starting_offsets(logs: FakeLogs) -> None:
@@ -340,32 +368,32 @@ def test_a_topic_deleted_while_it_is_looked_at_is_looked_at_again(
     assert query.batch() == [("orders", 0, 100, 110)]
 
 
-def batch(logs: FakeLogs, **options: str) -> list[list[tuple[int, int, int]]]:
+def batch_of(logs: FakeLogs, **options: str) -> list[list[tuple[int, int, int]]]:
     tasks = Planner(settings(options, streaming=False), logs).batch()
     return [[(each.log.partition, each.start, each.end) for each in task] for task in tasks]
 
 
 def test_a_batch_ends_where_it_is_told(logs: FakeLogs) -> None:
-    assert batch(logs) == [[(0, 0, 100), (1, 0, 300)]]
+    assert batch_of(logs) == [[(0, 0, 100), (1, 0, 300)]]
     ending = '{"orders": {"0": 20, "1": -1}}'
-    assert batch(logs, endingOffsets=ending) == [[(0, 0, 20), (1, 0, 300)]]
+    assert batch_of(logs, endingOffsets=ending) == [[(0, 0, 20), (1, 0, 300)]]
     logs.add("orders", 0, 5, ms=2000)
-    assert batch(logs, endingTimestamp="2000") == [[(0, 0, 100), (1, 0, 300)]]
+    assert batch_of(logs, endingTimestamp="2000") == [[(0, 0, 100), (1, 0, 300)]]
 
 
 def test_a_batch_whose_start_lies_behind_its_end_is_refused(logs: FakeLogs) -> None:
     start, end = '{"orders": {"0": 50, "1": 0}}', '{"orders": {"0": 20, "1": -1}}'
     with pytest.raises(BadRequest, match="orders-0 is to be read from offset 50 to 20"):
-        batch(logs, startingOffsets=start, endingOffsets=end)
+        batch_of(logs, startingOffsets=start, endingOffsets=end)
 
 
 def test_large_partitions_are_cut_for_more_tasks(logs: FakeLogs) -> None:
-    tasks = batch(logs, minPartitions="4")
+    tasks = batch_of(logs, minPartitions="4")
     assert tasks == [[(0, 0, 100)], [(1, 0, 100)], [(1, 100, 200)], [(1, 200, 300)]]
 
 
 def test_a_task_has_at_most_so_many_messages(logs: FakeLogs) -> None:
-    tasks = batch(logs, maxRecordsPerPartition="12")
+    tasks = batch_of(logs, maxRecordsPerPartition="12")
     assert tasks == [[(0, 0, 100)], [(1, 0, 120)], [(1, 120, 240)], [(1, 240, 300)]]
 
 
@@ -374,4 +402,4 @@ def test_small_ranges_share_a_task_and_large_ones_do_not() -> None:
     logs.create("orders", 4)
     for number, size in enumerate((10, 1 << 20, 1 << 19, 1 << 19)):
         logs.add("orders", number, 1, size)
-    assert [[each[0] for each in task] for task in batch(logs)] == [[0], [1], [2, 3]]
+    assert [[each[0] for each in task] for task in batch_of(logs)] == [[0], [1], [2, 3]]

@@ -40,7 +40,7 @@ class Planner:
         self._settings, self._logs, self._now = settings, logs, now
         self._losses = Losses(settings.fail_on_data_loss)
         self._ordinals: dict[tuple[int, int], int] = {}
-        """(log id, offset) -> ordinal, of the places where the last micro-batch ended."""
+        """(log id, offset) -> ordinal, of the places where the last micro-batch began and ended."""
         self._target: dict[Key, Standing] | None = None
         self._seen: Offsets | None = None
         self._begun = now()
@@ -172,7 +172,7 @@ class Planner:
                 )
             )
             return bounds.first
-        if begin > bounds.end and self._target is None and not self._settings.address.path:
+        if begin > bounds.end and not self._settings.address.path:
             self._losses.lost(
                 LogTruncated(
                     f"{named([key])} ends at offset {bounds.end}, and this query had read up to {begin}: its end was"
@@ -187,7 +187,7 @@ class Planner:
 
     @staticmethod
     def _end(begin: int, standing: Standing) -> int:
-        # The mark of a folder, and the end that `freeze` saw, may lie before what was read already.
+        # The mark of a folder may lie before what was read from its broker.
         return max(begin, standing.bounds.end)
 
     def _waits(self, survey: Survey, begins: dict[Key, int]) -> bool:
@@ -200,11 +200,16 @@ class Planner:
 
     def _rows(self, survey: Survey, begins: dict[Key, int]) -> dict[Key, int]:
         """How many messages wait in each partition."""
-        found = {}
+        found, known = {}, {}
         for key, each in survey.items():
-            ordinal = self._ordinal(each, begins[key])
-            # Damage hides the number: it is read to the end, so that the query does not stick there.
-            found[key] = max(0, each.bounds.end_ordinal - ordinal) if ordinal != UNKNOWN else 1
+            ordinal, end = self._ordinal(each, begins[key]), each.bounds.end_ordinal
+            if ordinal != UNKNOWN:
+                known[each.log.log_id, begins[key]] = ordinal
+            if UNKNOWN in (ordinal, end):  # it is read to its end, so that the query does not stick there
+                found[key] = int(begins[key] < each.bounds.end)
+            else:
+                found[key] = max(0, end - ordinal)
+        self._ordinals = known
         return found
 
     def _ordinal(self, standing: Standing, offset: int) -> int:
@@ -214,9 +219,7 @@ class Planner:
         if offset == bounds.first:
             return bounds.first_ordinal
         known = self._ordinals.get((log.log_id, offset))
-        if known is None:
-            known = self._ordinals[log.log_id, offset] = self._logs.ordinal_at(log, offset)
-        return known
+        return self._logs.ordinal_at(log, offset) if known is None else known
 
     def _rows_limited(
         self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
@@ -227,16 +230,14 @@ class Planner:
         found = dict(begins)
         ordinals = {}
         for key, count in shares(rows, limit, self._turn).items():
-            standing = survey[key]
-            ordinal = self._ordinal(standing, begins[key]) + count
-            whole = count == rows[key]
-            found[key] = ends[key] if whole else self._logs.at_ordinal(standing.log, ordinal)
-            ordinals[standing.log.log_id, found[key]] = ordinal
-        self._ordinals = ordinals | {
-            (each.log.log_id, begins[key]): self._ordinal(each, begins[key])
-            for key, each in survey.items()
-            if found[key] == begins[key]
-        }
+            log = survey[key].log
+            if count == rows[key]:
+                found[key] = ends[key]
+                continue
+            ordinal = self._ordinals[log.log_id, begins[key]] + count
+            found[key] = self._logs.at_ordinal(log, ordinal)
+            ordinals[log.log_id, found[key]] = ordinal
+        self._ordinals |= ordinals
         return found
 
     def _bytes_limited(
@@ -270,12 +271,13 @@ class Planner:
         return self._logs.split(each, size) if each.end - each.start > size else [each]
 
     def _pieces_of_rows(self, each: Range, rows_max: int) -> Iterator[Range]:
-        first = self._logs.ordinal_at(each.log, each.start)
-        begin, ordinal = each.start, first
+        begin, ordinal = each.start, self._logs.ordinal_at(each.log, each.start)
         while begin < each.end:
             ordinal += rows_max
             end = min(each.end, self._logs.at_ordinal(each.log, ordinal))
-            yield Range(each.log, begin, max(end, begin + 1))
+            if ordinal < rows_max or end <= begin:  # damage hides the numbers
+                end = each.end
+            yield Range(each.log, begin, end)
             begin = end
 
 

@@ -65,8 +65,8 @@ SPARK_SOURCE: Final = (
         "cut-end-in-silence",
         "an end below what was read is a loss",
         "tfmq/spark/planning.py",
-        "        if begin > bounds.end and self._target is None",
-        "        if begin > bounds.end + 60 and self._target is None",
+        "        if begin > bounds.end and not self._settings.address.path:\n",
+        "        if begin > bounds.end + 60 and not self._settings.address.path:\n",
         [PLANNING],
     ),
     Mutant(
@@ -116,6 +116,14 @@ SPARK_SOURCE: Final = (
         "tfmq/spark/planning.py",
         "self._target is not None or self._now() - self._begun >= delay:",
         "self._target is not None:",
+        [PLANNING],
+    ),
+    Mutant(
+        "sticks-at-hidden-numbers",
+        "a query does not stick where damage hides the numbers of messages",
+        "tfmq/spark/planning.py",
+        "                found[key] = int(begins[key] < each.bounds.end)\n",
+        "                found[key] = 0\n",
         [PLANNING],
     ),
     Mutant(
