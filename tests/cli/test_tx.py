@@ -85,6 +85,8 @@ def test_members_of_a_commit_group_name_it_and_are_nobodys_alarm(desk: Desk) -> 
     desk.put(row("local:5-1", 7, age_seconds=90_000.0, **member))
     ran = desk("list")
     assert "spark-stream-7" in ran.out.decode() and ran.err == ""
+    ran = desk("commit", "local:5-1")
+    assert ran.code == 2 and "of the commit group spark-stream-7, whose members go together" in ran.err
 
 
 def test_one_is_shown_with_its_times(desk: Desk) -> None:

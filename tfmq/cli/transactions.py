@@ -91,6 +91,9 @@ def described(found: "TransactionDescription") -> str:
     """One transaction in a line."""
     parts = [found.state, f"{age_text(found.age_seconds)} old"]
     parts += [f"by {printable(found.owner)}"] if found.owner else []
+    parts += [f"of the commit group {found.commit_group}, whose members go together"] * bool(
+        found.commit_group
+    )
     where = f" for {', '.join(found.topics)}" if found.topics else ""
     return f"{printable(found.xid)} ({', '.join(parts)}, {counted(found.messages, 'message')}{where})"
 
