@@ -83,7 +83,7 @@ def test_a_spark_that_is_killed_and_run_again_archives_every_message_once(
     generator = seeded(topic)
     send(spark_server.address, topic, some(generator, 600))
     folder = tmp_path / "a"
-    options = [topic, "--file-bytes", "4K", "--step-bytes", "24K"]
+    options = [topic, "--file-bytes", "8K", "--step-bytes", "40K"]
     environment = {**os.environ, **spark_session.environment(tmp_path), "PYSPARK_SUBMIT_ARGS": ""}
     command = [sys.executable, "-m", "tfmq.spark.pipelines.archive", *options]
     command += ["--to", str(folder), "--servers", spark_server.address, "--master", "local[2]"]
