@@ -52,7 +52,7 @@ def test_a_broker_that_is_away_for_too_long_fails_the_query_and_nothing_else(tri
         trial.server.kill()
         return "cut"
 
-    trial.query["sink"]["timeout"] = "2s"
+    trial.query |= {"sink": {**trial.query["sink"], "timeout": "1s"}, "tasks": 1}
     trap = trial.tap.trap("PREPARE_TRANSACTION", "request", away)
     with pytest.raises(Failed, match=r"127\.0\.0\.1"):
         trial.run()

@@ -34,6 +34,8 @@ class Trial:
         self.checkpoint = folder / "checkpoint"
         self.failing = folder / "failing"
         self.failing.mkdir()
+        self.killed: list[int] = []
+        """The processes of the last driver that was killed."""
         self.wanted: Counter[Row] = Counter()
         self.query: dict[str, Any] = {
             "servers": tap.address,
@@ -62,6 +64,7 @@ class Trial:
 
     def kill_driver(self, exchange: Exchange) -> str:
         """An act: SIGKILL to all of it."""
+        self.killed = self.driver.processes()
         self.driver.kill()
         return "cut"
 

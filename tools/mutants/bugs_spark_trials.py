@@ -56,7 +56,7 @@ SPARK_TRIALS: Final = (
         "tools/rigs/live_driver.py",
         "        while left := processes_of(process.pid, zombies=False):\n",
         "        while left := []:\n",
-        [f"{DRIVERS}::test_a_killed_driver_takes_its_jvm_and_its_python_workers_along"],
+        [f"{TRIALS}::test_a_driver_that_is_killed_around_its_commit_goes_on_from_its_checkpoint"],
     ),
     Mutant(
         "rows-are-compared-as-sets",

@@ -57,6 +57,7 @@ def settings(folder: Path, master: str = "local[2]") -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "700m",
         "spark.driver.extraJavaOptions": f"{JVM} -Dlog4j2.configurationFile={log} -Dderby.system.home={folder}",
+        "spark.executor.extraJavaOptions": f"{JVM} -Dlog4j2.configurationFile={log}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
