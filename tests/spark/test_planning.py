@@ -146,6 +146,7 @@ def test_a_partition_whose_numbers_damage_hides_is_read_to_its_end_and_keeps_no_
         read += batch
         assert sum(end - start for _, number, start, end in batch if number == 0) <= 40
     assert [each for each in read if each[1] == 1] == [("orders", 1, 0, 300)]
+    assert read[1] == ("orders", 1, 0, 300), "in the first micro-batch"
     assert query.place == {("orders", 0): Offset(1, 100), ("orders", 1): Offset(1, 300)}
     logs.kept["orders"][1].numbered = True
     logs.add("orders", 1, 8)
