@@ -8,6 +8,7 @@ from journal.disk import RealDisk
 from journal.header import make_log_id, make_record
 from journal.shapes import Batch, Source
 from journal.standalone import open_log
+from tfmq.broker.register import TopicRow
 from tfmq.spark.pipelines.audit import chained, log_ids, missing
 from tfmq.spark.pipelines.audit_catalog import topics_of
 from tfmq.spark.pipelines.audit_chain import vanished
@@ -51,13 +52,14 @@ def write_log(
 def audit_here(data: Path, piece_bytes: int = 8192) -> Result:
     """The whole audit of one data folder, in this process."""
     disk = RealDisk()
+    topics = topics_of(disk, str(data))
     made = plan(disk, [str(data)], piece_bytes)
     found = [check(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
-    return compared(data, made, found)
+    return compared(data, topics, made, found)
 
 
-def compared(data: Path, made: Plan, found: list[PieceFound]) -> Result:
-    """What follows when all pieces are checked."""
+def compared(data: Path, topics: list[TopicRow], made: Plan, found: list[PieceFound]) -> Result:
+    """What follows when all pieces are checked; `topics` were there before."""
     disk = RealDisk()
     chains = chained(made.logs, found)
     journal = plan_journal(disk, str(data))
@@ -70,7 +72,7 @@ def compared(data: Path, made: Plan, found: list[PieceFound]) -> Result:
         each._replace(repeats=[located(disk, made.logs, repeat) for repeat in each.repeats])
         for each in verdicts
     ]
-    folders = missing(disk, str(data), topics_of(disk, str(data)), made.logs)
+    folders = missing(disk, str(data), topics, made.logs)
     for log in made.logs:
         folders += vanished(disk, log, [each for each in found if each.piece.log == log.number])
     more = [

@@ -107,7 +107,7 @@ def test_a_file_that_vanishes_while_it_is_audited_is_told_unless_retention_took_
 
     def now() -> list[tuple[str, int, int, int]]:
         return told(
-            compared(data, made, [check(disk, made.logs[piece.log], piece, 0) for piece in made.pieces])
+            compared(data, [], made, [check(disk, made.logs[piece.log], piece, 0) for piece in made.pieces])
         )
 
     assert now() == []

@@ -37,7 +37,7 @@ def test_an_svg_says_what_is_in_it_and_is_the_same_each_time() -> None:
     for words in (
         "orders: 150 messages",
         "Messages a second",
-        "Payload sizes",
+        "Payloads",
         "billing",
         "30, oldest 6 min 40 s",
     ):
