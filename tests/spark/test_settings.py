@@ -10,8 +10,8 @@ from tfmq.spark.settings import SourceSettings, source_settings
 LEAST = {"servers": "127.0.0.1:8367", "subscribe": "orders"}
 
 
-def settings(streaming: bool = True, **options: str) -> SourceSettings:
-    return source_settings({**LEAST, **options}, streaming=streaming)
+def settings(**options: str) -> SourceSettings:
+    return source_settings({**LEAST, **options}, streaming=True)
 
 
 def test_what_holds_without_a_word() -> None:
