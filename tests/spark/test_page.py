@@ -15,6 +15,8 @@ from tools.rigs.live_server import LiveServer
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "spark.md").read_text()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SPARKS = re.compile(r"does not support|ErrorIfExists")
+"""What Spark says of any source."""
 SECONDS = 60.0
 
 
@@ -48,6 +50,18 @@ def stored(servers: str, topic: str) -> list[tuple[str | None, str]]:
     """(key, payload) of all messages."""
     with tfmq.Consumer(servers, topics=topic, start="earliest") as consumer:
         return [(str(each.key), each.text) for each in consumer.poll(timeout=SECONDS)]
+
+
+def test_the_sentences_that_the_page_quotes_are_said() -> None:
+    """Those of the table under "Errors" that are ours."""
+    begin = PAGE.index("\n## Errors\n")
+    cells = re.findall(r"^\| (`.*?`) \|", PAGE[begin : PAGE.index("\n## ", begin + 1)], re.MULTILINE)
+    quoted = [part.strip("… ") for cell in cells for part in re.findall(r"`(.*?)`", cell)]
+    ours = [each for each in quoted if not each.startswith("[") and not SPARKS.search(each)]
+    assert len(ours) >= 5
+    code = "".join(path.read_text() for path in (ROOT / "tfmq").rglob("*.py"))
+    words = [word for each in ours for word in re.split(r" ?\b\d+\b|, and|pyspark", each) if len(word) > 7]
+    assert [word for word in words if word.strip() not in code] == []
 
 
 def test_the_first_query_works_as_it_is_typed(
