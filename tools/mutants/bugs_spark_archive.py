@@ -59,6 +59,22 @@ ARCHIVED: Final = (
         [f"{ARCHIVING}::test_another_brokers_topic_of_that_name_is_refused"],
     ),
     Mutant(
+        "archive-piece-begins-inside-a-repair",
+        "a run goes on once damage is repaired",
+        f"{FOLDER}/archiving.py",
+        "        start = readable_start(logs, log, piece)\n",
+        "        start = piece.start\n",
+        [f"{ARCHIVING}::test_damaged_blocks_end_the_run_and_once_they_are_repaired_it_goes_on"],
+    ),
+    Mutant(
+        "archive-passes-over-what-retention-takes-meanwhile",
+        "what retention takes while a piece is read is told, never passed over",
+        f"{FOLDER}/archiving.py",
+        "    return piece.start if gone else start\n",
+        "    return start\n",
+        [f"{ARCHIVING}::test_what_retention_takes_while_a_piece_begins_is_told"],
+    ),
+    Mutant(
         "archive-forgets-the-gap-of-a-step-that-was-begun",
         "what retention took of a step is noted, and its files go aside",
         f"{FOLDER}/planning.py",

@@ -38,6 +38,12 @@ def test_it_says_what_it_did_and_that_nothing_is_new(
     assert capsys.readouterr().err == f"{topic}: nothing new, nothing written\n"
     rows = by_manifest(tmp_path / "a", topic)
     assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
+    shown = spark.read.parquet(str(tmp_path / "a"))
+    assert {"topic", "date", "hour", "key", "value"} < set(shown.columns)
+    assert shown.where(f"topic = '{topic}'").count() == 90
+    assert sorted(row.offset for row in shown.where("partition = 0").select("offset").collect()) == [
+        row[0] for row in rows[0]
+    ]
     send(spark_server.address, topic, some(seeded(topic), 1))
     assert archive_run(spark_server, tmp_path / "a", topic) == 0
     assert f"{topic}: 1 message in 1 file, " in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,16 +10,19 @@ from typing import Any
 
 import pytest
 
+import tfmq
 from tests.scale import scaled, seeded
 from tests.spark.pipelines import messages
 from tests.spark.pipelines.killing import runs_of
 from tests.spark.pipelines.messages import archived, by_listing, by_manifest, in_topic, send, some
 from tfmq.admin import Admin
-from tfmq.errors import BadRequest, Busy, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.logs import Address, open_logs
+from tfmq.cli.main import run as tfmq_command
+from tfmq.errors import BadRequest, Busy, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.logs import Address, Bounds, PartitionLog, open_logs
 from tfmq.spark.pipelines import layout
-from tfmq.spark.pipelines.archiving import Archiving
+from tfmq.spark.pipelines.archiving import Archiving, readable_start
 from tfmq.spark.pipelines.durable import locked
+from tfmq.spark.pipelines.layout import Piece
 from tfmq.spark.pipelines.manifest import ArchiveFolder
 from tfmq.spark.pipelines.tasks import inline
 from tools.rigs.live_server import LiveServer
@@ -201,6 +205,45 @@ def test_another_brokers_topic_of_that_name_is_refused(
         archived(folder, topic, wire(spark_server), node="b")
 
 
+def test_damaged_blocks_end_the_run_and_once_they_are_repaired_it_goes_on(
+    spark_server: LiveServer, topic: str, folder: Path, tmp_path: Path
+) -> None:
+    with tfmq.Producer(spark_server.address) as producer:  # blocks of many messages, and of several pieces
+        producer.send_many(topic, some(seeded(topic), 200))
+    with open_logs(wire(spark_server)) as logs, open_logs(Address(None, str(spark_server.data))) as files:
+        deadline = time.monotonic() + 60
+        while logs.all_bounds(logs.partitions(topic)) != files.all_bounds(files.partitions(topic)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    data = Path(shutil.copytree(spark_server.data, tmp_path / "data"))
+    (data / "lock").unlink()
+    with pytest.raises(Stopped):
+        archived(folder, topic, Address(None, str(data)), stopping(0), **SMALL)
+    segment = next((data / f"{topic}-0").glob("*.zxQueue"))
+    whole = segment.read_bytes()
+    middle = len(whole.rstrip(b"\0")) // 3
+    segment.write_bytes(whole[:middle] + b"\xff" * 5000 + whole[middle + 5000 :])
+    with pytest.raises(Damaged, match=topic):
+        archived(folder, topic, Address(None, str(data)), **SMALL)
+    assert ArchiveFolder.opened(folder).topics() == []
+    assert tfmq_command(["log", "repair", str(data)]) == 0
+    repaired = LiveServer(data)
+    repaired.start()
+    outcome = archived(folder, topic, wire(repaired), **SMALL)
+    repaired.stop()
+    rows = by_manifest(folder, topic)
+    assert outcome.resumed and by_listing(folder) == rows
+    sent = in_topic(spark_server.address, topic)
+    assert messages.as_sent(rows)[1] == sent[1]
+    assert set(rows.get(0, [])) < {tuple(row) for row in by_all(spark_server, topic, tmp_path)[0]}
+
+
+def by_all(server: LiveServer, topic: str, tmp_path: Path) -> dict[int, list[messages.Row]]:
+    """The rows of an undamaged archive."""
+    archived(tmp_path / "undamaged", topic, wire(server), **SMALL)
+    return by_manifest(tmp_path / "undamaged", topic)
+
+
 class Shortened:
     """Logs of which retention took the first part, or that were set back."""
 
@@ -260,6 +303,22 @@ def test_what_retention_took_of_a_step_that_was_begun_is_told_or_noted(
     assert {gap.partition for gap in outcome.gaps} == {0, 1} and 0 < outcome.messages < 100
     assert len(list((folder / layout.aside_folder(topic)).iterdir())) == 1
     assert by_listing(folder) == by_manifest(folder, topic)
+
+
+def test_what_retention_takes_while_a_piece_begins_is_told() -> None:
+    class Taken:
+        """Logs of which everything before offset 500 has just gone."""
+
+        def at_or_after(self, log: Any, offset: int) -> int:
+            return max(offset, 500)
+
+        def bounds(self, log: Any) -> Bounds:
+            return Bounds(500, 1000, 5, 10)
+
+    taken: Any = Taken()
+    log = PartitionLog("orders", 0, 5, 5 << 24)
+    assert readable_start(taken, log, Piece(0, 5, 5 << 24, 100, 900)) == 100
+    assert readable_start(taken, log, Piece(0, 5, 5 << 24, 600, 900)) == 600
 
 
 def test_a_log_that_was_set_back_is_refused(

@@ -102,10 +102,18 @@ def archive_piece(wish: Wish, topic: str, piece: Piece) -> Done[list[ArchiveFile
     log = PartitionLog(topic, piece.partition, piece.incarnation, piece.log_id)
     decoder = Decoder(topic, piece.partition, piece.log_id, COLUMNS, wish.verify)
     with open_logs(wish.address) as logs:
-        chunks = logs.chunks(Range(log, piece.start, piece.end))
+        start = readable_start(logs, log, piece)
+        chunks = logs.chunks(Range(log, start, piece.end)) if start < piece.end else iter(())
         batches = (decoder.decode(each.data, each.offset, piece.start, piece.end) for each in chunks)
         files = written(wish.folder, topic, piece, batches, wish.compression)
     return Done(files, sum(each.rows for each in files), piece.end - piece.start)
+
+
+def readable_start(logs: Logs, log: PartitionLog, piece: Piece) -> int:
+    """Where its first record begins now: a repair since the plan may have put a filler where one began."""
+    start = logs.at_or_after(log, piece.start)
+    gone = logs.bounds(log).first > piece.start  # asked for last, so that no loss is passed over
+    return piece.start if gone else start
 
 
 class Archiving:
