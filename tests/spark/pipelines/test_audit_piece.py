@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.block import Block, runs
-from journal.control import CONTROL_SIZE, Control
-from journal.header import make_filler, make_record
+from journal.control import CONTROL_SIZE
 from journal.shapes import Source
 from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
 from tfmq.spark.pipelines.audit_findings import BLOCK, ORDER, UNREADABLE
-from tfmq.spark.pipelines.audit_piece import runs_of
 
 TRANSACTION = 1
 
@@ -91,24 +88,3 @@ def test_places_of_transactions_that_go_back_are_told(tmp_path: Path) -> None:
     write_log(tmp_path / "data", 0, appends)
     (finding,) = audit_here(tmp_path / "data").findings
     assert finding.kind == ORDER and finding.first == 2 * (4000 + CONTROL_SIZE)
-
-
-@given(
-    sizes=st.lists(st.integers(0, 90), min_size=1, max_size=90),
-    breaks=st.lists(st.integers(1, 89), max_size=2),
-    filler=st.booleans(),
-    first=st.sampled_from([0, 5, (1 << 24) - 40]),
-)
-def test_runs_are_those_that_the_journal_tells(
-    sizes: list[int], breaks: list[int], filler: bool, first: int
-) -> None:
-    id, records = 50 << 24 | first, []
-    for number, size in enumerate(sizes):
-        id += 1 + (number in breaks)
-        records.append(make_record(bytes(size), id))
-        if filler and number in breaks:
-            records[-1] = make_filler(20 << 24, 30, 1)
-    data = b"".join(records)
-    control = Control(len(records), len(data), 0, 0, 0, 0, 0, 700)
-    block = Block(700, memoryview(data), control)
-    assert runs_of(block) == runs(block)

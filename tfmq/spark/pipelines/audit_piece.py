@@ -7,24 +7,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from journal import names
-from journal.block import Block, Run, runs
-from journal.columns import COLUMNS_COUNT_MIN, FLAG_LOW_POSITION
+from journal.block import Block, runs
 from journal.control import SOURCE_SUCCESSION, SOURCE_TRANSACTION, BadControl, Control
 from journal.disk import Disk
-from journal.header import (
-    FLAG_FILLER,
-    HEADER_SIZE,
-    LENGTH,
-    SEQUENCE_BITS,
-    BadRecord,
-    body_holds,
-    records_of,
-    split_id,
-    walk,
-)
+from journal.header import HEADER_SIZE, BadRecord, body_holds, records_of
 from journal.segment import Segment
 from tfmq.spark.pipelines.audit_facts import Collector, Facts
 from tfmq.spark.pipelines.audit_findings import ORDER, UNREADABLE, Finding
@@ -32,9 +19,6 @@ from tfmq.spark.pipelines.audit_plan import AuditedLog, Piece
 
 FINDINGS_MAX: Final = 1000
 """Of one piece; more are counted and not told one by one."""
-
-_ID: Final = 8
-"""Where a header has the id."""
 
 Place = tuple[int, int]
 """Of a transaction journal: the decision's place, the running number of the last message."""
@@ -205,7 +189,7 @@ class _Walk:
         self.bytes += block.next - self.piece.base - (block.offset - self.piece.base)
 
     def _ids(self, block: Block) -> None:
-        found = runs_of(block)
+        found = runs(block)
         for number, run in enumerate(found):
             behind = found[number + 1].offset if number + 1 < len(found) else block.next
             self.collector.run(run.producer_id << 24 | run.first_sequence, run.count, run.offset, behind)
@@ -221,22 +205,6 @@ class _Walk:
             self.stretches[number] = self.stretches[number]._replace(after=place)
         self._waiting.clear()
         self.collector.append(control.source_id, place[0], control.records, block.offset, block.next)
-
-
-def runs_of(block: Block) -> list[Run]:
-    """As `journal.block.runs`, faster where records of many sizes are one run, as they mostly are."""
-    data = block.data
-    count = block.control.records
-    if count < COLUMNS_COUNT_MIN or not len(data) % (HEADER_SIZE + LENGTH.unpack_from(data)[0]):
-        return runs(block)
-    positions = np.array(walk(data))
-    ids = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))[positions + _ID]
-    flags = np.ndarray((len(data),), "u1", data)[positions + FLAG_LOW_POSITION]
-    first, size = int(ids[0]), len(positions)
-    whole = int(ids[-1]) - first == size - 1 and first >> SEQUENCE_BITS == int(ids[-1]) >> SEQUENCE_BITS
-    if whole and not (flags & FLAG_FILLER).any() and (np.diff(ids) == 1).all():
-        return [Run(*split_id(first), size, block.offset)]
-    return runs(block)
 
 
 def _record_named(segment: Segment, position: int, control: Control) -> str:
