@@ -32,6 +32,8 @@ from tools.rigs.live_server import LiveServer
 SOURCE, TARGET = "input", "output"
 PARTITIONS = 2
 BURST_ROWS, BURST_SECONDS = 100, 0.1
+AHEAD_ROWS = 20_000
+"""The input is never further ahead of the output than so much, so that the end comes soon behind the last kill."""
 PAUSE_SECONDS = 1.5
 """At most so long after something new was written comes the next kill."""
 PROGRESS_SECONDS = 180.0
@@ -55,10 +57,11 @@ class Outcome:
 
 
 class Feeder(threading.Thread):
-    """Sends numbered rows until told to stop; `sent` of them are acknowledged then."""
+    """Sends numbered rows until told to stop, at most `most` of them; `sent` are acknowledged then."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
+        self.most = AHEAD_ROWS
         self.address, self.halt, self.sent = address, threading.Event(), 0
         self.failure: BaseException | None = None
 
@@ -66,6 +69,8 @@ class Feeder(threading.Thread):
         try:
             with tfmq.Producer(self.address, timeout=ANSWER_SECONDS) as producer:
                 while not self.halt.wait(BURST_SECONDS):
+                    if self.sent >= self.most:
+                        continue
                     sends = [
                         producer.send(SOURCE, b"%d" % number, key=key_of(number))
                         for number in range(self.sent, self.sent + BURST_ROWS)
@@ -91,6 +96,7 @@ class Rig:
         self.server = LiveServer(folder / "data", f"topics.partitions={PARTITIONS}")
         self.driver = driver or LiveDriver(folder / "driver")
         self.borrowed = driver is not None
+        self.feeder: Feeder
         self.query = {
             "source": {"subscribe": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000"},
             "sink": {"topic": TARGET},
@@ -107,7 +113,7 @@ class Rig:
             with tfmq.Admin(self.server.address) as admin:
                 admin.create_topic(SOURCE, PARTITIONS)
                 admin.create_topic(TARGET, PARTITIONS)
-            feeder = Feeder(self.server.address)
+            self.feeder = feeder = Feeder(self.server.address)
             feeder.start()
             try:
                 if self.borrowed:
@@ -156,7 +162,9 @@ class Rig:
     def written(self) -> int:
         """How many messages are in the output; -1 while the broker is away."""
         with suppress(tfmq.TfmqError), tfmq.Admin(self.server.address) as admin:
-            return admin.topic(TARGET).messages
+            written = admin.topic(TARGET).messages
+            self.feeder.most = written + AHEAD_ROWS
+            return written
         return -1
 
     def wait_for_progress(self) -> None:
