@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,15 @@ from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer
 
 PARTITIONS = 2
+SECONDS = 300
+"""What a test may take at most: a job of Spark's takes a second on an idle machine, and half a minute on a busy one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """More time for the tests of this folder that do not say themselves how much they need."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 @pytest.fixture(scope="session")
