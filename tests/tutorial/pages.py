@@ -16,6 +16,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.scale import FRACTION, SCALE
 from tests.tutorial.shell import SECONDS, Shell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,9 +79,11 @@ class Page:
                 self._write(text)
 
     def follow(self) -> None:
-        """All of it, from top to bottom."""
+        """All of it, from top to bottom; what is marked as long with the full counts only."""
         with Shell(self.folder, self.environment, self.seconds) as shell:
             for language, option, text in self.blocks:
+                if option == "long" and SCALE <= FRACTION:
+                    continue
                 if language == "console":
                     for typed in commands(text, option == "until"):
                         self._type(shell, typed)

@@ -5,6 +5,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+from tests.scale import FRACTION, SCALE
 from tests.tutorial.pages import Page
 from tools.rigs import spark_session
 
@@ -20,5 +21,6 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     page.environment |= spark_session.environment(tmp_path)
     page.environment |= {"JDK_JAVA_OPTIONS": QUICK, "MPLCONFIGDIR": matplotlib.get_configdir()}
     page.follow()
-    picture = (tmp_path / "report" / "orders.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
+    if SCALE > FRACTION:  # the two pipelines at the end start a Spark each
+        picture = (tmp_path / "report" / "orders.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
