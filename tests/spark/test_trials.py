@@ -127,8 +127,8 @@ def test_lost_replies_of_each_step_are_asked_for_again(trial: Trial) -> None:
 
 def test_what_expired_before_its_commit_is_sent_again(trial: Trial) -> None:
     def hold(exchange: Exchange) -> None:
-        """Until nothing is prepared any more."""
-        assert len(trial.unfinished()) == trial.query["tasks"]
+        """Until nothing is prepared any more; of slow tasks the first may have expired before the last is done."""
+        assert trial.tap.seen.count("PREPARE_TRANSACTION") >= trial.query["tasks"]
         assert not until_empty(trial.unfinished), "they have expired"
 
     trial.query["sink"]["transactionTtl"] = "1s"
