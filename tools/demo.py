@@ -3,8 +3,8 @@
 Starts a broker in a new folder, sends the 60,000 lines of a web shop's log while a consumer reads along, kills the
 broker with SIGKILL in the middle of it, with lines acknowledged and others on their way, starts it again on the same
 folder and port, and counts: every acknowledged line has to be there exactly once, in order. Then transactions through
-another crash (tools/demo_transactions.py), and delayed messages through a third (tools/demo_delays.py). Ends with what
-to type to look at the files.
+another crash (tools/demo_transactions.py), delayed messages through a third (tools/demo_delays.py), and, where there is
+a Java, Spark through a fourth (tools/demo_spark.py). Ends with what to type to look at the files.
 """
 
 import gzip
@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 import tfmq
-from tools import demo_delays, demo_transactions
+from tools import demo_delays, demo_spark, demo_transactions
 
 TEXT = Path(__file__).parent / "demo_data" / "shop.log.gz"
 TOPIC = "shop-log"
@@ -223,6 +223,33 @@ def where_to_look(console: Console, data: Path) -> None:
     console.print(f"and when you are done: rm -r {data.parent}", highlight=False, soft_wrap=True)
 
 
+Copied = tuple[demo_spark.Copying | None, list[tuple[str, int, bool]]]
+
+
+def copy_with_spark(console: Console, broker: Broker, lines: list[bytes], folder: Path) -> Copied:
+    """The part with Spark, or a line that says what it lacks."""
+    if lack := demo_spark.missing():
+        console.print(lack, soft_wrap=True)
+        return None, []
+    console.print(
+        "Then Spark: a streaming query copies the lines to another topic, and an accident.", soft_wrap=True
+    )
+    return demo_spark.run(broker, TOPIC, lines, folder / "spark")
+
+
+def tell_of_spark(console: Console, copied: Copied) -> None:
+    copying, rows = copied
+    if copying is None:
+        return
+    table(console, rows)
+    console.print(
+        f"  copying took {copying.seconds:.1f} s, the accident included;"
+        f" the query {'died with the broker and was started again' if copying.died else 'lived through it'}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 def main() -> int:
     console = Console()
     folder = Path(tempfile.mkdtemp(prefix="tfmq-demo-"))
@@ -256,6 +283,7 @@ def main() -> int:
             soft_wrap=True,
         )
         waiting, came = demo_delays.run(broker)
+        copied = copy_with_spark(console, broker, lines, folder)
     finally:
         broker.stop()
     rows = verdict(lines, story)
@@ -274,8 +302,9 @@ def main() -> int:
         highlight=False,
         soft_wrap=True,
     )
+    tell_of_spark(console, copied)
     where_to_look(console, data)
-    return 0 if all(good for _, _, good in rows + sold + came) else 1
+    return 0 if all(good for _, _, good in rows + sold + came + copied[1]) else 1
 
 
 if __name__ == "__main__":
