@@ -267,10 +267,17 @@ class Reader:
         return end
 
     def _block_at(self, segment: Segment, offset: int, end: int, pread: Pread) -> Block:
-        for block in self._blocks(segment, self._known_before(segment, offset), end, pread):
-            if offset < block.next:
-                return block
-        raise Corrupt(segment.path, offset, end, "no control block holds this offset")
+        while True:
+            start = self._known_before(segment, offset)
+            try:
+                for block in self._blocks(segment, start, end, pread):
+                    if offset < block.next:
+                        return block
+            except Corrupt as error:  # met on the way: what lies behind it is sound
+                if not start < error.next <= offset:
+                    raise
+            else:
+                raise Corrupt(segment.path, offset, end, "no control block holds this offset")
 
     def _known_before(self, segment: Segment, offset: int) -> int:
         """The nearest place at or before `offset` where a block is known to begin."""

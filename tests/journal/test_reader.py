@@ -210,3 +210,23 @@ def test_a_block_that_is_damaged_is_named_and_not_given() -> None:
             bench.log.block_of_record(offsets[wanted])
         assert first <= caught.value.first <= offsets[wanted] < caught.value.next
         assert (block := bench.log.block_of_record(offsets[0])) is not None and block.next == first
+
+
+def test_damage_that_a_walk_meets_on_its_way_hides_nothing_behind_it() -> None:
+    """The way to a place begins where the index knows of a block, which may be before damage nobody has met yet."""
+    bench = Bench()
+    bench.open()
+    for _ in range(4):
+        bench.send(30)
+    bench.log.force()
+    offsets = offsets_by_ordinal(bench)
+    wanted = content(bench)[offsets[90] : bench.log.end_offset]
+    for place in (offsets[35], offsets[65]):
+        bench.disk.damage(bench.path(segment_name(0)), place, b"\xff" * 20)
+    for ordinal in (90, 95):
+        assert bench.log.seek_offset(offsets[ordinal]) == offsets[ordinal]
+    assert bench.log.read(offsets[90], 1 << 20).data == wanted
+    for ordinal in (35, 65):
+        with pytest.raises(Corrupt) as caught:
+            bench.log.seek_offset(offsets[ordinal])
+        assert caught.value.first <= offsets[ordinal] < caught.value.next
