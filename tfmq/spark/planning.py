@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
+from tfmq.errors import BadRequest, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.logs import Bounds, Logs, PartitionLog, Range
 from tfmq.spark.offsets import EARLIEST, Key, Offset, Offsets, named
 from tfmq.spark.places import Places, Standing, Survey
@@ -219,7 +219,13 @@ class Planner:
         if offset == bounds.first:
             return bounds.first_ordinal
         known = self._ordinals.get((log.log_id, offset))
-        return self._logs.ordinal_at(log, offset) if known is None else known
+        return self._asked_ordinal(log, offset) if known is None else known
+
+    def _asked_ordinal(self, log: PartitionLog, offset: int) -> int:
+        try:
+            return self._logs.ordinal_at(log, offset)
+        except Damaged:  # told by the task that is to read it
+            return UNKNOWN
 
     def _rows_limited(
         self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
@@ -236,9 +242,30 @@ class Planner:
                 continue
             ordinal = self._ordinals[log.log_id, begins[key]] + count
             found[key] = self._logs.at_ordinal(log, ordinal)
-            ordinals[log.log_id, found[key]] = ordinal
+            if found[key] <= begins[key]:
+                found[key] = self._behind_a_gap(log, begins[key], count, ends[key])
+            else:
+                ordinals[log.log_id, found[key]] = ordinal
         self._ordinals |= ordinals
         return found
+
+    def _behind_a_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
+        """Where a micro-batch ends that begins at lost messages, which are more than it may have: what was known of
+        their numbers does not hold, and the place of the next `count` of them is still `begin`.
+        """
+        ordinal = self._asked_ordinal(log, begin)
+        found = last if ordinal == UNKNOWN else self._logs.at_ordinal(log, ordinal + count)
+        return found if found > begin else self._message_from(log, begin, begin, last)
+
+    def _message_from(self, log: PartitionLog, begin: int, offset: int, last: int) -> int:
+        """Where the first message at or behind `offset` begins, above `begin` and up to `last`; in damage where that
+        begins or ends: the task that is to read it tells of it.
+        """
+        try:
+            found = self._logs.at_or_after(log, offset)
+        except Damaged as error:
+            found = error.first if error.first > begin else error.next
+        return found if begin < found < last else last
 
     def _bytes_limited(
         self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
@@ -248,7 +275,7 @@ class Planner:
             return ends
         found = dict(begins)
         for key, size in shares(sizes, limit, self._turn).items():
-            found[key] = min(ends[key], self._logs.at_or_after(survey[key].log, begins[key] + size))
+            found[key] = self._message_from(survey[key].log, begins[key], begins[key] + size, ends[key])
         return found
 
     def _offsets(self, survey: Survey, ends: dict[Key, int]) -> Offsets:

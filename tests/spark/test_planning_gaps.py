@@ -1,0 +1,67 @@
+"""Micro-batches of partitions in which messages were lost: fillers stand for them, or damage that nobody mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from journal import names
+from journal.repair import repair
+from tests.spark.stored import small_broker
+from tfmq.spark.folder_logs import FolderLogs
+from tfmq.spark.logs import Logs
+from tfmq.spark.planning import Limit, Planner
+from tfmq.spark.settings import source_settings
+from tfmq.spark.wire_logs import WireLogs
+from tfmq.testing import SimulatedBroker
+
+DATA = "/data"
+FOLDER = "/data/orders-0"
+LIMITS = (Limit(rows=10), Limit(bytes=500))
+
+
+def damaged_broker() -> SimulatedBroker:
+    """600 messages in blocks of 100, of which the third and the fourth are damaged."""
+    broker = small_broker()
+    broker.admin().create_topic("orders", 1)
+    with broker.producer(linger_ms=1000) as producer:
+        for _ in range(6):
+            for _ in range(100):
+                producer.send("orders", b"x" * 50, partition=0)
+            producer.flush()
+    broker.clock.advance(5)
+    segment = next(name for name in broker.disk.list(FOLDER) if name.endswith(names.SEGMENT_SUFFIX))
+    broker.disk.damage(names.join(FOLDER, segment), 25_700, b"\xff" * 8000)
+    return broker
+
+
+def read_through(logs: Logs, limit: Limit) -> int:
+    """How many micro-batches a query takes that reads what is there, and goes on where something is gone."""
+    options = {"servers": "127.0.0.1:1", "subscribe": "orders", "failOnDataLoss": "false"}
+    planner = Planner(source_settings({**options, "startingOffsets": "earliest"}, streaming=True), logs)
+    planner.freeze()
+    place, batches = planner.initial(), 0
+    while (end := planner.latest(place, limit)) != place:
+        assert end["orders", 0].offset > place["orders", 0].offset
+        assert planner.stream(place, end)
+        place, batches = end, batches + 1
+    assert place["orders", 0].offset == logs.bounds(logs.partitions("orders")[0]).end
+    return batches
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=["rows", "bytes"])
+def test_more_lost_messages_than_a_micro_batch_may_have_do_not_hold_a_query_up(limit: Limit) -> None:
+    """They keep their numbers, and a limit counts numbers."""
+    with damaged_broker() as broker:
+        broker.stop()
+        (mended,) = repair(broker.disk, FOLDER)
+        assert mended.lost > 50
+        broker.start()
+        with FolderLogs(DATA, broker.disk) as stored, WireLogs(broker.servers) as wire:
+            assert read_through(stored, limit) > 40
+            assert read_through(wire, limit) > 40
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=["rows", "bytes"])
+def test_damage_does_not_hold_a_query_up_that_goes_on_behind_it(limit: Limit) -> None:
+    with damaged_broker() as broker, FolderLogs(DATA, broker.disk) as stored:
+        assert read_through(stored, limit) >= 40
