@@ -2,10 +2,12 @@
 
 import pytest
 
-from journal.record import FLAG_TOMBSTONE
+from journal.record import FLAG_CONTROL, FLAG_TOMBSTONE, HEADER, make_id, make_record
 from tests.arrow.rows import decoded, decoder, expected
-from tests.client.blocks import Bytes
+from tests.client.blocks import PRODUCER, Bytes
 from tfmq.arrow import SCHEMA, project
+from tfmq.arrow import Decoder as ArrowDecoder
+from tfmq.arrow.decoder import VERIFY
 from tfmq.errors import BadRequest, Damaged, DecodeFailed
 
 
@@ -81,6 +83,27 @@ def test_an_attribute_that_is_none_is_named_and_can_be_read_as_bytes() -> None:
         decoded(log)
     found = decoded(log, schema=project(["value", "attributes"])).to_pylist()
     assert found[2] == {"value": b"y", "attributes": b"\xc1"}
+
+
+def test_who_must_have_every_message_gets_those_with_an_unreadable_attribute_without_key_and_tag() -> None:
+    log = Bytes()
+    broken = make_record(b"x", make_id(PRODUCER, 1), 0, b"\xc1")
+    log.append_records([log.record(b"a", key="k", tag="t"), broken, log.record(b"b", key=b"k2")])
+    found = ArrowDecoder("orders", 0, log.log_id, lenient=True).decode(log.body(), log.first)
+    assert found.column("key").to_pylist() == [b"k", None, b"k2"]
+    assert found.column("tag").to_pylist() == ["t", None, None]
+    assert found.column("attributes").to_pylist()[1] == b"\xc1"
+
+
+@pytest.mark.parametrize("before", [b"", b"r" * 120])
+@pytest.mark.parametrize("length", [0, 10, 71])
+def test_a_last_control_record_that_is_too_short_is_damage(before: bytes, length: int) -> None:
+    log = Bytes()
+    data = make_record(before, make_id(PRODUCER, 1)) if before else b""
+    data += HEADER.pack(length, 0, log.log_id, FLAG_CONTROL) + bytes(length)
+    for verify in VERIFY:
+        with pytest.raises(Damaged):
+            decoder(log, verify=verify).decode(data, 0)
 
 
 def test_what_is_not_in_the_range_may_have_unreadable_attributes() -> None:

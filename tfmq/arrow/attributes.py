@@ -46,16 +46,19 @@ class Attributes:
             return pa.nulls(len(self._having), pa.binary())
         return byte_strings(self._data, self._begins, self._ends, self._having)
 
-    def fields(self, *names: str) -> dict[str, pa.Array]:
-        """Columns of NAMES: the key (text as its UTF-8), the tag; null where there is none. Raises `Unreadable`."""
+    def fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
+        """Columns of NAMES: the key (text as its UTF-8), the tag; null where there is none.
+
+        What is no attribute raises `Unreadable`; `lenient`: it has neither.
+        """
         types = {"key": pa.binary(), "tag": pa.string()}
         if not self._having.any():
             return {name: pa.nulls(len(self._having), types[name]) for name in names}
         layout = self.layout
         rest = np.flatnonzero(~layout.plain)
         if not _is_text(self._data, layout):
-            rest = np.arange(len(self._having))
-        slow = self._decoded(rest)
+            rest = np.flatnonzero(self._having)
+        slow = self._decoded(rest, lenient)
         found = {}
         for name in names:
             span = layout.keys if name == "key" else layout.tags
@@ -67,7 +70,7 @@ class Attributes:
             found[name] = column
         return found
 
-    def _decoded(self, rows: Array) -> dict[str, list[Any]]:
+    def _decoded(self, rows: Array, lenient: bool) -> dict[str, list[Any]]:
         """Key and tag of `rows` by the decoder of the messages, each distinct attribute once."""
         known: dict[bytes, Attribute] = {}
         keys: list[bytes | None] = []
@@ -80,7 +83,9 @@ class Attributes:
                 try:
                     attribute = known[data] = decode_attribute(data) if data else Attribute()
                 except DecodeFailed as error:
-                    raise Unreadable(row, str(error)) from None
+                    if not lenient:
+                        raise Unreadable(row, str(error)) from None
+                    attribute = known[data] = Attribute()
             key = attribute.key
             keys.append(key.encode() if isinstance(key, str) else key)
             tags.append(attribute.tag)

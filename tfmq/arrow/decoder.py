@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from journal.record import (
+    CONTROL_SIZE,
     FLAG_ATTRIBUTE,
     FLAG_CONTROL,
     FLAG_FILLER,
@@ -51,11 +52,19 @@ class Decoder:
 
     `schema`: columns of SCHEMA, as `project` gives them · `log_id` as of `journal.record.make_log_id` · `verify`:
     "chunk" proves every block by the CRC-32 of its control record, "message" besides that each record by its own,
-    "none" only that records and control records fit together.
+    "none" only that records and control records fit together · `lenient`: a message whose attribute is none, which
+    no broker looks at, has neither key nor tag; else it is refused where these are asked for.
     """
 
     def __init__(
-        self, topic: str, partition: int, log_id: int, schema: pa.Schema = SCHEMA, verify: str = "chunk"
+        self,
+        topic: str,
+        partition: int,
+        log_id: int,
+        schema: pa.Schema = SCHEMA,
+        verify: str = "chunk",
+        *,
+        lenient: bool = False,
     ) -> None:
         if verify not in VERIFY:
             raise BadRequest(f"verify is one of {', '.join(VERIFY)}, not {verify!r}.")
@@ -64,6 +73,7 @@ class Decoder:
         self.log_id = log_id
         self.schema = schema
         self.verify = verify
+        self.lenient = lenient
 
     def decode(self, data: Buffer, offset: int, start: int = 0, end: int | None = None) -> pa.RecordBatch:
         """The messages of `data`, which is whole control blocks and begins at `offset` of the partition, whose own
@@ -94,6 +104,8 @@ class Decoder:
         flags = numbers(data, positions + 16, "u4")
         indexes = np.flatnonzero(flags == FLAG_CONTROL)
         if not len(indexes) or indexes[-1] != len(positions) - 1:
+            return None
+        if positions[-1] + CONTROL_SIZE > len(data):
             return None
         controls = Controls(data, positions[indexes])
         rows = _rows(data, positions, flags, indexes)
@@ -139,7 +151,7 @@ class Decoder:
             found["attributes"] = attributes.column()
         names = [name for name in NAMES if name in self.schema.names]
         try:
-            return found | (attributes.fields(*names) if names else {})
+            return found | (attributes.fields(*names, lenient=self.lenient) if names else {})
         except Unreadable as error:
             place = f"{self.topic}-{self.partition} at offset {rows.positions[error.row] + offset}"
             raise DecodeFailed(f"{place}: {error} Without the columns key and tag it can be read.") from None

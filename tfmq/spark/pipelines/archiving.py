@@ -100,7 +100,7 @@ class Runner(Protocol):
 def archive_piece(wish: Wish, topic: str, piece: Piece) -> Done[list[ArchiveFile]]:
     """One task: read a piece, write its files."""
     log = PartitionLog(topic, piece.partition, piece.incarnation, piece.log_id)
-    decoder = Decoder(topic, piece.partition, piece.log_id, COLUMNS, wish.verify)
+    decoder = Decoder(topic, piece.partition, piece.log_id, COLUMNS, wish.verify, lenient=True)
     with open_logs(wish.address) as logs:
         start = readable_start(logs, log, piece)
         chunks = logs.chunks(Range(log, start, piece.end)) if start < piece.end else iter(())
