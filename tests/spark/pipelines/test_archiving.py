@@ -329,3 +329,29 @@ def test_a_log_that_was_set_back_is_refused(
     shortened(monkeypatch, cut=1)
     with pytest.raises(LogTruncated, match="its data was set back to an older copy"):
         archived(folder, topic, wire(spark_server))
+
+
+def test_a_topic_may_have_any_name(spark_server: LiveServer, folder: Path) -> None:
+    names = ("archive.json", "_tfmq", "lock", "00000001.json", "...", "-", "t" * 249)
+    for name in names:
+        send(spark_server.address, name, some(seeded(name), 5))
+        assert archived(folder, name, wire(spark_server)).messages == 5
+        assert sum(map(len, by_manifest(folder, name).values())) == 5
+    assert ArchiveFolder.opened(folder).topics() == sorted(names)
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_lost_manifest_is_told_and_nothing_comes_twice(
+    spark_server: LiveServer, topic: str, folder: Path, lost: int
+) -> None:
+    for _ in range(lost):
+        send(spark_server.address, topic, some(seeded(topic), 10))
+        archived(folder, topic, wire(spark_server))
+    before = by_listing(folder)
+    (folder / layout.manifest_path(topic, lost)).unlink()
+    send(spark_server.address, topic, some(seeded(topic), 10))
+    with pytest.raises(
+        Damaged, match=f"no step that is done has it: _tfmq/{topic}/0000000{lost}.json was deleted"
+    ):
+        archived(folder, topic, wire(spark_server))
+    assert by_listing(folder) == before

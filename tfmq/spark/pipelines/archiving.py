@@ -142,12 +142,14 @@ class Archiving:
         behind = ends if begun is None else ends_behind(ends, begun.pieces, begun.gaps)
         partitions, survey = self._survey(behind)
         again = 0 if begun is None else sum(each.end - each.start for each in begun.pieces)
-        if begun is None and not survey.stretches:
-            return
+        if begun is None:
+            self._archive.require_whole(self._topic, last)
+            if not survey.stretches:
+                return
         progress = begin_progress(survey.size_bytes + again)
         if begun is not None:
             self.outcome.resumed = True
-            sweep(self._wish.folder / f"topic={self._topic}")
+            sweep(self._wish.folder / layout.topic_folder(self._topic))
             ends = self._step(begun, ends, progress)
             step += 1
         node = self._wish.node or (last.plan.node if last is not None else "")
@@ -191,7 +193,7 @@ class Archiving:
                 )
             )
         for each in changed:
-            for path in (self._wish.folder / f"topic={self._topic}").rglob(layout.file_name(each)):
+            for path in (self._wish.folder / layout.topic_folder(self._topic)).rglob(layout.file_name(each)):
                 make_folder(aside)
                 settle(path, aside / f"{path.parent.parent.name}-{path.parent.name}-{path.name}")
         changed_plan = plan._replace(pieces=tuple(kept), gaps=(*plan.gaps, *gaps))

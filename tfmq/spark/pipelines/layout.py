@@ -1,7 +1,7 @@
 """Where the files of an archive are; docs/formats/archive.md is its page.
 
 ARCHIVE/topic=orders/date=2026-11-21/hour=09/00003-0000000005-00000000000000004096-00000000000000008192.parquet
-ARCHIVE/_tfmq/archive.json              what this folder is
+ARCHIVE/_tfmq/@archive.json             what this folder is
 ARCHIVE/_tfmq/orders/00000007.plan      a step that is begun: what it will hold
 ARCHIVE/_tfmq/orders/00000007.json      a step that is done: what it holds, file by file
 ARCHIVE/_tfmq/orders/lock               one run at a time
@@ -15,9 +15,11 @@ from typing import Final, NamedTuple
 
 HOUSE: Final = "_tfmq"
 """Readers of Parquet pass over names that begin with _ or a dot."""
-ARCHIVE_FILE: Final = f"{HOUSE}/archive.json"
+ARCHIVE_FILE: Final = f"{HOUSE}/@archive.json"
+"""No topic has such a name, so none has its folder there."""
 HOUR_MS: Final = 3_600_000
 STEP_NAME: Final = re.compile(r"(\d{8})\.(plan|json)")
+FILE_NAME: Final = re.compile(r"(\d{5})-(\d{10})-(\d{20})-(\d{20})\.parquet")
 TEMPORARY: Final = ".part"
 """Ends the name of a file that is not whole yet, which begins with a dot."""
 
@@ -46,6 +48,15 @@ def file_path(topic: str, hour: int, piece: Piece) -> str:
 def file_name(piece: Piece) -> str:
     """The same in each hour."""
     return f"{piece.partition:05d}-{piece.incarnation:010d}-{piece.start:020d}-{piece.end:020d}.parquet"
+
+
+def topic_folder(topic: str) -> str:
+    return f"topic={topic}"
+
+
+def date_folder(append_ms: int) -> str:
+    """Of a day, below the topic's; they sort as the days do."""
+    return f"date={datetime.fromtimestamp(append_ms / 1000, UTC):%Y-%m-%d}"
 
 
 def house_folder(topic: str) -> str:

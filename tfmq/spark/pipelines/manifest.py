@@ -28,6 +28,10 @@ MISSING: Final = (
     " from a copy."
 )
 DAMAGED: Final = "{path} is damaged: {why}. Bring it back from a copy of the archive."
+NOBODYS: Final = (
+    "{path} is in the archive {folder}, and no step that is done has it: {manifest} was deleted or not copied, and its"
+    " messages would come twice. Bring it back from a copy."
+)
 OTHER_VERSION: Final = (
     "{path} has format version {version}, and this release of tfmq reads {known}: take a newer one."
 )
@@ -209,6 +213,25 @@ class ArchiveFolder:
         """Raises Damaged, NotSupported."""
         path = self.folder / layout.manifest_path(topic, step)
         return manifest_of(unpacked(str(path), path.read_bytes()))
+
+    def require_whole(self, topic: str, last: Manifest | None) -> None:
+        """That no step was done behind `last`, whose manifest was lost: files of the time since its first message.
+
+        Ask where no step is begun. Raises Damaged.
+        """
+        files = last.files if last is not None else ()
+        ends = last.ends if last is not None else {}
+        since = layout.date_folder(min((each.first_ms for each in files), default=0))
+        days = (self.folder / layout.topic_folder(topic)).glob("date=*")
+        for path in sorted(path for day in days if day.name >= since for path in day.glob("*/*.parquet")):
+            name = layout.FILE_NAME.fullmatch(path.name)
+            if name is None:
+                continue
+            partition, incarnation, start, _ = map(int, name.groups())
+            if start >= ends.get((incarnation, partition), 0):
+                lost = layout.manifest_path(topic, last.plan.step + 1 if last is not None else 1)
+                where = path.relative_to(self.folder)
+                raise Damaged(NOBODYS.format(path=where, folder=self.folder, manifest=lost))
 
     def begun(self, topic: str, step: int) -> Plan | None:
         """The plan of a step that is not done, if it is begun. Raises Damaged, NotSupported."""
