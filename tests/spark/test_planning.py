@@ -246,6 +246,18 @@ def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(logs: FakeLogs) -
     assert query.batch() == [("orders", 0, 0, 500)]
 
 
+def test_a_topic_that_is_made_anew_before_a_query_with_available_now_read_it_is_told(logs: FakeLogs) -> None:
+    query = Query(logs)
+    query.planner.freeze()
+    logs.delete("orders")
+    logs.create("orders", 2)
+    logs.add("orders", 0, 50)
+    with pytest.raises(UnknownTopic, match="deleted, and perhaps made anew"):
+        query.batch()
+    query.restart(failOnDataLoss="false")
+    assert query.batch() == [("orders", 0, 0, 500)]
+
+
 def test_a_checkpoint_of_another_broker_is_told_from_one_of_this(logs: FakeLogs) -> None:
     logs.name = "here"
     query = Query(logs)

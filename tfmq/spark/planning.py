@@ -92,7 +92,9 @@ class Planner:
         self._seen = self._offsets(survey, {key: each.bounds.end for key, each in survey.items()})
         self._look_for_gone(start, survey)
         if self._target is not None:
-            survey = _frozen(survey, self._target)
+            there, survey = survey, _frozen(survey, self._target)
+            for key in sorted((start.keys() & there.keys()) - survey.keys()):
+                self._begin(key, start[key], there[key])  # made anew since: what was not read of it is told
         begins = {key: self._begin(key, start.get(key), each) for key, each in survey.items()}
         ends = {key: self._end(begins[key], each) for key, each in survey.items()}
         if self._waits(survey, begins):

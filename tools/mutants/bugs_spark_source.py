@@ -7,6 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 PLANNING: Final = "tests/spark/test_planning.py"
+GAPS: Final = "tests/spark/test_planning_gaps.py"
 PLACES: Final = "tests/spark/test_places.py"
 STREAM: Final = "tests/spark/test_stream_reader.py"
 TASKS: Final = "tests/spark/test_tasks.py"
@@ -90,8 +91,32 @@ SPARK_SOURCE: Final = (
         "limit-of-bytes-before-the-message",
         "a message larger than the limit does not stop a query",
         "tfmq/spark/planning.py",
-        "self._logs.at_or_after(survey[key].log, begins[key] + size))",
-        "self._logs.at_or_after(survey[key].log, begins[key] + size - 1))",
+        "self._message_from(survey[key].log, begins[key], begins[key] + size, ends[key])",
+        "self._message_from(survey[key].log, begins[key], begins[key] + size - 1, ends[key])",
+        [PLANNING],
+    ),
+    Mutant(
+        "stuck-before-a-gap",
+        "a limit does not hold a query up before lost messages that are more",
+        "tfmq/spark/planning.py",
+        "if found[key] <= begins[key]:",
+        "if found[key] < begins[key]:",
+        [GAPS],
+    ),
+    Mutant(
+        "limit-of-bytes-in-damage",
+        "a limit of bytes that ends in damage ends the micro-batch there",
+        "tfmq/spark/planning.py",
+        "found = error.first if error.first > begin else error.next",
+        "raise error",
+        [GAPS],
+    ),
+    Mutant(
+        "made-anew-while-a-query-ends",
+        "with Trigger.AvailableNow a topic that was made anew is told, too",
+        "tfmq/spark/planning.py",
+        "self._begin(key, start[key], there[key])  # made anew",
+        "pass  # made anew",
         [PLANNING],
     ),
     Mutant(
