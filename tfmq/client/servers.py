@@ -69,14 +69,14 @@ def parse_server(text: str) -> Server:
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "tfmq", text
+    if "@" in text:  # before any sentence that shows it
+        raise NotSupported("An address with a user and password needs a later release; write host:port.")
     if scheme == "tfmqs":
         raise NotSupported(f"{text!r} asks for TLS, which this release does not have; write tfmq://.")
     if scheme != "tfmq":
         raise BadRequest(
             f"{text!r} is not a broker's address: {scheme}:// is another protocol, tfmq:// is ours."
         )
-    if "@" in rest:
-        raise NotSupported("An address with a user and password needs a later release; write host:port.")
     host, port = _split(rest.rstrip("/"), text)
     return Server(host or DEFAULT_HOST, port)
 
