@@ -43,6 +43,10 @@ def test_an_application_and_its_version_name_a_commit_group() -> None:
             "txnVersion must be a whole number from 0 on, not '-1'.",
         ),
         ({**SERVERS, "transactionTtl": "long"}, "transactionTtl must be a time in seconds above 0, or like"),
+        (
+            {**SERVERS, "transactionTtl": "10000h"},
+            "transactionTtl must be at most 365 days, 3.6e+07 s are more.",
+        ),
         ({**SERVERS, "subscribe": "orders"}, "subscribe is an option of the source, not of the sink"),
         ({**SERVERS, "topik": "orders"}, "tfmq has no option 'topik'. Did you mean 'topic'?"),
     ],

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from tfmq.client.servers import parse_servers
 from tfmq.errors import BadRequest
-from tfmq.limits import valid_name
+from tfmq.limits import TRANSACTION_TTL_SECONDS, valid_name
 from tfmq.spark.options import chosen
 
 TIMEOUT_SECONDS = 30.0
@@ -37,6 +37,10 @@ def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
     if topic and not valid_name(topic):
         raise BadRequest(f"topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not {topic!r}.")
     ttl = found.get("transactionTtl")
+    if ttl is not None and ttl > TRANSACTION_TTL_SECONDS.cap:
+        raise BadRequest(
+            f"transactionTtl must be at most {TRANSACTION_TTL_SECONDS.cap // 86_400} days, {ttl:g} s are more."
+        )
     return SinkSettings(
         found["servers"],
         topic,
