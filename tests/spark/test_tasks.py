@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tfmq.arrow.schema import SCHEMA, project
-from tfmq.errors import Damaged, LogTruncated, OffsetOutOfRange, TfmqError, UnknownTopic
+from tfmq.errors import BadRequest, Damaged, LogTruncated, OffsetOutOfRange, TfmqError, UnknownTopic
 from tfmq.spark import tasks
 from tfmq.spark.logs import Address, Chunk, Range, open_logs
 from tfmq.spark.tasks import Reading
@@ -160,3 +160,14 @@ def test_what_has_no_end_ends_the_range(
 def test_columns_that_nobody_wants_are_not_there(broker: SimulatedBroker) -> None:
     [first, *_] = reading(broker, schema=project(["topic", "offset"])).rows((whole(broker),))
     assert first.schema.names == ["topic", "offset"]
+
+
+def test_a_null_where_the_schema_has_none_is_told(broker: SimulatedBroker) -> None:
+    never_null = pa.schema([pa.field("value", pa.binary(), nullable=False), SCHEMA.field("offset")])
+    assert len(offsets(reading(broker, schema=never_null).rows((whole(broker),)))) == COUNT
+    with broker.producer(linger_ms=0) as producer:
+        producer.send("orders", None, key="gone", partition=0)
+    with pytest.raises(
+        BadRequest, match="the column value is never null, and in orders-0 it is: leave out NOT NULL"
+    ):
+        offsets(reading(broker, schema=never_null).rows((whole(broker),)))

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
-from tfmq.errors import Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.logs import Address, Chunk, Logs, Range, open_logs
+from tfmq.errors import BadRequest, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.logs import Address, Chunk, Logs, PartitionLog, Range, open_logs
 from tfmq.spark.sentences import Losses
 
 
@@ -38,6 +38,7 @@ class Reading(NamedTuple):
                 for chunk in logs.chunks(Range(log, begin, end)):
                     for batch in _sound(decoder, chunk, begin, end):
                         if batch.num_rows:
+                            self._require_what_is_never_null(log, batch)
                             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
                     begin = max(begin, _next(chunk))
                 return
@@ -48,6 +49,15 @@ class Reading(NamedTuple):
             except (UnknownTopic, LogTruncated) as error:
                 losses.lost(type(error)(str(error), **error.details))
                 return
+
+    def _require_what_is_never_null(self, log: PartitionLog, batch: pa.RecordBatch) -> None:
+        """Spark ends in an error of its own, or in a wrong result, where a column has what its schema rules out."""
+        for field, column in zip(self.schema, batch.columns, strict=True):
+            if column.null_count and not field.nullable:
+                raise BadRequest(
+                    f"The schema says that the column {field.name} is never null, and in {log.name} it is: leave out"
+                    " NOT NULL."
+                )
 
 
 def _sound(decoder: Decoder, chunk: Chunk, begin: int, end: int) -> Iterator[pa.RecordBatch]:
