@@ -25,7 +25,7 @@ from tools.rigs.live_server import LiveServer
 ROOT = Path(__file__).resolve().parent.parent.parent
 MASTER = "local-cluster[2,1,1024]"
 ROWS = 100_000
-SECONDS = 240.0
+SECONDS = 540.0
 
 
 def spark_home(folder: Path) -> Path:
@@ -93,7 +93,7 @@ def check(said: Any, folder: Path, name: str) -> None:
         assert str(folder / "spark-home" / "work") in place, place
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_two_executors_with_a_zip_of_the_packages_copy_a_topic(wanted: list[str], tmp_path: Path) -> None:
     archive = tmp_path / "tfmq.zip"
     with zipfile.ZipFile(archive, "w") as written:

@@ -8,6 +8,7 @@ import pytest
 from tests.spark.drivers import Drivers, Row, differing, sent, stored
 from tools.rigs.live_driver import Failed
 
+pytestmark = pytest.mark.timeout(600)  # a JVM on a busy machine takes its time to start
 FAIL = {"do": "call", "function": "tests.spark.test_drivers:ask_for_nothing", "arguments": {}}
 
 

@@ -14,6 +14,7 @@ from tests.spark.wiretap import Exchange
 from tools.rigs.live_driver import Died, Failed, LiveDriver, command_of, stat_of
 from tools.rigs.live_server import LiveServer
 
+pytestmark = pytest.mark.timeout(600)  # a JVM on a busy machine takes its time to start
 TASK_STEPS = ("BEGIN_TRANSACTION", "PRODUCE", "PREPARE_TRANSACTION")
 STEPS = (*TASK_STEPS, "COMMIT_GROUP")
 

@@ -11,6 +11,7 @@ from tests.spark.wiretap import Exchange
 from tools.rigs.live_driver import Failed
 from tools.rigs.live_server import LiveServer
 
+pytestmark = pytest.mark.timeout(600)  # a JVM on a busy machine takes its time to start
 STEPS = ("BEGIN_TRANSACTION", "PRODUCE", "PREPARE_TRANSACTION", "COMMIT_GROUP")
 
 
