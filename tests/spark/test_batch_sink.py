@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -66,6 +67,23 @@ def test_an_applications_version_is_written_once_and_stays_known(tfmq_broker: Si
     assert (group.group, group.sequence) == ("spark-batch-app", 3)
     with pytest.raises(GroupStale, match="only go up"):
         one_by_one(tfmq_broker, ("b",), txnAppId="app", txnVersion="2")
+
+
+@pytest.mark.usefixtures("spark_can_be_had")
+def test_a_version_that_is_passed_over_is_said(
+    tfmq_broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two writes of one application to two topics are two versions: the second one would vanish in silence."""
+    with caplog.at_level(logging.WARNING, "tfmq.spark"):
+        for topic in ("orders", "copies"):
+            made, told = one_by_one(tfmq_broker, ("a",), topic=topic, txnAppId="app", txnVersion="3")
+            assert not caplog.records
+            made.commit(told)
+    assert sent(tfmq_broker) == [b"a"]
+    (said,) = caplog.messages
+    assert said.startswith(
+        "Version 3 of spark-batch-app was committed before, so these 1 rows were passed over"
+    )
 
 
 @pytest.mark.usefixtures("spark_can_be_had")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -25,6 +26,11 @@ from tfmq.spark.sink_settings import SinkSettings, group_name, sink_settings
 from tfmq.spark.task_writing import abort_run, verdict_of, write_rows
 
 log = logging.getLogger("tfmq.spark")
+
+PASSED_OVER: Final = (
+    "Version %d of %s was committed before, so these %d rows were passed over. Other writes, also those to another"
+    " topic, need a txnAppId of their own."
+)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
@@ -72,6 +78,8 @@ class BatchSink(DataSourceArrowWriter):
                 raise self._stale(error) from None
             if not self.once:
                 self._forget(client)
+        if reply.repeated and verdict.rows and not verdict.members:
+            log.warning(PASSED_OVER, self.member.sequence, self.settings.group, verdict.rows)
         if reply.dropped:
             log.warning("%d messages were dropped: their topics are gone.", reply.dropped)
 
