@@ -34,9 +34,9 @@ def damaged_broker() -> SimulatedBroker:
     return broker
 
 
-def read_through(logs: Logs, limit: Limit) -> int:
+def read_through(logs: Logs, limit: Limit, **more: str) -> int:
     """How many micro-batches a query takes that reads what is there, and goes on where something is gone."""
-    options = {"servers": "127.0.0.1:1", "subscribe": "orders", "failOnDataLoss": "false"}
+    options = {"servers": "127.0.0.1:1", "subscribe": "orders", "failOnDataLoss": "false", **more}
     planner = Planner(source_settings({**options, "startingOffsets": "earliest"}, streaming=True), logs)
     planner.freeze()
     place, batches = planner.initial(), 0
@@ -65,3 +65,8 @@ def test_more_lost_messages_than_a_micro_batch_may_have_do_not_hold_a_query_up(l
 def test_damage_does_not_hold_a_query_up_that_goes_on_behind_it(limit: Limit) -> None:
     with damaged_broker() as broker, FolderLogs(DATA, broker.disk) as stored:
         assert read_through(stored, limit) >= 40
+
+
+def test_tasks_of_so_many_messages_are_planned_also_from_damage_on() -> None:
+    with damaged_broker() as broker, FolderLogs(DATA, broker.disk) as stored:
+        assert read_through(stored, Limit(bytes=500), maxRecordsPerPartition="3") >= 40

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tfmq.errors import OffsetOutOfRange, UnknownTopic
-from tfmq.spark.sentences import Losses, told
+from tfmq.spark.sentences import SAID_MAX, Losses, told
 
 
 @told
@@ -80,3 +80,10 @@ def test_a_loss_that_is_allowed_is_said_once(caplog: pytest.LogCaptureFixture) -
         losses.lost(OffsetOutOfRange("Gone."))
         losses.lost(OffsetOutOfRange("More is gone."))
     assert [record.message.split(" The query")[0] for record in caplog.records] == ["Gone.", "More is gone."]
+
+
+def test_what_was_said_is_not_remembered_without_a_bound() -> None:
+    losses = Losses(False)
+    for number in range(SAID_MAX + 10):
+        losses.lost(OffsetOutOfRange(f"{number} is gone."))
+    assert len(losses._said) <= SAID_MAX

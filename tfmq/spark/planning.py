@@ -300,7 +300,7 @@ class Planner:
         return self._logs.split(each, size) if each.end - each.start > size else [each]
 
     def _pieces_of_rows(self, each: Range, rows_max: int) -> Iterator[Range]:
-        begin, ordinal = each.start, self._logs.ordinal_at(each.log, each.start)
+        begin, ordinal = each.start, self._asked_ordinal(each.log, each.start)
         while begin < each.end:
             ordinal += rows_max
             end = min(each.end, self._logs.at_ordinal(each.log, ordinal))

@@ -16,6 +16,9 @@ from tfmq.errors import TfmqError
 
 log = logging.getLogger("tfmq.spark")
 
+SAID_MAX = 1000
+"""Sentences that are known to have been said: a query that runs for a year meets more losses than these."""
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -61,5 +64,7 @@ class Losses:
             )
             raise error
         if error.sentence not in self._said:
+            if len(self._said) >= SAID_MAX:
+                self._said.clear()
             self._said.add(error.sentence)
             log.warning("%s The query goes on behind it, because failOnDataLoss is false.", error.sentence)
