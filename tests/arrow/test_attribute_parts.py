@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from journal.header import tag_hash
 from tests.arrow.random_logs import BORN, KEYS, TAGS, attributes
 from tests.scale import scaled
 from tfmq import limits
-from tfmq.arrow.attribute_parts import parts_of
+from tfmq.arrow.attribute_parts import Parts, parts_of
 from tfmq.client.encoder import attribute_part
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import decode_attribute, encode_attribute
@@ -24,17 +25,21 @@ def columns(**given: tuple[list[Any], pa.DataType]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, list(given))
 
 
+def joined(found: Parts) -> list[bytes]:
+    return [b"".join(pieces) for pieces in zip(*(each.to_pylist() for each in found.pieces), strict=True)]
+
+
 def attributes_of(batch: pa.RecordBatch) -> list[bytes | None]:
     """The attributes as they would stand in the records."""
     found = parts_of(batch)
     if found is None:
         return [None] * len(batch)
-    parts = found.parts.to_pylist()
+    parts = joined(found)
     assert [bool(part) for part in parts] == found.having.tolist()
     attributes = [part[4:] if part else None for part in parts]
     assert parts == [b"" if each is None else len(each).to_bytes(4, "big") + each for each in attributes]
     tags = [decode_attribute(each).tag if each else None for each in attributes]
-    assert found.hashes.tolist() == [tag_hash(tag or "") for tag in tags]
+    assert np.broadcast_to(found.hashes, len(batch)).tolist() == [tag_hash(tag or "") for tag in tags]
     return attributes
 
 
@@ -167,6 +172,27 @@ def test_nothing_to_say_is_no_part() -> None:
 
 def test_the_part_is_what_the_client_puts_into_a_record() -> None:
     found = parts_of(columns(key=([b"k", b"l"], pa.binary())))
-    assert found is not None and found.parts.to_pylist() == [
+    assert found is not None and joined(found) == [
         attribute_part(encode_attribute(key=k)) for k in (b"k", b"l")
     ]
+
+
+def test_names_of_fields_that_are_no_numbers_stay() -> None:
+    given = columns(
+        attributes=([b"\x82\xa1z\x01\x07\x05", b"\x81\xc0\x01"], pa.binary()), key=([b"k", b"k"], pa.binary())
+    )
+    assert attributes_of(given) == [b"\x83\x02\xc4\x01k\x07\x05\xa1z\x01", b"\x82\x02\xc4\x01k\xc0\x01"]
+
+
+def test_bytes_below_a_null_are_not_looked_at() -> None:
+    data = pa.py_buffer(b"\xc1garbage\x81\x02\xa1\xff\x81\x02\xa1k")
+    edges = pa.py_buffer(np.array([0, 8, 12, 16], np.int32))
+    given = pa.BinaryArray.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\x04"), edges, data])
+    assert attributes_of(pa.RecordBatch.from_arrays([given], ["attributes"])) == [
+        None,
+        None,
+        b"\x81\x02\xa1k",
+    ]
+    bent = pa.BinaryArray.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\x06"), edges, data])
+    with pytest.raises(BadRequest, match="row 1 cannot be sent"):
+        parts_of(pa.RecordBatch.from_arrays([bent], ["attributes"]))

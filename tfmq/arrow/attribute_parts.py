@@ -1,11 +1,14 @@
 """What stands between a record's header and its payload, out of the columns `attributes`, `key` and `tag`.
 
-Whole columns at a time: the old attributes are looked at by `Attributes`, new ones joined of pieces by Arrow. Only what
+Whole columns at a time: the old attributes are looked at by `Attributes`, new ones joined of pieces by Arrow; where
+there are no old ones, all but key and tag themselves is one of few byte strings, chosen by their lengths. Only what
 `layout` does not read (properties, counts) is unpacked and packed again, row by row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,13 +26,15 @@ from tfmq.packing import pack, unpack
 _MAP: Final = 0x80
 _MAPS: Final = pa.array([bytes([_MAP | count]) for count in range(4)], pa.binary())
 _NOTHING: Final = 0
+_TAG_SHIFT: Final = 32
+"""Where the tag's shape begins in that of both: a key's has fewer bits."""
 
 
 class Parts(NamedTuple):
-    """For each record the bytes behind its header (the attribute with its size, or nothing), whether it has an
-    attribute, and its tag's hash."""
+    """For each record the bytes behind its header (the attribute with its size, or nothing; `pieces`, columns without
+    nulls, one behind the other), whether it has an attribute, and its tag's hash."""
 
-    parts: pa.BinaryArray
+    pieces: list[pa.BinaryArray]
     having: Array
     hashes: Array
 
@@ -46,20 +51,26 @@ class Old(NamedTuple):
     tags: pa.StringArray
 
 
-def parts_of(batch: pa.RecordBatch) -> Parts | None:
+def parts_of(batch: pa.RecordBatch, *, lenient: bool = False) -> Parts | None:
     """The attribute parts of the records of `batch`, whose columns are binary or string; None where no record has any.
 
     `attributes` is taken as it is. A column `key` or `tag` decides about key and tag, null removes them; where it
-    says the same as the attribute, the bytes stay as they are. Raises `BadRequest` naming the row, `MessageTooLarge`.
+    says the same as the attribute, the bytes stay as they are. `lenient`: so do those that are no attribute.
+    Raises `BadRequest` naming the row, `MessageTooLarge`.
     """
     names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
         return None
-    old_bytes = batch.column("attributes") if "attributes" in names else pa.nulls(len(batch), pa.binary())
-    old = _read(old_bytes)
-    key = _checked("key", batch.column("key"), limits.KEY_BYTES) if "key" in names else old.keys
-    tag = _checked("tag", batch.column("tag"), limits.TAG_BYTES) if "tag" in names else old.tags
-    tag = _without_empty(tag)
+    given = {name: batch.column(name) for name in names}
+    key = _checked("key", given["key"], limits.KEY_BYTES) if "key" in given else None
+    tag = _checked("tag", given["tag"], limits.TAG_BYTES) if "tag" in given else None
+    tag = _without_empty(tag) if tag is not None else None
+    old_bytes = given.get("attributes")
+    if old_bytes is None or old_bytes.null_count == len(batch):
+        return _of_key_and_tag(key, tag)
+    old = _read(old_bytes, lenient)
+    key = old.keys if key is None else key
+    tag = old.tags if tag is None else tag
     same_key, same_tag = _same(key, old.keys), _same(tag, old.tags)
     changed = ~(same_key & same_tag)
     new = old_bytes
@@ -69,27 +80,46 @@ def parts_of(batch: pa.RecordBatch) -> Parts | None:
         new = _rewritten(new, np.flatnonzero(changed & ~old.plain), old_bytes, key, same_key, tag, same_tag)
     _checked("attribute (key, tag and properties together)", new, limits.ATTRIBUTE_BYTES)
     having: Array = new.is_valid().to_numpy(zero_copy_only=False)
-    return Parts(_sized(new), having, _hashes(tag))
+    return Parts([_sized(new)], having, _hashes(tag))
 
 
-def _read(old: pa.BinaryArray) -> Old:
-    count = len(old)
-    if old.null_count == count:
-        plain, text = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
-        nothing = pa.nulls(count, pa.binary())
-        return Old(
-            plain,
-            pa.repeat(b"", count),
-            np.zeros(count, np.uint8),
-            nothing,
-            text,
-            pa.nulls(count, pa.string()),
-        )
+def _of_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> Parts:
+    """Attributes of nothing else, each as long as its key and tag say; at least one of them is there."""
+    shape: Array = np.int64(0)
+    hashes: Array = np.uint32(0)
+    pieces = []
+    if key is not None:
+        shape = _shapes(key, pa.types.is_string(key.type))
+        pieces.append(key)
+    if tag is not None:
+        tags = _shapes(tag, True)
+        shape = shape | tags << _TAG_SHIFT
+        hashes = _hashes(tag)
+        pieces += [_chosen(tags, partial(_head, TAG)), tag]
+    pieces = [
+        each.cast(pa.binary()).fill_null(b"") if each.null_count else each.cast(pa.binary())
+        for each in pieces
+    ]
+    return Parts([_chosen(shape, _begin), *pieces], shape != _NOTHING, hashes)
+
+
+def _begin(shape: int) -> bytes:
+    """What stands before the key in an attribute of these shapes of key and tag, its size included."""
+    if shape == _NOTHING:
+        return b""
+    tag, key = divmod(shape, 1 << _TAG_SHIFT)
+    head = _head(KEY, key)
+    rest = len(_head(TAG, tag)) + sum((each - 1) >> 1 for each in (key, tag) if each != _NOTHING)
+    size = 1 + len(head) + rest
+    return size.to_bytes(4, "big") + bytes([_MAP | (key != _NOTHING) + (tag != _NOTHING)]) + head
+
+
+def _read(old: pa.BinaryArray, lenient: bool) -> Old:
     data, edges = edges_of(old)
     begins, ends = edges[:-1], edges[1:]
     attributes = Attributes(data, begins, ends, old.is_valid().to_numpy(zero_copy_only=False))
     try:
-        fields = attributes.fields("key", "tag")
+        fields = attributes.fields("key", "tag", lenient=lenient)
     except Unreadable as error:
         raise BadRequest(f"The attributes of row {error.row} cannot be sent: {error}") from None
     layout = attributes.layout
@@ -121,11 +151,24 @@ def _joined(old: Old, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.Bin
 
 def _heads(number: int, values: pa.BinaryArray, text: Array) -> pa.BinaryArray:
     """What stands before each value in a map: its number, and its kind and length; nothing where it is null."""
-    lengths = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
+    return _chosen(_shapes(values, text), partial(_head, number))
+
+
+def _shapes(values: pa.Array, text: Array | bool) -> Array:
+    """Of each value one number for its length and whether it is text, _NOTHING where it is null."""
+    lengths = pc.binary_length(values)
+    if not values.null_count:
+        return (lengths.to_numpy().astype(np.int64) << 1 | text) + 1
     valid = values.is_valid().to_numpy(zero_copy_only=False)
-    shapes = pa.array(np.where(valid, (lengths << 1 | text) + 1, _NOTHING)).dictionary_encode()
-    heads = pa.array([_head(number, shape) for shape in shapes.dictionary.to_pylist()], pa.binary())
-    return heads.take(shapes.indices)
+    return np.where(valid, (lengths.fill_null(0).to_numpy().astype(np.int64) << 1 | text) + 1, _NOTHING)
+
+
+def _chosen(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
+    """What is made of each number, which is done once for those that are alike."""
+    distinct = pa.array(shapes).dictionary_encode()
+    return pa.array([made(each) for each in distinct.dictionary.to_pylist()], pa.binary()).take(
+        distinct.indices
+    )
 
 
 def _head(number: int, shape: int) -> bytes:
@@ -156,10 +199,16 @@ def _rewritten(
             if not same:
                 fields.pop(number, None)
                 fields.update({number: value.as_py()} if value.is_valid else {})
-        made.append(pack(dict(sorted(fields.items()))) if fields else None)
+        made.append(pack(dict(sorted(fields.items(), key=_order))) if fields else None)
     mask = np.zeros(len(column), dtype=bool)
     mask[rows] = True
     return pc.replace_with_mask(column, pa.array(mask), pa.array(made, pa.binary()))
+
+
+def _order(field: tuple[Any, Any]) -> tuple[int, int]:
+    """Numbers by size; what else somebody took for a field's name stays behind them, as it stood."""
+    name = field[0]
+    return (0, name) if isinstance(name, int) else (1, 0)
 
 
 def _sized(attributes: pa.BinaryArray) -> pa.BinaryArray:

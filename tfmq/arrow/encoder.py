@@ -42,12 +42,18 @@ class Encoded(NamedTuple):
 
 
 def encode(
-    batch: pa.RecordBatch, producer_id: int, sequence: int, *, message_bytes: int = limits.MESSAGE_BYTES
+    batch: pa.RecordBatch,
+    producer_id: int,
+    sequence: int,
+    *,
+    message_bytes: int = limits.MESSAGE_BYTES,
+    lenient: bool = False,
 ) -> Encoded:
     """The rows of `batch` as records with the ids from (`producer_id`, `sequence`) on.
 
     Columns by name: `value` (binary or string; null is a tombstone), and if they are there `key` (binary or
-    string), `tag` and `attributes`, see `parts_of`; others are passed over. The same rows always give the same bytes.
+    string), `tag` and `attributes`, see `parts_of`; others are passed over. `lenient`: attributes
+    that nobody can read are sent as they are, as a copy has to. The same rows always give the same bytes.
     Raises `BadRequest` for columns or attributes that cannot be sent, `MessageTooLarge` for a value of more than
     `message_bytes`.
     """
@@ -60,7 +66,7 @@ def encode(
         return Encoded(b"", 0, [])
     batch = _plain(batch)
     values = batch.column("value")
-    parts = parts_of(batch)
+    parts = parts_of(batch, lenient=lenient)
     payloads = values.fill_null(b"") if values.null_count else values
     sizes = pc.binary_length(payloads).to_numpy().astype(np.int64)
     if int(sizes.max()) > message_bytes:
@@ -71,7 +77,7 @@ def encode(
         )
     bodies = payloads
     if parts is not None:
-        bodies = pc.binary_join_element_wise(parts.parts, payloads, b"")
+        bodies = pc.binary_join_element_wise(*parts.pieces, payloads, b"")
         sizes = pc.binary_length(bodies).to_numpy().astype(np.int64)
     headers = np.empty(count, dtype=HEADER)
     headers["length"] = sizes

@@ -33,14 +33,17 @@ FindTopic = Callable[[str], Topic]
 
 
 class Outgoing:
-    """See the module. `topic` "": the column says it. `first`: where this task begins to go round the partitions."""
+    """See the module. `topic` "": the column says it. `first`: where this task begins to go round the partitions.
+    `lenient` as of `encode`."""
 
-    def __init__(self, find: FindTopic, topic: str, first: int, message_bytes: int) -> None:
+    def __init__(
+        self, find: FindTopic, topic: str, first: int, message_bytes: int, lenient: bool = False
+    ) -> None:
         self._find = find
         self._topic = topic
         self._turns: dict[str, int] = {}
         self._first = first
-        self._message_bytes = message_bytes
+        self._encode = partial(_encoded, message_bytes, lenient)
         self._rows: list[pa.RecordBatch] = []
         self._bytes = 0
 
@@ -129,7 +132,7 @@ class Outgoing:
 
     def _batches(self, topic: Topic, number: int, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
         for part, size in _cut(rows):
-            made = partial(_encoded, part, self._message_bytes)
+            made = partial(self._encode, part)
             where = self._turn(topic) if number < 0 else number
             yield MemberBatch(topic.name, topic.incarnation, where, len(part), size, made)
 
@@ -143,8 +146,10 @@ def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, rows.schema.names)
 
 
-def _encoded(rows: pa.RecordBatch, message_bytes: int, producer_id: int, sequence: int) -> Encoded:
-    return encode(rows, producer_id, sequence, message_bytes=message_bytes)
+def _encoded(
+    message_bytes: int, lenient: bool, rows: pa.RecordBatch, producer_id: int, sequence: int
+) -> Encoded:
+    return encode(rows, producer_id, sequence, message_bytes=message_bytes, lenient=lenient)
 
 
 def _parted(rows: pa.RecordBatch) -> bool:

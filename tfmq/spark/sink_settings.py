@@ -15,7 +15,8 @@ GROUP_PREFIX = "spark-"
 
 class SinkSettings(NamedTuple):
     """`topic` "": the rows say it. `ttl_ms` None: as the broker says. `group` and `sequence` are of a batch write that
-    is to be done once; "" and 0 for others.
+    is to be done once; "" and 0 for others. `lenient` as of
+    `encode`, for copies.
     """
 
     servers: str
@@ -25,6 +26,7 @@ class SinkSettings(NamedTuple):
     other_total: bool = False
     group: str = ""
     sequence: int = 0
+    lenient: bool = False
 
 
 def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:

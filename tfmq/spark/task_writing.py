@@ -63,7 +63,9 @@ class _Sender:
             first = context.partitionId() if context is not None else 0
             self._client.connect()
             most = self._client.link.limits["message_bytes"]
-            self._outgoing = Outgoing(self._client.topic, self._settings.topic, first, most)
+            self._outgoing = Outgoing(
+                self._client.topic, self._settings.topic, first, most, self._settings.lenient
+            )
         if self._outgoing is not None:
             self._send(self._outgoing.take(rows))
 

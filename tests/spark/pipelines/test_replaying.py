@@ -8,21 +8,36 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.scale import scaled, seeded
 from tests.spark.pipelines.killing import runs_of
-from tests.spark.pipelines.messages import archived, arrived, content, in_topic, require_same, send, some
+from tests.spark.pipelines.messages import (
+    archived,
+    arrived,
+    content,
+    count_of,
+    in_topic,
+    require_same,
+    send,
+    some,
+)
 from tfmq.admin import Admin
 from tfmq.errors import BadRequest, Damaged, UnknownTopic
 from tfmq.message import Message
+from tfmq.protocol.commands import CommitMember
+from tfmq.spark.group_commit import GroupClient
 from tfmq.spark.logs import Address
 from tfmq.spark.pipelines import replaying
+from tfmq.spark.pipelines.archive_files import batches_of
 from tfmq.spark.pipelines.manifest import ArchiveFolder
 from tfmq.spark.pipelines.progress import Progress
 from tfmq.spark.pipelines.replay_plan import Choice
 from tfmq.spark.pipelines.replaying import Outcome, Replaying, Wish
 from tfmq.spark.pipelines.tasks import inline
+from tfmq.spark.sink_settings import SinkSettings
+from tfmq.spark.task_writing import verdict_of, write_rows
 from tools.rigs.live_server import LiveServer
 
 STEPS: dict[str, Any] = {"piece_bytes": 3 << 10, "step_bytes": 9 << 10}
@@ -260,3 +275,42 @@ def test_killed_at_any_point_the_next_run_gives_the_same(
         most = (
             most * 3 // 4 if kills == before else most
         )  # how many calls a run has depends on what it waits for
+
+
+def test_messages_whose_attributes_nobody_can_read_are_copied_as_they_are(
+    spark_server: LiveServer, topic: str, tmp_path: Path
+) -> None:
+    given = [
+        b"\xc1",
+        b"\x82\x01\x05",
+        b"\x81\x02\xa1\xff",
+        None,
+        b"\x80",
+        b"\x82\xa1z\x01\x02\xa1k",
+        b"\x81\x02\xa1k",
+    ]
+    rows = {"value": [b"v"] * len(given), "attributes": given, "partition": [0] * len(given)}
+    settings = SinkSettings(spark_server.address, topic, 10.0, lenient=True)
+    member = CommitMember(topic[-60:].lstrip("-"), 1, "run")
+    verdict = verdict_of([write_rows(settings, member, iter([pa.RecordBatch.from_pydict(rows)]))])
+    assert verdict is not None
+    with GroupClient(spark_server.address, 10.0) as client:
+        client.commit(verdict)
+    found = [each["attributes"] for each in archived_rows(spark_server, topic, tmp_path / "one", len(given))]
+    assert found == given
+    assert replayed(spark_server, tmp_path / "one", topic, f"{topic}-b").messages == len(given)
+    again = archived_rows(spark_server, f"{topic}-b", tmp_path / "two", len(given))
+    assert [(each["attributes"], each["key"]) for each in again] == list(
+        zip(given, [None] * 5 + [b"k"] * 2, strict=True)
+    )
+
+
+def archived_rows(server: LiveServer, topic: str, to: Path, count: int) -> list[dict[str, Any]]:
+    """What an archive of partition 0 has, once the topic has so many messages."""
+    deadline = time.monotonic() + 60
+    while count_of(server.address, topic) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    archived(to, topic, Address(server.address, None, 10.0))
+    folder = ArchiveFolder.opened(to)
+    files = folder.manifest(topic, 1).files
+    return [row for file in files for batch in batches_of(to, file) for row in batch.to_pylist()]
