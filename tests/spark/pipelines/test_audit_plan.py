@@ -58,11 +58,48 @@ def test_no_piece_begins_where_a_control_record_is_damaged(
     assert finding.first < second.start <= finding.next
 
 
-def test_a_log_without_a_mark_is_checked_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["missing", "empty", "zeros"])
+def test_a_log_without_a_mark_is_told_and_checked_all_the_same(tmp_path: Path, how: str) -> None:
     folder = written(tmp_path / "data")
-    (folder / "log.mark").unlink()
+    mark = folder / "log.mark"
+    mark.write_bytes(bytes(mark.stat().st_size) if how == "zeros" else b"")
+    if how == "missing":
+        mark.unlink()
     result = audit_here(tmp_path / "data")
-    assert (result.findings, result.messages) == ([], 1200)
+    assert [each[0] for each in told(result)] == [MARK] and result.messages == 1200
+    assert "nobody knows how far the log went" in result.findings[0].text
+    with segments(folder)[-1].open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 100)
+    result = audit_here(tmp_path / "data")
+    assert [each[0] for each in told(result)] == [MARK] and result.messages < 1200
+
+
+def test_a_log_that_nothing_was_written_to_yet_needs_no_mark(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "data", 0, [])
+    (folder / "log.mark").unlink()
+    assert audit_here(tmp_path / "data").findings == []
+
+
+class Retaining(RealDisk):
+    """A disk whose oldest segment goes as soon as it was listed, `times` times."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        super().__init__()
+        self.folder, self.times = folder, times
+
+    def size(self, path: str) -> int:
+        if self.times and path == str(segments(self.folder)[0]):
+            self.times -= 1
+            segments(self.folder)[0].unlink()
+        return super().size(path)
+
+
+def test_a_file_that_retention_takes_once_it_is_listed_is_not_asked_for(tmp_path: Path) -> None:
+    folder = written(tmp_path / "data")
+    bases = [int(path.stem) for path in segments(folder)]
+    made = plan(Retaining(folder, 2), [str(tmp_path / "data")])
+    assert [each.base for each in made.logs[0].segments] == bases[2:]
+    assert [piece.base for piece in made.pieces] == bases[2:] and made.findings == []
 
 
 def test_a_damaged_mark_is_told_once(tmp_path: Path) -> None:

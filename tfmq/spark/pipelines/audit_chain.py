@@ -194,12 +194,11 @@ class _Chain:
         """What lay before the log's first offset is gone by right."""
         marks = self.log.marks
         begins = self.segments[0].base if self.segments else 0
-        if marks is None and begins:
-            text = (
-                f"{names.mark_name()} is missing, so nobody knows whether the log ever began before {begins}"
-            )
-            if not any(finding.kind == MARK for finding in self.findings):
-                self.find(MARK, None, 0, begins, text)
+        if marks is None and not self.log.mark_damaged and any(each.size for each in self.segments):
+            text = f"{names.mark_name()} is missing or empty, so nobody knows how far the log went"
+            if begins:
+                text += f", and whether it ever began before {begins}"
+            self.find(MARK, None, 0, begins, text)
         if begins or (marks is not None and marks.first):
             high = self._place_behind_of(self.found, last=False) or LAST_PLACE
             self.windows.append(Window(FIRST_PLACE, high, False))

@@ -7,6 +7,7 @@ does, so pieces can be checked apart, in any order, on any machine that has the 
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from journal import names
@@ -23,6 +24,9 @@ from tfmq.spark.pipelines.audit_findings import MARK, Finding
 
 PIECE_BYTES: Final = 64 << 20
 """About so much is one task's: a quarter of a second's work, so that cores end together."""
+
+TRIES: Final = 3
+"""A broker that runs removes files while they are listed."""
 
 ARRIVALS_FOLDER: Final = "delay/arrivals"
 CATALOG_FOLDER: Final = "meta"
@@ -56,6 +60,7 @@ class AuditedLog(NamedTuple):
     log_id: int | None
     marks: Marks | None
     segments: tuple[Segment, ...]
+    mark_damaged: bool = False
 
     @property
     def path(self) -> str:
@@ -109,20 +114,31 @@ def plan(disk: Disk, folders: list[str], piece_bytes: int = PIECE_BYTES) -> Plan
             raise BadRequest(f"{data} is not a folder; name the data folder of a broker (its --data).")
         before = len(made.logs)
         for child, suffix in _log_folders(disk, data):
-            try:
-                log = _log(disk, data, child, suffix, made)
-                pieces = _pieces(disk, log, piece_bytes)
-            except FileNotFoundError:
-                if disk.exists(names.join(data, child)):
-                    raise
-                continue  # the topic was deleted meanwhile
-            made.logs.append(log)
-            made.pieces.extend(pieces)
+            _add(disk, data, child, suffix, made, piece_bytes)
         if len(made.logs) == before:
             raise BadRequest(
                 f"{data} holds no partition's folder; name the data folder of a broker (its --data)."
             )
     return made
+
+
+def _add(disk: Disk, data: str, child: str, suffix: str, made: Plan, piece_bytes: int) -> None:
+    """One folder, unless its topic is deleted meanwhile; again where retention takes a file that was just listed."""
+    findings = len(made.findings)
+    for tried in range(TRIES):
+        try:
+            log = _log(disk, data, child, suffix, made)
+            pieces = _pieces(disk, log, piece_bytes)
+        except FileNotFoundError:
+            del made.findings[findings:]
+            if not disk.exists(names.join(data, child)):
+                return
+            if tried == TRIES - 1:
+                raise
+            continue
+        made.logs.append(log)
+        made.pieces.extend(pieces)
+        return
 
 
 def _log_folders(disk: Disk, data: str) -> list[tuple[str, str]]:
@@ -141,8 +157,12 @@ def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> Audited
         log_id, marks = _marks(disk, path)
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
+        log = log._replace(mark_damaged=True)
         made.findings.append(log.finding(MARK, None, 0, 0, f"{names.mark_name()}: {error}"))
     bases = _bases(disk, path, suffix)
+    if marks is None and bases and not log.mark_damaged:
+        with suppress(Corrupt, NewerFormat):  # the topic was made between the two looks
+            log_id, marks = _marks(disk, path)
     if marks is not None and bases and marks.first < bases[0]:
         marks = marks._replace(first=first_now(disk, log, marks.first))
     for base in bases:
