@@ -8,7 +8,15 @@ import pyarrow as pa
 import pytest
 
 from tfmq.arrow.schema import SCHEMA, project
-from tfmq.errors import BadRequest, Damaged, LogTruncated, OffsetOutOfRange, TfmqError, UnknownTopic
+from tfmq.errors import (
+    BadRequest,
+    Damaged,
+    LogTruncated,
+    NotARecord,
+    OffsetOutOfRange,
+    TfmqError,
+    UnknownTopic,
+)
 from tfmq.spark import tasks
 from tfmq.spark.logs import Address, Chunk, Range, open_logs
 from tfmq.spark.tasks import Reading
@@ -171,3 +179,12 @@ def test_a_null_where_the_schema_has_none_is_told(broker: SimulatedBroker) -> No
         BadRequest, match="the column value is never null, and in orders-0 it is: leave out NOT NULL"
     ):
         offsets(reading(broker, schema=never_null).rows((whole(broker),)))
+
+
+def test_a_place_where_no_message_begins_is_a_loss_of_another_history(broker: SimulatedBroker) -> None:
+    """A broker that was restored from a backup may have grown beyond what a query had read."""
+    every = offsets(reading(broker).rows((whole(broker),)))
+    inside = whole(broker)._replace(start=every[3] + 5)
+    with pytest.raises(NotARecord, match=r"no record starts at offset .* restored from a backup, perhaps"):
+        offsets(reading(broker).rows((inside,)))
+    assert offsets(reading(broker, fail=False).rows((inside,))) == every[4:]

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
-from tfmq.errors import BadRequest, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
+from tfmq.errors import BadRequest, Damaged, LogTruncated, NotARecord, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.logs import Address, Chunk, Logs, PartitionLog, Range, open_logs
 from tfmq.spark.sentences import Losses
 
@@ -46,6 +46,15 @@ class Reading(NamedTuple):
                 behind = error.first if isinstance(error, OffsetOutOfRange) else error.next
                 losses.lost(type(error)(str(error), **error.details))
                 begin = behind if begin < behind else end
+            except NotARecord as error:
+                losses.lost(
+                    NotARecord(
+                        f"{error} The log is not the one that this query read: its broker was restored from a backup,"
+                        " perhaps, and what was between is gone.",
+                        **error.details,
+                    )
+                )
+                begin = max(logs.at_or_after(log, begin), begin + 1)
             except (UnknownTopic, LogTruncated) as error:
                 losses.lost(type(error)(str(error), **error.details))
                 return
