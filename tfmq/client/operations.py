@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tfmq.client.asking import ask
 from tfmq.client.call import Call
 from tfmq.client.cluster import Cluster, Topic
 from tfmq.client.link import SECONDS, Link
@@ -59,11 +60,17 @@ def find_topics(
     names: Sequence[str] | None,
     *,
     create: bool = False,
+    patient: bool = False,
     seconds: float = SECONDS,
 ) -> Operation[list[Topic]]:
-    """Ask for topics (None: all) and remember them. Unknown ones are left out; `create` makes them."""
-    asked = None if names is None else list(names)
-    reply = yield from request(link, commands.Metadata(asked, create), seconds=seconds)
+    """Ask for topics (None: all) and remember them. Unknown ones are left out; `create` makes them. `patient`: a broker
+    that is busy, or stops, is asked again until `seconds` are over.
+    """
+    asked = commands.Metadata(None if names is None else list(names), create)
+    if patient:
+        reply = yield from ask(link, asked, link.now() + seconds)
+    else:
+        reply = yield from request(link, asked, seconds=seconds)
     if names is not None:
         for name in names:
             cluster.forget(name)
@@ -71,12 +78,18 @@ def find_topics(
 
 
 def find_topic(
-    link: Link, cluster: Cluster, name: str, *, create: bool = False, seconds: float = SECONDS
+    link: Link,
+    cluster: Cluster,
+    name: str,
+    *,
+    create: bool = False,
+    patient: bool = False,
+    seconds: float = SECONDS,
 ) -> Operation[Topic]:
-    """The topic, from memory if it is known, else asked for. Raises `UnknownTopic`."""
+    """The topic, from memory if it is known, else asked for as by `find_topics`. Raises `UnknownTopic`."""
     known = cluster.topic(name)
     if known is None:
-        found = yield from find_topics(link, cluster, [name], create=create, seconds=seconds)
+        found = yield from find_topics(link, cluster, [name], create=create, patient=patient, seconds=seconds)
         if not found:
             raise UnknownTopic(
                 f"There is no topic {name}: create it (tfmq topic create), or look at the list."

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from tfmq.client.asking import ask
 from tfmq.client.cluster import Cluster, Topic
 from tfmq.client.commit_group import GroupPart, MemberBatch, Times, aborting, committing, forgetting
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.identities import Identities
-from tfmq.client.operations import find_topic, request
+from tfmq.client.operations import find_topic
 from tfmq.client.reach import reach
 from tfmq.client.tasks import Task, Tasks
 from tfmq.client.transaction_streams import TransactionStreams
@@ -60,11 +61,11 @@ class GroupClient:
 
     def connect(self) -> None:
         """Wait until the broker has told its limits."""
-        self._driver.run(request(self.link, Ping(), seconds=self._seconds))
+        self._driver.run(ask(self.link, Ping(), self.link.now() + self._seconds))
 
     def topic(self, name: str) -> Topic:
         """The topic, made if the broker makes topics on first use. Raises `UnknownTopic`."""
-        found = find_topic(self.link, self._cluster, name, create=True, seconds=self._seconds)
+        found = find_topic(self.link, self._cluster, name, create=True, patient=True, seconds=self._seconds)
         return self._driver.run(found)
 
     def part(self, member: CommitMember, ttl_ms: int | None = None) -> Part:

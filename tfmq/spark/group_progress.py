@@ -10,8 +10,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tfmq.client.asking import ask
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.operations import request
 from tfmq.client.reach import reach
 from tfmq.client.waiting import Operation
 from tfmq.errors import NotAllowed, TfmqError, UnknownTopic
@@ -26,11 +26,12 @@ AGAIN_SECONDS: Final = 5.0
 
 
 class GroupProgress:
-    """Of one group, over a connection of its own."""
+    """Of one group, over a connection of its own; the broker was there before."""
 
     def __init__(self, address: Address, group: str) -> None:
         self._group, self._timeout = group, address.timeout
         self._link, self._driver, _ = reach(address.servers, BlockingDriver)
+        self._link.patience_seconds = max(self._link.patience_seconds, address.timeout)
         self._saved: Offsets | None = None
         self._not_before = 0.0
 
@@ -80,4 +81,4 @@ class GroupProgress:
             yield from self._ask(ResetGroup(self._group, rows))
 
     def _ask(self, message: Any) -> Operation[Any]:
-        return (yield from request(self._link, message, seconds=self._timeout))
+        return (yield from ask(self._link, message, self._link.now() + self._timeout))

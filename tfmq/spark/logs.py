@@ -96,8 +96,9 @@ class Logs(Protocol):
     ) -> None: ...
 
 
-def open_logs(address: Address) -> Logs:
-    """The logs at `address`. A folder is looked at now, a broker with the first question.
+def open_logs(address: Address, *, patient: bool = False) -> Logs:
+    """The logs at `address`. A folder is looked at now, a broker with the first question. `patient`: it was there
+    before, so it is waited for from the first question on.
 
     Raises BadRequest: not exactly one address is given, or the path is no data folder.
     """
@@ -109,4 +110,4 @@ def open_logs(address: Address) -> Logs:
         return FolderLogs(address.path)
     from tfmq.spark.wire_logs import WireLogs
 
-    return WireLogs(address.servers, address.timeout)
+    return WireLogs(address.servers, address.timeout, patient=patient)

@@ -61,7 +61,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @told
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes. All before `start` was processed."""
-        desk, begin = self._at_desk(), _offsets(start)
+        desk, begin = self._at_desk(begun=True), _offsets(start)
         with desk.pace.asking():
             desk.processed(begin)
             end = desk.planner.latest(begin, _limit(limit))
@@ -83,7 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @told
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """What each task of a micro-batch reads."""
-        found = self._at_desk().planner.stream(_offsets(start), _offsets(end))
+        found = self._at_desk(begun=True).planner.stream(_offsets(start), _offsets(end))
         return [TaskRanges(each) for each in found]
 
     @told
@@ -102,17 +102,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if desk is not None:
             desk.close()
 
-    def _at_desk(self) -> Desk:
+    def _at_desk(self, begun: bool = False) -> Desk:
+        """`begun`: the query is, so its broker was there: one that is away is waited for."""
         if self._desk is None:
-            self._desk = Desk(self._settings)
+            self._desk = Desk(self._settings, begun)
         return self._desk
 
 
 class Desk:
     """What the driver's instance has open for as long as the query runs."""
 
-    def __init__(self, settings: SourceSettings) -> None:
-        self._logs: Logs = open_logs(settings.address)
+    def __init__(self, settings: SourceSettings, begun: bool) -> None:
+        self._logs: Logs = open_logs(settings.address, patient=begun)
         self.planner = Planner(settings, self._logs)
         self.pace = Pace()
         self._group = GroupProgress(settings.address, settings.group) if settings.group else None

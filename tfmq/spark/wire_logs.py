@@ -2,7 +2,8 @@
 
 Questions that belong together go out together. Chunks are read ahead by one: the request for the next chunk leaves
 before a chunk is handed out, so the broker reads and sends while this one is worked on; no more than two are ever in
-memory. A connection that breaks is made again by the link, which repeats what was asked.
+memory. A connection that breaks is made again by the link, which repeats what was asked; a broker that stops says so
+before it is gone, and is waited for likewise.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from types import TracebackType
 from typing import Any, Final
 
 from journal.header import make_log_id
+from tfmq.client.asking import ask
 from tfmq.client.call import Call
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import SECONDS, Link
-from tfmq.client.operations import request
 from tfmq.client.reach import reach
 from tfmq.client.waiting import Operation, Wait
 from tfmq.errors import Busy, ConnectionFailed, Damaged, OffsetOutOfRange, TfmqError, TimedOut, UnknownTopic
@@ -39,16 +40,20 @@ Question = tuple[PartitionLog, Any]
 
 
 class WireLogs:
-    """`Logs` of the broker at `servers`; making one touches no network."""
+    """`Logs` of the broker at `servers`; making one touches no network. `patient` as of `open_logs`."""
 
-    def __init__(self, servers: str | None = None, timeout: float = SECONDS) -> None:
+    def __init__(
+        self, servers: str | None = None, timeout: float = SECONDS, *, patient: bool = False
+    ) -> None:
         self._link, self._driver, _ = reach(servers, BlockingDriver)
         self._timeout = timeout
+        if patient:
+            self._link.patience_seconds = max(self._link.patience_seconds, timeout)
 
     def node(self) -> str:
         """See `Logs`."""
         if self._link.hello is None:
-            self._driver.run(request(self._link, wire.Ping(), seconds=self._timeout))
+            self._driver.run(ask(self._link, wire.Ping(), self._link.now() + self._timeout))
         assert self._link.hello is not None
         return self._link.hello.node
 
@@ -155,7 +160,7 @@ class WireLogs:
         self._driver.run(answered(self._link, questions, FORCE_SECONDS, TfmqError))
 
     def _metadata(self, names: list[str] | None) -> Sequence[wire.TopicRow]:
-        asked = request(self._link, wire.Metadata(names, False), seconds=self._timeout)
+        asked = ask(self._link, wire.Metadata(names, False), self._link.now() + self._timeout)
         return self._driver.run(asked).topics  # type: ignore[no-any-return]
 
     def _place(self, log: PartitionLog, by: int, value: int) -> int:
