@@ -3,11 +3,12 @@
 Exit codes: 0 done, 1 not done (the sentence says why), 2 wrong usage, 3 no broker reached, 4 damage found.
 """
 
+import difflib
 import errno
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -39,6 +40,9 @@ Examples:
 """
 
 
+PIPELINES = ("archive", "replay", "audit", "reconcile", "report", "spark", "pipelines")
+"""Words of what Spark does, which are no commands of `tfmq`."""
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C ended
 
@@ -50,6 +54,8 @@ class ReaderGone(Exception):
 class LazyGroup(click.Group):
     """A click group whose commands are imported when they are asked for."""
 
+    targets: Mapping[str, str] = COMMANDS
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
@@ -57,10 +63,10 @@ class LazyGroup(click.Group):
             raise ReaderGone from error
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.targets)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        target = COMMANDS.get(name)
+        target = self.targets.get(name)
         if target is None:
             return None
         module, attribute = target.split(":")
@@ -76,6 +82,8 @@ class LazyGroup(click.Group):
             from tfmq.cli.output import did_you_mean
 
             hint = did_you_mean(arguments[0], self.list_commands(context))
+            if arguments[0] in PIPELINES and arguments[0] not in self.targets:
+                hint = " Pipelines on Spark: `python -m tfmq.spark.pipelines` lists them."
             raise click.UsageError(f"there is no command {arguments[0]!r}.{hint}", context) from error
 
 
@@ -111,6 +119,9 @@ def run(
         click.echo("stopped", err=True)
         return 1
     except click.UsageError as error:
+        if isinstance(error, click.NoSuchOption):
+            known = near(error.option_name, error.possibilities)
+            error = click.NoSuchOption(error.option_name, error.message, known, error.ctx)
         error.show()
         return error.exit_code
     except click.ClickException as error:
@@ -122,6 +133,12 @@ def run(
         return INTERRUPTED
     except Exception as error:
         return explained(error)
+
+
+def near(option: str, possibilities: Sequence[str] | None) -> list[str]:
+    """Those that may be meant; click counts the dashes, too, as letters that are alike."""
+    known = {each.lstrip("-"): each for each in possibilities or ()}
+    return [known[each] for each in difflib.get_close_matches(option.lstrip("-"), known)]
 
 
 def open_what_is_closed() -> None:

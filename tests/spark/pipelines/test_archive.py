@@ -52,8 +52,9 @@ def test_it_says_what_it_did_and_that_nothing_is_new(
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        ([], 2, "name the topics, or --all."),
-        (["orders", "--all"], 2, "name the topics, or --all."),
+        ([], 2, "name the topics, or say --all."),
+        (["orders", "--all"], 2, "name the topics, or say --all, not both."),
+        (["orders", "--format", "csv"], 2, "No such option '--format'.\n"),
         (["orders", "--path", "."], 2, "tfmq: Name either --servers or --path, not both.\n"),
         (["orders", "--file-bytes", "many"], 2, "'many' is no size: write a number above 0"),
         (["orders", "--on-loss", "cry"], 2, "'cry' is not one of 'stop', 'skip'."),

@@ -48,7 +48,15 @@ def test_exit_codes_are_those_of_tfmq(
 
 def test_a_wrong_option_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(raising(None), "trial", ["--masterr", "local"]) == 2
-    assert "--master" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Did you mean '--master'?" in said
+    assert "Usage: python -m tfmq.spark.pipelines.trial [OPTIONS]\n" in said
+    assert "Try 'python -m tfmq.spark.pipelines.trial --help'" in said
+
+
+def test_an_option_that_is_like_none_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(None), "trial", ["--format", "csv"]) == 2
+    assert "No such option '--format'.\n" in capsys.readouterr().err
 
 
 def test_without_pyspark_it_says_how_to_install_it(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_time_from_and_a_time_until_leave_the_others_out(
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        ([], 2, "name the topics, or --all."),
+        ([], 2, "name the topics, or say --all."),
         (["no-such-topic"], 1, "There is no topic 'no-such-topic'."),
         (["x", "--format", "gif"], 2, "'gif' is not one of 'png', 'svg'."),
     ],

@@ -16,7 +16,7 @@ from tfmq.errors import UnknownTopic
 from tfmq.spark.logs import Logs, open_logs
 from tfmq.spark.pipelines.address import address_of, address_options
 from tfmq.spark.pipelines.archiving import PIECE_BYTES, STEP_BYTES, Archiving, Outcome, Wish
-from tfmq.spark.pipelines.command import Job, leave, pipeline_options
+from tfmq.spark.pipelines.command import Job, check_topics, leave, pipeline_options
 from tfmq.spark.pipelines.hour_files import COMPRESSIONS
 from tfmq.spark.pipelines.planning import ON_LOSS
 from tfmq.spark.pipelines.sizes import Size
@@ -86,8 +86,7 @@ def archive(
 
     Run it again for what is new; after a kill at any point it goes on and makes the same files.
     """
-    if bool(topics) == everything:
-        raise click.UsageError("name the topics, or --all.")
+    check_topics(topics, everything)
     address = address_of(servers, path, timeout)
     since_ms = None if since is None else round(since.timestamp() * 1000)
     with ExitStack() as stack:

@@ -110,11 +110,19 @@ def pipeline_options(name: str) -> Callable[[Function], Function]:
     return decorate
 
 
+def check_topics(topics: Sequence[str], everything: bool) -> None:
+    """Raises UsageError unless there are either names of topics or --all."""
+    if topics and everything:
+        raise click.UsageError("name the topics, or say --all, not both.")
+    if not topics and not everything:
+        raise click.UsageError("name the topics, or say --all.")
+
+
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a pipeline's command line; its exit code. Errors are a sentence on standard error."""
-    return tfmq_command.run(arguments, command, f"tfmq.spark.pipelines.{name}")
+    return tfmq_command.run(arguments, command, f"python -m tfmq.spark.pipelines.{name}")
 
 
 def leave(command: click.Command, name: str) -> None:
     """Run it and leave with its exit code."""
-    tfmq_command.main(None, command, f"tfmq.spark.pipelines.{name}")
+    tfmq_command.main(None, command, f"python -m tfmq.spark.pipelines.{name}")

@@ -23,7 +23,7 @@ from tfmq.errors import BadRequest
 from tfmq.spark.logs import Address, open_logs
 from tfmq.spark.pipelines.address import address_of, address_options
 from tfmq.spark.pipelines.archive import named
-from tfmq.spark.pipelines.command import Job, leave, pipeline_options
+from tfmq.spark.pipelines.command import Job, check_topics, leave, pipeline_options
 from tfmq.spark.pipelines.report_figures import TopicFigures, width_of
 from tfmq.spark.pipelines.report_groups import lags, with_letters
 from tfmq.spark.pipelines.report_page import page
@@ -39,7 +39,8 @@ COLUMNS: Final = ("topic", "messages", "payload", "a_second", "peak", "size_p50"
 
 
 @click.command(
-    epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.report orders payments --to /tmp/report"
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.report orders payments --to /tmp/report",
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option(
@@ -72,8 +73,7 @@ def report(
     job: Job,
 ) -> int:
     """Report rates, sizes, latencies, lags and retries of TOPICs."""
-    if bool(topics) == everything:
-        raise click.UsageError("name the topics, or --all.")
+    check_topics(topics, everything)
     address = address_of(servers, path, timeout)
     window = Window(*(None if each is None else round(each.timestamp() * 1000) for each in (since, until)))
     now_ms = round(time.time() * 1000)
