@@ -45,7 +45,12 @@ def test_few_different_values_are_told_exactly() -> None:
         "p99.9": 4000,
         "max": 4000,
     }
-    assert binned([]).row()["p50"] == 0
+
+
+def test_where_nothing_was_measured_no_figure_is_made_up() -> None:
+    row = Spread().row()
+    assert list(row) == list(binned([1]).row()) and row.pop("values") == 0
+    assert set(row.values()) == {None}
 
 
 @given(span=st.integers(1, 10**9))

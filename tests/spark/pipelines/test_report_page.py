@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 from tests.spark.pipelines.test_report_plot import EMPTY, FULL
-from tfmq.spark.pipelines.report_figures import GroupLag
+from tfmq.spark.pipelines.report_figures import GroupLag, Spread
 from tfmq.spark.pipelines.report_page import page
 
 
@@ -46,3 +46,12 @@ def test_names_of_users_stay_text() -> None:
         "7 messages do not say when they were born; 2 were appended before they were born: a clock is wrong."
         in found.text
     )
+
+
+def test_a_topic_without_births_has_no_latency_instead_of_a_perfect_one() -> None:
+    figures = FULL._replace(latencies=Spread(), unborn=FULL.messages)
+    found = read(page([figures], {"orders": b"1"}, "png", "127.0.0.1:8367", 0))
+    cells = [text for text in found.text if text.strip()]
+    first = cells.index("latency, ms") + 1
+    assert cells[first : first + 7] == ["-"] * 7
+    assert "0 ms" not in cells and cells.count("-") == 7 + 2

@@ -44,11 +44,19 @@ class Spread(NamedTuple):
             left -= each.count
         return self.bins[-1].most if self.bins else 0
 
-    def row(self) -> dict[str, float]:
-        """As tables and JSON have it."""
-        named = {f"p{str(share * 100).removesuffix('.0')}": self.quantile(share) for share in QUANTILES}
-        least, most = (self.bins[0].least, self.bins[-1].most) if self.bins else (0, 0)
+    def row(self) -> dict[str, float | None]:
+        """As tables and JSON have it; None where there is nothing, since 0 would be a figure."""
+        if not self.bins:
+            names = ("mean", "min", *(name_of(share) for share in QUANTILES), "max")
+            return {"values": 0, **dict.fromkeys(names)}
+        named = {name_of(share): self.quantile(share) for share in QUANTILES}
+        least, most = self.bins[0].least, self.bins[-1].most
         return {"values": self.values, "mean": round(self.mean, 1), "min": least, **named, "max": most}
+
+
+def name_of(share: float) -> str:
+    """'p99.9' for 0.999."""
+    return f"p{str(share * 100).removesuffix('.0')}"
 
 
 class Moment(NamedTuple):

@@ -59,8 +59,8 @@ def _overview(figures: Sequence[TopicFigures]) -> str:
                 f"{row['messages_per_second']:,.1f}",
                 f"{row['peak_per_second']:,.1f}",
                 size_text(each.sizes.quantile(0.5)),
-                f"{each.latencies.quantile(0.5):,} ms" if known else "",
-                f"{each.latencies.quantile(0.99):,} ms" if known else "",
+                f"{each.latencies.quantile(0.5):,} ms" if known else "-",
+                f"{each.latencies.quantile(0.99):,} ms" if known else "-",
                 f"{each.letters.get('dead', 0):,}",
             )
         )
@@ -102,7 +102,7 @@ def _spreads(figures: TopicFigures) -> str:
     for name, spread in (("payload, bytes", figures.sizes), ("latency, ms", figures.latencies)):
         row = spread.row()
         row.pop("values")
-        rows.append((name, *(f"{value:,}" for value in row.values())))
+        rows.append((name, *("-" if value is None else f"{value:,}" for value in row.values())))
     head = ("", *(key for key in figures.sizes.row() if key != "values"))
     return _table("Distributions", head, rows)
 
