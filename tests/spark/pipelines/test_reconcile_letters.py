@@ -23,6 +23,16 @@ def test_of_partitions_that_are_gone_nothing_is_asked() -> None:
     assert inquiries(ADDRESS, [OTHER], [letter(3)]) == []
 
 
+def test_of_another_brokers_topic_with_the_same_number_nothing_is_asked() -> None:
+    namesake = LOG._replace(topic="payments")
+    assert (
+        inquiries(
+            ADDRESS, [namesake, OTHER._replace(topic="else")], [letter(9, sent=("again", 30, 3, 700, 55))]
+        )
+        == []
+    )
+
+
 def test_many_letters_are_many_tasks() -> None:
     asked = inquiries(ADDRESS, [LOG], [letter(n) for n in range(LETTERS_AT_ONCE + 1)])
     assert [len(each.claims) for each in asked] == [LETTERS_AT_ONCE, 1]

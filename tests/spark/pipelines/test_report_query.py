@@ -44,3 +44,14 @@ def test_counts_births_and_sizes_are_those_of_each_message(spark: Any) -> None:
         assert sum(bin.total for bin in each.latencies.bins) == sum(
             latency for latency in latencies if latency >= 0
         )
+
+
+def test_births_that_no_sender_gives_end_no_report(spark: Any) -> None:
+    wrong = [b"\x81\x01\xcf" + bytes([255] * 8), b"\x81\x01\xcf\xff", b"\x81\x01", b"", b"\xc1"]
+    far = [b"\x81\x01\xcf\x7f" + bytes([255] * 7)] * 3
+    given = [(b"v", "hostile", 0, NOW, attribute) for attribute in wrong + far]
+    frame = spark.createDataFrame(
+        given, "value binary, topic string, partition int, at bigint, attributes binary"
+    ).selectExpr("value", "topic", "partition", "timestamp_millis(at) AS timestamp", "attributes")
+    (found,) = figures_of(bins_of(frame, {"hostile": 1}), {"hostile": 1})
+    assert (found.messages, found.unborn, found.early, found.latencies.values) == (8, len(wrong), len(far), 0)

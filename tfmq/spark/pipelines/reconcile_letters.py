@@ -38,13 +38,15 @@ class Inquiry(NamedTuple):
 
 def inquiries(address: Address, logs: Iterable[PartitionLog], kept: Sequence[Kept]) -> list[Inquiry]:
     """What is to be asked about these letters; of partitions that are gone, nothing."""
-    known = {(log.incarnation, log.partition): log for log in logs}
+    known = {(log.topic, log.incarnation, log.partition): log for log in logs}
     claims: dict[PartitionLog, list[Claim]] = {}
     for letter in kept:
-        places = [((letter.incarnation, letter.partition), letter.offset, letter.message_id, False)]
+        places = [
+            ((letter.topic, letter.incarnation, letter.partition), letter.offset, letter.message_id, False)
+        ]
         if letter.sent is not None:
-            _, incarnation, partition, offset, id = letter.sent
-            places.append(((incarnation, partition), offset, id, True))
+            topic, incarnation, partition, offset, id = letter.sent
+            places.append(((topic, incarnation, partition), offset, id, True))
         for key, offset, id, resent in places:
             if key in known:
                 claims.setdefault(known[key], []).append(Claim(offset, id, letter.group, letter.id, resent))

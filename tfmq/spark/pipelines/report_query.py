@@ -18,10 +18,11 @@ DAY_SECONDS: Final = 86_400
 """A broker's clock may be ahead of ours."""
 SCHEMA: Final = "value binary, topic string, partition int, timestamp timestamp, attributes binary"
 _BORN: Final = (
-    f"CASE WHEN substring(attributes, 2, 2) = X'{BORN_AT:02X}CF'"
-    " THEN CAST(conv(hex(substring(attributes, 4, 8)), 16, 10) AS BIGINT) END"
+    f"CASE WHEN length(attributes) > 10 AND substring(attributes, 2, 2) = X'{BORN_AT:02X}CF'"
+    " THEN try_cast(conv(hex(substring(attributes, 4, 8)), 16, 10) AS BIGINT) END"
 )
-"""An attribute begins with when it was born, where it says so: a map's head, the key, a u64. docs/protocol.md."""
+"""An attribute begins with when it was born, where it says so: a map's head, the key, a u64. docs/protocol.md. Null
+where that is more than any time."""
 MOMENT, SIZE, LATENCY, PARTITION, UNBORN, EARLY = "moment", "size", "latency", "partition", "unborn", "early"
 
 
@@ -87,7 +88,7 @@ def bins_of(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
         f"{_BORN} AS born",
     )
     latency = f"""CASE WHEN born IS NULL THEN {_fact(UNBORN, "0L", "0L")}
-        WHEN at < born THEN {_fact(EARLY, "0L", "born - at")}
+        WHEN at < born THEN {_fact(EARLY, "0L", "0L")}
         ELSE {_fact(LATENCY, _bin("(at - born)"), "at - born")} END"""
     width = (
         "CASE topic " + " ".join(f"WHEN '{topic}' THEN {width}L" for topic, width in widths.items()) + " END"
@@ -110,7 +111,9 @@ def _sums() -> list[Any]:
         functions.count("*").alias("count"),
         functions.min("value").alias("least"),
         functions.max("value").alias("most"),
-        functions.sum("value").alias("total"),
+        functions.sum(functions.col("value").cast("double")).alias(
+            "total"
+        ),  # exact up to 2^53, and no overflow
     ]
 
 
@@ -136,12 +139,12 @@ def _figures(topic: str, width: int, rows: Sequence[Any]) -> TopicFigures:
         return [row for row in rows if row["what"] == what]
 
     def spread(what: str) -> Any:
-        return spread_of((row["count"], row["least"], row["most"], row["total"]) for row in of(what))
+        return spread_of((row["count"], row["least"], row["most"], int(row["total"])) for row in of(what))
 
     return TopicFigures(
         topic,
         {row["bin"]: row["count"] for row in of(PARTITION)},
-        tuple(sorted(Moment(row["bin"], width, row["count"], row["total"]) for row in of(MOMENT))),
+        tuple(sorted(Moment(row["bin"], width, row["count"], int(row["total"])) for row in of(MOMENT))),
         spread(SIZE),
         spread(LATENCY),
         sum(row["count"] for row in of(UNBORN)),
