@@ -85,8 +85,8 @@ def parts_of(batch: pa.RecordBatch, *, lenient: bool = False) -> Parts | None:
 
 def _of_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> Parts:
     """Attributes of nothing else, each as long as its key and tag say; at least one of them is there."""
-    shape: Array = np.int64(0)
-    hashes: Array = np.uint32(0)
+    shape: Any = np.int64(0)
+    hashes: Any = np.uint32(0)
     pieces = []
     if key is not None:
         shape = _shapes(key, pa.types.is_string(key.type))
@@ -156,11 +156,12 @@ def _heads(number: int, values: pa.BinaryArray, text: Array) -> pa.BinaryArray:
 
 def _shapes(values: pa.Array, text: Array | bool) -> Array:
     """Of each value one number for its length and whether it is text, _NOTHING where it is null."""
-    lengths = pc.binary_length(values)
+    lengths: Array = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
+    shapes: Array = (lengths << 1 | text) + 1
     if not values.null_count:
-        return (lengths.to_numpy().astype(np.int64) << 1 | text) + 1
+        return shapes
     valid = values.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(valid, (lengths.fill_null(0).to_numpy().astype(np.int64) << 1 | text) + 1, _NOTHING)
+    return np.where(valid, shapes, _NOTHING)
 
 
 def _chosen(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from tools.rigs import spark_session
 COUNT = 4_000_000
 PAYLOAD = b"x" * 100
 PER_CORE_TARGET = 1e6
+LOOK_SECONDS = 0.1
 LATENCIES = 30
 """How many messages, one after the other."""
 WAIT_SECONDS = 120.0
@@ -37,9 +39,14 @@ SETTINGS = {"spark.driver.memory": "2g"}
 
 
 class Session:
-    """A Spark of its own, and how much processor time it has used."""
+    """A Spark of its own, and how much processor time it has used. Nobody waits for its workers, so what they have used
+    is gone with them: it is looked at all the time."""
 
     def __init__(self, folder: Path) -> None:
+        self._used: dict[tuple[int, str], int] = {}
+        """Ticks of each process, by its id and when it began; ended ones stay."""
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
         options = spark_session.settings(folder)["spark.driver.extraJavaOptions"]
         quick = options.replace("-XX:TieredStopAtLevel=1", "")
         self.spark = spark_session.start(
@@ -49,14 +56,33 @@ class Session:
     def read(self, **options: Any) -> Any:
         return self.spark.read.format("tfmq").options(**options)
 
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.spark.stop()
+
     def processor_seconds(self) -> float:
-        """Of all processes below this one but brokers: the JVM and its Python workers, ended ones too."""
+        """Of all processes below this one but brokers: the JVM and its Python workers, ended ones too, but for what
+        they used in their last moment.
+        """
+        with self._lock:
+            self._look()
+            return sum(self._used.values()) / TICKS_PER_SECOND
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            with self._lock:
+                self._look()
+
+    def _look(self) -> None:
         stats = dict(_stats())
         ours = {os.getpid()}
         while more := {each for each, stat in stats.items() if int(stat[1]) in ours} - ours:
             ours |= more
-        ours -= {os.getpid(), *(each for each in ours if "tfmq.server" in _command(each))}
-        return sum(sum(map(int, stats[each][11:15])) for each in ours) / TICKS_PER_SECOND
+        for each in ours - {os.getpid()}:
+            if "tfmq.server" not in _command(each):
+                self._used[each, stats[each][19]] = sum(map(int, stats[each][11:13]))
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:
@@ -79,7 +105,7 @@ def session() -> Iterator[Session]:
         try:
             yield found
         finally:
-            found.spark.stop()
+            found.stop()
 
 
 def measure(runs: int, peers: bool) -> list[Figure]:
