@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -90,6 +91,18 @@ def test_a_commit_that_is_done_again_changes_nothing_unless_the_total_is_another
     other = {"allowOtherTotal": "true"}
     sink(**other).commit([sink(**other).write(rows("a", "b"))], 0)
     assert sent(tfmq_broker) == [b"a"]
+
+
+def test_a_batch_that_is_passed_over_is_said(
+    sink: Callable[..., Any], tfmq_broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind a restart that is right; to a query with a copy of the checkpoint it says where its rows went."""
+    with caplog.at_level(logging.WARNING, "tfmq.spark"):
+        for topic in ("orders", "copies"):
+            assert not caplog.messages
+            sink(topic=topic).commit([sink(topic=topic).write(rows("a"))], 0)
+    (said,) = caplog.messages
+    assert said.startswith("Batch 0 was committed before, so these 1 rows were passed over")
 
 
 def test_what_took_too_long_is_told_with_the_option_for_it(

@@ -40,6 +40,10 @@ TOO_LATE: Final = (
     " What a task has written waits for the option transactionTtl, which must be longer than a batch takes; start the"
     " query again."
 )
+PASSED_OVER: Final = (
+    "Batch %d was committed before, so these %d rows were passed over: that is right behind a restart. A query that"
+    " works with a copy of another one's checkpoint is taken for that one, also where it writes to another topic."
+)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
@@ -81,6 +85,8 @@ class StreamSink(DataSourceStreamArrowWriter):
             _told_what_to_do(verdict.group),
         ):
             reply = client.commit(verdict, other_total=self.settings.other_total)
+        if reply.repeated and verdict.rows and not verdict.members:
+            log.warning(PASSED_OVER, batchId, verdict.rows)
         if reply.dropped:
             log.warning(
                 "%d messages of batch %d were dropped: their topics are gone.", reply.dropped, batchId
