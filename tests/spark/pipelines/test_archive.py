@@ -76,6 +76,17 @@ def test_wrong_input_is_told_in_a_sentence(
     assert not (tmp_path / "a").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_told_with_what_to_do(
+    spark_server: LiveServer, topic: str, no_spark: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send(spark_server.address, topic, some(seeded(topic), 1))
+    assert archive_run(spark_server, Path("/proc/x"), topic) == 2
+    assert capsys.readouterr().err == (
+        "tfmq: Nothing can be written into the folder /proc/x: No such file or directory."
+        " Name one with --to in which you may write.\n"
+    )
+
+
 def test_a_broker_that_is_away_has_its_own_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,6 @@ from journal.shapes import Source
 from tests.scale import SCALE, scaled
 from tests.spark.pipelines import broken
 from tests.spark.pipelines.audited import audit_here, batch, segments, told
-from tfmq.errors import BadRequest
 from tfmq.message import Message
 from tfmq.spark.pipelines import audit_findings as kinds
 from tfmq.spark.pipelines.audit import audit, command
@@ -143,6 +142,14 @@ def test_the_command_prints_json_and_says_by_its_exit_code_what_it_found(
     assert "damaged block" in printed.out and "1 finding" in printed.err
 
 
-def test_what_is_no_data_folder_is_told_in_a_sentence(spark: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="name the data folder of a broker"):
-        audit(spark.sparkContext, [str(tmp_path)], Progress("auditing", None))
+@pytest.mark.parametrize(
+    ("folder", "sentence"), [("", "holds no partition's folder"), ("none", "is not a folder")]
+)
+def test_what_is_no_data_folder_is_told_before_spark_is_started(
+    tmp_path: Path, folder: str, sentence: str, capsys: pytest.CaptureFixture[str], no_spark: None
+) -> None:
+    data = str(tmp_path / folder)
+    assert run(command, "audit", [data]) == 2
+    assert capsys.readouterr().err == (
+        f"tfmq: {data} {sentence}; name the data folder of a broker (its --data).\n"
+    )

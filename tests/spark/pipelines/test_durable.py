@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.errors import Busy
-from tfmq.spark.pipelines.durable import beside_of, locked, make_folder, put, sweep
+from tfmq.errors import BadRequest, Busy
+from tfmq.spark.pipelines.durable import beside_of, locked, make_folder, make_named, put, sweep
 
 
 def test_what_is_put_replaces_what_was_there_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -77,3 +77,11 @@ def test_a_file_is_forced_before_it_gets_its_name_and_its_folder_behind(
     beside = done[1].removeprefix("force ")
     assert done == [f"force {tmp_path}", f"force {beside}", f"rename {beside} {path}", f"force {path.parent}"]
     assert beside != str(path)
+
+
+def test_a_folder_that_takes_nothing_is_told_by_its_name(tmp_path: Path) -> None:
+    make_named(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(BadRequest, match=r"the folder .*/file/c: /.*/file: File exists\. Name one with --to"):
+        make_named(tmp_path / "file" / "c")

@@ -93,10 +93,12 @@ def test_a_time_from_and_a_time_until_leave_the_others_out(
         ([], 2, "name the topics, or say --all."),
         (["no-such-topic"], 1, "There is no topic 'no-such-topic'."),
         (["x", "--format", "gif"], 2, "'gif' is not one of 'png', 'svg'."),
+        (["x", "--since", "2026-11-22", "--until", "2026-11-21"], 2, "--until: is not behind --since"),
     ],
 )
 def test_wrong_input_is_told_in_a_sentence(
     spark_server: LiveServer,
+    no_spark: None,
     arguments: list[str],
     code: int,
     sentence: str,
@@ -105,3 +107,29 @@ def test_wrong_input_is_told_in_a_sentence(
     assert run(report, "report", [*arguments, "--servers", spark_server.address]) == code
     printed = capsys.readouterr().err
     assert sentence in printed and "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--dead-letters", "/nowhere/dead.db"], 1, "There are no dead letters at /nowhere/dead.db: "),
+        (
+            ["--to", "/proc/x"],
+            2,
+            "Nothing can be written into the folder /proc/x: No such file or directory.",
+        ),
+    ],
+)
+def test_what_is_not_there_is_told_before_spark_is_started(
+    spark_server: LiveServer,
+    topic: str,
+    no_spark: None,
+    arguments: list[str],
+    code: int,
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with tfmq.Producer(spark_server.address) as producer:
+        producer.send(topic, b"one")
+    assert run(report, "report", [topic, "--servers", spark_server.address, *arguments]) == code
+    assert capsys.readouterr().err.startswith(f"tfmq: {sentence}")

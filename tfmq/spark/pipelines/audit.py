@@ -22,7 +22,7 @@ from tfmq.spark.pipelines.audit_findings import Finding
 from tfmq.spark.pipelines.audit_journal import JournalPlan, expected, plan_journal, spans_of
 from tfmq.spark.pipelines.audit_judging import Known, Standing
 from tfmq.spark.pipelines.audit_piece import PieceFound
-from tfmq.spark.pipelines.audit_plan import PIECE_BYTES, AuditedLog, plan
+from tfmq.spark.pipelines.audit_plan import PIECE_BYTES, AuditedLog, check_folders, plan
 from tfmq.spark.pipelines.audit_result import Result, conclude
 from tfmq.spark.pipelines.audit_spark import Checked, read_journals
 from tfmq.spark.pipelines.command import Job, leave, pipeline_options
@@ -116,6 +116,7 @@ def command(folders: tuple[str, ...], job: Job) -> int:
 
     Exit code 0: nothing is wrong; 4: something was found.
     """
+    check_folders(RealDisk(), folders)
     with job.spark() as session, job.progress("auditing", None) as progress:
         result = audit(session.sparkContext, folders, progress)
     if job.output.json:

@@ -7,6 +7,7 @@ does, so pieces can be checked apart, in any order, on any machine that has the 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -105,20 +106,30 @@ class Plan(NamedTuple):
     findings: list[Finding]
 
 
-def plan(disk: Disk, folders: list[str], piece_bytes: int = PIECE_BYTES) -> Plan:
-    """Everything in these data folders. Raises BadRequest for one that is none, OSError."""
-    made = Plan([], [], [])
+def check_folders(disk: Disk, folders: Sequence[str]) -> None:
+    """Raises BadRequest for one that is no data folder, OSError."""
     for data in folders:
-        data = data.rstrip("/") or "/"
         if not disk.exists(data) or not disk.is_folder(data):
             raise BadRequest(f"{data} is not a folder; name the data folder of a broker (its --data).")
+        if not _log_folders(disk, data):
+            raise _no_partition(data)
+
+
+def _no_partition(data: str) -> BadRequest:
+    return BadRequest(f"{data} holds no partition's folder; name the data folder of a broker (its --data).")
+
+
+def plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES) -> Plan:
+    """Everything in these data folders. Raises BadRequest for one that is none, OSError."""
+    made = Plan([], [], [])
+    folders = [data.rstrip("/") or "/" for data in folders]
+    check_folders(disk, folders)
+    for data in folders:
         before = len(made.logs)
         for child, suffix in _log_folders(disk, data):
             _add(disk, data, child, suffix, made, piece_bytes)
         if len(made.logs) == before:
-            raise BadRequest(
-                f"{data} holds no partition's folder; name the data folder of a broker (its --data)."
-            )
+            raise _no_partition(data)
     return made
 
 

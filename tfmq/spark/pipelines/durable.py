@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import uuid
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tfmq.errors import Busy
+from tfmq.errors import BadRequest, Busy
 from tfmq.spark.pipelines.layout import TEMPORARY
 
 
@@ -33,6 +34,19 @@ def settle(beside: Path, path: Path) -> None:
     """Give a forced file its name, for good."""
     beside.replace(path)
     force_folder(path.parent)
+
+
+def make_named(folder: Path) -> None:
+    """A folder that the user named for what is written. Raises BadRequest where none can be there or written in."""
+    try:
+        make_folder(folder)
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}" if error.filename != str(folder) else str(error.strerror)
+    if why:
+        raise BadRequest(
+            f"Nothing can be written into the folder {folder}: {why}. Name one with --to in which you may write."
+        )
 
 
 def make_folder(folder: Path) -> None:

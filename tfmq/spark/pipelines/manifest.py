@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from tfmq.errors import BadRequest, Damaged, NotSupported
 from tfmq.spark.pipelines import layout
-from tfmq.spark.pipelines.durable import put
+from tfmq.spark.pipelines.durable import make_named, put
 from tfmq.spark.pipelines.layout import Piece
 
 VERSION: Final = 1
@@ -180,7 +180,8 @@ class ArchiveFolder:
 
     @classmethod
     def made(cls, folder: Path) -> ArchiveFolder:
-        """The archive that is there, or a new one. Raises BadRequest where the folder has other files."""
+        """The archive that is there, or a new one. Raises BadRequest where the folder has other files or takes none."""
+        make_named(folder)
         if (folder / layout.ARCHIVE_FILE).is_file():
             return cls.opened(folder)
         strangers = [each.name for each in folder.iterdir()] if folder.is_dir() else []

@@ -24,8 +24,9 @@ from tfmq.spark.logs import Address, open_logs
 from tfmq.spark.pipelines.address import address_of, address_options
 from tfmq.spark.pipelines.archive import named
 from tfmq.spark.pipelines.command import Job, check_topics, leave, pipeline_options
+from tfmq.spark.pipelines.durable import make_named
 from tfmq.spark.pipelines.report_figures import TopicFigures, width_of
-from tfmq.spark.pipelines.report_groups import lags, with_letters
+from tfmq.spark.pipelines.report_groups import check_stores, lags, with_letters
 from tfmq.spark.pipelines.report_page import page
 from tfmq.spark.pipelines.report_plot import pictures
 from tfmq.spark.pipelines.report_query import Window, bins_of, figures_of, read, span_seconds
@@ -74,6 +75,8 @@ def report(
 ) -> int:
     """Report rates, sizes, latencies, lags and retries of TOPICs."""
     check_topics(topics, everything)
+    if since is not None and until is not None and until <= since:
+        raise click.BadParameter("is not behind --since", param_hint="--until")
     address = address_of(servers, path, timeout)
     window = Window(*(None if each is None else round(each.timestamp() * 1000) for each in (since, until)))
     now_ms = round(time.time() * 1000)
@@ -83,6 +86,9 @@ def report(
         bounds = [each for topic in meant for each in logs.all_bounds(logs.partitions(topic))]
     if not meant:
         raise BadRequest("There are no topics yet.")
+    check_stores(stores, address.servers)
+    if folder is not None:
+        make_named(folder)
     figures = measured(address, widths, window, sum(each.end - each.first for each in bounds), job)
     behind = lags(address, meant, now_ms)
     figures = [each._replace(groups=tuple(behind.get(each.topic, ()))) for each in figures]
@@ -111,8 +117,7 @@ def measured(
 
 
 def write(folder: Path, figures: Sequence[TopicFigures], kind: str, address: Address, now_ms: int) -> None:
-    """A picture a topic, the page, and the figures as JSON. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Into the folder: a picture a topic, the page, and the figures as JSON. Raises OSError."""
     drawn = pictures(figures, kind)
     for topic, picture in drawn.items():
         (folder / f"{topic}.{kind}").write_bytes(picture)

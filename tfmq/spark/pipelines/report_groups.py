@@ -11,7 +11,7 @@ from tfmq.arrow.schema import project
 from tfmq.dead_letters.desk import Desk
 from tfmq.spark.logs import Address, Logs, open_logs
 from tfmq.spark.pipelines.reconcile import standings_of
-from tfmq.spark.pipelines.reconcile_rows import Standing
+from tfmq.spark.pipelines.reconcile_rows import UNKNOWN, Standing
 from tfmq.spark.pipelines.report_figures import GroupLag, TopicFigures
 from tfmq.spark.ranges import PartitionLog, Range
 
@@ -27,9 +27,13 @@ def lags(address: Address, topics: Sequence[str], now_ms: int) -> dict[str, list
         for topic, group in sorted({(each.topic, each.group) for each in standings}):
             mine = [each for each in standings if (each.topic, each.group) == (topic, group)]
             ages = [_age(logs, there[topic, each.partition], each, now_ms) for each in mine if each.lag > 0]
-            lag = sum(max(0, each.lag) for each in mine)
-            found.setdefault(topic, []).append(GroupLag(group, lag, max(ages, default=0.0)))
+            found.setdefault(topic, []).append(together(group, [each.lag for each in mine], ages))
     return found
+
+
+def together(group: str, lags: Sequence[int], ages: Sequence[float]) -> GroupLag:
+    """Of all partitions of a topic: where one cannot be told (-1), nobody knows the sum."""
+    return GroupLag(group, UNKNOWN if min(lags) < 0 else sum(lags), max(ages, default=0.0))
 
 
 def _age(logs: Logs, log: PartitionLog, standing: Standing, now_ms: int) -> float:
@@ -45,6 +49,13 @@ def _age(logs: Logs, log: PartitionLog, standing: Standing, now_ms: int) -> floa
             appended_us: int = rows.column("timestamp")[0].value
             return max(0.0, round(now_ms / 1000 - appended_us / 1e6, 3))
     return 0.0
+
+
+def check_stores(stores: Sequence[str], servers: str | None) -> None:
+    """Raises TfmqError for one that is not there."""
+    for store in stores:
+        with Desk(store, servers) as desk:
+            desk.check()
 
 
 def with_letters(
