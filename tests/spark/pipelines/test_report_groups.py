@@ -10,7 +10,7 @@ from tfmq.dead_letters.address import Address as StoreAddress
 from tfmq.dead_letters.sql_store import SqlStore
 from tfmq.errors import TfmqError
 from tfmq.spark.logs import Address
-from tfmq.spark.pipelines.report_groups import lags, with_letters
+from tfmq.spark.pipelines.report_groups import lags, together, with_letters
 
 
 def test_letters_are_counted_by_topic_state_and_calls(tmp_path: Path) -> None:
@@ -31,3 +31,8 @@ def test_a_store_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 def test_a_folder_knows_no_groups(tmp_path: Path) -> None:
     assert lags(Address(path=str(tmp_path)), ["orders"], 0) == {}
+
+
+def test_a_lag_that_nobody_can_tell_is_not_none() -> None:
+    assert together("g", [3, 0, 4], [1.5, 2.5]) == ("g", 7, 2.5)
+    assert together("g", [3, -1], []) == ("g", -1, 0.0)

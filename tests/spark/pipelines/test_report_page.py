@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 from tests.spark.pipelines.test_report_plot import EMPTY, FULL
 from tfmq.spark.pipelines.report_figures import GroupLag, Spread
 from tfmq.spark.pipelines.report_page import page
+from tfmq.spark.pipelines.report_plot import picture
 
 
 class Reader(HTMLParser):
@@ -55,3 +56,9 @@ def test_a_topic_without_births_has_no_latency_instead_of_a_perfect_one() -> Non
     first = cells.index("latency, ms") + 1
     assert cells[first : first + 7] == ["-"] * 7
     assert "0 ms" not in cells and cells.count("-") == 7 + 2
+
+
+def test_a_lag_that_nobody_can_tell_is_told_as_such() -> None:
+    figures = EMPTY._replace(groups=(GroupLag("lost", -1, 0.0),))
+    found = read(page([figures], {"empty": picture(figures, "svg")}, "svg", "127.0.0.1:8367", 0))
+    assert "unknown" in found.text and "-1" not in found.text

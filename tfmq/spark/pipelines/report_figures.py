@@ -77,6 +77,11 @@ class GroupLag(NamedTuple):
     age_seconds: float
 
 
+def lag_text(lag: int) -> str:
+    """'1,200', or 'unknown'."""
+    return f"{lag:,}" if lag >= 0 else "unknown"
+
+
 class TopicFigures(NamedTuple):
     """All of one topic. `partitions`: messages by partition · `sizes` of payloads, bytes · `latencies` from born to
     appended, ms; `unborn` messages do not say when they were born, `early` ones before by their own clock · `calls`:

@@ -9,7 +9,7 @@ from typing import Final
 
 from tfmq.cli.output import age_text, size_text
 from tfmq.dead_letters.letter import moment_text
-from tfmq.spark.pipelines.report_figures import TopicFigures
+from tfmq.spark.pipelines.report_figures import TopicFigures, lag_text
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
@@ -82,7 +82,9 @@ def _topic(figures: TopicFigures, picture: bytes, kind: str) -> str:
         ),
     ]
     if figures.groups:
-        rows = [(each.group, f"{each.lag:,}", age_text(round(each.age_seconds))) for each in figures.groups]
+        rows = [
+            (each.group, lag_text(each.lag), age_text(round(each.age_seconds))) for each in figures.groups
+        ]
         parts.append(_table("Groups", ("group", "messages behind", "oldest of them"), rows))
     if figures.letters:
         rows_of_states = [(state, f"{count:,}") for state, count in sorted(figures.letters.items())]

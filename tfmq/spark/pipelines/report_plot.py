@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tfmq.cli.output import age_text, counted, size_text
-from tfmq.spark.pipelines.report_figures import Spread, TopicFigures
+from tfmq.spark.pipelines.report_figures import Spread, TopicFigures, lag_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,15 +162,17 @@ def _groups(axes: Axes, figures: TopicFigures) -> None:
         return
     shown = sorted(figures.groups, key=lambda each: -each.lag)[:GROUPS_SHOWN][::-1]
     places = range(len(shown))
-    axes.barh(places, [each.lag for each in shown], color=FILL, edgecolor=LINE, linewidth=0.7, height=0.55)
+    axes.barh(
+        places, [max(0, each.lag) for each in shown], color=FILL, edgecolor=LINE, linewidth=0.7, height=0.55
+    )
     axes.set_yticks(places, [each.group for each in shown])
-    most = max(each.lag for each in shown) or 1
+    most = max(1, *(each.lag for each in shown))
     for place, each in zip(places, shown, strict=True):
         oldest = f", oldest {age_text(round(each.age_seconds))}" if each.lag else ""
         axes.text(
-            each.lag + most * 0.02,
+            max(0, each.lag) + most * 0.02,
             place,
-            f"{each.lag:,}{oldest}",
+            f"{lag_text(each.lag)}{oldest}",
             va="center",
             color=INK,
             fontsize=9,
