@@ -11,7 +11,7 @@ import pytest
 
 import tfmq
 from tests.spark.test_stream_sink import messages, payloads, rows, sent, text
-from tfmq.errors import BadRequest, ConnectionFailed, GroupStale
+from tfmq.errors import BadRequest, ConnectionFailed, GroupFenced, GroupStale, TfmqError
 from tfmq.testing import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
@@ -54,7 +54,29 @@ def test_an_abort_drops_also_what_nobody_told_of(tfmq_broker: SimulatedBroker) -
     made, _ = one_by_one(tfmq_broker, ("a",))
     made.abort([None])
     assert tfmq_broker.admin().transactions(["open", "prepared"]) == []
+
+
+@pytest.mark.usefixtures("spark_can_be_had")
+def test_a_task_that_comes_behind_the_abort_leaves_nothing(tfmq_broker: SimulatedBroker) -> None:
+    """Spark aborts while tasks that it could not stop are at work."""
+    made, told = one_by_one(tfmq_broker, ("a",))
+
+    def slow() -> Iterator[Any]:
+        yield from rows("b")
+        made.abort([*told, None])
+        yield from rows("c")
+
+    with pytest.raises(TfmqError, match=r"Nothing of it is visible|was aborted"):
+        made.write(slow())
+    with pytest.raises(GroupFenced):
+        made.write(rows("d"))
+    assert tfmq_broker.admin().transactions(["open", "prepared"]) == []
+    assert [each.members for each in tfmq_broker.admin().commit_groups()] == [0]
+    tfmq_broker.clock.advance(86_401)
+    made, told = one_by_one(tfmq_broker, ("e",))
+    made.commit(told)
     assert tfmq_broker.admin().commit_groups() == []
+    assert sent(tfmq_broker) == [b"e"]
 
 
 @pytest.mark.usefixtures("spark_can_be_had")
@@ -168,11 +190,12 @@ def test_without_a_version_it_is_written_each_time_and_the_broker_keeps_nothing_
     spark: Any, registered: None, spark_server: LiveServer, topic: str, admin: tfmq.Admin
 ) -> None:
     frame = spark.range(3).selectExpr("cast(id as string) as value")
+    before = spark_groups(admin)
     for _ in range(2):
         write(frame, spark_server, topic=topic)
     write(frame.limit(0), spark_server, topic=topic)
     assert payloads(spark_server, topic) == ["0", "0", "1", "1", "2", "2"]
-    assert [each for each in spark_groups(admin) if each[0].startswith("spark-write-")] == []
+    assert spark_groups(admin) == before
 
 
 def test_a_write_of_which_a_task_fails_leaves_nothing(
@@ -182,7 +205,11 @@ def test_a_write_of_which_a_task_fails_leaves_nothing(
     bad = "if(id = 19, cast(raise_error('a bad row') as string), cast(id as string)) as value"
     frame = spark.range(0, 20, 1, 2).selectExpr(bad)
     assert "a bad row" in refused(frame, spark_server, topic=topic)
-    assert [each for each in spark_groups(admin) if each[0].startswith("spark-write-")] == []
+    while any(
+        each.commit_group.startswith("spark-write-") for each in admin.transactions(["open", "prepared"])
+    ):
+        time.sleep(0.05)
+    assert {each[1:] for each in spark_groups(admin) if each[0].startswith("spark-write-")} == {(-1, 0)}
     assert "a bad row" in refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=0)
     assert payloads(spark_server, topic) == []
     group = f"spark-batch-{topic}"

@@ -118,14 +118,6 @@ def test_a_run_is_shut_out_with_what_it_prepared(task: Task) -> None:
     assert task.visible() == [b"b"]
 
 
-def test_a_run_whose_group_is_of_no_other_use_is_forgotten(task: Task) -> None:
-    from tfmq.spark.task_writing import abort_run
-
-    task.write(0, [b"a"])
-    assert abort_run(task.settings, CommitMember("query", 0, "run-1"), forget=True) is None
-    assert task.broker.admin().commit_groups() == []
-
-
 def test_an_abort_that_cannot_be_told_is_no_error_of_its_own(task: Task) -> None:
     from tfmq.spark.task_writing import abort_run
 

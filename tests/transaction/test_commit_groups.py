@@ -7,7 +7,7 @@ import pytest
 from tests.transaction.stores import BILLS, DAY_MS, ORDERS, Store
 from tfmq.errors import GroupFenced, GroupStale, NotAllowed
 from tfmq.transaction import states
-from tfmq.transaction.commit_groups import FENCED_MAX, CommitGroups, Committed
+from tfmq.transaction.commit_groups import ABORTED_MS, FENCED_MAX, CommitGroups, Committed
 from tfmq.transaction.requests import Member
 from tfmq.transaction.states import WrongStep
 from tfmq.transaction.transaction import Transaction
@@ -59,7 +59,7 @@ def test_rule_3_fences_of_all_groups_are_bounded_by_refusing_and_none_is_lost() 
     groups = make(fences_max=3)
     for name, run in (("p", "1"), ("p", "2"), ("q", "1")):
         groups.require_fence(name, run)
-        groups.aborted(name, 5, run)
+        groups.aborted(name, 5, run, 1)
     for _ in range(2):
         with pytest.raises(NotAllowed, match=r"limits\.commit_group_fences"):
             groups.require_fence("q", "2")
@@ -71,7 +71,7 @@ def test_rule_3_fences_of_all_groups_are_bounded_by_refusing_and_none_is_lost() 
     groups.committed("p", 5, "3", 1, 1)
     for run in ("2", "3"):
         groups.require_fence("q", run)
-        groups.aborted("q", 5, run)
+        groups.aborted("q", 5, run, 1)
     with pytest.raises(NotAllowed):
         groups.require_fence("q", "4")
     groups.forget("q")
@@ -99,7 +99,7 @@ def test_pages_by_name_cost_what_lies_in_them() -> None:
 
 def test_rule_3_a_commit_of_an_earlier_sequence_leaves_the_fence() -> None:
     groups = make()
-    groups.aborted("q", 6, RUN)
+    groups.aborted("q", 6, RUN, 1)
     groups.committed("q", 5, "another run", 100, 1)
     with pytest.raises(GroupFenced):
         groups.begin(Member("q", 6, RUN))
@@ -110,7 +110,7 @@ def test_rule_3_a_commit_of_an_earlier_sequence_leaves_the_fence() -> None:
 def test_rule_3_an_aborted_run_is_fenced_until_a_later_commit() -> None:
     groups = make()
     groups.committed("q", 5, RUN, 100, 1)
-    groups.aborted("q", 6, "bad")
+    groups.aborted("q", 6, "bad", 1)
     with pytest.raises(GroupFenced):
         groups.begin(Member("q", 6, "bad"))
     with pytest.raises(GroupFenced):
@@ -125,7 +125,7 @@ def test_rule_3_an_abort_after_the_commit_is_ignored() -> None:
     groups = make()
     groups.committed("q", 5, RUN, 100, 1)
     assert groups.too_late("q", 5) and groups.too_late("q", 4) and not groups.too_late("q", 6)
-    groups.aborted("q", 5, RUN)
+    groups.aborted("q", 5, RUN, 1)
     assert groups.by_name["q"].fenced == {}
     assert groups.begin(Member("q", 6, RUN))
 
@@ -176,7 +176,7 @@ def test_there_are_so_many_groups_and_a_new_one_is_refused_clearly() -> None:
 def test_a_forgotten_group_starts_anew() -> None:
     groups = make()
     groups.committed("q", 5, RUN, 100, 1)
-    groups.aborted("q", 6, "bad")
+    groups.aborted("q", 6, "bad", 1)
     groups.join(7, Member("q", 9, RUN))
     groups.forget("q")
     groups.forget("unknown")
@@ -189,17 +189,45 @@ def test_a_forgotten_group_starts_anew() -> None:
 def test_fenced_runs_are_bounded_and_the_oldest_go_first() -> None:
     groups = make()
     for number in range(FENCED_MAX + 10):
-        groups.aborted("q", 1, f"run-{number}")
+        groups.aborted("q", 1, f"run-{number}", 1)
     fenced = groups.by_name["q"].fenced
     assert len(fenced) == FENCED_MAX
     assert "run-9" not in fenced and "run-10" in fenced
 
 
+def test_an_aborted_group_that_committed_nothing_is_forgotten_a_day_later_and_no_other_is() -> None:
+    groups = make()
+    groups.committed("used", 5, RUN, 100, 1)
+    groups.aborted("used", 6, "bad", 1)
+    groups.aborted("single", 0, RUN, 1)
+    groups.aborted("failing", 0, "run-1", 1)
+    groups.aborted("late", 0, RUN, 1)
+    groups.committed("late", 0, "another run", 1, 2)
+    groups.aborted("other", 0, "run-1", 2)
+    groups.aborted("failing", 0, "run-2", 50)
+    copy = make()
+    copy.load(groups.dump())
+    for each in (groups, copy):
+        each.expire(ABORTED_MS)
+        with pytest.raises(GroupFenced):
+            each.begin(Member("single", 0, RUN))
+        each.expire(1 + ABORTED_MS)
+        assert sorted(each.by_name) == ["failing", "late", "other", "used"]
+        each.expire(49 + ABORTED_MS)
+        assert sorted(each.by_name) == ["failing", "late", "used"]
+        with pytest.raises(GroupFenced):
+            each.begin(Member("failing", 0, "run-1"))
+        each.expire(100 * ABORTED_MS)
+        assert sorted(each.by_name) == ["late", "used"]
+        with pytest.raises(GroupFenced):
+            each.begin(Member("used", 6, "bad"))
+
+
 def test_a_dump_comes_back_without_the_members() -> None:
     groups, other = make(), make()
     groups.committed("q", 5, RUN, 100, 1)
-    groups.aborted("q", 6, "bad")
-    groups.aborted("r", 1, "bad")
+    groups.aborted("q", 6, "bad", 1)
+    groups.aborted("r", 1, "bad", 1)
     groups.join(7, Member("s", 9, RUN))
     other.load(groups.dump())
     assert other.dump() == groups.dump()

@@ -244,6 +244,20 @@ def test_an_abort_ends_the_run_and_fences_it_also_after_a_start() -> None:
     assert desk.commit_group("spark", 1, [other], run="run2").state == "committed"
 
 
+def test_a_run_that_was_aborted_is_shut_out_and_its_group_forgotten_a_day_later() -> None:
+    desk = Desk()
+    late = member(desk, "a", prepare=False)
+    assert desk.ask("abort_group", "spark", 1, "run").state == "aborted"
+    assert desk.prepare(late).code != "ok" and desk.state(late) == "rolled_back"
+    for each in (desk, desk.power_cut()):
+        assert each.begin("b", member=Member("spark", 1, "run")).code == "group_fenced"
+        (row,) = each.handler.list_groups("", 100)[0]
+        assert (row["sequence"], row["members"], row["runs_fenced"]) == (-1, 0, 1)
+    each.clock.advance(86_401)
+    assert each.commit_group("another", 1, []).state == "committed"
+    assert [row["group"] for row in each.handler.list_groups("", 100)[0]] == ["another"]
+
+
 def test_an_abort_after_the_commit_changes_nothing() -> None:
     desk = Desk()
     good = member(desk, "a")

@@ -1,8 +1,8 @@
 """The sink of a batch write: all of it is in its topics, or nothing.
 
 With txnAppId and txnVersion it is done once: the commit group is the application's, and the version is the sequence.
-Without them every write is a commit group of its own, which the broker forgets when it is over; a job that is run again
-writes again.
+Without them every write is a commit group of its own, which the broker forgets when it is committed, and a day after it
+was aborted: until then it keeps out tasks that come late. A job that is run again writes again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BatchSink(DataSourceArrowWriter):
     @told
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, also behind a commit that raised; one that was done all the same stays."""
-        error = abort_run(self.settings, self.member, forget=not self.once)
+        error = abort_run(self.settings, self.member)
         if error is not None and verdict_of(messages) is not None:
             log.warning("What the write has prepared ends by its time: %s", error)
 

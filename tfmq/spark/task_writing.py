@@ -98,16 +98,14 @@ def verdict_of(messages: Sequence[WriterCommitMessage | None]) -> Verdict | None
     return Verdict(group, sequence, run, members, sum(each.rows for each in told))
 
 
-def abort_run(settings: SinkSettings, member: CommitMember, *, forget: bool = False) -> TfmqError | None:
+def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
     """Drop what tasks of that run have prepared, also those of which nobody told, and let nothing more of it in; a
-    broker that cannot be reached is not waited for long. `forget`: the group is of no other use. Gives why it could not
-    be done: Spark tells of what came first.
+    broker that cannot be reached is not waited for long. The group must not be forgotten then, which would let in a
+    task that Spark has not stopped yet. Gives why it could not be done: Spark tells of what came first.
     """
     try:
         with GroupClient(settings.servers, settings.timeout, patience_seconds=PATIENCE_SECONDS) as client:
             client.abort(*member)
-            if forget:
-                client.forget(member.group)
     except TfmqError as error:
         return error
     return None

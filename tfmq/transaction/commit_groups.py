@@ -1,8 +1,9 @@
 """Commit groups: many prepared transactions that one record commits, in sequences that never go back.
 
 Per group: the last committed sequence with its rows and run, the runs that were aborted behind it, and the live
-transactions that belong to it. A group is never forgotten by time, since a writer that comes back after a year
-must still be told that its sequence is old; their number is limited, and an operator can forget one.
+transactions that belong to it. A group that has committed is never forgotten by time, since a writer that comes back
+after a year must still be told that its sequence is old; their number is limited, and an operator can forget one.
+One that has committed nothing is, when nothing of its aborted runs can come any more.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -16,6 +17,10 @@ FENCED_MAX: Final = 1000
 """Aborted runs remembered of one group until a later commit. A run ends within hours of its abort, and a writer
 that fails for ever must not grow without bound: the oldest go first. Those of other groups never do: all together
 have a limit, at which an abort is refused."""
+
+ABORTED_MS: Final = 86_400_000
+"""So long behind its last abort a group is remembered that has committed nothing: what is left of an aborted run, a
+task that nobody could stop, does not live for so long."""
 
 LATER = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
 OTHER_TOTAL = (
@@ -71,11 +76,14 @@ class CommitGroups:
         """All of them in order, so that a page costs what lies in it."""
         self._fences = 0
         """Of all groups together."""
+        self._aborted: dict[str, int] = {}
+        """When the groups that have committed nothing were aborted last, the longest ago first."""
 
     def clear(self) -> None:
         """Nothing, as before the first entry."""
         self.by_name.clear()
         self._names.clear()
+        self._aborted.clear()
         self._fences = 0
 
     # What may be done
@@ -190,15 +198,19 @@ class CommitGroups:
     def committed(self, name: str, sequence: int, run: str, rows: int, time_ms: int) -> None:
         """A commit is in the journal; a repeated one changes nothing."""
         group = self._group(name)
+        self._aborted.pop(name, None)
         if group.last is None or sequence > group.last.sequence:
             group.last = Committed(sequence, rows, run, time_ms)
             self._fences -= len(group.fenced)
             group.fenced = {run: at for run, at in group.fenced.items() if at > sequence}
             self._fences += len(group.fenced)
 
-    def aborted(self, name: str, sequence: int, run: str) -> None:
+    def aborted(self, name: str, sequence: int, run: str, time_ms: int) -> None:
         """An abort is in the journal; one behind the commit changes nothing."""
         group = self._group(name)
+        if group.last is None:
+            self._aborted.pop(name, None)
+            self._aborted[name] = time_ms
         if group.last is None or sequence > group.last.sequence:
             self._fences -= len(group.fenced)
             group.fenced.pop(run, None)
@@ -208,8 +220,17 @@ class CommitGroups:
             self._fences += len(group.fenced)
         self._tidy(name, group)
 
+    def expire(self, time_ms: int) -> None:
+        """It is that time: groups that have committed nothing, and were aborted long ago, are forgotten."""
+        while self._aborted:
+            name, aborted_ms = next(iter(self._aborted.items()))
+            if aborted_ms + ABORTED_MS > time_ms:
+                return
+            self.forget(name)
+
     def forget(self, name: str) -> None:
         """Nothing is remembered of it but its live members."""
+        self._aborted.pop(name, None)
         group = self.by_name.get(name)
         if group is not None:
             group.last = None
@@ -234,19 +255,26 @@ class CommitGroups:
     def dump(self) -> tuple[Any, ...]:
         """All but the members, which their transactions name; by name."""
         return tuple(
-            (name, group.last, tuple(group.fenced.items()))
+            (name, group.last, tuple(group.fenced.items()), *self._aborted_ms(name))
             for name, group in sorted(self.by_name.items())
             if group.lasting
         )
 
+    def _aborted_ms(self, name: str) -> tuple[int, ...]:
+        return (self._aborted[name],) if name in self._aborted else ()
+
     def load(self, rows: Sequence[Any]) -> None:
         """Starts from what `dump` gave. Raises ValueError or TypeError if it is none."""
         self.clear()
-        for name, last, fenced, *_ in rows:
+        aborted: list[tuple[int, str]] = []
+        for name, last, fenced, *more in rows:
             group = self._group(name)
             group.last = Committed(*last[:4]) if last is not None else None
             group.fenced = dict(fenced)
             self._fences += len(group.fenced)
+            if last is None:
+                aborted.append((int(more[0]) if more else 0, name))
+        self._aborted.update((name, time_ms) for time_ms, name in sorted(aborted))
 
 
 def _later(group: str, last: Committed, sequence: int) -> str:

@@ -146,6 +146,7 @@ class Ledger:
             self.time_ms = time_ms
             self.outcomes.expire(time_ms)
             self.local_outcomes.expire(time_ms)
+            self.groups.expire(time_ms)
         self.streams.expire(time_ms)
         _RULES[type(operation)](self, place, operation)
 
@@ -204,7 +205,7 @@ class Ledger:
 
     def _group_abort(self, place: int, said: operations.GroupAbort) -> None:
         self._drop(place, said.dropped, said.time_ms)
-        self.groups.aborted(said.group, said.sequence, said.run)
+        self.groups.aborted(said.group, said.sequence, said.run, self.time_ms)
 
     def _group_forget(self, place: int, said: operations.GroupForget) -> None:
         self.groups.forget(said.group)
