@@ -88,6 +88,12 @@ def test_an_option_of_another_kind_of_query_is_refused() -> None:
     assert chosen({"groupId": "billing", "endingOffsets": "latest"}, "source", "both")
 
 
+def test_a_table_of_a_catalog_is_refused_with_what_to_write_instead() -> None:
+    given = {"subscribe": "orders", "option.subscribe": "orders", "owner": "me", "provider": "tfmq"}
+    with pytest.raises(BadRequest, match="write CREATE TEMPORARY VIEW instead"):
+        chosen(given, "source", "both")
+
+
 def test_what_spark_keeps_to_itself_is_passed_over() -> None:
     assert chosen({"checkpointLocation": "/tmp/x", "queryname": "q"}, "source", "stream") == {}
 

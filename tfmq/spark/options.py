@@ -38,6 +38,9 @@ SPARK_OPTIONS = frozenset(
 )
 """What Spark passes on although it is meant for itself."""
 
+CREATE_TABLE = "provider"
+"""Comes with a table of a catalog, which Spark makes and then reads without any options."""
+
 
 class Option(NamedTuple):
     """One option. `read` makes a value of its text, or raises ValueError whose text ends the sentence "NAME must be".
@@ -307,6 +310,11 @@ def chosen(given: Mapping[str, str], where: Where, query: Query) -> dict[str, An
     """
     known = {each.name.lower(): each for each in OPTIONS}
     found = {}
+    if CREATE_TABLE in given:
+        raise BadRequest(
+            "Spark keeps no options of a table for a source in Python: write CREATE TEMPORARY VIEW instead of CREATE"
+            " TABLE."
+        )
     for key, value in given.items():
         if key.lower() in SPARK_OPTIONS:
             continue
