@@ -25,6 +25,14 @@ SENT: Final = "rows are sent as they are"
 
 ARROW: Final = (
     Mutant(
+        "short-control-record-read-beyond-its-end",
+        FOUND,
+        "tfmq/arrow/decoder.py",
+        "        if positions[-1] + CONTROL_SIZE > len(data):\n            return None\n",
+        "",
+        [f"{DECODER}::test_a_last_control_record_that_is_too_short_is_damage"],
+    ),
+    Mutant(
         "row-of-records-one-too-long",
         SAME,
         "tfmq/arrow/chain.py",

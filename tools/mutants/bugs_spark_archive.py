@@ -19,6 +19,22 @@ ANEW: Final = f"{ARCHIVING}::test_a_step_that_was_begun_is_made_again_as_it_was_
 
 ARCHIVED: Final = (
     Mutant(
+        "archive-lost-manifest-passed-over",
+        "no row comes twice, also where a manifest was lost",
+        f"{FOLDER}/manifest.py",
+        "            if start >= ends.get((incarnation, partition), 0):\n",
+        "            if False:\n",
+        [f"{ARCHIVING}::test_a_lost_manifest_is_told_and_nothing_comes_twice"],
+    ),
+    Mutant(
+        "archive-stuck-at-an-attribute-that-is-none",
+        "messages whose attributes nobody can read are copied as they are",
+        f"{FOLDER}/archiving.py",
+        "wish.verify, lenient=True)",
+        "wish.verify)",
+        [f"{REPLAYING}::test_messages_whose_attributes_nobody_can_read_are_copied_as_they_are"],
+    ),
+    Mutant(
         "archive-step-not-planned-before-its-files",
         "a step that was begun is made again as it was planned",
         f"{FOLDER}/archiving.py",
@@ -38,7 +54,7 @@ ARCHIVED: Final = (
         "archive-half-written-files-stay",
         "the next run removes what a killed one left half written",
         f"{FOLDER}/archiving.py",
-        '            sweep(self._wish.folder / f"topic={self._topic}")\n',
+        "            sweep(self._wish.folder / layout.topic_folder(self._topic))\n",
         "",
         [ANEW],
     ),

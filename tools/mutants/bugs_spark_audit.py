@@ -21,6 +21,14 @@ FIGURES: Final = f"{TESTS}/test_report_figures.py"
 
 SEGMENTS: Final = (
     Mutant(
+        "audit-missing-mark-passed-over",
+        "a log whose mark is missing is told",
+        f"{FOLDER}/audit_chain.py",
+        "        if marks is None and not self.log.mark_damaged and any(each.size for each in self.segments):\n",
+        "        if marks is None and begins:\n",
+        [f"{PLAN}::test_a_log_without_a_mark_is_told_and_checked_all_the_same"],
+    ),
+    Mutant(
         "audit-damage-is-a-tail",
         "a flipped bit is found wherever it is",
         f"{FOLDER}/audit_piece.py",
