@@ -159,7 +159,7 @@ SPARK_SINK: Final = (
         NOTHING_LEFT,
         "tfmq/spark/task_writing.py",
         "            client.abort(*member)\n",
-        "",
+        "            pass\n",
         [TASK],
     ),
     # Rows
