@@ -10,11 +10,13 @@ import pytest
 import tfmq
 from tests.scale import scaled
 from tfmq.admin import Admin
+from tfmq.cli.output import Output
 from tfmq.dead_letters.desk import Desk
 from tfmq.dead_letters.redrive import Wish
 from tfmq.dead_letters.selection import Selection
-from tfmq.spark.pipelines.command import run
-from tfmq.spark.pipelines.reconcile import reconcile
+from tfmq.spark.pipelines.command import Job, run
+from tfmq.spark.pipelines.reconcile import reconcile, tell
+from tfmq.spark.pipelines.reconcile_rows import NOTE, Balance, Fault
 from tools.rigs.live_server import LiveServer
 
 MESSAGES = 40 + scaled(4000)
@@ -160,3 +162,10 @@ def test_wrong_input_is_told_in_a_sentence(
     assert run(reconcile, "reconcile", [*servers, *arguments, "--timeout", "2s"]) == code
     printed = capsys.readouterr().err
     assert sentence in printed and "Traceback" not in printed
+
+
+def test_names_out_of_a_store_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    faults = [Fault(NOTE, "g\x1b[31m", "t\nx", 0, "letter \x1b]0;pwned\x07")]
+    tell(Job("reconcile", Output(None, False, False)), Balance([], faults))
+    said = "".join(capsys.readouterr())
+    assert "g\\x1b[31m" in said and not {"\x1b", "\x07"} & set(said)

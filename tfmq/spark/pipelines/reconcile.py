@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from tfmq.admin import Admin
-from tfmq.cli.output import counted, did_you_mean
+from tfmq.cli.output import counted, did_you_mean, printable
 from tfmq.cli.values import Duration
 from tfmq.client.link import SECONDS
 from tfmq.dead_letters.desk import Desk, default_stores
@@ -25,7 +25,7 @@ from tfmq.spark.logs import Address, open_logs
 from tfmq.spark.pipelines.address import broker_of
 from tfmq.spark.pipelines.command import Job, leave, pipeline_options
 from tfmq.spark.pipelines.reconcile_letters import inquire, inquiries
-from tfmq.spark.pipelines.reconcile_rows import WRONG, Balance, Kept, Standing, balance
+from tfmq.spark.pipelines.reconcile_rows import WRONG, Balance, Fault, Kept, Row, Standing, balance
 from tfmq.spark.pipelines.tasks import SparkTasks
 
 UNBALANCED: Final = 4
@@ -167,11 +167,18 @@ def tell(job: Job, found: Balance) -> None:
     if job.output.json:
         job.output.object(found.object())
         return
-    job.output.rows([row._asdict() for row in found.rows], ROW_COLUMNS, "no group has a place anywhere yet")
+    job.output.rows([_shown(row) for row in found.rows], ROW_COLUMNS, "no group has a place anywhere yet")
     if found.faults:
-        job.output.rows([fault._asdict() for fault in found.faults], FAULT_COLUMNS, "")
+        job.output.rows([_shown(fault) for fault in found.faults], FAULT_COLUMNS, "")
     wrong = sum(fault.weight == WRONG for fault in found.faults)
     job.output.say(f"{counted(wrong, 'thing')} not adding up" if wrong else "everything adds up")
+
+
+def _shown(row: Row | Fault) -> dict[str, Any]:
+    """For a terminal: a store of letters is a file of somebody, and may hold any text as a name."""
+    return {
+        name: printable(value) if isinstance(value, str) else value for name, value in row._asdict().items()
+    }
 
 
 if __name__ == "__main__":
