@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.spark.reading import rows, values
-from tfmq.errors import BadRequest, NotAllowed, OffsetOutOfRange
+from tfmq.errors import BadRequest, NotAllowed, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.settings import source_settings
 from tfmq.testing import SimulatedBroker
 
@@ -174,3 +174,16 @@ def test_a_source_with_wrong_options_gives_a_reader_that_says_so() -> None:
     reader = made.streamReader(spark_schema())
     with pytest.raises(BadRequest, match=r"endingOffsets is an option of spark\.read only"):
         reader.getDefaultReadLimit()
+
+
+def test_a_checkpoint_of_another_broker_takes_no_groups_offsets_away(broker: SimulatedBroker) -> None:
+    made = reader(broker, groupId="billing")
+    start = made.initialOffset()
+    made.stop()
+    strange = {"orders": {**start["orders"], "broker": "elsewhere"}}
+    made = reader(broker, groupId="billing")
+    with pytest.raises(UnknownTopic, match="of another broker"):
+        latest(made, strange)
+    made.stop()
+    with broker.admin() as admin:
+        assert admin.groups() == []

@@ -63,8 +63,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far the next micro-batch goes. All before `start` was processed."""
         desk, begin = self._at_desk(begun=True), _offsets(start)
         with desk.pace.asking():
-            desk.processed(begin)
             end = desk.planner.latest(begin, _limit(limit))
+            desk.processed(begin)  # behind the look whether it is of these topics
         if end != begin:
             desk.pace.busy()
         return to_json(end)
