@@ -64,7 +64,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         desk, begin = self._at_desk(begun=True), _offsets(start)
         with desk.pace.asking():
             end = desk.planner.latest(begin, _limit(limit))
-            desk.processed(begin)  # behind the look whether it is of these topics
+            # Behind the look whether it is of these topics.
+            desk.processed(begin)
         if end != begin:
             desk.pace.busy()
         return to_json(end)
