@@ -12,7 +12,7 @@ def test_what_is_missing_is_named_with_the_way_to_get_it(missing: str) -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: tfmq.arrow needs ")
-    assert last.endswith("pip install 'tfmq[spark]'")
+    assert last.endswith("pip install pyarrow numpy")
 
 
 def test_tfmq_itself_imports_none_of_it() -> None:

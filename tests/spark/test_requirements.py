@@ -39,11 +39,11 @@ def test_the_version_of_a_pyspark(tmp_path: Path, line: str, found: tuple[int, i
 def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert missing() is None
     assert missing(lambda _: None) == (
-        "tfmq.spark needs pyspark, which is not installed: pip install 'tfmq[spark]'"
+        "tfmq.spark needs pyspark, which is not installed: pip install 'pyspark>=4.2' pyarrow numpy matplotlib"
     )
     there = spec(pyspark(tmp_path, '__version__ = "4.3.0"'))
     assert missing(lambda name: there if name == "pyspark" else None) == (
-        "tfmq.spark needs pyarrow, which is not installed: pip install 'tfmq[spark]'"
+        "tfmq.spark needs pyarrow, which is not installed: pip install 'pyspark>=4.2' pyarrow numpy matplotlib"
     )
 
 
@@ -57,7 +57,7 @@ def test_an_old_pyspark_is_named(tmp_path: Path, found: str, wrong: bool) -> Non
     if wrong:
         number = found[:3]
         assert said == (
-            f"tfmq.spark needs pyspark 4.2 or newer, and {number} is installed: pip install -U 'tfmq[spark]'"
+            f"tfmq.spark needs pyspark 4.2 or newer, and {number} is installed: pip install -U 'pyspark>=4.2'"
         )
 
 

@@ -5,7 +5,7 @@
     Decoder    control blocks to a record batch
     encode     a record batch to what PRODUCE takes
 
-Needs pyarrow and numpy: pip install 'tfmq[spark]'.
+Needs pyarrow and numpy: pip install pyarrow numpy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ try:
     import numpy  # noqa: F401
     import pyarrow  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"tfmq.arrow needs {error.name}: pip install 'tfmq[spark]'", name=error.name) from error
+    raise ImportError(f"tfmq.arrow needs {error.name}: pip install pyarrow numpy", name=error.name) from error
 
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.encoder import Encoded, encode

@@ -9,8 +9,8 @@ from pathlib import Path
 PYSPARK_MIN = (4, 2)
 """The first in which a source is told the limits of a micro-batch, and that a query is to end."""
 VERSION = re.compile(r"__version__[^\n=]*=\s*[\"'](\d+)\.(\d+)[^\"']*")
-INSTALL = "pip install 'tfmq[spark]'"
-UPGRADE = "pip install -U 'tfmq[spark]'"
+INSTALL = "pip install 'pyspark>=4.2' pyarrow numpy matplotlib"
+UPGRADE = "pip install -U 'pyspark>=4.2'"
 
 
 def missing(find: Callable[[str], ModuleSpec | None] = find_spec) -> str | None:
