@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ from tfmq.spark.pipelines.archive import archive
 from tfmq.spark.pipelines.command import run
 from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer
+
+INTERRUPTED = "tfmq: interrupted. Run the same again: it gives what one run would have given.\n"
 
 
 def archive_run(server: LiveServer, folder: Path, *arguments: str) -> int:
@@ -102,16 +105,29 @@ def test_a_spark_that_is_killed_and_run_again_archives_every_message_once(
     send(spark_server.address, topic, some(generator, 600))
     folder = tmp_path / "a"
     options = [topic, "--file-bytes", "8K", "--step-bytes", "40K"]
-    environment = {**os.environ, **spark_session.environment(tmp_path), "PYSPARK_SUBMIT_ARGS": ""}
+    environment = {
+        **os.environ,
+        **spark_session.environment(tmp_path),
+        "PYSPARK_SUBMIT_ARGS": "pyspark-shell",
+    }
     command = [sys.executable, "-m", "tfmq.spark.pipelines.archive", *options]
     command += ["--to", str(folder), "--servers", spark_server.address, "--master", "local[2]"]
-    for _ in range(scaled(10)):
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-        most = generator.randrange(1, 40) + len(list(folder.rglob("*.parquet")))
+    for ending in [signal.SIGINT, *[signal.SIGKILL] * scaled(10)]:
+        log = (tmp_path / "log").open("w+")
+        process = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
+        more = 1 if ending == signal.SIGINT else generator.randrange(1, 40)
+        most = more + len(list(folder.rglob("*.parquet")))
         while process.poll() is None and len(list(folder.rglob("*.parquet"))) < most:
             time.sleep(0.001)
-        process.kill()
-        process.wait()
+        if process.returncode is None:
+            os.killpg(process.pid, ending)  # as a terminal does
+        code = process.wait()
+        log.seek(0)
+        said = log.read()
+        assert code in (0, 130 if ending == signal.SIGINT else -9), said
+        if code == 130:
+            assert said.endswith(INTERRUPTED), said
+            assert "Traceback" not in said and "ERROR:" not in said, said
     assert archive_run(spark_server, folder, *options) == 0
     rows = by_manifest(folder, topic)
     assert messages.as_sent(rows) == in_topic(spark_server.address, topic)

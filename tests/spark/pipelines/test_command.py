@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,7 +15,7 @@ import pytest
 
 from tfmq.errors import BadRequest, ConnectionFailed, Damaged, TfmqError
 from tfmq.spark.pipelines import NAMES
-from tfmq.spark.pipelines.command import Job, pipeline_options, run
+from tfmq.spark.pipelines.command import Job, interruptible, pipeline_options, run
 
 
 def raising(error: Exception | None) -> click.Command:
@@ -54,6 +56,37 @@ def test_a_wrong_option_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]
     assert "Try 'python -m tfmq.spark.pipelines.trial --help'" in said
 
 
+def interrupted_while_clearing_up() -> None:
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise ValueError("Java is gone")
+
+
+def test_a_ctrl_c_is_one_sentence_whatever_its_clearing_up_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    @pipeline_options("trial")
+    def trial(job: Job) -> None:
+        with interruptible():
+            logging.exception("KeyboardInterrupt while sending command.")
+            interrupted_while_clearing_up()
+
+    assert run(trial, "trial", []) == 130
+    assert capsys.readouterr().err.strip() == (
+        "tfmq: interrupted. Run the same again: it gives what one run would have given."
+    )
+    with pytest.raises(ValueError, match="mine"), interruptible():
+        raise ValueError("mine")
+
+
+def test_a_ctrl_c_is_taken_back_from_whoever_takes_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible() as as_before:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        as_before()
+        assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_an_option_that_is_like_none_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(raising(None), "trial", ["--format", "csv"]) == 2
     assert "No such option '--format'.\n" in capsys.readouterr().err
@@ -69,7 +102,7 @@ def test_without_pyspark_it_says_how_to_install_it(tmp_path: Path) -> None:
     )
     assert ran.returncode == 1
     assert ran.stderr == (
-        "tfmq: tfmq.spark needs pyspark, which is not installed: pip install 'tfmq[spark]'\n"
+        "tfmq: tfmq.spark needs pyspark, which is not installed: pip install 'pyspark>=4.2' pyarrow numpy matplotlib\n"
     )
 
 

@@ -1,7 +1,7 @@
 """`python -m tfmq.spark.pipelines`: the list of the pipelines, and each of them by its name."""
 
-from tfmq.cli.main import main
-from tfmq.spark.pipelines.listing import PROGRAM, pipelines
+from tfmq.spark.pipelines.command import leave
+from tfmq.spark.pipelines.listing import pipelines
 
 if __name__ == "__main__":
-    main(None, pipelines, PROGRAM)
+    leave(pipelines, "")

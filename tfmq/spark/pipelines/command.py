@@ -7,8 +7,11 @@ damage found.
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+PROGRAM: Final = "python -m tfmq.spark.pipelines"
 MASTER: Final = "local[*]"
 UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit in the environment of the program that it runs."""
@@ -52,17 +56,52 @@ class Job:
         if SparkContext._active_spark_context is not None:
             yield SparkSession.builder.getOrCreate()
             return
-        session = started(f"tfmq {self.name}", self.master)
-        try:
-            yield session
-        finally:
-            session.stop()
+        with interruptible() as as_before:
+            session = started(f"tfmq {self.name}", self.master)
+            as_before()
+            try:
+                yield session
+            finally:
+                session.stop()
 
     @contextmanager
     def progress(self, text: str, total_bytes: int | None) -> Iterator[Progress]:
         """Rows, bytes, rate and rest on standard error while the block runs; silent with --quiet or --json."""
         with shown(self.output, text, total_bytes) as progress:
             yield progress
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Ctrl-C in the block is one KeyboardInterrupt, with nothing on standard error. The block starts a Spark, and then
+    calls what it gets.
+
+    PySpark would ask Java from within its own handler to cancel what runs, while it waits for an answer of Java's;
+    py4j tells the root logger of that, with tracebacks.
+    """
+    silent = logging.NullHandler()
+    logging.getLogger().addHandler(silent)
+    before = signal.getsignal(signal.SIGINT)
+
+    def as_before() -> None:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+    try:
+        yield as_before
+    except BaseException as error:
+        if was_interrupted(error):
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        logging.getLogger().removeHandler(silent)
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Whether it is a Ctrl-C, or came while one was cleared up after."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def started(title: str, master: str | None) -> SparkSession:
@@ -119,10 +158,16 @@ def check_topics(topics: Sequence[str], everything: bool) -> None:
 
 
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a pipeline's command line; its exit code. Errors are a sentence on standard error."""
-    return tfmq_command.run(arguments, command, f"python -m tfmq.spark.pipelines.{name}")
+    """Run a pipeline's command line, or that of all where `name` is empty; its exit code. Errors are a sentence on
+    standard error."""
+    code = tfmq_command.run(arguments, command, f"{PROGRAM}.{name}" if name else PROGRAM)
+    if code == tfmq_command.INTERRUPTED:
+        click.echo("tfmq: interrupted. Run the same again: it gives what one run would have given.", err=True)
+    return code
 
 
 def leave(command: click.Command, name: str) -> None:
     """Run it and leave with its exit code."""
-    tfmq_command.main(None, command, f"python -m tfmq.spark.pipelines.{name}")
+    tfmq_command.open_what_is_closed()
+    tfmq_command.say_warnings()
+    sys.exit(run(command, name))

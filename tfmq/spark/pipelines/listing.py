@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import MappingProxyType
-from typing import Final
 
 import click
 
 from tfmq.cli.main import LazyGroup
 from tfmq.spark.pipelines import NAMES
-
-PROGRAM: Final = "python -m tfmq.spark.pipelines"
 
 
 class Pipelines(LazyGroup):
