@@ -120,6 +120,9 @@ def test_another_number_of_partitions_is_refused_or_keys_choose_anew(
 ) -> None:
     with Admin(spark_server.address) as admin:
         admin.create_topic("wider", 5)
+        admin.create_topic("narrow", 1)
+    with pytest.raises(BadRequest, match=f"narrow has 1 partition, and the archived {topic} had 2"):
+        replayed(spark_server, folder, topic, "narrow")
     with pytest.raises(BadRequest, match=f"wider has 5 partitions, and the archived {topic} had 2"):
         replayed(spark_server, folder, topic, "wider")
     assert replayed(spark_server, folder, topic, "wider", repartition=True).messages == 250

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tfmq.admin import Admin
 from tfmq.arrow import partition_of
+from tfmq.cli.output import counted
 from tfmq.errors import BadRequest, Damaged, TopicExists, UnknownTopic
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.group_commit import GroupClient
@@ -35,7 +36,7 @@ SENT: Final = ("value", "attributes", "partition")
 """Key and tag are in the attributes, as they were sent."""
 
 OTHER_COUNT: Final = (
-    "{topic} has {count} partitions, and the archived {archived} had {known}: messages would not keep their partitions."
+    "{topic} has {counted}, and the archived {archived} had {known}: messages would not keep their partitions."
     " Make a topic with {known} (tfmq topic create), or say --repartition, which keeps the order of each key only."
 )
 ITSELF: Final = (
@@ -188,7 +189,12 @@ class Replaying:
         count = len(topic.partitions)
         if count != known and not wish.repartition:
             raise BadRequest(
-                OTHER_COUNT.format(topic=wish.topic, count=count, archived=wish.choice.topic, known=known)
+                OTHER_COUNT.format(
+                    topic=wish.topic,
+                    counted=counted(count, "partition"),
+                    archived=wish.choice.topic,
+                    known=known,
+                )
             )
         lives = {incarnation for incarnation, _ in last.ends}
         same = wish.topic == wish.choice.topic and last.plan.node == node and topic.incarnation in lives
