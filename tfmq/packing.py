@@ -42,7 +42,7 @@ def unpack(data: Buffer, *, text_keys: bool = True) -> Any:
     try:
         return _unpackb(data, strict_map_key=text_keys, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise Malformed(f"not readable as msgpack: {error}") from None
+        raise Malformed(f"not readable as msgpack ({str(error).rstrip('.')})") from None
 
 
 def check_depth(value: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import tfmq
 from tests.spark.test_stream_sink import messages, payloads, rows, sent, text
-from tfmq.errors import BadRequest, ConnectionFailed, GroupFenced, GroupStale, TfmqError
+from tfmq.errors import BadRequest, ConnectionFailed, GroupFenced, GroupIncomplete, GroupStale, TfmqError
 from tfmq.testing import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
@@ -71,7 +71,7 @@ def test_a_task_that_comes_behind_the_abort_leaves_nothing(tfmq_broker: Simulate
     with pytest.raises(GroupFenced):
         made.write(rows("d"))
     assert tfmq_broker.admin().transactions(["open", "prepared"]) == []
-    assert [each.members for each in tfmq_broker.admin().commit_groups()] == [0]
+    assert [each.details["members"] for each in tfmq_broker.admin().commit_groups()] == [0]
     tfmq_broker.clock.advance(86_401)
     made, told = one_by_one(tfmq_broker, ("e",))
     made.commit(told)
@@ -106,6 +106,27 @@ def test_a_version_that_is_passed_over_is_said(
     assert said.startswith(
         "Version 3 of spark-batch-app was committed before, so these 1 rows were passed over"
     )
+
+
+@pytest.mark.usefixtures("spark_can_be_had")
+def test_who_begins_anew_is_told_how(tfmq_broker: SimulatedBroker) -> None:
+    """A checkpoint was deleted, and its foreachBatch counts from 0 again."""
+    for version in ("0", "1"):
+        made, told = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion=version)
+        made.commit(told)
+    with pytest.raises(GroupStale, match=r"another txnAppId, or .*: tfmq tx forget-group spark-batch-app\."):
+        one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="0")
+
+
+@pytest.mark.usefixtures("spark_can_be_had")
+def test_a_write_that_takes_longer_than_its_rows_wait_is_told_of_the_option(
+    tfmq_broker: SimulatedBroker,
+) -> None:
+    made, told = one_by_one(tfmq_broker, ("a",), transactionTtl="10s")
+    tfmq_broker.clock.advance(11)
+    with pytest.raises(GroupIncomplete, match="the option transactionTtl, which must be longer"):
+        made.commit(told)
+    assert sent(tfmq_broker) == []
 
 
 @pytest.mark.usefixtures("spark_can_be_had")

@@ -72,7 +72,13 @@ def test_a_checkpoint_has_no_words_for_beginning_and_end() -> None:
 
 def test_partitions_that_are_assigned() -> None:
     assert assigned({"orders": [1, 0, 1]}) == (("orders", 0), ("orders", 1))
-    several: list[dict[str, Any]] = [{"orders": []}, {"orders": 1}, {"orders": ["0"]}, {"orders": [-1]}]
+    several: list[dict[str, Any]] = [
+        {"orders": []},
+        {"orders": 1},
+        {"orders": ["0"]},
+        {"orders": [-1]},
+        {"a b": [0]},
+    ]
     for wrong in several:
         with pytest.raises(BadRequest, match="assign: "):
             assigned(wrong)

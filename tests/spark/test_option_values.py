@@ -50,9 +50,34 @@ def test_what_is_no_count(text: str) -> None:
         option_values.count(text)
 
 
+def test_a_number_that_is_too_large_is_told_what_is_the_most() -> None:
+    for read in (option_values.count, option_values.moment, option_values.version):
+        assert read(str(option_values.NUMBER_MAX)) == option_values.NUMBER_MAX
+        for number in (2**63, 2**70, 10**5000):
+            text = "1" + "0" * 5000 if number > 2**70 else str(number)
+            with pytest.raises(ValueError, match="at most 9223372036854775807"):
+                read(text)
+    assert option_values.seconds("2d") == 172_800
+    with pytest.raises(ValueError, match="of less than 11000 days"):
+        option_values.seconds("100000d")
+
+
+@pytest.mark.parametrize("text", ["a b", "orders;w1", '["orders"]', "a,b c", "ö", ".."])
+def test_what_names_nothing(text: str) -> None:
+    with pytest.raises(ValueError, match="names of topics"):
+        option_values.names(text)
+    with pytest.raises(ValueError, match="a name, 1 to 249"):
+        option_values.name(text)
+
+
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "5", '"orders"', '{"a":' * 100_000])
 def test_what_is_no_object_of_topics(text: str) -> None:
-    with pytest.raises(ValueError, match="a JSON object of topics"):
-        option_values.by_topic(text)
+    for read, example in (
+        (option_values.lists_by_topic, "[0, 1]}"),
+        (option_values.times_by_topic, "170000"),
+    ):
+        with pytest.raises(ValueError, match="a JSON object of topics") as caught:
+            read(text)
+        assert example in str(caught.value)
     with pytest.raises(ValueError, match="earliest, latest, or a JSON object"):
         option_values.place(text)

@@ -48,7 +48,8 @@ def test_sizes(text: str, size: int) -> None:
         ("subscribe", " , ", "subscribe must be names of topics with commas between them"),
         ("subscribePattern", "orders(", "subscribePattern must be a regular expression"),
         ("assign", "[1]", "assign must be a JSON object of topics"),
-        ("assign", "{}", "assign must be a JSON object of topics"),
+        ("assign", "{}", 'assign must be a JSON object of topics, like {"orders": [0, 1]}, not'),
+        ("subscribe", "a b", "subscribe must be names of topics"),
         ("startingOffsets", "first", "startingOffsets must be earliest, latest, or a JSON object of topics"),
         ("startingTimestamp", "yesterday", "startingTimestamp must be milliseconds since 1970"),
         ("failOnDataLoss", "perhaps", "failOnDataLoss must be true or false, not 'perhaps'."),
@@ -96,6 +97,15 @@ def test_a_table_of_a_catalog_is_refused_with_what_to_write_instead() -> None:
 
 def test_what_spark_keeps_to_itself_is_passed_over() -> None:
     assert chosen({"checkpointLocation": "/tmp/x", "queryname": "q"}, "source", "stream") == {}
+
+
+def test_a_name_in_save_or_of_the_other_end_is_refused_with_what_to_write() -> None:
+    with pytest.raises(BadRequest, match=r'save\(\) takes no name here: .*option\("topic", NAME\)'):
+        chosen({"path": "w3"}, "sink", "batch")
+    with pytest.raises(BadRequest, match=r"the topics to read are subscribe\."):
+        chosen({"topic": "orders"}, "source", "batch")
+    with pytest.raises(BadRequest, match=r"groupId must be a name, 1 to 249"):
+        chosen({"groupId": "a b"}, "source", "both")
 
 
 def test_options_that_exclude_each_other() -> None:

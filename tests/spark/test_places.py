@@ -75,6 +75,10 @@ def test_a_time_behind_all_messages_is_refused_unless_told_otherwise(logs: FakeL
     [
         ('{"orders": {"0": 60}}', "says nothing of orders-1: name every partition"),
         ('{"orders": {"0": 60, "1": 0, "2": 0}}', "names orders-2, which this query does not read"),
+        (
+            '{"ordes": {"0": 0}}',
+            r"names ordes-0, which this query does not read\. Did you mean 'orders'\?",
+        ),
         ('{"orders": {"0": 201, "1": 0}}', "orders-0 ends at 200, before 201"),
         ('{"orders": {"0": 65, "1": 0}}', "no message of orders-0 begins at 65; the next one does at 70"),
     ],
@@ -82,6 +86,13 @@ def test_a_time_behind_all_messages_is_refused_unless_told_otherwise(logs: FakeL
 def test_offsets_that_make_no_sense_are_refused(logs: FakeLogs, offsets: str, sentence: str) -> None:
     with pytest.raises(BadRequest, match=f"startingOffsets:? .*{sentence}|startingOffsets: {sentence}"):
         begin(logs, startingOffsets=offsets)
+
+
+def test_times_are_asked_for_as_times(logs: FakeLogs) -> None:
+    with pytest.raises(BadRequest, match=r"every partition that is read with a time in ms since 1970\."):
+        begin(logs, startingOffsetsByTimestamp='{"orders": {"0": 0}}')
+    with pytest.raises(BadRequest, match="the time in orders-0 must be a whole number from 0 on, not -2"):
+        begin(logs, startingOffsetsByTimestamp='{"orders": {"0": -2, "1": -2}}')
 
 
 def test_offsets_of_another_topic_of_the_name_are_refused(logs: FakeLogs) -> None:

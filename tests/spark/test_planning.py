@@ -416,3 +416,16 @@ def test_small_ranges_share_a_task_and_large_ones_do_not() -> None:
     for number, size in enumerate((10, 1 << 20, 1 << 19, 1 << 19)):
         logs.add("orders", number, 1, size)
     assert [[each[0] for each in task] for task in batch_of(logs)] == [[0], [1], [2, 3]]
+
+
+def test_a_query_that_reads_nothing_says_why(logs: FakeLogs, caplog: pytest.LogCaptureFixture) -> None:
+    Query(logs, subscribePattern="zzz.*")
+    assert Planner(settings({"subscribePattern": "zzz.*"}, streaming=False), logs).batch() == []
+    assert caplog.messages == ["No topic matches subscribePattern 'zzz.*', so nothing is read."] * 2
+    caplog.clear()
+    times = {"startingTimestamp": "1700000000001", "startingOffsetsByTimestampStrategy": "latest"}
+    for last, said in (("1700000000000", 1), ("1700000000001", 0)):
+        caplog.clear()
+        chosen = {**times, "subscribe": "orders", "servers": "127.0.0.1:1", "endingTimestamp": last}
+        assert Planner(source_settings(chosen, streaming=False), logs).batch() == []
+        assert len(caplog.messages) == said

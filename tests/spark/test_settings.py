@@ -51,12 +51,29 @@ def test_settings_travel() -> None:
         ({"path": "/tmp"}, "servers and path exclude each other"),
         ({"maxOffsetsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "exclude each other"),
         ({"maxOffsetsPerTrigger": "1", "minOffsetsPerTrigger": "2"}, "larger than maxOffsetsPerTrigger"),
+        ({"path": "orders"}, r'topics are named by option\("subscribe", NAME\)'),
+        ({"servers": "127.0.0.1:1,127.0.0.1:2"}, "servers must be one broker"),
         ({"servers": "127.0.0.1:99999"}, "'99999'.*is not a port"),
     ],
 )
 def test_what_does_not_fit_together(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(BadRequest, match=sentence):
         settings(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timeout": "30000"}, "timeout is 8.3 hours: a number without a unit is seconds"),
+        ({"startingTimestamp": "1700000000"}, "startingTimestamp=1700000000 lies in the year 1973 or before"),
+        ({"timeout": "30s", "startingTimestamp": "1700000000000"}, ""),
+    ],
+)
+def test_numbers_in_another_unit_are_said(
+    options: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings(**options)
+    assert said in caplog.text and bool(said) == bool(caplog.records)
 
 
 def test_a_broker_or_a_folder_must_be_named() -> None:

@@ -32,6 +32,11 @@ def test_an_application_and_its_version_name_a_commit_group() -> None:
             {**SERVERS, "topic": "a/b"},
             "topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not 'a/b'.",
         ),
+        (
+            {"servers": "127.0.0.1:1,127.0.0.1:2"},
+            "servers must be one broker, HOST:PORT, not '127.0.0.1:1,127",
+        ),
+        ({**SERVERS, "transactionTtl": "1000d"}, "transactionTtl must be at most 365 days"),
         ({**SERVERS, "txnAppId": "x"}, "txnAppId goes together with txnVersion: give both, or none."),
         ({**SERVERS, "txnVersion": "1"}, "txnVersion goes together with txnAppId: give both, or none."),
         (

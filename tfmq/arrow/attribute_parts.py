@@ -121,7 +121,7 @@ def _read(old: pa.BinaryArray, lenient: bool) -> Old:
     try:
         fields = attributes.fields("key", "tag", lenient=lenient)
     except Unreadable as error:
-        raise BadRequest(f"The attributes of row {error.row} cannot be sent: {error}") from None
+        raise BadRequest(f"The attributes of row {error.row} cannot be sent. {error}") from None
     layout = attributes.layout
     heads = byte_strings(data, layout.heads.begins, layout.heads.ends)
     counts = (layout.heads.ends > layout.heads.begins).astype(np.uint8)

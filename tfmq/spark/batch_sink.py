@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from tfmq.client.link import PATIENCE_SECONDS
-from tfmq.errors import BadRequest, GroupStale, TfmqError
+from tfmq.errors import BadRequest, GroupIncomplete, GroupStale, TfmqError
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.group_commit import GroupClient
 from tfmq.spark.sentences import told
@@ -27,6 +27,10 @@ from tfmq.spark.task_writing import abort_run, verdict_of, write_rows
 
 log = logging.getLogger("tfmq.spark")
 
+TOO_LATE: Final = (
+    " What a task has written waits for the option transactionTtl, which must be longer than the whole write takes:"
+    " write it again with a longer one."
+)
 PASSED_OVER: Final = (
     "Version %d of %s was committed before, so these %d rows were passed over. Other writes, also those to another"
     " topic, need a txnAppId of their own."
@@ -74,6 +78,8 @@ class BatchSink(DataSourceArrowWriter):
         with GroupClient(self.settings.servers, self.settings.timeout) as client:
             try:
                 reply = client.commit(verdict, other_total=self.settings.other_total)
+            except GroupIncomplete as error:
+                raise GroupIncomplete(error.sentence + TOO_LATE) from None
             except GroupStale as error:
                 raise self._stale(error) from None
             if not self.once:
@@ -100,5 +106,6 @@ class BatchSink(DataSourceArrowWriter):
     def _stale(self, error: GroupStale) -> GroupStale:
         return GroupStale(
             f"{error.sentence} Nothing was written: versions of one txnAppId only go up, and the same one has the same"
-            " rows, or the option allowOtherTotal=true."
+            " rows, or the option allowOtherTotal=true. To begin anew, as with a new checkpoint, take another txnAppId,"
+            f" or have the broker forget this one: tfmq tx forget-group {self.member.group}."
         )

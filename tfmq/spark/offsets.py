@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tfmq.errors import BadRequest
+from tfmq.limits import valid_name
 
 EARLIEST, LATEST = -2, -1
 """In a JSON object of a user, where the number of an offset may stand."""
@@ -52,9 +53,9 @@ def to_json(offsets: Mapping[Key, Offset]) -> dict[str, dict[str, int | str]]:
     return found
 
 
-def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST) -> Offsets:
+def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST, noun: str = "place") -> Offsets:
     """Of an object like `to_json`'s; `low`: the least number that an offset may have. Raises BadRequest that calls it
-    `what`.
+    `what`, and a number of it `noun`.
     """
     found: Offsets = {}
     for topic, row in value.items():
@@ -66,7 +67,7 @@ def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST) -> Of
             raise BadRequest(f"{what}: the broker of {topic} must be a text, not {broker!r}.")
         for partition, offset in row.items():
             if partition not in (INCARNATION, BROKER):
-                number = _whole(offset, low, f"{what}: the place in {topic}-{partition}")
+                number = _whole(offset, low, f"{what}: the {noun} in {topic}-{partition}")
                 found[topic, _partition(partition, topic, what)] = Offset(incarnation, number, broker)
     return found
 
@@ -75,6 +76,8 @@ def assigned(value: Mapping[str, Any]) -> tuple[Key, ...]:
     """Of `assign`'s object: `{"orders": [0, 1]}`. Raises BadRequest."""
     found: list[Key] = []
     for topic, numbers in value.items():
+        if not valid_name(topic):
+            raise BadRequest(f"assign: {topic!r} is no topic's name, which is of A-Z a-z 0-9 . _ -.")
         if not isinstance(numbers, list) or not numbers:
             raise BadRequest(f"assign: {topic!r} must have a list of partitions, like [0, 1].")
         found += [(topic, _whole(each, 0, f"assign: a partition of {topic}")) for each in numbers]

@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tfmq.limits import valid_name
+
 NUMBER_MAX = (1 << 63) - 1
-_DIGITS = re.compile("[0-9]{1,19}")
+_DIGITS = re.compile("[0-9]+")
 
 
 def text(value: str) -> str:
@@ -21,9 +23,18 @@ def text(value: str) -> str:
 def names(value: str) -> tuple[str, ...]:
     """Topics with commas between them."""
     found = tuple(dict.fromkeys(each.strip() for each in value.split(",") if each.strip()))
-    if not found:
-        raise ValueError('names of topics with commas between them, like "orders,payments"')
+    if not found or not all(map(valid_name, found)):
+        raise ValueError(
+            'names of topics with commas between them, like "orders,payments", each of A-Z a-z 0-9 . _ -'
+        )
     return found
+
+
+def name(value: str) -> str:
+    """What can name a group."""
+    if not valid_name(value.strip()):
+        raise ValueError("a name, 1 to 249 of A-Z a-z 0-9 . _ -")
+    return value.strip()
 
 
 def pattern(value: str) -> str:
@@ -45,17 +56,21 @@ def flag(value: str) -> bool:
 
 def count(value: str) -> int:
     """A whole number above 0."""
-    found = _whole(value)
+    found = _whole(value, "a whole number from 1 on")
     if not found:
         raise ValueError("a whole number from 1 on")
     return found
 
 
-def _whole(value: str) -> int | None:
-    """Of digits, up to what 63 bits hold."""
+def _whole(value: str, what: str) -> int:
+    """Of digits, up to what 63 bits hold. Raises ValueError that calls it `what`."""
     found = _DIGITS.fullmatch(value.strip())
-    number = int(found[0]) if found else NUMBER_MAX + 1
-    return number if number <= NUMBER_MAX else None
+    if not (found and value.strip().isascii()):
+        raise ValueError(what)
+    digits = found[0].lstrip("0") or "0"
+    if len(digits) > len(str(NUMBER_MAX)) or int(digits) > NUMBER_MAX:
+        raise ValueError(f"{what}, at most {NUMBER_MAX}")
+    return int(digits)
 
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -71,15 +86,18 @@ def size(value: str) -> int:
     return number
 
 
-_TIMES = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_TIME = re.compile(r"([0-9]{1,19}(?:\.[0-9]+)?)\s*(ms|s|min|m|h)?", re.IGNORECASE)
+_TIMES = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = re.compile(r"([0-9]{1,19}(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?", re.IGNORECASE)
+_TIME_MAX = 1e9
 
 
 def seconds(value: str) -> float:
     """Seconds, or with a unit: 500ms, 30s, 15m."""
     found = _TIME.fullmatch(value.strip())
     number = float(found[1]) * _TIMES[(found[2] or "").lower()] if found else 0.0
-    if not 0 < number < 1e9:
+    if number >= _TIME_MAX:
+        raise ValueError("a time in seconds above 0, or like 500ms, 30s, 15m, of less than 11000 days")
+    if not number > 0:
         raise ValueError("a time in seconds above 0, or like 500ms, 30s, 15m")
     return number
 
@@ -97,28 +115,31 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 def moment(value: str) -> int:
     """Milliseconds since 1970."""
-    found = _whole(value)
-    if found is None:
-        raise ValueError("milliseconds since 1970, like 1700000000000")
-    return found
+    return _whole(value, "milliseconds since 1970, like 1700000000000")
 
 
 def version(value: str) -> int:
     """A whole number, also 0."""
-    found = _whole(value)
-    if found is None:
-        raise ValueError("a whole number from 0 on")
-    return found
+    return _whole(value, "a whole number from 0 on")
 
 
-def by_topic(value: str) -> dict[str, Any]:
-    """A JSON object of topics."""
+def lists_by_topic(value: str) -> dict[str, Any]:
+    """A JSON object of topics, for lists of partitions."""
+    return _by_topic(value, '{"orders": [0, 1]}')
+
+
+def times_by_topic(value: str) -> dict[str, Any]:
+    """A JSON object of topics, for a time of each partition."""
+    return _by_topic(value, '{"orders": {"0": 1700000000000}}')
+
+
+def _by_topic(value: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not found:
-        raise ValueError('a JSON object of topics, like {"orders": {"0": 0}}')
+        raise ValueError(f"a JSON object of topics, like {example}")
     return found
 
 
@@ -128,8 +149,6 @@ def place(value: str) -> str | dict[str, Any]:
     if word in ("earliest", "latest"):
         return word
     try:
-        return by_topic(value)
-    except ValueError:
-        raise ValueError(
-            'earliest, latest, or a JSON object of topics, like {"orders": {"0": 4096, "1": -2}}'
-        ) from None
+        return _by_topic(value, '{"orders": {"0": 4096, "1": -2}}')
+    except ValueError as error:
+        raise ValueError(f"earliest, latest, or {error}") from None

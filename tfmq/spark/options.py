@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from tfmq.errors import BadRequest
+from tfmq.spark.kafka_names import advice
 from tfmq.spark.option_values import (
-    by_topic,
     count,
     flag,
+    lists_by_topic,
     moment,
+    name,
     names,
     one_of,
     pattern,
@@ -22,6 +24,7 @@ from tfmq.spark.option_values import (
     seconds,
     size,
     text,
+    times_by_topic,
     version,
 )
 
@@ -93,7 +96,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "both",
-        by_topic,
+        lists_by_topic,
         "Only these partitions.",
     ),
     Option(
@@ -121,7 +124,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "both",
-        by_topic,
+        times_by_topic,
         "The same, with a time for each partition.",
     ),
     Option(
@@ -157,7 +160,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "batch",
-        by_topic,
+        times_by_topic,
         "The same, with a time for each partition.",
     ),
     Option(
@@ -231,7 +234,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "stream",
-        text,
+        name,
         "The group in the broker that gets the query's progress, so that `tfmq group` shows its lag. The checkpoint"
         " decides where the query goes on, not the group.",
     ),
@@ -320,10 +323,21 @@ def chosen(given: Mapping[str, str], where: Where, query: Query) -> dict[str, An
             continue
         option = known.get(key.lower())
         if option is None:
-            raise BadRequest(f"tfmq has no option {key!r}.{nearest(key, [each.name for each in OPTIONS])}")
+            raise BadRequest(advice(key) or f"tfmq has no option {key!r}.{nearest(key, _names(where))}")
         found[option.name] = _value(option, value, where, query)
     return found
 
+
+def _names(where: Where) -> list[str]:
+    return [each.name for each in OPTIONS if each.where in (where, "both")]
+
+
+_INSTEAD = {
+    "path": 'save() takes no name here: name the topic with option("topic", NAME), or a column topic.',
+    "subscribe": "subscribe is an option of the source, not of the sink: the topic to write to is topic.",
+    "topic": "topic is an option of the sink, not of the source: the topics to read are subscribe.",
+}
+"""What to say to options of the other end that are easily mistaken."""
 
 _VERBS: dict[tuple[Where, Query], str] = {
     ("source", "batch"): "spark.read",
@@ -334,6 +348,8 @@ _VERBS: dict[tuple[Where, Query], str] = {
 
 
 def _value(option: Option, value: str, where: Where, query: Query) -> Any:
+    if option.where not in (where, "both") and option.name in _INSTEAD:
+        raise BadRequest(_INSTEAD[option.name])
     if option.where not in (where, "both"):
         raise BadRequest(
             f"{option.name} is an option of the {option.where}, not of the {where}: leave it out here."

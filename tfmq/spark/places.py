@@ -1,13 +1,19 @@
 """Where a query begins or ends in each partition, as a user says it: "earliest", "latest", offsets, times."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfmq.errors import BadRequest, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.logs import Bounds, Logs, PartitionLog
 from tfmq.spark.offsets import EARLIEST, LATEST, Key, Offset, Offsets, from_json, named
-from tfmq.spark.options import only_one
+from tfmq.spark.options import nearest, only_one
 from tfmq.spark.sentences import Losses
+
+log = logging.getLogger("tfmq.spark")
+
+IN_SECONDS = 100_000_000_000
+"""A time below it, in ms, is meant in seconds."""
 
 
 class Standing(NamedTuple):
@@ -42,18 +48,27 @@ class Places(NamedTuple):
             for key, standing in survey.items()
         }
 
+    def later_than(self, other: "Places") -> bool:
+        """Whether both are times for all partitions, and this one is the later: a query between them reads nothing."""
+        times = self.by_time and other.by_time and self.each is None and other.each is None
+        return times and self.everywhere > other.everywhere
+
     def _compare(self, survey: Survey) -> None:
         """All partitions are named, and no others."""
         assert self.each is not None
-        missing = survey.keys() - self.each.keys()
-        if missing:
-            raise BadRequest(
-                f"{self.option} says nothing of {named(missing)}: name every partition that is read; -2 is the"
-                " beginning, -1 the end."
-            )
         others = self.each.keys() - survey.keys()
         if others:
-            raise BadRequest(f"{self.option} names {named(others)}, which this query does not read.")
+            topics = sorted({topic for topic, _ in survey})
+            strange = [topic for topic, _ in sorted(others) if topic not in topics]
+            meant = nearest(strange[0], topics) if strange else ""
+            raise BadRequest(f"{self.option} names {named(others)}, which this query does not read.{meant}")
+        missing = survey.keys() - self.each.keys()
+        if missing:
+            how = "with a time in ms since 1970" if self.by_time else "; -2 is the beginning, -1 the end"
+            raise BadRequest(
+                f"{self.option} says nothing of {named(missing)}: name every partition that is read"
+                f"{' ' if self.by_time else ''}{how}."
+            )
 
     def _one(self, logs: Logs, key: Key, standing: Standing, losses: Losses) -> int:
         log, bounds = standing
@@ -128,8 +143,10 @@ def _places(given: Mapping[str, Any], option: str, strict: bool) -> Places | Non
     value = given[option]
     by_time = "Timestamp" in option
     if isinstance(value, dict):
-        each = from_json(value, option, low=0 if by_time else EARLIEST)
+        each = from_json(value, option, low=0 if by_time else EARLIEST, noun="time" if by_time else "place")
         return Places(option, each=each, by_time=by_time, strict=by_time and strict)
     if isinstance(value, int):
+        if 0 < value < IN_SECONDS:
+            log.warning("%s=%d lies in the year 1973 or before: times are milliseconds.", option, value)
         return Places(option, value, by_time=True, strict=strict)
     return Places(option, EARLIEST if value == "earliest" else LATEST)

@@ -4,6 +4,7 @@ Without Spark. A planner asks the broker (or the folder) how far each partition 
 the query is; what lies between and is gone is a loss, and `Losses` decides whether the query goes on.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from tfmq.spark.places import Places, Standing, Survey
 from tfmq.spark.sentences import Losses
 from tfmq.spark.settings import SourceSettings
 from tfmq.spark.shares import shares, together
+
+log = logging.getLogger("tfmq.spark")
 
 Task = tuple[Range, ...]
 
@@ -51,9 +54,11 @@ class Planner:
     def batch(self) -> list[Task]:
         """The tasks of a batch. Raises BadRequest, UnknownTopic, and what `Losses` does."""
         assert self._settings.end is not None
-        survey = self._survey()
+        survey = self._first_survey()
         start = self._settings.start.resolve(self._logs, survey, self._losses)
         end = self._settings.end.resolve(self._logs, survey, self._losses)
+        if self._settings.start.later_than(self._settings.end):
+            log.warning("startingTimestamp lies behind endingTimestamp, so nothing is read.")
         for key in sorted(start):
             if start[key].offset > end[key].offset and self._explicit(self._settings.start, key):
                 raise BadRequest(
@@ -76,7 +81,7 @@ class Planner:
 
     def initial(self) -> Offsets:
         """Where a new query begins. Raises BadRequest, UnknownTopic."""
-        return self._settings.start.resolve(self._logs, self._survey(), self._losses)
+        return self._settings.start.resolve(self._logs, self._first_survey(), self._losses)
 
     def freeze(self) -> None:
         """From now on nothing that is appended later is read: the query is to end (`Trigger.AvailableNow`)."""
@@ -127,6 +132,12 @@ class Planner:
         return self._tasks(ranges)
 
     # Where a micro-batch begins
+
+    def _first_survey(self) -> Survey:
+        found, pattern = self._survey(), self._settings.subscription.pattern
+        if pattern and not found:
+            log.warning("No topic matches subscribePattern %r, so nothing is read.", pattern)
+        return found
 
     def _survey(self, *, lenient: bool = False) -> Survey:
         """How far each partition reaches now; with `lenient`, of those that are there."""

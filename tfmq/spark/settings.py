@@ -1,16 +1,21 @@
 """What the options of a source say, as one value that goes to the driver's planner and to every task."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfmq.client.servers import parse_servers
 from tfmq.errors import BadRequest
 from tfmq.spark.logs import Address
 from tfmq.spark.options import chosen, only_one
 from tfmq.spark.places import Places, ending, starting
+from tfmq.spark.server_address import require_one_broker
 from tfmq.spark.subscription import Subscription, subscription
 
+log = logging.getLogger("tfmq.spark")
+
 TIMEOUT_SECONDS = 30.0
+LONG_SECONDS = 3600.0
+"""A timeout above it is likely meant in ms."""
 TRIGGER_DELAY_SECONDS = 15 * 60.0
 
 
@@ -60,9 +65,19 @@ def source_settings(given: Mapping[str, str], *, streaming: bool) -> SourceSetti
 
 
 def _address(found: Mapping[str, Any]) -> Address:
+    if "servers" in found and "path" in found:
+        raise BadRequest(
+            "servers and path exclude each other: give one of them. A name in load(NAME) is a path, too: topics are"
+            ' named by option("subscribe", NAME).'
+        )
     only_one(found, "servers", "path", required=True)
     timeout = found.get("timeout", TIMEOUT_SECONDS)
+    if timeout > LONG_SECONDS:
+        log.warning(
+            "timeout is %.1f hours: a number without a unit is seconds, so write 30s or 30000ms.",
+            timeout / 3600,
+        )
     if "path" in found:
         return Address(servers=None, path=found["path"], timeout=timeout)
-    parse_servers(found["servers"])
+    require_one_broker(found["servers"])
     return Address(servers=found["servers"], path=None, timeout=timeout)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfmq.client.servers import parse_servers
 from tfmq.errors import BadRequest
 from tfmq.limits import TRANSACTION_TTL_SECONDS, valid_name
 from tfmq.spark.options import chosen
+from tfmq.spark.server_address import require_one_broker
 
 TIMEOUT_SECONDS = 30.0
 GROUP_PREFIX = "spark-"
@@ -34,7 +34,7 @@ def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
     found = chosen(given, "sink", "stream" if streaming else "batch")
     if "servers" not in found:
         raise BadRequest('Give the broker to write to: option("servers", "HOST:PORT").')
-    parse_servers(found["servers"])
+    require_one_broker(found["servers"])
     topic = found.get("topic", "")
     if topic and not valid_name(topic):
         raise BadRequest(f"topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not {topic!r}.")
