@@ -57,6 +57,15 @@ def test_lines_come_no_more_often_than_asked() -> None:
     assert len(lines) == 2
 
 
+def test_a_line_that_says_nothing_new_does_not_come() -> None:
+    clock, lines = Clock(), []
+    progress = Progress("reading", 100, lines.append, 10.0, clock)
+    for size in (0, 0, 0, 100):
+        clock.now += 11
+        progress.add(0, size)
+    assert [line.split(", ")[1] for line in lines] == ["0 B of 100 B", "100 B of 100 B"]
+
+
 def test_where_nobody_looks_nothing_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ class Progress:
         self.rows = self.bytes = 0
         self._say, self._pause, self._clock = say, pause_seconds, clock
         self._begun = self._said = clock()
+        self._line = ""
         self._lock = threading.Lock()
 
     @property
@@ -59,7 +60,11 @@ class Progress:
             if now - self._said < self._pause:
                 return
             self._said = now
-        self._say(self.line())
+            line = self.line()
+            if line == self._line:
+                return  # the same again says nothing
+            self._line = line
+        self._say(line)
 
     def line(self) -> str:
         """'archiving: 1,200,000 messages, 140.0 MiB of 1.2 GiB, 95.1 MiB/s, about 11 s left'."""
