@@ -52,7 +52,8 @@ def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
 
 def test_groups_are_forgotten_by_name(desk: Desk) -> None:
     ran = desk("forget-group", "query-0", "query-2", "--yes")
-    assert (ran.code, ran.err) == (0, "query-0: forgotten\nquery-2: forgotten\n")
+    stay = tx_groups.staying(4)
+    assert (ran.code, ran.err) == (0, f"query-0: forgotten{stay}\nquery-2: forgotten{stay}\n")
     assert list(desk.broker.groups) == ["query-1"]
     assert desk("forget-group", "query-1", "--yes", "--json").json == [
         {"group": "query-1", "forgotten": True}
@@ -69,7 +70,7 @@ def test_a_script_forgets_nothing_without_a_yes(desk: Desk) -> None:
     ran = desk("forget-group", "query-1")
     assert (
         ran.code == 2
-        and "To forget query-1, which is at sequence 1, which cannot be undone, say --yes." in ran.err
+        and "To forget query-1, which is at sequence 1, say --yes. It cannot be undone." in ran.err
     )
     assert len(desk.broker.groups) == 3
 
@@ -79,7 +80,19 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
     tx_groups.confirm([CommitGroupDescription("a", 1), CommitGroupDescription("b", 2)])
-    assert asked == ["Forget 2 commit groups; the first is a, which is at sequence 1? This cannot be undone."]
+    tx_groups.confirm([CommitGroupDescription("c")])
+    assert asked == [
+        "Forget 2 commit groups; the first is a, which is at sequence 1? This cannot be undone.",
+        "Forget c, which has committed nothing yet? This cannot be undone.",
+    ]
+
+
+def test_what_stays_of_a_group_is_said() -> None:
+    assert tx_groups.staying(0) == ""
+    assert tx_groups.staying(1).startswith(
+        "; 1 prepared transaction of it stays until the time is over (`tfmq tx"
+    )
+    assert tx_groups.staying(2).startswith("; 2 prepared transactions of it stay until")
 
 
 @pytest.mark.parametrize("command", ["groups", "forget-group"])

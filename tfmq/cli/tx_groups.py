@@ -84,14 +84,26 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
     if output.json:
         output.array(forgotten)
     for name in names:
-        output.say(f"{printable(name)}: forgotten")
+        output.say(f"{printable(name)}: forgotten{staying(known[name].details.get('members', 0))}")
+
+
+def staying(members: int) -> str:
+    """What a group that is forgotten leaves behind."""
+    if not members:
+        return ""
+    return (
+        f"; {counted(members, 'prepared transaction')} of it {'stays' if members == 1 else 'stay'} until the time is"
+        " over (`tfmq tx list`; `tfmq tx rollback XID` drops one)"
+    )
 
 
 def confirm(found: "list[CommitGroupDescription]") -> None:
     """Ask on a terminal; elsewhere demand --yes, so that a script forgets nothing by accident."""
-    which = f"{printable(found[0].group)}, which is at sequence {found[0].sequence}"
+    first = found[0]
+    where = "has committed nothing yet" if first.sequence < 0 else f"is at sequence {first.sequence}"
+    which = f"{printable(first.group)}, which {where}"
     if len(found) > 1:
         which = f"{counted(len(found), 'commit group')}; the first is {which}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"To forget {which}, which cannot be undone, say --yes.")
+        raise click.UsageError(f"To forget {which}, say --yes. It cannot be undone.")
     click.confirm(f"Forget {which}? This cannot be undone.", abort=True, err=True)
