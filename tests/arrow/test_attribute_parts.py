@@ -135,6 +135,14 @@ def test_what_is_no_attribute_is_refused_with_its_row(given: bytes) -> None:
         parts_of(columns(attributes=([b"\x80", given], pa.binary())))
 
 
+def test_why_it_is_none_is_one_sentence() -> None:
+    with pytest.raises(BadRequest) as caught:
+        parts_of(columns(attributes=([b"junk"], pa.binary())))
+    said = str(caught.value)
+    assert said.startswith("The attributes of row 0 cannot be sent. A message's attribute cannot be read:")
+    assert ".." not in said and said.count(":") == 1
+
+
 def test_what_is_too_long_is_refused_with_its_row() -> None:
     with pytest.raises(MessageTooLarge, match="The key of row 1 has 65537 bytes, 65536 are allowed"):
         parts_of(columns(key=([b"", b"k" * (limits.KEY_BYTES + 1)], pa.binary())))

@@ -83,6 +83,22 @@ COMMIT_GROUPS: Final = (
         [GROUPS],
     ),
     Mutant(
+        "aborted-groups-stay-for-ever",
+        "a group that was aborted and committed nothing is forgotten a day later",
+        "tfmq/transaction/ledger.py",
+        "            self.groups.expire(time_ms)\n",
+        "",
+        [GROUP_COMMITS],
+    ),
+    Mutant(
+        "aborted-groups-forgotten-by-their-first-abort",
+        "a group that was aborted and committed nothing is forgotten a day later",
+        "tfmq/transaction/commit_groups.py",
+        "            self._aborted.pop(name, None)\n            self._aborted[name] = time_ms\n",
+        "            self._aborted.setdefault(name, time_ms)\n",
+        [GROUPS],
+    ),
+    Mutant(
         "group-commits-what-is-there",
         "a group commits everything that is named, or nothing",
         "tfmq/transaction/group_commits.py",

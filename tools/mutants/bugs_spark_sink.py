@@ -13,6 +13,7 @@ GROUPS: Final = "tests/cli/test_tx_groups.py"
 OUTGOING: Final = "tests/spark/test_outgoing.py"
 PART: Final = "tests/client/test_commit_group.py"
 SETTINGS: Final = "tests/spark/test_sink_settings.py"
+STOPPING: Final = "tests/spark/test_stopping_broker.py"
 STREAM_SINK: Final = "tests/spark/test_stream_sink.py"
 TASK: Final = "tests/spark/test_task_writing.py"
 
@@ -292,6 +293,22 @@ SPARK_SINK: Final = (
         "            if not self.once:\n                self._forget(client)\n",
         "",
         [BATCH_SINK],
+    ),
+    Mutant(
+        "aborted-writes-are-forgotten-at-once",
+        NOTHING_LEFT,
+        "tfmq/spark/task_writing.py",
+        "            client.abort(*member)\n",
+        "            client.abort(*member)\n            client.forget(member.group)\n",
+        [BATCH_SINK],
+    ),
+    Mutant(
+        "a-sinks-task-does-not-wait-for-a-broker-that-stops",
+        "a broker that stops and comes back is waited for",
+        "tfmq/spark/group_commit.py",
+        "create=True, patient=True,",
+        "create=True,",
+        [STOPPING],
     ),
     Mutant(
         "batch-overwrites",

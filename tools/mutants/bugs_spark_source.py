@@ -12,7 +12,25 @@ PLACES: Final = "tests/spark/test_places.py"
 STREAM: Final = "tests/spark/test_stream_reader.py"
 TASKS: Final = "tests/spark/test_tasks.py"
 
+STOPPING: Final = "tests/spark/test_stopping_broker.py"
+
 SPARK_SOURCE: Final = (
+    Mutant(
+        "a-broker-that-stops-ends-the-query",
+        "a broker that stops and comes back is waited for",
+        "tfmq/client/asking.py",
+        "            if hopeless or link.now() + pause >= until:\n",
+        "            if hopeless or isinstance(error, Busy) or link.now() + pause >= until:\n",
+        [STOPPING],
+    ),
+    Mutant(
+        "a-query-that-has-begun-gives-up-soon",
+        "a query that has begun waits for its broker from the first question on",
+        "tfmq/spark/wire_logs.py",
+        "        if patient:\n",
+        "        if patient and timeout < 0:\n",
+        [STOPPING],
+    ),
     Mutant(
         "added-partition-from-its-end",
         "partitions that are added while a query runs are read from their beginning",
