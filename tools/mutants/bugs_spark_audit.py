@@ -29,6 +29,22 @@ SEGMENTS: Final = (
         [f"{PLAN}::test_a_log_without_a_mark_is_told_and_checked_all_the_same"],
     ),
     Mutant(
+        "report-latency-of-nothing",
+        "a topic without birth times has no latency",
+        f"{FOLDER}/report_figures.py",
+        "        if not self.bins:\n            names",
+        "        if self.bins is None:\n            names",
+        [f"{FIGURES}::test_where_nothing_was_measured_no_figure_is_made_up"],
+    ),
+    Mutant(
+        "pipelines-interrupts-of-pyspark",
+        "Ctrl-C is one sentence",
+        f"{FOLDER}/command.py",
+        "            signal.signal(signal.SIGINT, before)\n",
+        "            pass\n",
+        [f"{TESTS}/test_command.py::test_a_ctrl_c_is_taken_back_from_whoever_takes_it"],
+    ),
+    Mutant(
         "audit-damage-is-a-tail",
         "a flipped bit is found wherever it is",
         f"{FOLDER}/audit_piece.py",
