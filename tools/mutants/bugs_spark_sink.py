@@ -13,7 +13,7 @@ GROUPS: Final = "tests/cli/test_tx_groups.py"
 OUTGOING: Final = "tests/spark/test_outgoing.py"
 PART: Final = "tests/client/test_commit_group.py"
 SETTINGS: Final = "tests/spark/test_sink_settings.py"
-STOPPING: Final = "tests/spark/test_stopping_broker.py"
+STOPPING: Final = "tests/spark/test_stopping_broker.py::test_so_are_the_tasks_of_a_sink_and_the_verdict"
 STREAM_SINK: Final = "tests/spark/test_stream_sink.py"
 TASK: Final = "tests/spark/test_task_writing.py"
 
@@ -300,7 +300,7 @@ SPARK_SINK: Final = (
         "tfmq/spark/task_writing.py",
         "            client.abort(*member)\n",
         "            client.abort(*member)\n            client.forget(member.group)\n",
-        [BATCH_SINK],
+        [f"{BATCH_SINK}::test_a_task_that_comes_behind_the_abort_leaves_nothing"],
     ),
     Mutant(
         "a-sinks-task-does-not-wait-for-a-broker-that-stops",

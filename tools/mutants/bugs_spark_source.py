@@ -21,7 +21,7 @@ SPARK_SOURCE: Final = (
         "tfmq/client/asking.py",
         "            if hopeless or link.now() + pause >= until:\n",
         "            if hopeless or isinstance(error, Busy) or link.now() + pause >= until:\n",
-        [STOPPING],
+        [f"{STOPPING}::test_every_question_of_a_query_is_asked_again"],
     ),
     Mutant(
         "a-query-that-has-begun-gives-up-soon",
@@ -29,7 +29,7 @@ SPARK_SOURCE: Final = (
         "tfmq/spark/wire_logs.py",
         "        if patient:\n",
         "        if patient and timeout < 0:\n",
-        [STOPPING],
+        [f"{STOPPING}::test_a_query_that_has_begun_waits_for_its_broker_from_its_first_question_on"],
     ),
     Mutant(
         "added-partition-from-its-end",
