@@ -86,7 +86,7 @@ def test_an_applications_version_is_written_once_and_stays_known(tfmq_broker: Si
         made.commit(told)
     assert sent(tfmq_broker) == [b"a"]
     (group,) = tfmq_broker.admin().commit_groups()
-    assert (group.group, group.sequence) == ("spark-batch-app", 3)
+    assert (group.group, group.sequence) == ("spark-batch-app..orders", 3)
     with pytest.raises(GroupStale, match="only go up"):
         one_by_one(tfmq_broker, ("b",), txnAppId="app", txnVersion="2")
 
@@ -95,17 +95,24 @@ def test_an_applications_version_is_written_once_and_stays_known(tfmq_broker: Si
 def test_a_version_that_is_passed_over_is_said(
     tfmq_broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two writes of one application to two topics are two versions: the second one would vanish in silence."""
     with caplog.at_level(logging.WARNING, "tfmq.spark"):
-        for topic in ("orders", "copies"):
-            made, told = one_by_one(tfmq_broker, ("a",), topic=topic, txnAppId="app", txnVersion="3")
+        for _ in range(2):
+            made, told = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="3")
             assert not caplog.records
             made.commit(told)
     assert sent(tfmq_broker) == [b"a"]
     (said,) = caplog.messages
     assert said.startswith(
-        "Version 3 of spark-batch-app was committed before, so these 1 rows were passed over"
+        "Version 3 of spark-batch-app..orders was committed before, so these 1 rows were passed over"
     )
+
+
+@pytest.mark.usefixtures("spark_can_be_had")
+def test_one_version_of_an_application_goes_to_each_of_its_topics(tfmq_broker: SimulatedBroker) -> None:
+    for topic in ("orders", "copies"):
+        made, told = one_by_one(tfmq_broker, ("a",), topic=topic, txnAppId="app", txnVersion="3")
+        made.commit(told)
+        assert [each.payload for each in tfmq_broker.sent(topic)] == [b"a"]
 
 
 @pytest.mark.usefixtures("spark_can_be_had")
@@ -114,7 +121,9 @@ def test_who_begins_anew_is_told_how(tfmq_broker: SimulatedBroker) -> None:
     for version in ("0", "1"):
         made, told = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion=version)
         made.commit(told)
-    with pytest.raises(GroupStale, match=r"another txnAppId, or .*: tfmq tx forget-group spark-batch-app\."):
+    with pytest.raises(
+        GroupStale, match=r"another txnAppId, or .*: tfmq tx forget-group spark-batch-app\.\.orders\."
+    ):
         one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="0")
 
 
@@ -198,7 +207,7 @@ def test_a_version_is_written_once_and_older_ones_are_refused(
         write(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=5)
     write(frame.limit(1), spark_server, topic=topic, txnAppId=topic, txnVersion=6)
     assert len(payloads(spark_server, topic)) == 11
-    assert (f"spark-batch-{topic}", 6, 1) in spark_groups(admin)
+    assert (f"spark-batch-{topic}..{topic}", 6, 1) in spark_groups(admin)
     told = refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=5)
     assert "has committed sequence 6 already, and 5 is older" in told and "only go up" in told
     told = refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=6)
@@ -233,7 +242,7 @@ def test_a_write_of_which_a_task_fails_leaves_nothing(
     assert {each[1:] for each in spark_groups(admin) if each[0].startswith("spark-write-")} == {(-1, 0)}
     assert "a bad row" in refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=0)
     assert payloads(spark_server, topic) == []
-    group = f"spark-batch-{topic}"
+    group = f"spark-batch-{topic}..{topic}"
     while any(each.commit_group == group for each in admin.transactions(["open", "prepared"])):
         time.sleep(0.05)  # a task that Spark stops may live for a moment; its run is shut out
     write(frame.where("id < 19"), spark_server, topic=topic, txnAppId=topic, txnVersion=0)

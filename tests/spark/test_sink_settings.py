@@ -3,6 +3,7 @@
 import pytest
 
 from tfmq.errors import BadRequest, ConfigError
+from tfmq.limits import valid_name
 from tfmq.spark.sink_settings import SinkSettings, group_name, sink_settings
 
 SERVERS = {"servers": "127.0.0.1:8367"}
@@ -24,6 +25,19 @@ def test_an_application_and_its_version_name_a_commit_group() -> None:
     assert group_name("stream", "nightly") != settings.group
 
 
+def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
+    def group(name: str, topic: str) -> str:
+        given = {**SERVERS, "topic": topic, "txnAppId": name, "txnVersion": "1"}
+        return sink_settings(given, streaming=False).group
+
+    assert group("nightly", "orders") == "spark-batch-nightly..orders"
+    pairs = [("a", "b-c"), ("a-b", "c"), ("a", ".b"), ("a.b", "c"), ("a", "b..c"), ("n" * 200, "t" * 249)]
+    pairs += [("n" * 200, "t" * 248), ("n" * 199, "nt" * 100), ("a", "x" * 249), ("a", "x" * 248)]
+    names = [group(*each) for each in pairs]
+    assert len(set(names)) == len(pairs) and all(valid_name(name) for name in names)
+    assert valid_name(group_name("stream", "0" * 36, "t" * 249))
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -41,8 +55,12 @@ def test_an_application_and_its_version_name_a_commit_group() -> None:
         ({**SERVERS, "txnVersion": "1"}, "txnVersion goes together with txnAppId: give both, or none."),
         (
             {**SERVERS, "txnAppId": "my app", "txnVersion": "1"},
-            "txnAppId must be a name, 1 to 237 of A-Z a-z 0-9 . _ -, not 'my app'.",
+            "txnAppId must be a name, 1 to 200 of A-Z a-z 0-9 . _ -, without '..' and not with a '.' at its end, not"
+            " 'my app'.",
         ),
+        ({**SERVERS, "txnAppId": "a..b", "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
+        ({**SERVERS, "txnAppId": "a.", "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
+        ({**SERVERS, "txnAppId": "a" * 201, "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
         (
             {**SERVERS, "txnAppId": "x", "txnVersion": "-1"},
             "txnVersion must be a whole number from 0 on, not '-1'.",
@@ -72,8 +90,8 @@ def test_an_address_that_is_none_is_refused() -> None:
         sink_settings({"servers": "::nowhere::"}, streaming=True)
 
 
-def test_a_name_that_fits_with_its_prefix_is_taken() -> None:
-    given = {**SERVERS, "txnAppId": "x" * 237, "txnVersion": "1"}
-    assert len(sink_settings(given, streaming=False).group) == 249
+def test_a_name_is_so_long_at_most_that_a_topic_fits_beside_it() -> None:
+    given = {**SERVERS, "txnAppId": "x" * 200, "txnVersion": "1"}
+    assert sink_settings(given, streaming=False).group.endswith("x" * 200)
     with pytest.raises(BadRequest):
-        sink_settings({**given, "txnAppId": "x" * 238}, streaming=False)
+        sink_settings({**given, "txnAppId": "x" * 201}, streaming=False)

@@ -66,7 +66,7 @@ def test_the_query_is_the_group_and_the_batch_its_sequence(
         sink(batch).commit([message, None], batch)
     assert sent(tfmq_broker) == [b"a", b"b"] * 2
     (group,) = tfmq_broker.admin().commit_groups()
-    assert (group.group, group.sequence, group.rows) == ("spark-stream-query-7", 4, 2)
+    assert (group.group, group.sequence, group.rows) == ("spark-stream-query-7..orders", 4, 2)
 
 
 def test_each_attempt_is_a_run_of_its_own_and_an_aborted_one_is_shut_out(
@@ -98,11 +98,19 @@ def test_a_batch_that_is_passed_over_is_said(
 ) -> None:
     """Behind a restart that is right; to a query with a copy of the checkpoint it says where its rows went."""
     with caplog.at_level(logging.WARNING, "tfmq.spark"):
-        for topic in ("orders", "copies"):
+        for _ in range(2):
             assert not caplog.messages
-            sink(topic=topic).commit([sink(topic=topic).write(rows("a"))], 0)
+            sink().commit([sink().write(rows("a"))], 0)
     (said,) = caplog.messages
     assert said.startswith("Batch 0 was committed before, so these 1 rows were passed over")
+
+
+def test_a_copy_of_a_checkpoint_with_another_topic_loses_nothing(
+    sink: Callable[..., Any], tfmq_broker: SimulatedBroker
+) -> None:
+    for topic in ("orders", "copies"):
+        sink(topic=topic).commit([sink(topic=topic).write(rows("a"))], 0)
+        assert [each.payload for each in tfmq_broker.sent(topic)] == [b"a"]
 
 
 def test_what_took_too_long_is_told_with_the_option_for_it(
@@ -203,7 +211,8 @@ class Query:
 
     @property
     def group(self) -> str:
-        return "spark-stream-" + str(json.loads((self.checkpoint / "metadata").read_text())["id"])
+        query = json.loads((self.checkpoint / "metadata").read_text())["id"]
+        return f"spark-stream-{query}..{self.topic}"
 
 
 @pytest.fixture

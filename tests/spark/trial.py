@@ -100,7 +100,7 @@ class Trial:
     def group(self) -> str:
         """The commit group of the query."""
         query = json.loads((self.checkpoint / "metadata").read_text())["id"]
-        return f"spark-stream-{query}"
+        return f"spark-stream-{query}..{self.target}"
 
     def committed(self) -> tuple[int, int]:
         """(number of the last batch that the broker committed, its rows); (-1, 0) if there is none."""

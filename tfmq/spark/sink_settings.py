@@ -1,5 +1,6 @@
 """What the options of a sink say, as one value that goes to every task and to the driver's verdict."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +10,11 @@ from tfmq.spark.options import chosen
 from tfmq.spark.server_address import require_one_broker
 
 TIMEOUT_SECONDS = 30.0
+TOPIC_MARK = ".."
+"""Between a query or an application and its topic, in the name of a commit group."""
+GROUP_CHARACTERS = 249
+APPLICATION_CHARACTERS, TOPIC_CHARACTERS = 200, 32
+"""At most of an application's name; and of a topic that is too long beside it, by its SHA-256."""
 GROUP_PREFIX = "spark-"
 """Commit groups of Spark bear it, so that `tfmq tx groups` tells them from others."""
 
@@ -49,16 +55,24 @@ def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
         found.get("timeout", TIMEOUT_SECONDS),
         None if ttl is None else max(1, round(ttl * 1000)),
         found.get("allowOtherTotal", False),
-        *_once(found),
+        *_once(found, topic),
     )
 
 
-def group_name(kind: str, name: str) -> str:
-    """The commit group of a query ("stream") or an application ("batch")."""
-    return f"{GROUP_PREFIX}{kind}-{name}"
+def group_name(kind: str, name: str, topic: str = "") -> str:
+    """The commit group of a query ("stream") or an application ("batch") that writes to `topic`: each topic is a place
+    of its own, so what is in one is not taken for what another one lacks. `name` has no ".." and no "." at its end, so
+    that no two pairs share a group.
+    """
+    group = f"{GROUP_PREFIX}{kind}-{name}"
+    if not topic:
+        return group
+    if len(group) + len(TOPIC_MARK) + len(topic) > GROUP_CHARACTERS:
+        topic = hashlib.sha256(topic.encode()).hexdigest()[:TOPIC_CHARACTERS]
+    return f"{group}{TOPIC_MARK}{topic}"
 
 
-def _once(found: Mapping[str, Any]) -> tuple[str, int]:
+def _once(found: Mapping[str, Any], topic: str) -> tuple[str, int]:
     """The commit group and the sequence of a batch write that is to be done once."""
     given = [name for name in ("txnAppId", "txnVersion") if name in found]
     if not given:
@@ -66,9 +80,10 @@ def _once(found: Mapping[str, Any]) -> tuple[str, int]:
     if len(given) == 1:
         missing = "txnVersion" if given == ["txnAppId"] else "txnAppId"
         raise BadRequest(f"{given[0]} goes together with {missing}: give both, or none.")
-    group = group_name("batch", found["txnAppId"])
-    if not valid_name(group):
+    name = found["txnAppId"]
+    if not valid_name(name) or len(name) > APPLICATION_CHARACTERS or TOPIC_MARK in f"{name}.":
         raise BadRequest(
-            f"txnAppId must be a name, 1 to 237 of A-Z a-z 0-9 . _ -, not {found['txnAppId']!r}."
+            f"txnAppId must be a name, 1 to {APPLICATION_CHARACTERS} of A-Z a-z 0-9 . _ -, without '..' and not with a"
+            f" '.' at its end, not {name!r}."
         )
-    return group, found["txnVersion"]
+    return group_name("batch", name, topic), found["txnVersion"]

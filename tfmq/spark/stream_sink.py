@@ -70,7 +70,7 @@ class StreamSink(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task. Nothing is visible before `commit`."""
         query, batch = _place()
-        member = CommitMember(group_name("stream", query), batch, self.run)
+        member = CommitMember(group_name("stream", query, self.settings.topic), batch, self.run)
         with _told_what_to_do(member.group):
             return write_rows(self.settings, member, iterator)
 

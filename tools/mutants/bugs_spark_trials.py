@@ -22,8 +22,8 @@ SPARK_TRIALS: Final = (
         "each-attempt-is-another-group",
         ONCE,
         "tfmq/spark/stream_sink.py",
-        'CommitMember(group_name("stream", query), batch, self.run)',
-        'CommitMember(group_name("stream", query + self.run), batch, self.run)',
+        'CommitMember(group_name("stream", query, self.settings.topic), batch, self.run)',
+        'CommitMember(group_name("stream", query + self.run, self.settings.topic), batch, self.run)',
         [f"{TRIALS}::test_a_driver_that_is_killed_around_its_commit_goes_on_from_its_checkpoint"],
     ),
     Mutant(
