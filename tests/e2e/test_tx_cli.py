@@ -241,6 +241,7 @@ def test_the_shell_completes_commands_and_xids(broker: LiveServer) -> None:
         )
         return [line.partition(",")[2] for line in ran.stdout.decode().splitlines() if line]
 
-    assert set(completed("tx", "")) == {"list", "show", "commit", "rollback", "forget"}
+    verbs = {"list", "show", "commit", "rollback", "forget", "groups", "forget-group"}
+    assert set(completed("tx", "")) == verbs
     assert completed("tx", "commit", "ord") == ["order-42", "order-43"]
     assert completed("tx", "show", "x") == []

@@ -51,7 +51,14 @@ def drivers(spark_can_be_had: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(autouse=True)
 def no_query_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that fails before it stops its streaming queries leaves none running for the next one."""
+    """A test that fails before it stops its streaming queries leaves none running for the next one.
+
+    And each begins with the session being the active one of the thread in the JVM that serves it: Spark finds data
+    sources of Python by that alone, and gives a connection that was lost (an interrupted call) another thread.
+    """
+    if "spark" in request.fixturenames:
+        session = request.getfixturevalue("spark")
+        session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
     yield
     if "spark" in request.fixturenames:
         for query in request.getfixturevalue("spark").streams.active:

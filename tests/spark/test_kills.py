@@ -15,11 +15,12 @@ KILLS = 50
 
 @pytest.mark.timeout(3600)
 def test_fifty_random_kills_lose_and_double_no_row(drivers: Drivers, tmp_path: Path) -> None:
+    before = set(LiveServer.alive)
     outcome = Rig(SEED, tmp_path, driver=drivers.driver()).run(max(2, scaled(KILLS)))
     assert outcome.faults == [], f"seed {outcome.seed}, {outcome}"
     assert sum(outcome.killed.values()) == max(2, scaled(KILLS))
     assert outcome.stored == outcome.sent > 0
-    assert not LiveServer.alive
+    assert LiveServer.alive <= before
 
 
 @pytest.mark.timeout(900)
