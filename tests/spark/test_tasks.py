@@ -11,14 +11,19 @@ from tfmq.arrow.schema import SCHEMA, project
 from tfmq.errors import (
     BadRequest,
     Damaged,
+    DecodeFailed,
     LogTruncated,
     NotARecord,
     OffsetOutOfRange,
     TfmqError,
     UnknownTopic,
 )
+from tfmq.protocol.commands import CommitMember
 from tfmq.spark import tasks
+from tfmq.spark.group_commit import GroupClient
 from tfmq.spark.logs import Address, Chunk, Range, open_logs
+from tfmq.spark.sink_settings import SinkSettings
+from tfmq.spark.task_writing import verdict_of, write_rows
 from tfmq.spark.tasks import Reading
 from tfmq.testing import SimulatedBroker
 
@@ -188,3 +193,32 @@ def test_a_place_where_no_message_begins_is_a_loss_of_another_history(broker: Si
     with pytest.raises(NotARecord, match=r"no record starts at offset .* restored from a backup, perhaps"):
         offsets(reading(broker).rows((inside,)))
     assert offsets(reading(broker, fail=False).rows((inside,))) == every[4:]
+
+
+def test_an_attribute_that_nobody_can_read_costs_a_message_its_key_and_tag_where_that_is_allowed(
+    broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any producer can send one: it must not hold all queries up for ever."""
+    rows = {"value": [b"before", b"it", b"behind"], "attributes": [None, b"\xc1", b"\x81\x02\xa1k"]}
+    settings = SinkSettings(broker.servers, "orders", 10.0, lenient=True)
+    verdict = verdict_of(
+        [write_rows(settings, CommitMember("group", 1, "run"), iter([pa.RecordBatch.from_pydict(rows)]))]
+    )
+    assert verdict is not None
+    with GroupClient(broker.servers, 10.0) as client:
+        client.commit(verdict)
+    with pytest.raises(
+        DecodeFailed, match="failOnDataLoss is true; with false it goes on with neither key nor"
+    ):
+        list(reading(broker).rows((whole(broker),)))
+    with caplog.at_level(logging.WARNING, "tfmq.spark"):
+        batches = list(reading(broker, fail=False).rows((whole(broker),)))
+    found = [row for batch in batches for row in batch.to_pylist()][-3:]
+    assert [(row["value"], row["key"]) for row in found] == [
+        (b"before", None),
+        (b"it", None),
+        (b"behind", b"k"),
+    ]
+    assert "goes on with neither key nor tag" in caplog.text
+    values = project(["value"])
+    assert sum(batch.num_rows for batch in reading(broker, schema=values).rows((whole(broker),))) == COUNT + 3

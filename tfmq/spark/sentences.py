@@ -56,15 +56,18 @@ class Losses:
         self.fail = fail
         self._said: set[str] = set()
 
-    def lost(self, error: TfmqError) -> None:
-        """Raises `error` where the query is to stop; it says what is gone, without what to do."""
+    def lost(self, error: TfmqError, on: str = "") -> None:
+        """Raises `error` where the query is to stop; it says what is gone, without what to do. `on`: how it goes on."""
         if self.fail:
             error.sentence += (
-                " The query stops, because failOnDataLoss is true; with false it goes on behind what is gone."
+                " The query stops, because failOnDataLoss is true; with false it goes on"
+                f" {on or 'behind what is gone'}."
             )
             raise error
         if error.sentence not in self._said:
             if len(self._said) >= SAID_MAX:
                 self._said.clear()
             self._said.add(error.sentence)
-            log.warning("%s The query goes on behind it, because failOnDataLoss is false.", error.sentence)
+            log.warning(
+                "%s The query goes on %s, because failOnDataLoss is false.", error.sentence, on or "behind it"
+            )

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
-from tfmq.errors import BadRequest, Damaged, LogTruncated, NotARecord, OffsetOutOfRange, UnknownTopic
+from tfmq.errors import (
+    BadRequest,
+    Damaged,
+    DecodeFailed,
+    LogTruncated,
+    NotARecord,
+    OffsetOutOfRange,
+    UnknownTopic,
+)
+from tfmq.packing import Buffer
 from tfmq.spark.logs import Address, Chunk, Logs, PartitionLog, Range, open_logs
 from tfmq.spark.sentences import Losses
 
@@ -32,11 +42,16 @@ class Reading(NamedTuple):
 
     def _range(self, logs: Logs, wanted: Range, losses: Losses) -> Iterator[pa.RecordBatch]:
         log, begin, end = wanted
-        decoder = Decoder(log.topic, log.partition, log.log_id, project(self.schema.names), self.verify)
+        decoders = [
+            Decoder(
+                log.topic, log.partition, log.log_id, project(self.schema.names), self.verify, lenient=lenient
+            )
+            for lenient in (False, True)
+        ]
         while begin < end:
             try:
                 for chunk in logs.chunks(Range(log, begin, end)):
-                    for batch in _sound(decoder, chunk, begin, end):
+                    for batch in _sound(partial(_decoded, decoders, losses), chunk, begin, end):
                         if batch.num_rows:
                             self._require_what_is_never_null(log, batch)
                             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
@@ -69,15 +84,32 @@ class Reading(NamedTuple):
                 )
 
 
-def _sound(decoder: Decoder, chunk: Chunk, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+Decode = Callable[[Buffer, int, int, int], pa.RecordBatch]
+"""(whole control blocks, the offset of the first one, where rows begin, and end)."""
+
+
+def _sound(decode: Decode, chunk: Chunk, begin: int, end: int) -> Iterator[pa.RecordBatch]:
     """The rows of a chunk; of one that is damaged those before the damage, and then the error."""
     try:
-        yield decoder.decode(chunk.data, chunk.offset, begin, end)
+        yield decode(chunk.data, chunk.offset, begin, end)
     except Damaged as error:
         size = error.first - chunk.offset
         if size > 0 and error.first > begin:
-            yield decoder.decode(memoryview(chunk.data)[:size], chunk.offset, begin, end)
+            yield decode(memoryview(chunk.data)[:size], chunk.offset, begin, end)
         raise
+
+
+def _decoded(
+    decoders: Sequence[Decoder], losses: Losses, data: Buffer, offset: int, begin: int, end: int
+) -> pa.RecordBatch:
+    """The rows. A message whose attribute nobody can read (any producer can send one) is a loss of its key and tag."""
+    strict, lenient = decoders
+    try:
+        return strict.decode(data, offset, begin, end)
+    except DecodeFailed as error:
+        rows = lenient.decode(data, offset, begin, end)  # raises where the rest cannot be read either
+        losses.lost(DecodeFailed(str(error), **error.details), "with neither key nor tag")
+        return rows
 
 
 def _next(chunk: Chunk) -> int:

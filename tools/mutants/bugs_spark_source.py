@@ -173,8 +173,8 @@ SPARK_SOURCE: Final = (
         "a-loss-is-said-nowhere",
         "with failOnDataLoss=false a loss is in the log",
         "tfmq/spark/sentences.py",
-        '            log.warning("%s The query goes on',
-        '            log.debug("%s The query goes on',
+        '            log.warning(\n                "%s The query goes on',
+        '            log.debug(\n                "%s The query goes on',
         ["tests/spark/test_sentences.py", PLANNING],
     ),
     Mutant(
@@ -255,6 +255,14 @@ SPARK_SOURCE: Final = (
         "tfmq/spark/tasks.py",
         "        if size > 0 and error.first > begin:\n",
         "        if size < 0:\n",
+        [TASKS],
+    ),
+    Mutant(
+        "unreadable-attributes-cost-nothing-to-tell",
+        "a key that nobody can read is no null in silence",
+        "tfmq/spark/tasks.py",
+        '        losses.lost(DecodeFailed(str(error), **error.details), "with neither key nor tag")\n',
+        "",
         [TASKS],
     ),
     Mutant(
