@@ -315,7 +315,12 @@ def test_a_generator_that_is_thrown_away_rolls_back_without_waiting(
 def test_one_that_is_dropped_is_rolled_back(
     producer: Producer, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    producer.begin("order-42").send("orders", b"1")
+    dropped = producer.begin("order-42")
+    dropped.send("orders", b"1")
+    until(
+        lambda: broker.states() == ["open"]
+    )  # of one that the broker never heard of nothing is to be rolled back
+    del dropped
     gc.collect()
     with caplog.at_level(logging.WARNING):
         producer.transaction()
