@@ -302,6 +302,8 @@ def test_a_generator_that_is_thrown_away_rolls_back_without_waiting(
     def generating() -> Iterator[None]:
         with producer.begin("order-42") as tx:
             tx.send("orders", b"1")
+            pipeline = tx._core.ending.pipeline
+            until(lambda: pipeline.begun)
             yield
 
     generator = generating()
