@@ -59,7 +59,7 @@ def readable(found: "CommitGroupDescription") -> dict[str, Any]:
 @click.command(
     "forget-group",
     short_help="Forget how far commit groups are.",
-    epilog="\b\nExample:\n  tfmq tx forget-group spark-stream-0a6cd9f2-8e0c-4d4e-9d0e-7d1f0c4b1f6e",
+    epilog="\b\nExample:\n  tfmq tx forget-group spark-stream-0a6cd9f2-8e0c-4d4e-9d0e-7d1f0c4b1f6e..copies",
 )
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
