@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from itertools import chain, count
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
 @cache
@@ -32,10 +33,31 @@ def names_in(file: str) -> set[str]:
     return names | machines
 
 
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """What a link may have after its `#`: the headings as GitHub names them, and explicit anchors."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+    for heading in re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", LINK.sub("", heading).lower()).replace(" ", "-")
+        found.add(
+            next(each for each in chain([name], (f"{name}-{n}" for n in count(1))) if each not in found)
+        )
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_leads_somewhere(page: Path) -> None:
-    targets = [t for t in LINK.findall(page.read_text()) if "://" not in t and not t.startswith("mailto:")]
-    assert [t for t in targets if not (page.parent / t).exists()] == []
+    lost = []
+    for target, anchor in LINK.findall(page.read_text()):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path = page.parent / target if target else page
+        if not path.exists() or (
+            anchor and path.suffix == ".md" and anchor not in anchors_of(path.resolve())
+        ):
+            lost.append(f"{target}#{anchor}")
+    assert lost == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -51,6 +73,13 @@ def test_every_guarantee_names_its_test() -> None:
     promises = [row for row in rows if not row.startswith(("| promise", "|--", "| ---"))]
     assert len(promises) > 20
     assert [row for row in promises if not NAMED_TEST.search(row)] == []
+
+
+def test_forty_promises_in_plain_sentences_lead_to_the_tables_of_tests() -> None:
+    lines = (DOCS / "guarantees.md").read_text().partition("## The tests")[0].splitlines()
+    numbered = [line for line in lines if re.match(r"\d+\. ", line)]
+    assert [int(line.partition(".")[0]) for line in numbered] == list(range(1, 41))
+    assert [line for line in numbered if not line.endswith("))") or "](#" not in line] == []
 
 
 def test_the_generated_pages_are_up_to_date() -> None:

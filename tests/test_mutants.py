@@ -1,4 +1,4 @@
-"""The tests see what they claim: planted bugs are caught. See docs/planted-bugs.md."""
+"""The tests see what they claim: planted bugs are caught. See tests/planted-bugs.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/planted-bugs.md: what was planted, which promise it breaks, and the test that saw it."""
+"""tests/planted-bugs.md: what was planted, which promise it breaks, and the test that saw it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = """# Planted bugs
 Tests prove little unless they fail when the code is wrong. So each of these bugs is planted on purpose, one at a
 time, in a copy of the checkout, and the tests named with it must see it. `tests/test_mutants.py` holds every bug to
 the code (a change that moves a promise elsewhere has to move its bug, too) and tries a seeded few of them in each
-run; `python -m tools.mutants` tries all of them and writes this page with `--markdown docs/planted-bugs.md`.
+run; `python -m tools.mutants` tries all of them and writes this page with `--markdown tests/planted-bugs.md`.
 
 {caught} of {count} are caught.
 """
