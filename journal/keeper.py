@@ -27,7 +27,7 @@ class Keeper:
         self._disk = disk
         self._folder = folder
         self._clock = clock
-        self._options = options
+        self.options = options
         self._extent: Extent = opening.extent
         self.gate = Gate(opening.extent.pins)
         self._mark: MarkFile = opening.mark
@@ -158,7 +158,7 @@ class Keeper:
             self.keep_snapshot(snapshot)
             if extent.stopped is not None:
                 raise Stopped(extent.stopped)
-            new = Segment.create(self._disk, self._folder, extent.end, extent.log_id, self._options.suffix)
+            new = Segment.create(self._disk, self._folder, extent.end, extent.log_id, self.options.suffix)
             self._disk.force_folder(self._folder)
         except OSError as error:
             raise self.fail(f"a new segment could not be made: {error}") from error
@@ -179,7 +179,7 @@ class Keeper:
             count = sum(1 for segment in extent.segments[1:] if segment.base <= needed)
             gone, kept = extent.segments[:count], extent.segments[count:]
             extent.replace(kept, gone)
-            removed = [dispose(self._disk, self._folder, segment.base, self._options) for segment in gone]
+            removed = [dispose(self._disk, self._folder, segment.base, self.options) for segment in gone]
             if removed:
                 self._disk.force_folder(self._folder)
             with extent.lock:

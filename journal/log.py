@@ -318,6 +318,15 @@ class Log(Standing):
     def _fail(self, reason: str) -> None:
         self._keeper.fail(reason)
 
+    def set_options(self, options: LogOptions) -> None:
+        """Other options from now on, for this log only; what is stored already stays as it is.
+
+        The suffix cannot change, and an `archive_folder` must exist. Raises ValueError.
+        """
+        if options.suffix != self.options.suffix:
+            raise ValueError(f"the suffix of a log is {self.options.suffix} for ever")
+        self.options = self._keeper.options = self._writer.options = options
+
     # Giving up, stopping, ending.
 
     def truncate_before(self, offset: int) -> int:

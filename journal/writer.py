@@ -27,7 +27,7 @@ class Writer:
         self._extent = extent
         self._keeper = keeper
         self._clock = clock
-        self._options = options
+        self.options = options
         self._state = state
         self._snapshot_due = keeper.snapshot_offset + options.state_bytes
         self.dirty_since = clock.monotonic()
@@ -39,11 +39,11 @@ class Writer:
         What has a source is decided already, maybe when segments were larger: it then has a segment of its own.
         """
         extent, active = self._extent, self._extent.active
-        if size > self._options.segment_bytes and source.kind == PLAIN.kind:
-            raise TooLarge("the append", size, self._options.segment_bytes)
+        if size > self.options.segment_bytes and source.kind == PLAIN.kind:
+            raise TooLarge("the append", size, self.options.segment_bytes)
         if extent.unfinished is not None:
             return lambda: self._finish_opening(size, source)
-        full = active.sealed or (active.size > 0 and active.size + size > self._options.segment_bytes)
+        full = active.sealed or (active.size > 0 and active.size + size > self.options.segment_bytes)
         if not full and not extent.clean and active.indexed:
             return None
         snapshot = self.snapshot() if full else None
@@ -54,7 +54,7 @@ class Writer:
             self._keeper.open_for_writes()
             if snapshot is not None:
                 self._keeper.roll(snapshot)
-                self._snapshot_due = extent.end + self._options.state_bytes
+                self._snapshot_due = extent.end + self.options.state_bytes
 
         return work
 
@@ -115,7 +115,7 @@ class Writer:
         """A snapshot for the force that starts now, if enough was written since the last."""
         if self._extent.end < self._snapshot_due:
             return None
-        self._snapshot_due = self._extent.end + self._options.state_bytes
+        self._snapshot_due = self._extent.end + self.options.state_bytes
         return self.snapshot()
 
     def _time(self) -> int:

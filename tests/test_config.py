@@ -16,11 +16,12 @@ from tfmq.config import (
     describe_json,
     is_loopback,
     load,
+    reloaded,
     rows,
     split_address,
 )
 from tfmq.errors import BadRequest, ConfigError
-from tfmq.settings_table import SETTINGS
+from tfmq.settings_table import RELOADED, SETTINGS
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -222,3 +223,39 @@ def test_the_shipped_file_says_nothing_but_the_defaults() -> None:
     config = load(str(CONF / "server.toml"))
     assert {key: config.value(key) for key in SETTINGS} == Config().values
     assert set(config.origins) == set(SETTINGS), "every key stands in it"
+
+
+def test_a_configuration_that_is_read_again_changes_what_can_change_and_names_the_rest() -> None:
+    old = load(flags={"server.data": "here"}, sets=["retention.seconds=7d", 'topic."o".flush.messages=1'])
+    new = load(
+        flags={"server.data": "there"},
+        sets=[
+            "retention.seconds=1d",
+            'topic."p".retention.bytes=9',
+            "limits.topics=5",
+            "limits.frame_bytes=32MiB",
+        ],
+    )
+    config, changed, later = reloaded(old, new)
+    assert changed == [
+        "retention.seconds = 86400 (was 604800)",
+        "limits.topics = 5 (was 20000)",
+        'topic."o".flush.messages = not set (was 1)',
+        'topic."p".retention.bytes = 9 (was not set)',
+    ]
+    assert later == ["server.data", "limits.frame_bytes"]
+    assert config.server.data == "here" and config.limits["frame_bytes"] == limits.FRAME_BYTES
+    assert config.retention.seconds == 86_400 and config.limits["topics"] == 5
+    assert config.topic == {"p": {"retention.bytes": 9}}
+    assert config.origins["server.data"] == "--data" and "limits.frame_bytes" not in config.origins
+    assert reloaded(config, new).changed == []
+
+
+def test_what_is_read_again_must_fit_what_stays() -> None:
+    old, new = load(), load(sets=["limits.fetch_bytes=64MiB", "limits.frame_bytes=128MiB"])
+    with pytest.raises(ConfigError, match=r"limits.fetch_bytes must be 4 MiB less"):
+        reloaded(old, new)
+
+
+def test_what_can_be_read_again_are_keys() -> None:
+    assert set(SETTINGS) >= RELOADED

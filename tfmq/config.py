@@ -10,13 +10,14 @@ import ipaddress
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfmq import limits
 from tfmq.errors import BadRequest, ConfigError
 from tfmq.settings_table import (
+    RELOADED,
     SECTIONS,
     SETTINGS,
     TOPIC_KEYS,
@@ -274,6 +275,60 @@ def _path(key: str) -> list[str]:
 
 def _flag_of(key: str) -> str:
     return "--" + key.rpartition(".")[2].replace("_", "-")
+
+
+# While the server runs
+
+
+class Reloaded(NamedTuple):
+    """What a running server makes of a configuration that was read again."""
+
+    config: Config
+    changed: list[str]
+    """What holds from now on, as "KEY = VALUE (was VALUE)"."""
+    later: list[str]
+    """Keys that differ and need a restart."""
+
+
+def reloaded(old: Config, new: Config) -> Reloaded:
+    """`old` with the values of `new` where they can change while the server runs. Raises `ConfigError`."""
+    parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
+    changed, later = [], []
+    origins = {key: origin for key, origin in new.origins.items() if key in RELOADED or key not in SETTINGS}
+    for key in SETTINGS:
+        section, name = key.split(".")
+        value, before = new.value(key), old.value(key)
+        if key in RELOADED:
+            parts[section][name] = value
+            if value != before:
+                changed.append(f"{key} = {json.dumps(value)} (was {json.dumps(before)})")
+        else:
+            parts[section][name] = before
+            if key in old.origins:
+                origins[key] = old.origins[key]
+            if value != before:
+                later.append(key)
+    changed += _changed_topics(old, new)
+    config = replace(
+        old,
+        **{section: shape(**parts[section]) for section, shape in SECTIONS.items()},
+        limits=limits.effective(parts["limits"]),
+        topic=new.topic,
+        origins=origins,
+    )
+    _check_together(config)
+    return Reloaded(config, changed, later)
+
+
+def _changed_topics(old: Config, new: Config) -> list[str]:
+    changed = []
+    for topic in sorted({*old.topic, *new.topic}):
+        before, after = old.topic.get(topic, {}), new.topic.get(topic, {})
+        for key in TOPIC_KEYS:
+            if before.get(key) != after.get(key):
+                shown = [json.dumps(each[key]) if key in each else "not set" for each in (after, before)]
+                changed.append(f'topic."{topic}".{key} = {shown[0]} (was {shown[1]})')
+    return changed
 
 
 # What --check-config prints

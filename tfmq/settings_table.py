@@ -381,3 +381,49 @@ TOPIC_KEYS: tuple[str, ...] = (
     "topics.partitions",
 )
 """Keys that a topic can have of its own, in `[topic."NAME"]` or given when it is made."""
+
+RELOADED_LIMITS: tuple[str, ...] = (
+    "connections",
+    "hello_seconds",
+    "requests_in_flight",
+    "unsent_bytes",
+    "unsent_seconds",
+    "pending_bytes",
+    "pending_bytes_per_session",
+    "pending_requests",
+    "parked_fetches",
+    "parked_fetches_per_session",
+    "fetch_bytes",
+    "fetch_wait_ms",
+    "topics",
+    "partitions_per_topic",
+    "partitions",
+    "groups",
+    "group_members",
+    "group_owners",
+    "group_subscriptions",
+    "session_ms",
+    "transactions",
+    "transactions_per_session",
+    "transactions_prepared",
+    "transaction_seconds",
+    "transaction_ttl_seconds",
+    "delayed",
+    "delayed_bytes",
+    "schedules",
+    "schedules_bytes",
+    "schedule_payload_bytes",
+)
+"""Limits that the server looks up each time. The others size what is made at the start, or bound what is in files."""
+
+RELOADED: frozenset[str] = frozenset(
+    (
+        "server.acks",
+        "server.log_level",
+        "server.log_json",
+        "topics.auto_create",
+        *TOPIC_KEYS,
+        *(f"limits.{name}" for name in RELOADED_LIMITS),
+    )
+)
+"""Keys that take effect on SIGHUP, and all keys of topics; the others need a restart."""

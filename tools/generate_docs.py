@@ -26,7 +26,7 @@ from tfmq.protocol.commands import COMMANDS, RESERVED  # noqa: E402
 from tfmq.protocol.fields import Row  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
 from tfmq.protocol.handles import Handle, print_handle  # noqa: E402
-from tfmq.settings_table import SETTINGS, TOPIC_KEYS  # noqa: E402
+from tfmq.settings_table import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
 from tfmq.spark.options import OPTIONS, Where  # noqa: E402
 from tools.cli_reference import cli_reference, pipelines_reference  # noqa: E402
 
@@ -205,7 +205,7 @@ def limit_table() -> str:
 def setting_table() -> str:
     """Every key, one line each."""
     return table(
-        ("key", "default", "takes", "what it does", "per topic"),
+        ("key", "default", "takes", "what it does", "per topic", "SIGHUP"),
         (
             (
                 f"`{key}`",
@@ -213,6 +213,7 @@ def setting_table() -> str:
                 setting.kind.text,
                 setting.line + (f" Comes with {setting.later}." if setting.later else ""),
                 "yes" if key in TOPIC_KEYS else "",
+                "yes" if key in RELOADED else "",
             )
             for key, (setting, default) in SETTINGS.items()
         ),

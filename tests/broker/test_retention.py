@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tests.broker.helpers import DATA, Broker
+from tests.broker.helpers import DATA, Broker, config
 from tfmq.broker.retention import ROUND_SECONDS
-from tfmq.protocol.commands import Truncate
+from tfmq.protocol.commands import CreateTopic, Metadata, Truncate
 
 
 def filled(**values: Any) -> Broker:
@@ -45,6 +45,24 @@ def test_archive_moves_them_instead() -> None:
     broker.advance(ROUND_SECONDS + 1)
     moved = broker.disk.list(f"{DATA}/archive/orders-0")
     assert moved and broker.log().first_offset > 0
+
+
+def test_a_rule_that_is_read_again_holds_without_a_restart() -> None:
+    broker = filled()
+    broker.engine.reload(
+        config(retention__seconds=600, retention__action="archive", log__segment_bytes=1 << 16)
+    )
+    broker.advance(ROUND_SECONDS + 1)
+    assert broker.disk.list(f"{DATA}/archive/orders-0") and broker.log().first_offset > 0
+
+
+def test_limits_that_are_read_again_hold_for_all_parts() -> None:
+    broker = Broker()
+    broker.create()
+    broker.engine.reload(config(limits__topics=1, limits__pending_requests=7, topics__auto_create="false"))
+    assert broker.ask(CreateTopic("bills", 1, {})).code == "not_allowed"
+    assert broker.ask(Metadata(["bills"], True)).code == "unknown_topic"
+    assert broker.engine.house.quotas.requests_max == 7
 
 
 def test_truncate_gives_up_what_lies_before_an_offset() -> None:

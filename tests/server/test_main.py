@@ -136,6 +136,41 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
         assert Wire(address).ask(commands.Ping())
 
 
+def test_sighup_reads_the_configuration_again_and_never_ends_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text("[retention]\nseconds = 60\n")
+    with running(tmp_path / "data", "--config", str(file)) as (process, address):
+
+        def hang_up(word: str) -> str:
+            """The line of the log that answers the signal."""
+            process.process.send_signal(signal.SIGHUP)
+            assert process.process.stderr is not None
+            line = next(line for line in process.process.stderr if "SIGHUP" in line)
+            assert word in line
+            return line
+
+        wire = Wire(address)
+        hang_up("nothing that can change at run time has changed")
+        file.write_text(
+            '[server]\nlog_level = "debug"\nlisten = "127.0.0.1:1"\n'
+            "[retention]\nseconds = 3600\n[limits]\nconnections = 1\n"
+        )
+        line = hang_up('server.log_level = "debug" (was "info"), retention.seconds = 3600 (was 60)')
+        assert "needs a restart: server.listen" not in line, "--listen comes before the file"
+        settings = wire.ask(commands.Status())[0]["settings"]
+        assert settings["retention.seconds"] == 3600 and settings["limits.connections"] == 1
+        with pytest.raises((ConnectionError, AssertionError)):
+            Wire(address)
+        file.write_text("[retention]\nsecond = 1\n")
+        line = hang_up("the configuration stays as it was: There is no key retention.second")
+        assert " ERROR " in line
+        file.write_text('[server]\nzookeeper = "127.0.0.1:1"\n')
+        assert "needs a restart: server.zookeeper" in hang_up("retention.seconds = 0 (was 3600)")
+        assert wire.ask(commands.Ping())
+        wire.close()
+        assert process.stop()[0] == 0
+
+
 def test_help_shows_an_example() -> None:
     code, out, _ = Process("--help").finish()
     assert code == 0

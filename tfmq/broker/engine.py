@@ -82,6 +82,10 @@ class Engine:
         """The poll is over: writes what arrived in it, one append a partition."""
         self.house.turn_ended()
 
+    def reload(self, config: Config) -> None:
+        """The configuration that holds from now on; only what `tfmq.config.reloaded` lets change may differ."""
+        self.house.reload(config)
+
     @property
     def node(self) -> str:
         """This broker's id, for ever: made at the first start."""

@@ -115,7 +115,7 @@ class Folders:
         producers = self._producers()
         options = self._options(topic.name, number, topic.settings)
         if options.archive_folder is not None:
-            self._make_archive(options.archive_folder)
+            self.make_archive(options.archive_folder)
         opened = Log.open(
             self._disk,
             self.path(topic.name, number),
@@ -130,7 +130,8 @@ class Folders:
         """Where a partition's archived segments go."""
         return join(join(self._data, ARCHIVE_NAME), partition_folder(name, number))
 
-    def _make_archive(self, path: str) -> None:
+    def make_archive(self, path: str) -> None:
+        """The folder for a partition's archived segments, if it is not there. Raises OSError, Full."""
         above = join(self._data, ARCHIVE_NAME)
         for folder, parent in ((above, self._data), (path, above)):
             if not self._disk.exists(folder):

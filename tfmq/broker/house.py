@@ -76,7 +76,8 @@ class House:
         self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
         self.data = config.server.data
         self.meta = join(self.data, "meta")
-        self.limits: Mapping[str, int] = dict(config.limits)
+        self.limits: dict[str, int] = dict(config.limits)
+        """The parts look into this very mapping, so a limit that changes holds for all of them."""
         self.timers = Timers(clock)
         self.quotas = Quotas(self.limits)
         self.jobs = 0
@@ -111,7 +112,7 @@ class House:
             run=self.chores.run,
             limits=self.limits,
             partitions_default=lambda name, own: self.settings(name, own)["topics.partitions"],
-            auto_create=self.config.topics.auto_create,
+            auto_create=lambda: self.config.topics.auto_create,
             gone=self._gone,
             resumed=self._resumed,
             made=self._made,
@@ -233,6 +234,38 @@ class House:
         broker's.
         """
         return {**self.config.values, **own, **self.config.topic.get(name, {})}
+
+    def reload(self, config: Config) -> None:
+        """The configuration that holds from now on; only what `tfmq.config.reloaded` lets change may differ."""
+        self.config = config
+        self.limits.update(config.limits)
+        self.quotas.set_limits(self.limits)
+        for topic in self.topics.all():
+            self.apply_settings(topic)
+
+    def apply_settings(self, topic: Topic) -> None:
+        """The settings of the topic, as they are now, for its logs. An archive that they need is made first."""
+        for partition in topic.partitions:
+            if isinstance(partition, Partition):
+                options = self.log_options(topic.name, partition.number, topic.settings)
+                if options != partition.log.options:
+                    self._apply_options(partition, options)
+
+    def _apply_options(self, partition: Partition, options: LogOptions) -> None:
+        if options.archive_folder is None:
+            partition.set_options(options)
+            return
+
+        def made(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                log.error(
+                    "the settings of %s-%d stay as they were, its archive cannot be made: %s",
+                    partition.name, partition.number, error,
+                )  # fmt: skip
+            elif not partition.gone:
+                partition.set_options(options)
+
+        self.chores.run(partial(self.folders.make_archive, options.archive_folder), made)
 
     def producers(self) -> Producers:
         """The memory of who has sent what to one log."""

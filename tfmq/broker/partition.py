@@ -17,6 +17,7 @@ from journal.errors import Full
 from journal.header import HEADER_SIZE
 from journal.log import Log
 from journal.mark import REWRITE_SECONDS
+from journal.options import LogOptions
 from journal.shapes import Appended, Batch, Source
 from tfmq.broker import faults
 from tfmq.broker.caller import Run
@@ -64,6 +65,7 @@ class Partition:
         self._behind: deque[Work] = deque()
         """What waits for the end of a hold."""
         self._force, self._run, self._timers = force, run, timers
+        self._append_bytes_max = append_bytes_max
         self.append_bytes_max = min(append_bytes_max, log.options.segment_bytes // SEGMENT_PART)
         self._waiting: dict[int, list[Waiter]] = {}
         self._asked = 0
@@ -295,6 +297,13 @@ class Partition:
     def _flush_alarm(self) -> None:
         self._flush_armed = False
         if not self.gone and self.log.stopped is None:
+            self._flush()
+
+    def set_options(self, options: LogOptions) -> None:
+        """Other options of the log from now on; what it holds unforced is forced by them."""
+        self.log.set_options(options)
+        self.append_bytes_max = min(self._append_bytes_max, options.segment_bytes // SEGMENT_PART)
+        if self.log.stopped is None:
             self._flush()
 
     # Waking

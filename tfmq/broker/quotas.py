@@ -27,12 +27,16 @@ class Quotas:
     """Counts what is pending. Every `take` that returns is followed by exactly one `give` of its size."""
 
     def __init__(self, limits: Mapping[str, int]) -> None:
-        self.bytes_max = limits["pending_bytes"]
-        self.session_bytes_max = limits["pending_bytes_per_session"]
-        self.requests_max = limits["pending_requests"]
+        self.set_limits(limits)
         self.bytes = 0
         self.requests = 0
         self._shares: dict[Session, Share] = {}
+
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """What may wait from now on; what waits already may be more."""
+        self.bytes_max = limits["pending_bytes"]
+        self.session_bytes_max = limits["pending_bytes_per_session"]
+        self.requests_max = limits["pending_requests"]
 
     def take(self, session: Session, size_bytes: int) -> None:
         """Counts one more request of `size_bytes`; raises `Busy` if the broker has no room for it."""

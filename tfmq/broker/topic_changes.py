@@ -50,7 +50,7 @@ class TopicChanges:
         run: Run,
         limits: Mapping[str, int],
         partitions_default: Callable[[str, Mapping[str, Any]], int],
-        auto_create: bool,
+        auto_create: Callable[[], bool],
         gone: Callable[[int], None],
         resumed: Callable[[int], None],
         made: Callable[[Topic], None],
@@ -75,7 +75,7 @@ class TopicChanges:
         if not missing or not request.create:
             self._answer_metadata(names, reply, None)
             return
-        if not self._auto_create:
+        if not self._auto_create():
             raise UnknownTopic(
                 f"There is no topic {missing[0]}, and topics.auto_create is off. Create it: tfmq topic create."
             )

@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,7 +59,7 @@ def main(
     """Run a tfmq broker.
 
     It prints `ready HOST:PORT` when it accepts commands, logs to standard error, and stops cleanly on SIGTERM
-    or Ctrl-C (a second one stops at once). Example:
+    or Ctrl-C (a second one stops at once). On SIGHUP it reads the configuration again. Example:
 
         tfmq-server --data ./tfmq-data --listen 127.0.0.1:8367
     """
@@ -70,22 +72,25 @@ def main(
         "server.log_level": log_level,
         "server.log_json": log_json,
     }
+    load = partial(configuration.load, file, environment=os.environ, flags=flags, sets=sets)
     try:
-        config = configuration.load(file, environment=os.environ, flags=flags, sets=sets)
+        config = load()
     except ConfigError as error:
         _refuse(error.sentence, 2)
     if check_config:
         click.echo(configuration.describe(config))
         return
-    sys.exit(run(config))
+    sys.exit(run(config, load))
 
 
-def run(config: Config) -> int:
-    """Serve until a signal; the exit code."""
+def run(config: Config, load: Callable[[], Config]) -> int:
+    """Serve until a signal; the exit code. `load` reads the configuration again, for SIGHUP."""
     from tfmq.server import logs, memory
     from tfmq.server.reactor import installed
 
     logs.set_up(config.server.log_level, config.server.log_json)
+    # A terminal that is closed sends it, also while the start is under way, and it must not end the server.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reactor = installed()
     logs.take_twisted()
     service = _started(config, reactor)
@@ -94,6 +99,7 @@ def run(config: Config) -> int:
     data = os.path.abspath(config.server.data)
     reactor.callWhenRunning(_announce, service.address, data)
     _stop_on_signals(reactor, service, data)
+    signal.signal(signal.SIGHUP, lambda number, frame: reactor.callFromThread(reload, service, load))
     service.on_idle = lambda: _stop(reactor, service, data, "having no client")
     reactor.run(installSignalHandlers=False)
     logger.info("stopped")
@@ -151,6 +157,29 @@ def _stop_on_signals(reactor: Any, service: Service, data: str) -> None:
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
+
+
+def reload(service: Service, load: Callable[[], Config]) -> None:
+    """Read the configuration again and apply what can change while the server runs; one line says what came of it."""
+    from tfmq.config import reloaded
+    from tfmq.errors import ConfigError
+    from tfmq.server import logs
+
+    try:
+        config, changed, later = reloaded(service.config, load())
+    except ConfigError as error:
+        logger.error("SIGHUP: the configuration stays as it was: %s", error.sentence)
+        return
+    parts = [", ".join(changed) if changed else "nothing that can change at run time has changed"]
+    if later:
+        parts.append(f"needs a restart: {', '.join(later)}")
+    said = logger.isEnabledFor(logging.INFO)
+    if said:  # by the level of before: the new one may leave it out
+        logger.info("SIGHUP: %s", "; ".join(parts))
+    logs.set_up(config.server.log_level, config.server.log_json)
+    if not said:
+        logger.info("SIGHUP: %s", "; ".join(parts))
+    service.reload(config)
 
 
 def _stop(reactor: Any, service: Service, data: str, why: str) -> None:

@@ -124,15 +124,27 @@ class Service:
         self._engine.stop(lambda: self._engine_stopped(done))
         self._turn.want()
 
-    def _listen(self, bound: socket.socket, host: str) -> None:
+    def reload(self, config: Config) -> None:
+        """The configuration that holds from now on (see `tfmq.config.reloaded`); sessions keep what HELLO told them."""
+        self._config = config
+        self.__dict__.pop("_welcomes", None)
+        self._engine.reload(config)
+        self._traffic.set_limits(config.limits)
+        self._limit_connections()
+        self._turn.want()
+
+    def _limit_connections(self) -> None:
         self._sessions_max = listening.connections_max(
-            self._config.limits["connections"], len(os.listdir("/proc/self/fd"))
+            self._config.limits["connections"], len(os.listdir("/proc/self/fd")) - len(self._sessions)
         )
         if self._sessions_max < self._config.limits["connections"]:
             logger.warning(
                 "at most %d connections: the limit of open files leaves room for no more (ulimit -n)",
                 self._sessions_max,
             )
+
+    def _listen(self, bound: socket.socket, host: str) -> None:
+        self._limit_connections()
         listener = Listener(bound, Sessions(self), self._reactor, self._traffic)
         try:
             listener.startListening()
@@ -141,6 +153,11 @@ class Service:
             bound.close()
             raise listening.listen_failed(error, host, port) from None
         self._listener = listener
+
+    @property
+    def config(self) -> Config:
+        """What holds now."""
+        return self._config
 
     # Turning
 

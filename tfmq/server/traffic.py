@@ -68,8 +68,7 @@ class Traffic:
         self.clock = clock
         self.arena = ReceiveArena(pool)
         self.unsent_bytes = 0
-        self.unsent_bytes_max = limits["unsent_bytes"]
-        self._unsent_seconds = limits["unsent_seconds"]
+        self.set_limits(limits)
         self._call_later = call_later
         self.receiving_bytes = 0
         self._in_line: dict[Standing, None] = {}
@@ -77,6 +76,11 @@ class Traffic:
         self._standing: set[Standing] = set()
         self._looking = False
         turn.at_end(self.turn_ended)
+
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """What a peer that does not read may leave unsent from now on."""
+        self.unsent_bytes_max = limits["unsent_bytes"]
+        self._unsent_seconds = limits["unsent_seconds"]
 
     def flush_later(self, connection: Standing) -> None:
         """The connection has something to send at the end of this turn; this module's hook comes behind those

@@ -34,6 +34,7 @@ from tools.mutants.bugs_journal_store import JOURNAL_STORE
 from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_letters import LETTERS
 from tools.mutants.bugs_offsets import OFFSETS
+from tools.mutants.bugs_operating import OPERATING
 from tools.mutants.bugs_programs import PROGRAMS
 from tools.mutants.bugs_refusals import REFUSALS
 from tools.mutants.bugs_removed_files import REMOVED_FILES
@@ -108,6 +109,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + FACES
     + CLIENT_TRANSACTIONS
     + CLIENT_PIPELINE
+    + OPERATING
     + DELAYED_SENDS
     + SQL
     + TWO_PHASES

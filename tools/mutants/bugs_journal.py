@@ -249,8 +249,8 @@ APPENDS_AND_READS: Final = (
         "roll-after-the-limit",
         "no segment file is larger than its limit",
         "journal/writer.py",
-        "active.size + size > self._options.segment_bytes)\n",
-        "active.size > self._options.segment_bytes)\n",
+        "active.size + size > self.options.segment_bytes)\n",
+        "active.size > self.options.segment_bytes)\n",
         [CONFORMANCE],
     ),
     Mutant(

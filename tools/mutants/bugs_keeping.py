@@ -98,7 +98,7 @@ TOPICS: Final = (
         "auto-create-cannot-be-switched-off",
         "topics are made on first use only where that is allowed",
         "tfmq/broker/topic_changes.py",
-        "        if not self._auto_create:\n            raise UnknownTopic(\n",
+        "        if not self._auto_create():\n            raise UnknownTopic(\n",
         "        if not self._topics:\n            raise UnknownTopic(\n",
         [CHANGES],
     ),

@@ -1,0 +1,36 @@
+"""Bugs to plant in what an operator does while the server runs: settings, topics, groups, names of clients."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+RETENTION: Final = "tests/broker/test_retention.py"
+
+OPERATING: Final = (
+    Mutant(
+        "reload-that-keeps-the-limits",
+        "limits that are read again on SIGHUP hold at once",
+        "tfmq/broker/house.py",
+        "        self.limits.update(config.limits)\n",
+        "",
+        [RETENTION],
+    ),
+    Mutant(
+        "reload-of-what-needs-a-restart",
+        "what cannot change while the server runs keeps its value, and is named",
+        "tfmq/config.py",
+        "        if key in RELOADED:\n            parts",
+        "        if True:\n            parts",
+        ["tests/test_config.py"],
+    ),
+    Mutant(
+        "hang-up-ends-the-server",
+        "SIGHUP never ends the server",
+        "tfmq/server/main.py",
+        "    except ConfigError as error:\n        logger.error(",
+        "    except ConfigError as error:\n        os._exit(1)\n        logger.error(",
+        ["tests/server/test_main.py"],
+    ),
+)
