@@ -197,6 +197,26 @@ def test_run_handles_all_until_it_is_stopped(bench: Bench) -> None:
     assert (bench.saved() or 0) > bench.place("c")
 
 
+@pytest.mark.parametrize("tracebacks", [True, False])
+def test_a_failed_call_is_logged_with_its_traceback_or_without(
+    bench: Bench, caplog: pytest.LogCaptureFixture, tracebacks: bool
+) -> None:
+    bench.send("a")
+
+    async def story(reactor: Any) -> None:
+        made = consumer(bench, reactor, retries=0)
+
+        async def handle(message: Any) -> None:
+            made.stop()
+            raise ValueError("no price")
+
+        await made.run(handle, signals=False, tracebacks=tracebacks)
+
+    rig.play(story)
+    (record,) = (each for each in caplog.records if "failed (ValueError)" in each.message)
+    assert bool(record.exc_info) == tracebacks and ("no price" in caplog.text) == tracebacks
+
+
 def test_run_refuses_what_makes_no_sense(bench: Bench) -> None:
     async def story(reactor: Any) -> None:
         with pytest.raises(BadRequest, match="workers=0"):

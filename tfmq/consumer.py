@@ -197,6 +197,7 @@ class Consumer(Generic[Value]):
         workers: int = 1,
         order: Literal["partition", "key", "none"] = "partition",
         signals: bool = True,
+        tracebacks: bool = True,
     ) -> None:
         """Call `listener`, or what was registered with `on`, with each message, until `stop`, a signal or an error.
 
@@ -204,9 +205,10 @@ class Consumer(Generic[Value]):
         then it is a dead letter; `tfmq.Reject` makes it one at once, `tfmq.RetryLater(seconds)` puts it off. Without
         a store of dead letters the error is raised here. `workers`: so many messages at a time · `order`: a message
         waits for the one before it in its "partition", for the one before it with its "key", or for "none" · `signals`:
-        SIGTERM and SIGINT finish what is in work, a second one ends at once (in the main thread only). What a listener
-        returns is awaited where that can be. At the end, however it comes, what is finished is saved, the group left,
-        and the consumer closed.
+        SIGTERM and SIGINT finish the messages in work, a second one ends at once (in the main thread only) ·
+        `tracebacks`: the log (`tfmq.consumer`) has the traceback of each call that failed; False: only the class of the
+        error. What a listener returns is awaited where that can be. At the end, also after an error, what is finished
+        is saved, the group left, and the consumer closed.
         """
         running = begin_run(
             self._core,
@@ -214,6 +216,7 @@ class Consumer(Generic[Value]):
             listener,
             workers=workers,
             order=order,
+            tracebacks=tracebacks,
             beside=self._driver.beside,
             wall_clock=self._wall_clock,
             raise_flag=self._driver.raise_flag,

@@ -33,6 +33,7 @@ def begin_run(
     *,
     workers: int,
     order: str,
+    tracebacks: bool = True,
     beside: Run,
     wall_clock: Callable[[], float],
     raise_flag: Callable[[Flag], None] = Flag.settle,
@@ -58,7 +59,9 @@ def begin_run(
         listeners.default = checked(listener)
     listeners.check(options.subscription.asked() or (), options.subscription.reads)
     store = open_store(options, beside, core, wall_clock)
-    running = Running(core, store, order=order, wall_clock=wall_clock, raise_flag=raise_flag)
+    running = Running(
+        core, store, order=order, tracebacks=tracebacks, wall_clock=wall_clock, raise_flag=raise_flag
+    )
     if store is not None:
         log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
         running.retry_loop = Retrying(store, running.again, now=core.link.now, wall_clock=wall_clock)

@@ -179,6 +179,7 @@ class Consumer(Generic[Value]):
         workers: int = 1,
         order: Literal["partition", "key", "none"] = "partition",
         signals: bool = True,
+        tracebacks: bool = True,
     ) -> None:
         """Here listeners are called in the reactor: they must not block, and may be coroutine functions or return
         Deferreds; what blocks goes through `deferToThread`. `signals`: a reactor that is told to stop, by SIGTERM and
@@ -190,6 +191,7 @@ class Consumer(Generic[Value]):
             listener,
             workers=workers,
             order=order,
+            tracebacks=tracebacks,
             beside=self._driver.in_threads,
             wall_clock=self._wall_clock,
         )

@@ -39,7 +39,7 @@ def lines(file: Path) -> list[str]:
 
 
 def test_a_process_is_a_run_of_the_same_target() -> None:
-    command = command_of("billing:consumer", 4, "key", quiet=True)
+    command = command_of("billing:consumer", 4, "key", tracebacks=False, quiet=True)
     assert command[0] == sys.executable
     assert command[3:] == [
         "run",
@@ -48,6 +48,7 @@ def test_a_process_is_a_run_of_the_same_target() -> None:
         "--order",
         "key",
         "--watched",
+        "--no-tracebacks",
         "--quiet",
         "--",
         "billing:consumer",

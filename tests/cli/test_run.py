@@ -1,5 +1,6 @@
 """`tfmq run`: which consumer it means, and a worker over a live broker."""
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -177,6 +178,25 @@ def test_what_one_of_several_processes_logs_names_it(capfd: pytest.CaptureFixtur
     finally:
         logger.handlers[:] = before
     assert f"tfmq[{os.getpid()}]: Dead letters are kept." in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("face", ["tfmq", "tfmq.aio"])
+def test_no_tracebacks_is_an_option_of_the_run(
+    offline: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
+    module = face.replace(".", "_") + "_worker"
+    write(folder, module, f"import {face}\nconsumer = {face}.Consumer(topics='orders', group='g')\n")
+    given: list[bool] = []
+
+    def run(*, tracebacks: bool, **options: object) -> object:
+        given.append(tracebacks)
+        return asyncio.sleep(0) if face == "tfmq.aio" else None
+
+    consumer = consumer_of(f"{module}:consumer")
+    monkeypatch.setattr(consumer, "run", run)
+    for option in ([], ["--no-tracebacks"]):
+        assert offline("run", f"{module}:consumer", *option).code == 0
+    assert given == [True, False]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

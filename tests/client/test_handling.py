@@ -153,3 +153,21 @@ def test_a_store_that_cannot_forget_stops_no_loop(bench: Bench, monkeypatch: pyt
 
     monkeypatch.setattr(SqlStore, "prune", refuse)
     assert loop(bench, fails_twice) == ["a", "b", "b", "b", "c"]
+
+
+def test_what_the_body_raises_is_logged_with_its_traceback_unless_told_otherwise(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert loop(bench, fails_twice, retries=1) == ["a", "b", "b", "c"]
+    calls = [each for each in caplog.records if "orders-0 at offset" in each.message and each.exc_info]
+    assert [each.message.rpartition("failed ")[2] for each in calls] == [
+        "(ValueError); it is called again in 0.1 s.",
+        "(ValueError).",
+    ]
+    caplog.clear()
+    with bench.open(group="other", retries=0) as consumer:
+        for message in consumer:
+            with message.handling(tracebacks=False):
+                raise LookupError("secret")
+            break
+    assert "a call of its handler failed (LookupError)." in caplog.text and "secret" not in caplog.text

@@ -5,6 +5,8 @@ import inspect
 import logging
 import re
 import sqlite3
+import sys
+import traceback
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -701,10 +703,110 @@ def test_fenced_of_a_handler_is_no_failure_of_its_message(bench: Bench) -> None:
     assert bench.letters().get("a") is None or bench.letters()["a"].state == "handled"
 
 
-def test_the_class_of_an_error_is_logged_and_never_its_words(
+class Secret:
+    def decode(self, data: bytes) -> Any:
+        raise ValueError(f"no order: {data!r}")
+
+
+def test_the_traceback_of_each_failed_call_is_logged_and_begins_at_the_handler(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.send("a")
-    bench.run(fail_on("a", error=ValueError("secret")), until=2, retries=1)
-    assert "ValueError" in caplog.text and "secret" not in caplog.text
+    bench.run(fail_on("a", error=ValueError("no price")), until=2, retries=1)
+    first, last = (each for each in caplog.records if "a call of its handler failed" in each.message)
+    again = "orders-0 at offset 0: a call of its handler failed (ValueError); it is called again in 0.1 s."
+    assert (first.message, first.name) == (again, "tfmq.consumer")
+    for record in (first, last):
+        assert record.exc_info is not None and str(record.exc_info[1]) == "no price"
+        functions = [each.name for each in traceback.extract_tb(record.exc_info[2])]
+        assert functions[0] == "handle" and "handler" in functions
+    assert "is dead letter" in caplog.text
+
+
+def test_asyncio_logs_tracebacks_of_plain_and_of_coroutine_functions(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a", "b")
+
+    def plain(message: Any) -> None:
+        raise ValueError("plain")
+
+    async def coroutine(message: Any) -> None:
+        raise ValueError("coroutine")
+
+    for handler in (plain, coroutine):
+        consumer: tfmq.aio.Consumer[Any] = tfmq.aio.Consumer(
+            bench.broker.servers, topics=TOPIC, group=handler.__name__, dead_letters=None, retries=1
+        )
+        with pytest.raises(ValueError, match=handler.__name__):
+            asyncio.run(consumer.run(handler))
+    found = [each.exc_info for each in caplog.records if "called again" in each.message]
+    shown = [traceback.extract_tb(each[2])[0].name for each in found if each]
+    assert shown == ["plain", "coroutine"]
+
+
+def test_without_tracebacks_only_the_class_of_an_error_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a", "b")
+    bench.run(fail_on("a", error=ValueError("secret")), until=3, retries=1, run={"tracebacks": False})
+    bench.run(fail_on("a", error=tfmq.Reject("secret")), until=1, run={"tracebacks": False}, group="other")
+    assert "a call of its handler failed (ValueError)" in caplog.text
+    assert "its handler rejected it." in caplog.text and "secret" not in caplog.text
+    assert not any(each.exc_info for each in caplog.records)
     assert Failure.of(ValueError("x"), 0).error == "ValueError: x"
+
+
+def test_reject_and_retry_later_are_logged_with_reason_and_cause(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a", "b")
+
+    def handler(message: Any) -> None:
+        try:
+            raise LookupError("the bank is closed")
+        except LookupError as error:
+            if message.text == "a":
+                raise tfmq.RetryLater(60, "tomorrow") from error
+            raise tfmq.Reject("no such account") from None
+
+    with caplog.at_level(logging.INFO):
+        bench.run(handler, until=2)
+    (later,) = (each for each in caplog.records if "put it off for 60 s: tomorrow." in each.message)
+    (never,) = (each for each in caplog.records if "rejected it: no such account." in each.message)
+    assert (later.levelname, never.levelname) == ("INFO", "WARNING")
+    assert later.exc_info is not None and isinstance(later.exc_info[1], LookupError)
+    assert not never.exc_info, "a reason needs no traceback"
+
+
+def test_a_letter_whose_retry_fails_is_logged_with_its_traceback(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("a")
+
+    def handler(message: Any) -> None:
+        if len(bench.handled) == 1:
+            raise tfmq.RetryLater(1)
+        raise ValueError("still no price")
+
+    bench.run(handler, until=2)
+    (record,) = (each for each in caplog.records if "dead letter that is handled again" in each.message)
+    assert record.exc_info is not None and str(record.exc_info[1]) == "still no price"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_words_of_a_codec_quote_payloads_and_are_not_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture, wrapped: bool
+) -> None:
+    bench.send("card 4711")
+
+    def handler(message: Any) -> None:
+        try:
+            print(message.value)
+        except tfmq.DecodeFailed:
+            if not wrapped:
+                raise
+            raise RuntimeError("no order") from ExceptionGroup("all", [LookupError(), sys.exc_info()[1]])
+
+    bench.run(handler, until=1, retries=0, codec=Secret())
+    assert "a call of its handler failed" in caplog.text and "4711" not in caplog.text

@@ -31,8 +31,10 @@ NAMELESS: Final = (
     (re.compile(r"\b\d+\.\d+ ?s\b"), "SECONDS"),
     (re.compile(r"process \[\d+\]"), "PROCESS"),
     (re.compile("─+"), "─"),
+    (re.compile(r'File "\S*/'), 'File "'),
+    (re.compile(r"^ *~*\^+~*$"), "MARKS"),
 )
-"""Ids, times, durations, the widths of tables."""
+"""Ids, times, durations, the widths of tables, and in tracebacks folders and the marks below an expression."""
 AGAIN_SECONDS = 0.2
 
 

@@ -30,10 +30,11 @@ NEVER_BEGAN: Final = 64
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def command_of(target: str, workers: int, order: str, quiet: bool) -> list[str]:
+def command_of(target: str, workers: int, order: str, tracebacks: bool, quiet: bool) -> list[str]:
     """The command line of one process."""
     main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
-    options = ["--workers", str(workers), "--order", order, "--watched", *(["--quiet"] if quiet else [])]
+    options = ["--workers", str(workers), "--order", order, "--watched"]
+    options += [*([] if tracebacks else ["--no-tracebacks"]), *(["--quiet"] if quiet else [])]
     return [sys.executable, "-c", main, "run", *options, "--", target]
 
 

@@ -37,6 +37,11 @@ ORDERS = ("partition", "key", "none")
 @click.option(
     "--order", type=click.Choice(ORDERS), default="partition", help="What a message waits for [partition]."
 )
+@click.option(
+    "--tracebacks/--no-tracebacks",
+    default=True,
+    help="Log the traceback of each call that fails, or only the class of the error [--tracebacks].",
+)
 @click.option("--reload", is_flag=True, help="Begin anew when a file of Python below this folder changes.")
 @click.option("--watched", is_flag=True, hidden=True, help="One of several: end when standard input does.")
 @click.option("--check", is_flag=True, hidden=True, help="Only look whether the consumer is there.")
@@ -46,6 +51,7 @@ def run(
     processes: int,
     workers: int,
     order: str,
+    tracebacks: bool,
     reload: bool,
     watched: bool,
     check: bool,
@@ -66,16 +72,16 @@ def run(
         if watched:
             say_who()
             end_with_input()
-        return work(target, workers, order, output.quiet, watched)
+        return work(target, workers, order, tracebacks, output.quiet, watched)
     from tfmq.cli.processes import Processes, checked, command_of
 
-    begin = command_of(target, workers, order, output.quiet)
+    begin = command_of(target, workers, order, tracebacks, output.quiet)
     if not reload and (code := checked(begin)):
         return code
     return Processes(begin, processes, say=output.say, folder=Path.cwd() if reload else None).run()
 
 
-def work(target: str, workers: int, order: Any, quiet: bool, watched: bool = False) -> int:
+def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False) -> int:
     """One process of it, until a signal or an error; the exit code. `watched`: that says whether it could begin."""
     consumer = consumer_of(target)
     if not quiet:
@@ -86,9 +92,9 @@ def work(target: str, workers: int, order: Any, quiet: bool, watched: bool = Fal
         if isinstance(consumer, AsyncConsumer):
             from tfmq.client.run_tasks import to_the_end
 
-            to_the_end(consumer.run(workers=workers, order=order))
+            to_the_end(consumer.run(workers=workers, order=order, tracebacks=tracebacks))
         else:
-            consumer.run(workers=workers, order=order)
+            consumer.run(workers=workers, order=order, tracebacks=tracebacks)
     except TfmqError as error:
         if not watched or consumer.stats()["messages"]:
             raise

@@ -16,7 +16,7 @@ from typing import Any, Final
 from tfmq.client.backoff import pause_seconds
 from tfmq.client.consuming import Consuming
 from tfmq.client.dead_letters import TIDY_SECONDS, DeadLetters, Failure
-from tfmq.client.listeners import in_work
+from tfmq.client.listeners import in_work, log_failure
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.running import FAILING
 from tfmq.client.steering import Reject, RetryLater
@@ -59,8 +59,11 @@ class LoopHandling:
             self._store.close()
         self._opened, self._store = False, None
 
-    def ended(self, message: ReceivedMessage[Any], error: BaseException | None) -> Operation[bool]:
-        """The body came to its end, or raised `error`; whether that is dealt with."""
+    def ended(
+        self, message: ReceivedMessage[Any], error: BaseException | None, tracebacks: bool = True
+    ) -> Operation[bool]:
+        """The body came to its end, or raised `error`; whether that is dealt with. What is, is logged, with its
+        traceback or without."""
         if error is None:
             if self._calls(message):
                 self._failing = None
@@ -73,9 +76,9 @@ class LoopHandling:
                     "RetryLater belongs to run(): a loop gets no message at a later time."
                 ) from error
             return False
-        return (yield from self._failed(message, error))
+        return (yield from self._failed(message, error, tracebacks))
 
-    def _failed(self, message: ReceivedMessage[Any], error: Exception) -> Operation[bool]:
+    def _failed(self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool) -> Operation[bool]:
         options, core = self._core.options, self._core
         if not self._opened:
             self._store, self._opened = self._open_store(), True
@@ -88,16 +91,20 @@ class LoopHandling:
         else:
             failure = Failure.of(error, round(self._wall_clock() * 1000))
             if final or not here:
+                log_failure(message, error, tracebacks=tracebacks)
                 yield from self._store.keep(message, [failure])
                 yield from self._tidied(self._store)
                 return True
             state = yield from self._store.note(message, failure)
             yield from self._tidied(self._store)
             if state != FAILING:
+                log_failure(message, error, tracebacks=tracebacks)
                 self._failing = None
                 return True
         self._failing = (message, calls)
-        yield Wait((core.stop_asked,), pause_seconds(calls, self._chance()))
+        pause = pause_seconds(calls, self._chance())
+        log_failure(message, error, f"; it is called again in {pause:.1f} s", tracebacks=tracebacks)
+        yield Wait((core.stop_asked,), pause)
         core.again(message)
         return True
 
@@ -126,9 +133,10 @@ class LoopHandling:
 class Handling:
     """What `message.handling()` gives: `with` it, and with an asyncio consumer `async with`."""
 
-    def __init__(self, handler: LoopHandling, message: ReceivedMessage[Any]) -> None:
+    def __init__(self, handler: LoopHandling, message: ReceivedMessage[Any], tracebacks: bool = True) -> None:
         self._handler = handler
         self._message = message
+        self._tracebacks = tracebacks
         self._around = in_work(message, handler.hooks)
 
     def __enter__(self) -> Handling:
@@ -141,7 +149,7 @@ class Handling:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._leave(kind, error, trace)
-        return bool(self._handler.run(self._handler.ended(self._message, error))) and error is not None
+        return bool(self._handler.run(self._ended(error))) and error is not None
 
     async def __aenter__(self) -> Handling:
         if not self._handler.awaited:
@@ -153,7 +161,10 @@ class Handling:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._leave(kind, error, trace)
-        return bool(await self._handler.run(self._handler.ended(self._message, error))) and error is not None
+        return bool(await self._handler.run(self._ended(error))) and error is not None
+
+    def _ended(self, error: BaseException | None) -> Operation[bool]:
+        return self._handler.ended(self._message, error, self._tracebacks)
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

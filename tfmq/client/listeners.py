@@ -7,18 +7,22 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Final, TypeVar
 
 from tfmq import limits
 from tfmq.client.ledger import IN_WORK
 from tfmq.client.received import ReceivedMessage
-from tfmq.errors import BadRequest
+from tfmq.client.steering import Reject, RetryLater
+from tfmq.errors import BadRequest, DecodeFailed
 
 log = logging.getLogger("tfmq.consumer")
 
 Listener = Callable[[ReceivedMessage[Any]], Any]
 """Called with a message; what it returns is awaited where that can be. Returning acknowledges."""
 Function = TypeVar("Function", bound=Listener)
+_OURS: Final = "tfmq.client."
+"""Modules between a worker and the user's function; their frames are left out at the head of a traceback."""
 
 
 class Listeners:
@@ -144,3 +148,54 @@ def in_work(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iterator[Non
             except Exception:
                 log.exception("after_handle of %s raised.", type(hook).__name__)
         IN_WORK.reset(token)
+
+
+def log_failure(
+    message: ReceivedMessage[Any], error: Exception, then: str = "", *, tracebacks: bool = True
+) -> None:
+    """Log that a call of a handler raised `error`, and what follows from that (`then`).
+
+    With `tracebacks` the log record carries `exc_info`; without, only the class of the error. The message is named by
+    its offset: key and payload are not logged, so no words of a `DecodeFailed` either, in which codecs quote payloads.
+    `RetryLater` is no failure and logged at INFO; of it and of `Reject` only the reason and the cause are of interest.
+    """
+    place = f"{message.topic}-{message.partition} at offset {message.offset}"
+    if isinstance(error, Reject | RetryLater):
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        reason = f": {error.reason}" if tracebacks and error.reason else ""
+        level, words = logging.WARNING, f"its handler rejected it{reason}."
+        if isinstance(error, RetryLater):
+            level, words = logging.INFO, f"its handler put it off for {error.seconds:g} s{reason}."
+    else:
+        cause = error
+        level, words = logging.WARNING, f"a call of its handler failed ({type(error).__name__}){then}."
+    log.log(level, "%s: %s", place, words, exc_info=_exc_info(cause) if tracebacks else None)
+
+
+def _exc_info(
+    error: BaseException | None,
+) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
+    """What a log record carries of `error`; None where a codec's words would be in it."""
+    if error is None or _quotes_payload(error):
+        return None
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+            break
+        trace = trace.tb_next
+    return type(error), error, trace
+
+
+def _quotes_payload(error: BaseException) -> bool:
+    """Whether there is a DecodeFailed among all that Python would print of `error`."""
+    seen: dict[int, BaseException] = {}
+    left = [error]
+    while left:
+        each = left.pop()
+        if isinstance(each, DecodeFailed):
+            return True
+        if id(each) not in seen:
+            seen[id(each)] = each
+            parts = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+            left += [part for part in (each.__cause__, each.__context__, *parts) if part is not None]
+    return False

@@ -193,15 +193,15 @@ class ReceivedMessage(_Fields, Generic[Value]):
         except ValueError as error:
             raise self._unreadable(f"the payload is not JSON ({error})") from None
 
-    def handling(self) -> "Handling":
-        """Around the body of a loop: `with message.handling():` has it come again when the body raises, and makes it a
-        dead letter in the end, as `run` does. With asyncio it is `async with`. Raises NotAllowed for a message that no
-        consumer gave."""
+    def handling(self, *, tracebacks: bool = True) -> "Handling":
+        """Around the body of a loop: `with message.handling():` hands the message out again when the body raises, and
+        makes it a dead letter in the end, as `run` does. With asyncio it is `async with`. `tracebacks`: False: what the
+        body raises is logged with its class only. Raises NotAllowed for a message that no consumer gave."""
         from tfmq.client.handling import Handling  # most messages need none
 
         if self.origin.handler is None:
             raise NotAllowed("handling() is for a message that a consumer gave to a loop.")
-        return Handling(self.origin.handler, self)
+        return Handling(self.origin.handler, self, tracebacks)
 
     @property
     def value(self) -> Value:

@@ -20,6 +20,7 @@ from tfmq.client.consuming import Consuming
 from tfmq.client.dead_letters import DeadLetters, Failure, NotCalled
 from tfmq.client.handler_lanes import HandlerLanes, Job
 from tfmq.client.ledger import Ledger
+from tfmq.client.listeners import log_failure
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.client.waiting import Flag, Operation, Wait
@@ -56,7 +57,7 @@ class RetryLoop(Protocol):
 
 class Running:
     """One run of one consumer. `chance` gives numbers from 0 to 1, `wall_clock` seconds since 1970; `raise_flag` wakes
-    who waits for a flag in another thread."""
+    a thread that waits for a flag; `tracebacks`: the log has the traceback of each call that failed."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Running:
         store: DeadLetters | None,
         *,
         order: str = "partition",
+        tracebacks: bool = True,
         wall_clock: Callable[[], float],
         raise_flag: Callable[[Flag], None] = Flag.settle,
         chance: Callable[[], float] = random.random,
@@ -74,6 +76,7 @@ class Running:
         self.store = store
         self._core = core
         self._lanes = HandlerLanes(order)
+        self._tracebacks = tracebacks
         self._wall_clock = wall_clock
         self._raise_flag = raise_flag
         self._chance = chance
@@ -260,8 +263,12 @@ class Running:
         store, message = self.store, job.message
         if job.ledger is None:
             job.error = error
+            if error is not None:
+                self._log(job, error, ", as a dead letter that is handled again")
             return None
         if job.ledger.void:
+            if error is not None and not isinstance(error, Fenced):
+                self._log(job, error, "; its partition is another member's by now, which handles it")
             return None
         if error is None:
             if store is not None and (job.noted or job.begun):
@@ -288,14 +295,17 @@ class Running:
         begun, job.begun = job.begun, False
         if isinstance(error, RetryLater):
             later = error.seconds
+            self._log(job, error)
             yield from self._sure(lambda: store.keep(message, [failure], begun=begun, retry_after=later))
         elif isinstance(error, Reject | DecodeFailed) or self._once:
+            self._log(job, error)
             yield from self._sure(lambda: store.keep(message, [failure], begun=begun))
         else:
             job.noted = True
             state = yield from self._sure(lambda: store.note(message, failure, begun=begun))
             if state == FAILING:
                 return self._paused(job, error)
+            self._log(job, error)
         return None
 
     @property
@@ -305,13 +315,11 @@ class Running:
 
     def _paused(self, job: Job, error: Exception) -> float:
         pause = pause_seconds(job.failures, self._chance())
-        log.warning(
-            "%r: a call of its handler failed (%s); it is called again in %.1f s.",
-            job.message,
-            type(error).__name__,
-            pause,
-        )
+        self._log(job, error, f"; it is called again in {pause:.1f} s")
         return pause
+
+    def _log(self, job: Job, error: Exception, then: str = "") -> None:
+        log_failure(job.message, error, then, tracebacks=self._tracebacks)
 
     def _over(self, job: Job) -> None:
         """It is finished: the offset may pass it, its lane goes on."""
