@@ -60,6 +60,19 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert lost == []
 
 
+def test_every_page_is_linked_from_the_entry_of_the_docs() -> None:
+    entry = DOCS / "README.md"
+    linked = {(entry.parent / target).resolve() for target, _ in LINK.findall(entry.read_text())}
+    pages = [*DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md"), ROOT / "tests" / "planted-bugs.md"]
+    assert [page for page in pages if page != entry and page not in linked] == []
+
+
+def test_the_project_s_readme_leads_to_the_entry_of_the_docs() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert "](docs/README.md)" in text
+    assert max(line.count("](docs/") for line in text.splitlines()) <= 4
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
     named = NAMED_TEST.findall(page.read_text())
