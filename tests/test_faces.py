@@ -1,6 +1,7 @@
 """Three faces, one contract: blocking, asyncio and Twisted have the same names, parameters and docs."""
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,14 @@ def test_the_docs_are_the_same(blocking: type, other: type) -> None:
         assert (public(other)[name].__doc__ or "").startswith(member.__doc__), name
     for name in WITHOUT_WAITING.get(blocking.__name__, ()):
         assert public(other)[name].__doc__
+
+
+@pytest.mark.parametrize("face", [*FACES["Producer"], *FACES["Consumer"]], ids=lambda face: face.__module__)
+def test_every_argument_has_a_line_of_its_own_in_the_docs(face: type) -> None:
+    described = re.findall(
+        r"^    (\w+): ", (inspect.getdoc(face) or "").partition("Args:\n")[2], re.MULTILINE
+    )
+    assert described == [each.name for each in parameters(face) if each.name not in REACTOR]
 
 
 @pytest.mark.parametrize("name", FACES)

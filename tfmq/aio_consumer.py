@@ -7,6 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal
 
+import tfmq.consumer
 from tfmq.client.consumer_options import (
     OWN_STORE,
     REFRESH_SECONDS,
@@ -23,6 +24,7 @@ from tfmq.client.consumer_options import (
     checked,
 )
 from tfmq.client.consuming import Consuming, log
+from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.handling import LoopHandling
@@ -38,8 +40,9 @@ from tfmq.hooks import Hook
 from tfmq.runs import begin_run, open_store
 
 
+@documented_as(tfmq.consumer.Consumer)
 class Consumer(Generic[Value]):
-    """Reads topics, in `async for` or by `poll`: names, arguments and meaning are those of `tfmq.Consumer`.
+    """`tfmq.Consumer` for asyncio: methods that wait are coroutines, and messages are read in `async for`.
 
     Making one touches neither network nor event loop; it belongs to the loop that first waits for it.
     """
@@ -119,16 +122,10 @@ class Consumer(Generic[Value]):
     async def poll(
         self, timeout: float | None = 1.0, max_messages: int = 500
     ) -> list[ReceivedMessage[Value]]:
-        """Up to `max_messages` as soon as there are any; [] after `timeout` seconds (None: no limit) without one."""
         check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
 
     async def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
-        """Saves all that was handed out, the current message included; or up to `message` and including it.
-
-        Returns when it is on the disk. Raises Fenced, naming them, if partitions of it are another member's by now; all
-        others are saved, and the consumer goes on with them.
-        """
         await self._driver.run(self._core.commit(message))
 
     async def seek(
@@ -141,33 +138,25 @@ class Consumer(Generic[Value]):
         time: datetime | None = None,
         to: Literal["earliest", "latest"] | None = None,
     ) -> None:
-        """Go on in one partition at the record at or before `offset`, at the `ordinal`-th message, at the first
-        appended at or after `time`, or at an end of the log. A partition that had stopped goes on."""
         question = seek_question(offset, ordinal, time, to)
         await self._driver.run(self._core.seek(PartitionName(topic, partition), question))
 
     async def pause(self, topic: str, partition: int) -> None:
-        """Hand out nothing of the partition until `resume`."""
         await self._driver.run(self._core.pause(PartitionName(topic, partition)))
 
     async def resume(self, topic: str, partition: int) -> None:
-        """Hand out messages of the partition again."""
         await self._driver.run(self._core.resume(PartitionName(topic, partition)))
 
     async def lag(self) -> Lag:
-        """How many messages are there and were not handed out: a number, with `.partitions` for each."""
         return await self._driver.run(self._core.lag())
 
     async def position(self, topic: str, partition: int) -> int:
-        """The offset behind everything that was handed out of the partition."""
         return await self._driver.run(self._core.position(PartitionName(topic, partition)))
 
     async def committed(self, topic: str, partition: int) -> int | None:
-        """The offset that the group has saved of the partition; None: none."""
         return await self._driver.run(self._core.committed(PartitionName(topic, partition)))
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and where each partition stands."""
         return self._core.stats()
 
     async def run(
@@ -179,17 +168,6 @@ class Consumer(Generic[Value]):
         signals: bool = True,
         tracebacks: bool = True,
     ) -> None:
-        """Call `listener`, or what was registered with `on`, with each message, until `stop`, a signal or an error.
-
-        Returning acknowledges. What is raised has the message called again, up to `retries` times with growing pauses,
-        then it is a dead letter; `tfmq.Reject` makes it one at once, `tfmq.RetryLater(seconds)` puts it off. Without
-        a store of dead letters the error is raised here. `workers`: so many messages at a time · `order`: a message
-        waits for the one before it in its "partition", for the one before it with its "key", or for "none" · `signals`:
-        SIGTERM and SIGINT finish the messages in work, a second one ends at once (in the main thread only) ·
-        `tracebacks`: the log (`tfmq.consumer`) has the traceback of each call that failed; False: only the class of the
-        error. What a listener returns is awaited where that can be. At the end, also after an error, what is finished
-        is saved, the group left, and the consumer closed.
-        """
         running = begin_run(
             self._core,
             self._listeners,
@@ -207,16 +185,13 @@ class Consumer(Generic[Value]):
             await self._driver.close()
 
     def on(self, topic: str) -> Callable[[Function], Function]:
-        """Register a listener for a topic: `@consumer.on("orders")` above a function, which `run` calls then."""
         return self._listeners.on(topic)
 
     def stop(self) -> None:
-        """End the loop behind the current message, from any thread or a signal handler; `poll` gives [] then."""
         self._core.stop()
         self._driver.raise_flag(self._core.stop_asked)
 
     async def close(self) -> None:
-        """Saves what is processed, without the message in work, and leaves the group. Bounded by `timeout`."""
         await self._close(processed=False)
 
     async def _close(self, processed: bool) -> None:

@@ -41,28 +41,44 @@ from tfmq.runs import begin_run, open_store
 class Consumer(Generic[Value]):
     """Reads topics, in a loop or by `poll`. Making one touches no network; leave `with`, or call `close`, at the end.
 
-    `topics`: a name, several, or a compiled pattern · `partitions`: pairs (topic, number), or numbers of the topics ·
-    `group`: under this name it is saved how far reading came · `start` ("earliest", "latest", an offset,
-    `tfmq.Ordinal(n)`, an aware datetime): where reading begins, in a group only where it has no offset ·
-    `read`: "forced" gives only what no power cut can take back · `on_damage`: "skip" goes on behind what cannot be
-    read · `on_out_of_range`: "earliest" or "latest" goes on there when the place is gone, "stop" raises ·
-    `commits`: "auto" saves what is processed every `save_every` seconds and at the end, "manual" saves what `commit`
-    says, "before" saves before it hands out (at most once; in a loop that is one save a message) ·
-    `offsets`: "broker", "file:PATH", "sql:URL", "zookeeper://..." or an `OffsetStorage` · `retries`, `dead_letters` (a
-    path, a SQLAlchemy URL, "topic:NAME", None): for `run`, calls after the first one, and where a message goes then ·
-    `tags`: only messages with one of these tags; "a || b" is both, "*" is all · `where`: only messages for which this
-    function says yes · `codec`: what makes `message.value` · `hooks`: see `tfmq.Hook` · `strategy`: how a group's
-    partitions are shared out ("sticky" moves the fewest; "range", "consistent_hash") · `broadcast`: True: every machine
-    has the whole topic, under offsets of its own; a text stands for the machine's name · `coordinator`: "broker", or a
-    "zookeeper://..." that shares the partitions out, and has the offsets · `on_assigned`, `on_revoked`: called with the
-    partitions that came, before anything of them is handed out, and with those that are to go, before they go ·
-    `timeout`: seconds that a commit, a seek or `close` tries · `session`: seconds after which a silent member loses its
-    partitions · `refresh_every`: seconds between looks for new partitions and topics · `fetch_bytes`, `prefetch_bytes`:
-    bytes asked for at once, and kept ahead.
+    A message counts as processed when the next one is asked for, a polled batch when `poll` is called again, both when
+    `with` ends without an exception. A topic that does not exist is waited for; reading never creates one.
 
-    A topic that is not there is waited for; reading never makes one. Processed is a message when the next one is asked
-    for, a polled batch when `poll` is called again, both when `with` ends without an exception. Wrong arguments:
-    BadRequest.
+    Args:
+        servers: "host:port", several with commas or as a list. None: $TFMQ_SERVERS, otherwise 127.0.0.1:8367.
+        topics: a name, several names, or a compiled pattern.
+        partitions: pairs (topic, number), or numbers of partitions of the topics. None: all of them.
+        group: the name under which offsets are saved and partitions are shared with other members.
+        start: where reading begins; in a group only where it has no offset. "earliest", "latest", an offset (bytes),
+            `tfmq.Ordinal(n)`, or an aware datetime (append time).
+        read: "forced" delivers only what a power cut cannot take back; "written" also what is not on the disk yet.
+        on_damage: "stop" raises `Damaged`; "skip" logs the damaged range and continues after it.
+        on_out_of_range: "stop" raises `OffsetOutOfRange` when the offset no longer exists; "earliest" and "latest"
+            continue there.
+        commits: "auto" saves what is processed every `save_every` seconds and at the end (at least once). "manual"
+            saves what `commit` says. "before" saves before a message is handed out (at most once).
+        offsets: where offsets are stored: "broker", "file:PATH", "sql:URL", "zookeeper://...", or an `OffsetStorage`.
+        retries: for `run`: how often a message is tried again after its first failure, before it is a dead letter.
+        dead_letters: for `run`: where dead letters are stored. A path or a SQLAlchemy URL, "topic:NAME", or None: stop
+            with the error. Default: an SQLite file on this machine, logged at the start.
+        tags: only messages with one of these tags. "a || b" is both, "*" is all.
+        where: a function of a message; only messages for which it returns a true value are delivered.
+        codec: makes `message.value` from the payload, see `tfmq.codecs`.
+        hooks: see `tfmq.Hook`.
+        strategy: how the partitions are shared in a group: "sticky" moves the fewest, "range", "consistent_hash".
+        broadcast: True: every machine reads the whole topic, with offsets of its own. A text replaces the machine's
+            name.
+        coordinator: what shares the partitions in a group: "broker", or "zookeeper://...", which also has the offsets.
+        on_assigned: called with new partitions, before a message of them is handed out.
+        on_revoked: called with partitions that are to be released, before they are.
+        timeout: seconds after which a commit, a seek or `close` gives up.
+        session: seconds without a heartbeat after which the member loses its partitions.
+        save_every: seconds between saves with commits="auto".
+        refresh_every: seconds between checks for new topics and partitions.
+        fetch_bytes: bytes of one fetch request.
+        prefetch_bytes: bytes that are read ahead.
+
+    Raises `BadRequest` for wrong arguments.
     """
 
     def __init__(
@@ -201,14 +217,19 @@ class Consumer(Generic[Value]):
     ) -> None:
         """Call `listener`, or what was registered with `on`, with each message, until `stop`, a signal or an error.
 
-        Returning acknowledges. What is raised has the message called again, up to `retries` times with growing pauses,
-        then it is a dead letter; `tfmq.Reject` makes it one at once, `tfmq.RetryLater(seconds)` puts it off. Without
-        a store of dead letters the error is raised here. `workers`: so many messages at a time · `order`: a message
-        waits for the one before it in its "partition", for the one before it with its "key", or for "none" · `signals`:
-        SIGTERM and SIGINT finish the messages in work, a second one ends at once (in the main thread only) ·
-        `tracebacks`: the log (`tfmq.consumer`) has the traceback of each call that failed; False: only the class of the
-        error. What a listener returns is awaited where that can be. At the end, also after an error, what is finished
-        is saved, the group left, and the consumer closed.
+        A message is acknowledged when its listener returns. When it raises, the message is tried again up to `retries`
+        times with growing pauses, and is then a dead letter. `tfmq.Reject` makes it a dead letter at once,
+        `tfmq.RetryLater(seconds)` tries it again later and continues with the next message. Without a store of dead
+        letters the error is raised here. What a listener returns is awaited where that is possible. At the end, also
+        after an error, what is finished is saved, the group is left, and the consumer is closed.
+
+        Args:
+            listener: called with each message of a topic that has no listener of its own.
+            workers: how many messages are handled at the same time.
+            order: a message waits for the one before it in its "partition", for the one before it with its "key", or
+                for "none".
+            signals: SIGTERM and SIGINT finish the current messages; a second one ends at once (main thread only).
+            tracebacks: the log (`tfmq.consumer`) has the traceback of each failed call; False: only the error's class.
         """
         running = begin_run(
             self._core,

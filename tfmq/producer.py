@@ -38,18 +38,22 @@ class Producer:
         with tfmq.Producer() as producer:
             producer.send("orders", b"...", key="42").result().offset
 
-    Making one touches no network; any number of threads may use it, and a forked child gets a fresh connection.
+    Making one touches no network. Any number of threads may use it, and a forked child gets a connection of its own.
 
-    `servers`: "host:port", several with commas or as a list; None: $TFMQ_SERVERS, else 127.0.0.1:8367 · `group`: name
-    of the group of producers that it belongs to: each is asked about prepared transactions of all · `acks`: "synced"
-    (on the disk), "written" (in the operating system), "none" (no answer), None: what the broker's setting says ·
-    `linger_ms`: how long a batch waits for company while nobody waits for it · `batch_bytes`: when it is full ·
-    `buffer_bytes`: memory for what is not acknowledged; then `send` waits · `selector`: a `PartitionSelector` or the
-    name of one; None: by the key, and in turn without one · `codec`: makes payloads of other values, see `tfmq.codecs`
-    · `timeout`: seconds that `send` waits for room, and after which an undelivered message fails · `hooks`: see
-    `tfmq.Hook`.
+    Args:
+        servers: "host:port", several with commas or as a list. None: $TFMQ_SERVERS, otherwise 127.0.0.1:8367.
+        group: the name of a group of producers: each member is asked about prepared transactions of all.
+        acks: when a send is acknowledged: "synced" (on the disk), "written" (in the operating system), "none" (no
+            answer). None: the broker's setting `server.acks`.
+        linger_ms: how long a batch waits for more messages while no caller waits for it.
+        batch_bytes: the size at which a batch is full.
+        buffer_bytes: memory for messages that are not acknowledged yet; when it is full, `send` waits.
+        selector: a `PartitionSelector` or the name of one. None: by the key, and without a key in turn, by batch.
+        codec: makes payloads of other values than bytes and text, see `tfmq.codecs`.
+        timeout: seconds that `send` waits for room, and after which an undelivered message fails.
+        hooks: see `tfmq.Hook`.
 
-    Raises `BadRequest` for arguments that make no sense.
+    Raises `BadRequest` for wrong arguments.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import cleandoc
 from typing import TypeVar
 
 Face = TypeVar("Face")
@@ -18,7 +19,7 @@ def documented_as(other: type) -> Callable[[type[Face]], type[Face]]:
                 continue
             own = f"\n\n{member.__doc__}" if member.__doc__ else ""
             member.__doc__ = f"{theirs.__doc__}{own}"
-        face.__doc__ = f"{face.__doc__}\n\n{other.__doc__}"
+        face.__doc__ = f"{cleandoc(face.__doc__ or '')}\n\n{cleandoc(other.__doc__ or '')}"
         return face
 
     return describe
