@@ -101,6 +101,29 @@ def test_one_is_shown_with_its_traceback_and_payload(offline: Cli, store: str) -
     )
 
 
+def test_times_are_shown_as_they_are_asked_for(
+    offline: Cli, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        made = SqlStore(Address("path", store))
+        made.apply([keeping(7, 1_795_000_000_123)])
+        made.close()
+        shown = offline("dlq", "list", "--store", store, "--since", "2026-11-18 06:06:40").out.decode()
+        assert "2026-11-18 06:06:40 -05:00" in shown, "local time with its zone, and read back without one"
+        since = ("--since", "2026-11-18 06:06:40 -05:00")
+        (row,) = offline("dlq", "list", "--store", store, *since, "--json").json
+        assert row["kept_at"] == "2026-11-18T11:06:40.123+00:00"
+        assert offline("dlq", "list", "--store", store, "--since", "2026-11-18 06:06:41", "--json").json == []
+        whole = offline("dlq", "show", row["id"], "--store", store).out.decode()
+        assert "kept at" in whole and "2026-11-18 06:06:40 -05:00" in whole and "T11:06" not in whole
+        assert re.search(r"failure 1 of 1, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d -0[45]:00\n", whole)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_a_message_that_cannot_be_read_is_shown_as_far_as_it_can(offline: Cli, home: Path) -> None:
     path = str(home / "odd.db")
     kept = group_of(sql_shelf(Path(path)), lambda: 10.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from journal.batch import cut_blocks
 from journal.header import make_id, make_record
 from journal.shapes import Batch
 from tests.cli.conftest import Cli
+from tfmq.cli.output import time_text
 from tfmq.delay import note
 from tfmq.delay.arrivals import LOG_ID, arrival_options, batches_of, note_batch
 from tfmq.delay.dues import dues_of
@@ -44,10 +46,11 @@ def arrivals(tmp_path: Path) -> Path:
 
 
 def test_a_person_reads_what_a_note_says(offline: Cli, arrivals: Path) -> None:
+    at = partial(time_text, exact=True)
     lines = offline("log", "dump", str(arrivals)).lines
     assert [line.split("note: ")[1] for line in lines if "note: " in line] == [
-        "arrival of 2 messages for orders, due 2023-11-14 22:14:20.000 to 2023-11-14 22:14:21.500",
-        "reschedule of 1 message for orders, due 2023-11-14 22:14:29.000 instead of 1 message, the first with number 1",
+        f"arrival of 2 messages for orders, due {at(DUE)} to {at(DUE + 1500)}",
+        f"reschedule of 1 message for orders, due {at(DUE + 9000)} instead of 1 message, the first with number 1",
         "cancel of 1 message, the first with number 2",
     ]
     assert [line.split()[-1] for line in lines if "message 0" in line or "no note" in line] == [

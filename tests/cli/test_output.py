@@ -1,11 +1,28 @@
 """Tables for people, JSON for programs."""
 
 import json
+import re
 import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
-from tfmq.cli.output import Output, age_text, cell, did_you_mean, dumps, printable, progress, size_text
+from tfmq.cli.output import (
+    Output,
+    age_text,
+    cell,
+    did_you_mean,
+    dumps,
+    iso_text,
+    printable,
+    progress,
+    size_text,
+    time_text,
+    with_times,
+)
+from tfmq.cli.values import point_in_time
 
 
 def output(as_json: bool = False, quiet: bool = False) -> Output:
@@ -48,6 +65,79 @@ def test_no_column_is_left_out_however_narrow_the_terminal_is(
     output().rows([row], list(row), "none")
     shown = capsys.readouterr().out
     assert all(value in shown for value in row.values())
+
+
+WIDE = {
+    "id": "0123456789abcdef",
+    "state": "heuristic_committed",
+    "due": "2026-11-22 15:05:54 +01:00",
+    "count": 12_345,
+    "owner": "tfmq-python at 127.0.0.1:55436",
+    "tag": None,
+    "error": "ValueError: there is no such item in the warehouse of the customer",
+    "handle": "d" * 59,
+}
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 300])
+def test_no_word_time_or_number_of_a_list_is_broken_however_narrow_the_terminal_is(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    output().rows([WIDE, WIDE], list(WIDE), "none", ("handle",))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    for name in ("id", "state", "due", "handle"):
+        assert sum(str(WIDE[name]) in line for line in lines) == 2, name
+    words = [word for line in lines for word in line.split()]
+    for name in ("owner", "error"):
+        assert all(words.count(word) >= 2 for word in str(WIDE[name]).split()), name
+    assert max(len(line) for line in lines) <= max(width, 61)
+    assert any("due 2026" in line for line in lines) is (width < 300), "a heading where there is no table"
+    assert not any("handle d" in line for line in lines), "it explains itself"
+
+
+def test_a_table_gives_its_room_to_the_columns_that_need_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    row = {"id": "0123456789abcdef", "error": "one two three four five six seven eight nine ten"}
+    output().rows([row], list(row), "none")
+    first = next(line for line in capsys.readouterr().out.splitlines() if "0123456789abcdef" in line)
+    assert first.rstrip().endswith("one two three four five six seven eight")
+
+
+@pytest.fixture(params=["UTC", "America/New_York", "Asia/Kathmandu"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The zone of this machine."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("time_ms", [0, 1_795_000_000_123, 1_775_000_000_000, 253_402_200_000_000])
+def test_a_time_is_read_as_it_is_shown(zone: str, time_ms: int) -> None:
+    shown = time_text(time_ms)
+    assert round(point_in_time(shown).timestamp()) == time_ms // 1000, shown
+    assert round(point_in_time(time_text(time_ms, exact=True)).timestamp() * 1000) == time_ms
+    assert round(point_in_time(shown[:-7]).timestamp()) == time_ms // 1000, "without a zone it is local"
+    assert round(point_in_time(iso_text(time_ms) or "").timestamp() * 1000) == time_ms
+
+
+def test_times_have_their_zone() -> None:
+    assert time_text(datetime.fromisoformat("2026-11-22T15:05:54.5+01:00")) == "2026-11-22 15:05:54 +01:00"
+    assert iso_text(1_795_000_000_123) == "2026-11-18T11:06:40.123+00:00"
+    assert (time_text(None), time_text(1 << 62), iso_text(1 << 62), iso_text(-1)) == (
+        "-",
+        "after the year 9999",
+        None,
+        None,
+    )
+    row = with_times({"began_ms": 1_795_000_000_123, "ended_ms": 0}, "began", "ended")
+    assert (row["began_at"], row["ended_at"]) == ("2026-11-18T11:06:40.123+00:00", None)
 
 
 def test_markup_in_a_name_is_text(capsys: pytest.CaptureFixture[str]) -> None:

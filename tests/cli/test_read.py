@@ -3,6 +3,7 @@
 import pytest
 
 from tests.cli.conftest import Cli
+from tfmq.cli.output import time_text
 from tfmq.cli.read import filled
 from tfmq.client.received import Origin, ReceivedMessage
 from tfmq.consumer import Consumer
@@ -74,7 +75,7 @@ def test_json_has_the_words_of_the_page(cli: Cli, topic: str, broker: LiveServer
     first, second = cli("read", topic, "--json").objects
     assert list(first) == [
         *("topic", "partition", "offset", "ordinal", "id", "key", "tag", "properties", "born_at"),
-        *("key_base64", "payload_base64"),
+        *("appended_at", "key_base64", "payload_base64"),
     ]
     assert (first["payload_base64"], first["key_base64"], first["key"]) == ("/wA=", "/g==", None)
     assert (second["payload"], second["key"], second["ordinal"]) == (None, "gone", 1)
@@ -99,7 +100,7 @@ MESSAGE = ReceivedMessage(
         ("%s", b"pay\xffload"),
         ("%k %t %o %O %p %P", b"k t 10 7 3 a=1"),
         ("%i", b"0000000001000001"),
-        ("%T", b"1970-01-01T00:00:00.000+00:00"),
+        ("%T", time_text(0, exact=True).encode()),
         ("100%% %x", b"100% %x"),
         ("\udcff%", b"\xff%"),
         ("", b""),

@@ -67,10 +67,12 @@ def test_everything_has_json_with_the_next_run_in_its_time_zone(cli: Cli, topic:
     )
     following = datetime.fromisoformat(row["next_run"])
     assert (following.hour, following.minute) in ((2, 30), (3, 30)) and following.utcoffset() is not None
-    assert row["last_run"] is None and row["size_bytes"] == 2 and row["properties"] == 1
-    listed = cli("schedule", "list", "--json").json[0]
-    assert listed == {**row, "properties": {"n": "1"}, "payload": "go", "key": "k"}
-    assert cli("schedule", "pause", "night", "--json").json["next_run"] is None
+    assert row["last_run"] is None and row["size_bytes"] == 2 and row["properties"] == {"n": "1"}
+    assert (row["payload"], row["key"]) == ("go", "k") and datetime.fromisoformat(row["made_at"])
+    assert cli("schedule", "list", "--json").json[0] == row
+    assert cli("schedule", "show", "night", "--json").json == row
+    paused = cli("schedule", "pause", "night", "--json").json
+    assert paused["next_run"] is None and paused.keys() == row.keys() and paused["properties"] == {"n": "1"}
     assert cli("schedule", "resume", "night", "--json").json["state"] == "active"
     assert cli("schedule", "remove", "night", "--json").json == {"name": "night", "removed": True}
     assert cli("schedule", "list", "--json").json == []
@@ -182,5 +184,5 @@ def test_the_shell_completes_names(cli: Cli, topic: str, broker: LiveServer) -> 
 def test_rows_and_times_for_people() -> None:
     found = ScheduleDescription("a", timezone="Europe/Berlin", next_ms=1_795_424_400_000, details={"news": 1})
     assert found.next_at is not None
-    assert when(found.next_at, "Europe/Berlin") == "Mon 2026-11-23 10:00 +0100 (Europe/Berlin)"
+    assert when(found.next_at, "Europe/Berlin") == "2026-11-23 10:00:00 +01:00 (Europe/Berlin)"
     assert row_of(found)["next_run"] == "2026-11-23T10:00:00+01:00" and row_of(found)["news"] == 1

@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker, row
-from tfmq.cli.transactions import described, everything, readable, row_of, time_text, xids
+from tfmq.cli.transactions import described, everything, readable, row_of, xids
 from tfmq.client.transaction_descriptions import transaction_description
 
 
@@ -61,6 +61,7 @@ def test_one_in_a_line() -> None:
     assert described(bare) == "x (open, 0 s old, 0 messages)"
 
 
-def test_a_time_that_is_none_is_not_1970() -> None:
-    assert time_text(0) is None
-    assert (time_text(1_700_000_000_000) or "").startswith("2023-11-1")
+def test_a_program_gets_each_time_as_ms_and_as_iso() -> None:
+    found = row_of(transaction_description({"xid": "x", "began_ms": 1_795_000_000_123, "decided_ms": 0}))
+    assert (found["began_ms"], found["began_at"]) == (1_795_000_000_123, "2026-11-18T11:06:40.123+00:00")
+    assert (found["prepared_at"], found["expires_at"], found["decided_at"]) == (None, None, None)

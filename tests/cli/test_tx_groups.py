@@ -38,13 +38,26 @@ def test_the_list_says_how_far_each_writer_is(desk: Desk) -> None:
     assert desk("groups", "--json").out == b"[]\n"
 
 
+def test_a_program_gets_each_field_once_and_its_time_as_iso_too() -> None:
+    details = {"members": 3, "committed_ms": 1_795_000_000_123}
+    row = tx_groups.row_of(CommitGroupDescription("query", 7, "run", 5, details))
+    assert row == {
+        "group": "query",
+        "sequence": 7,
+        "run": "run",
+        "rows": 5,
+        **details,
+        "committed_at": "2026-11-18T11:06:40.123+00:00",
+    }
+
+
 def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
     shown = tx_groups.readable(CommitGroupDescription("query", details={"members": 3, "committed_ms": 0}))
     assert shown == {
         "group": "query",
         "sequence": None,
         "rows": None,
-        "committed": None,
+        "committed": "-",
         "members": 3,
         "run": None,
     }

@@ -12,7 +12,7 @@ from tests.client.rig import Rig
 from tfmq.client.administration import Administration
 from tfmq.client.schedules import ScheduleDescription, ScheduleWish, moment_at, schedule_description
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
-from tfmq.message import Attribute, Message, decode_attribute
+from tfmq.message import Attribute, Message, decode_attribute, encode_attribute
 from tfmq.protocol import commands
 
 
@@ -177,3 +177,12 @@ def test_moments_are_told_as_the_clocks_of_the_zone_show_them() -> None:
 
 def test_what_a_broker_leaves_out_has_a_default() -> None:
     assert schedule_description({"name": "a"}) == ScheduleDescription("a")
+
+
+def test_properties_are_those_that_were_given_and_never_their_number() -> None:
+    packed = encode_attribute(None, None, None, {"n": "1"})
+    assert schedule_description({"name": "a", "properties": 1}).properties is None, "as in lists"
+    whole = schedule_description({"name": "a", "properties": 1, "attribute": packed, "payload": b"x"})
+    assert whole.properties == {"n": "1"} and whole.details == {}
+    bare = schedule_description({"name": "a", "properties": 0, "attribute": b"", "payload": b"x"})
+    assert bare.properties == {}

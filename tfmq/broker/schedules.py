@@ -123,7 +123,7 @@ class Schedules:
         row = asked.row
         known = self._runs.get(row.name)
         if known is not None and known.row.says_the_same(row):
-            reply.ok(self._described(known), False)
+            reply.ok(self._whole(known), False)
             end()
             return
         topic = self._topics.topic(row.topic)
@@ -153,7 +153,7 @@ class Schedules:
         self._runs[run.row.name] = run
         self.firing.put(run)
         self._bind_if_changed(run)
-        finish(None, self._described(run), True)
+        finish(None, self._whole(run), True)
 
     def _refuse_more(self, row: ScheduleRow, known: ScheduleRun | None) -> None:
         if known is not None:
@@ -177,14 +177,16 @@ class Schedules:
         if request.name:
             names = [name for name in names if name == request.name]
         page = names[: request.limit]
-        rows = [self._described(self._runs[name]) for name in page]
-        if request.name and rows:
-            rows[0] |= self._runs[request.name].content()
-        reply.ok(rows, len(names) > len(page))
+        describe = self._whole if request.name else self._described
+        reply.ok([describe(self._runs[name]) for name in page], len(names) > len(page))
 
     def _described(self, run: ScheduleRun) -> dict[str, Any]:
         firing = self.firing
         return run.described(firing.sent(run), firing.upcoming(run), firing.trouble(run))
+
+    def _whole(self, run: ScheduleRun) -> dict[str, Any]:
+        """With what it sends, in a reply about it alone: in lists that could be as large as all schedules together."""
+        return self._described(run) | run.content()
 
     # Changing
 
@@ -195,7 +197,7 @@ class Schedules:
     def _pause(self, name: str, reply: Reply, end: End) -> None:
         run = self._run(name)
         if run.row.paused:
-            reply.ok(self._described(run))
+            reply.ok(self._whole(run))
             end()
             return
         self._change(run, partial(self._answer, run, reply, end), paused=True)
@@ -236,7 +238,7 @@ class Schedules:
             self.firing.drop(run)
             self._runs[name] = new
             self.firing.put(new)
-            finish(None, self._described(new))
+            finish(None, self._whole(new))
 
         self._leases.take(1, leased)
 
@@ -324,7 +326,7 @@ class Schedules:
         if error is not None:
             reply.error(faults.client_error(error))
         else:
-            reply.ok(self._described(run))
+            reply.ok(self._whole(run))
         end()
 
     def _finish(self, reply: Reply, end: End, name: str, error: BaseException | None, *fields: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from tfmq.cli.output import Output, printable
+from tfmq.cli.output import Output, printable, time_text
 from tfmq.cli.read import as_row
 from tfmq.cli.values import Moment
 from tfmq.errors import DecodeFailed, TfmqError
@@ -183,9 +183,16 @@ def readable(letter: "Letter") -> dict[str, str]:
         "message": f"{letter.topic}-{letter.partition} {letter.offset}",
         "key": printable(row["key"] or "-"),
         "calls": str(letter.calls),
-        "kept": row["kept_at"][:19],
+        "kept": time_text(letter.kept_ms),
         "error": shortened(printable(letter.error)),
     }
+
+
+def everything(letter: "Letter") -> dict[str, Any]:
+    """What `show` prints of it in two columns: all but its body and its failures, with times as people read them."""
+    row = {key: printable(each) if isinstance(each, str) else each for key, each in row_of(letter).items()}
+    times = ("kept", "changed", "next", "appended")
+    return row | {f"{name}_at": time_text(getattr(letter, f"{name}_ms") or None) for name in times}
 
 
 def shortened(error: str) -> str:

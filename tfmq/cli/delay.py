@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli.delayed import (
+    BARE,
+    COLUMNS,
     broker_now,
     checked,
     counted_between,
@@ -19,14 +21,11 @@ from tfmq.cli.delayed import (
     every,
     everything,
     hinting,
-    iso,
-    moment,
     readable,
     row_of,
-    show_rows,
 )
 from tfmq.cli.delayed import handles as offered
-from tfmq.cli.output import Output, counted, output_options, printable
+from tfmq.cli.output import Output, counted, iso_text, output_options, printable, time_text
 from tfmq.cli.ranges import TOP, even_edges, sensible_edges
 from tfmq.cli.values import Duration, Moment
 from tfmq.client.dues import due_of as checked_due
@@ -118,8 +117,8 @@ def list_command(
         where = "" if topic is None else f" for {printable(topic)}"
         chosen_of = any(each is not None for each in (first, end, partition, key, after))
         output.say(f"no message waits{where}{', of those that you asked for' if chosen_of else ''}")
-    elif not output.quiet:
-        show_rows([readable(each, now_ms) for each in rows[:most]])
+    else:
+        output.rows([readable(each, now_ms) for each in rows[:most]], COLUMNS, "", BARE)
     if len(rows) > most:
         output.say(
             f"there are more: the same with --after {rows[most - 1].handle}; how many: tfmq delay histogram"
@@ -259,7 +258,7 @@ def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False
     if briefly:
         return
     if state == "rescheduled":
-        output.say(f"{handle}: due at {moment(row['due_ms'])}, under the new handle above")
+        output.say(f"{handle}: due at {time_text(row['due_ms'])}, under the new handle above")
         return
     why = {"delivered": f": {TOO_LATE}", "unknown": f": {NOT_KNOWN}"}.get(state, "")
     output.say(f"{handle}: {state}{why}")
@@ -293,7 +292,7 @@ def histogram(
     behind = pending - before - sum(inside)
     if output.json:
         ranges = [
-            {"first_ms": low, "end_ms": high, "first": iso(low), "end": iso(high), "count": count}
+            {"first_ms": low, "end_ms": high, "first": iso_text(low), "end": iso_text(high), "count": count}
             for low, high, count in zip(edges, edges[1:], inside, strict=False)
         ]
         output.object({"pending": pending, "before": before, "behind": behind, "ranges": ranges})
@@ -335,7 +334,7 @@ def edges_for(
     low, high = (low or found[0]), (found[-1] if end is None else high)
     if (high - low) // step > DELAYED_HISTOGRAM_EDGES - 2 * EDGES_BEYOND:
         raise click.UsageError(
-            f"from {moment(low)} to {moment(high)} that would be more than {DELAYED_HISTOGRAM_EDGES:,} ranges:"
+            f"from {time_text(low)} to {time_text(high)} that would be more than {DELAYED_HISTOGRAM_EDGES:,} ranges:"
             " say longer ones, or --from and --to"
         )
     return even_edges(low, high, step, low if first or low >= now_ms else 0, high if end else TOP)
@@ -349,7 +348,7 @@ def summary(
     output: Output, before: int, inside: Sequence[int], behind: int, edges: Sequence[int], now_ms: int
 ) -> None:
     """What the bars do not show."""
-    last = f"{moment(edges[-1])} ({distance(edges[-1] - now_ms)})"
+    last = f"{time_text(edges[-1])} ({distance(edges[-1] - now_ms)})"
     output.say(f"{counted(sum(inside), 'message')} in these ranges; end of the last: {last}")
     if before:
         output.say(f"{counted(before, 'message')} earlier")

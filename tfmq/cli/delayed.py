@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from tfmq.cli.output import age_text, cell, print_table, printable, size_text, terminal_width
+from tfmq.cli.output import EPOCH, age_text, iso_text, printable, size_text, time_text
 from tfmq.cli.topics import known_topic
 from tfmq.errors import TfmqError, UnknownTopic
 from tfmq.message import BORN_MS_MAX
-from tfmq.protocol.handles import LENGTH, parse_handle
+from tfmq.protocol.handles import parse_handle
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
     from tfmq.client.delays import DelayedDescription
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 COLUMNS: Final = ("due", "in", "topic", "partition", "key", "tag", "size", "handle")
+BARE: Final = ("in", "handle")
 PAGE: Final = 1_000
 COMPLETION_SECONDS: Final = 2.0
 COMPLETIONS: Final = 200
 """The next ones only: there may be ten million."""
-WIDE: Final = LENGTH + 61
-"""Columns of a terminal in which a row has room with its handle in one piece, so that it can be copied."""
 HEADINGS: Final = ("due from", "", "messages")
 BAR_WIDTH_MIN: Final = 10
 BAR_WIDTH: Final = 40
@@ -109,7 +107,7 @@ def handles(context: click.Context, argument: click.Parameter, start: str) -> li
     except TfmqError:
         return []
     return [
-        CompletionItem(each.handle, help=f"{each.topic} {moment(each.due_ms)}")
+        CompletionItem(each.handle, help=f"{each.topic} {time_text(each.due_ms)}")
         for each in found
         if each.handle.startswith(start)
     ]
@@ -120,13 +118,13 @@ def row_of(found: "DelayedDescription") -> dict[str, Any]:
     row = {name: None if value == -1 else value for name, value in found._asdict().items()}
     row["topic"] = found.topic or None
     row.pop("details")
-    return {**row, "due": iso(found.due_ms), "born_at": iso(found.born_ms), **found.details}
+    return {**row, "due": iso_text(found.due_ms), "born_at": iso_text(found.born_ms), **found.details}
 
 
 def readable(found: "DelayedDescription", now_ms: int) -> dict[str, Any]:
     """As a table shows it."""
     return {
-        "due": moment(found.due_ms),
+        "due": time_text(found.due_ms),
         "in": distance(found.due_ms - now_ms),
         "topic": found.topic,
         "partition": found.partition if found.partition >= 0 else None,
@@ -142,7 +140,7 @@ def everything(found: "DelayedDescription", now_ms: int) -> dict[str, Any]:
     rows = {
         "state": found.state,
         **readable(found, now_ms),
-        "born": moment(found.born_ms),
+        "born": time_text(found.born_ms),
         **{key: printable(each) if isinstance(each, str) else each for key, each in found.details.items()},
     }
     if found.state != "pending":
@@ -161,47 +159,13 @@ def shortened(key: bytes | str | None) -> str | None:
     return text if len(text) <= KEY_SHOWN else f"{text[: KEY_SHOWN - 1]}…"
 
 
-def show_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """A table; in a narrow terminal the handles have lines of their own, so that they stay in one piece."""
-    if not sys.stdout.isatty() or terminal_width() >= WIDE:
-        print_table(COLUMNS, [[cell(row[name]) for name in COLUMNS] for row in rows])
-        return
-    for row in rows:
-        words = [
-            row["due"],
-            row["in"],
-            f"{row['topic']}-{row['partition']}",
-            row["key"],
-            row["tag"],
-            row["size"],
-        ]
-        click.echo("  ".join(str(word) for word in words if word is not None))
-        click.echo(f"  {row['handle']}")
-
-
 # Times
-
-
-def iso(time_ms: int) -> str | None:
-    """A time for programs, in UTC; None for none, and beyond the year 9999."""
-    if not 0 <= time_ms <= BORN_MS_MAX:
-        return None
-    return (EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
 
 
 def due_of(handle: str | None) -> dict[str, Any]:
     """When a message is due, as its handle says it."""
     due_ms = parse_handle(handle).due if handle else None
-    return {"due_ms": due_ms, "due": iso(-1 if due_ms is None else due_ms)}
-
-
-def moment(time_ms: int, exact: bool = False) -> str:
-    """A time in the zone of this machine; `exact`: with its ms."""
-    try:
-        local = datetime.fromtimestamp(time_ms / 1_000)
-    except (ValueError, OverflowError, OSError):
-        return "after the year 9999"
-    return local.isoformat(" ", "milliseconds" if exact else "seconds")
+    return {"due_ms": due_ms, "due": iso_text(-1 if due_ms is None else due_ms)}
 
 
 def distance(ms: int) -> str:
@@ -224,7 +188,7 @@ def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
     exact = min(high - low for low, high in pairwise(edges)) < 1_000
     texts = zip(edges, counts, strict=False)
-    rows = [(moment(low, exact), distance(low - now_ms), f"{count:,}") for low, count in texts]
+    rows = [(time_text(low, exact), distance(low - now_ms), f"{count:,}") for low, count in texts]
     most, width = max(counts, default=0), bar_width(rows, console.width)
     console.width = max(
         console.width, sum(text_widths(rows)) + width + BETWEEN_COLUMNS

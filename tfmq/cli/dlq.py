@@ -16,6 +16,7 @@ from tfmq.cli.dead_letters import (
     OPEN,
     Choice,
     desks,
+    everything,
     filter_options,
     known,
     none_there,
@@ -25,7 +26,7 @@ from tfmq.cli.dead_letters import (
     store_options,
     whole_row,
 )
-from tfmq.cli.output import Output, counted, dumps, output_options, printable
+from tfmq.cli.output import Output, counted, dumps, output_options, printable, time_text
 from tfmq.errors import TfmqError
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
 NOT_DONE = 1
 STANDARD_OUTPUT = Path("-")
-BODY_KEYS = ("payload", "payload_base64", "properties", "failures", "attribute_hex")
 
 
 @click.group(epilog="\b\nExample:\n  tfmq dlq list --group billing")
@@ -68,7 +68,9 @@ def list_command(choice: Choice, count: int | None, output: Output) -> None:
             return
         most = count or ROWS_SHOWN
         shown = list(islice(letters, most + 1))
-        output.rows([readable(each) for each in shown[:most]], COLUMNS, none_there(choice))
+        output.rows(
+            [readable(each) for each in shown[:most]], COLUMNS, none_there(choice), ("state", "message")
+        )
         if len(shown) > most:
             output.say("there are more: -n, or narrow it with --topic, --error, --since ...")
 
@@ -86,17 +88,11 @@ def show(id: str, choice: Choice, output: Output) -> None:
     if output.json:
         output.object(row)
         return
-    output.object(
-        {
-            key: printable(value) if isinstance(value, str) else value
-            for key, value in row.items()
-            if key not in BODY_KEYS
-        }
-    )
+    output.object(everything(letter))
     if output.quiet:
         return
     for number, failure in enumerate(letter.failures, 1):
-        click.echo(f"\nfailure {number} of {len(letter.failures)}, at {row['failures'][number - 1]['at']}")
+        click.echo(f"\nfailure {number} of {len(letter.failures)}, at {time_text(failure.at_ms)}")
         click.echo("\n".join(map(printable, (failure.traceback or failure.error).splitlines())))
     payload = row.get("payload", row.get("payload_base64"))
     click.echo(f"\npayload\n{printable(payload) if payload is not None else '(none: a tombstone)'}")
@@ -175,7 +171,7 @@ def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> in
 def chosen_options(command: Any) -> Any:
     """IDs, or filters, or --all."""
     all_option = click.option(
-        "--all", "everything", is_flag=True, help="All that the filters mean; without filters all."
+        "--all", "everything", is_flag=True, help="All that match the filters; without filters, all."
     )
     return click.argument("ids", nargs=-1, metavar="[ID]...")(
         store_options(filter_options(all_option(command)))
@@ -189,7 +185,7 @@ def chosen_options(command: Any) -> Any:
     type=click.IntRange(min=1),
     default=6,
     show_default=True,
-    help="So often it may fail before it is dead again.",
+    help="Calls of its handler, after which it is dead again.",
 )
 @output_options
 def retry(ids: tuple[str, ...], choice: Choice, everything: bool, calls: int, output: Output) -> int:

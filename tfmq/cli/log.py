@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,16 @@ from tfmq.cli.offline import (
     segments_of,
     suffix_of,
 )
-from tfmq.cli.output import Output, counted, dumps, offline_options, payload_fields, progress, size_text
+from tfmq.cli.output import (
+    Output,
+    counted,
+    dumps,
+    offline_options,
+    payload_fields,
+    progress,
+    size_text,
+    time_text,
+)
 from tfmq.delay.bucket_audit import verify_buckets
 from tfmq.delay.bucket_repair import repair_buckets
 from tfmq.errors import DecodeFailed
@@ -177,10 +185,9 @@ def line_of(row: dict[str, Any]) -> str:
     if row["kind"] == "filler":
         return f"{row['offset']:>12}  {row['ordinal']:>9}  filler in the place of {row['count']} lost"
     if row["kind"] == "control":
-        at = datetime.fromtimestamp(row["append_time"] / 1000, UTC)
         return (
             f"{row['offset']:>12}  {'':>9}  control: {row['records']} records, {row['size']} bytes,"
-            f" appended {at:%Y-%m-%d %H:%M:%S}, epoch {row['epoch']}, forced up to {row['forced']}"
+            f" appended {time_text(row['append_time'])}, epoch {row['epoch']}, forced up to {row['forced']}"
         )
     payload = row["payload"] if "payload" in row else f"base64 {row['payload_base64']}"
     payload = "(tombstone)" if payload is None else payload

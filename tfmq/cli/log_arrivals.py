@@ -4,8 +4,7 @@ from typing import Any
 
 from journal.errors import NewerFormat
 from journal.header import Record
-from tfmq.cli.log_delay import time_text
-from tfmq.cli.output import counted
+from tfmq.cli.output import counted, time_text
 from tfmq.delay.note import KIND_NAMES, NOTE_ID, BadNote, decode_note
 
 
@@ -37,7 +36,7 @@ def line_of_note(row: dict[str, Any]) -> str:
     """A row for a person."""
     said = row["what"]
     if "count" in row:
-        first, last = time_text(row["first_due"]), time_text(row["last_due"])
+        first, last = time_text(row["first_due"], exact=True), time_text(row["last_due"], exact=True)
         until = "" if first == last else f" to {last}"
         said += f" of {counted(row['count'], 'message')} for {row['topic']}, due {first}{until}"
     if "cancelled" in row:

@@ -1,7 +1,6 @@
 """`tfmq log` for the buckets of delayed messages: their rows, for a person and for a program."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,7 +8,7 @@ from journal.disk import Disk
 from journal.errors import Corrupt
 from journal.header import HEADER_SIZE, records_of
 from tfmq import ids
-from tfmq.cli.output import counted
+from tfmq.cli.output import counted, time_text
 from tfmq.delay.bucket import ALL_BYTES, Bucket
 from tfmq.delay.bucket_file import CHUNK_SIZE, Chunk, decode_columns
 from tfmq.delay.bucket_repair import BucketRepaired
@@ -19,8 +18,6 @@ from tfmq.delay.columns import Columns
 PREVIEW: Final = 60
 READ_COUNT: Final = 1000
 """Messages read at a time."""
-LAST_MS: Final = 253_402_300_800_000
-"""The year 10000: later times have no date."""
 
 
 def rows_of_buckets(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
@@ -124,7 +121,7 @@ def _damaged(error: Corrupt, due: int) -> dict[str, Any]:
 
 def line_of_delayed(row: dict[str, Any]) -> str:
     """A row for a person."""
-    kind, at = row["kind"], time_text(row["due"])
+    kind, at = row["kind"], time_text(row["due"], exact=True)
     if kind == "damaged" and "number" in row:
         return f"{at}  {row['number']:>9}  DAMAGED, for {row['topic']}-{row['partition']}: {row['reason']}"
     if kind == "damaged":
@@ -133,7 +130,8 @@ def line_of_delayed(row: dict[str, Any]) -> str:
         buckets = counted(row["buckets"], "bucket")
         return f"checkpoint of store {row['store']}: {buckets}, arrivals up to {row['arrivals']}"
     if kind == "bucket":
-        return f"{at}  bucket up to {time_text(row['end'])}: {counted(row['count'], 'message')}, {row['size']} bytes"
+        end, count = time_text(row["end"], exact=True), counted(row["count"], "message")
+        return f"{at}  bucket up to {end}: {count}, {row['size']} bytes"
     if kind == "chunk":
         return (
             f"{at}  chunk at {row['position']}: {counted(row['count'], 'message')}, {row['size']} bytes,"
@@ -144,13 +142,6 @@ def line_of_delayed(row: dict[str, Any]) -> str:
     key = f" [{row['key']}]" if row.get("key") else ""
     cut = payload if len(payload) <= PREVIEW else payload[:PREVIEW] + "…"
     return f"{at}  {row['number']:>9}  {row['topic']}-{row['partition']}  {row['id']}{key}  {cut}"
-
-
-def time_text(ms: int) -> str:
-    """A due time for a person."""
-    if ms >= LAST_MS:
-        return f"{ms:>19} ms"
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}.{ms % 1000:03d}"
 
 
 def repair_row(done: BucketRepaired) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`tfmq log` for the transaction journal: its rows, for a person and for a program."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from journal.entry import OPERATION_NAMES, AppendMsg, Entry, Filler, Operation
 from journal.journal_repair import JournalRepaired
 from journal.journal_survey import Gap, JournalSurvey
 from tfmq import ids
+from tfmq.cli.output import time_text
 
 
 def rows_of_journal(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
@@ -127,7 +127,7 @@ def _operation_line(row: dict[str, Any]) -> str:
     group = f" of commit group {row['group']!r}, sequence {row['sequence']}" if "sequence" in row else ""
     at = ""
     if isinstance(row.get("time_ms"), int):
-        at = f", {datetime.fromtimestamp(row['time_ms'] / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+        at = f", {time_text(row['time_ms'])}"
     fault = f" ({row['reason']})" if "reason" in row else ""
     return f"{row['operation'].upper()}{of}{xid}{group}{at}{fault}"
 

@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from tfmq.message import BORN_MS_MAX
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,8 +27,13 @@ UNITS = (
     ("min", 60, "s", 1),
 )
 """Of ages: unit, its seconds; the next smaller one, its seconds. A year has 365 days."""
-BESIDE_COLUMN = 3  # letters at most that a table puts around and between its columns, for each
-UNBROKEN_WIDTH = 18  # what is this short stays on one line of a table: numbers, states, words of a heading
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNBROKEN_WIDTH = 26
+"""A cell of at most this length stays on one line of a table: numbers, states, times."""
+PIPE_WIDTH = 200
+"""Where the output is no terminal, a table is at least this wide."""
+BETWEEN = "  "
+"""Between the values of a row that is not shown as a table, and before its second line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +66,20 @@ class Output:
             before = ",\n "
         click.echo("[]" if before == "[" else "]")
 
-    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
-        """A list: one JSON array, or a table; `empty` is what a person reads when there is nothing."""
+    def rows(
+        self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str, bare: Sequence[str] = ()
+    ) -> None:
+        """A list: one JSON array, or a table; `empty` is what a person reads when there is nothing.
+
+        Values of the columns in `bare` explain themselves: they have no heading where there is no room for a table.
+        """
         if self.json:
             click.echo(dumps(list(rows)))
         elif not rows:
             self.say(empty)
         elif not self.quiet:
-            print_table([words(c) for c in columns], [[cell(row.get(c)) for c in columns] for row in rows])
+            cells = [[cell(row.get(c)) for c in columns] for row in rows]
+            print_table([words(c) for c in columns], cells, bare=[words(c) for c in bare])
 
 
 def output_options(command: Function) -> Function:
@@ -137,18 +151,35 @@ def cell(value: Any) -> str:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", header: bool = True
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    header: bool = True,
+    bare: Sequence[str] = (),
 ) -> None:
     """A table by rich on a terminal; where the output is piped, the same without colours and never cut.
 
-    Where a line is too narrow, headings break between words and long texts anywhere, numbers and short texts nowhere;
-    where even that is too wide, the terminal breaks the lines, and no column is left out.
+    Texts break between words; numbers, times and short texts stay on one line. Where the terminal is too narrow for
+    that, each row is some lines of its own, without headings for the columns in `bare`.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    rows = list(rows)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    least, most = [], []
+    for number, column in enumerate(columns):
+        texts = [row[number] for row in rows]
+        least.append(max(map(cell_len, [*column.split(), *pieces(texts)]), default=0))
+        most.append(max(map(cell_len, [column, *texts]), default=0))
+    edges = 2 * len(columns) + 1  # what the table puts around and between its columns
+    if sys.stdout.isatty() and sum(least) + edges > console.width:
+        print_lines(columns if header else [""] * len(columns), rows, bare, console.width)
+        return
+    console.width = max(console.width, sum(least) + edges)
     table = Table(
         title=title or None,
         show_header=header,
@@ -156,18 +187,58 @@ def print_table(
         padding=(0, 1, 0, 0) if header else (0, 1),
         title_justify="left",
     )
-    rows = list(rows)
-    least = 0
-    for number, column in enumerate(columns):
-        whole = [*column.split(), *(row[number] for row in rows)]
-        width = max((len(text) for text in whole if len(text) <= UNBROKEN_WIDTH), default=0)
-        table.add_column(column, overflow="fold", min_width=width)
-        least += width + BESIDE_COLUMN
+    for column, width in zip(columns, widths(least, most, console.width - edges), strict=True):
+        table.add_column(column, overflow="fold", width=width)
     for row in rows:
         table.add_row(*(Text(text) for text in row))
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
-    console.width = max(console.width, least)
     console.print(table)
+
+
+def pieces(texts: Iterable[str]) -> Iterator[str]:
+    """What stays on one line of a table: short texts, and the words of long ones."""
+    for text in texts:
+        yield from [text] if len(text) <= UNBROKEN_WIDTH else text.split()
+
+
+def widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """The width of each column: at least what it needs, and what is left for those that can use it."""
+    found, left = list(least), room - sum(least)
+    order = sorted(range(len(least)), key=lambda number: most[number] - least[number])
+    for turn, number in enumerate(order):
+        more = max(0, min(most[number] - least[number], left // (len(order) - turn)))
+        found[number] += more
+        left -= more
+    return found
+
+
+def print_lines(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], bare: Sequence[str], width: int
+) -> None:
+    """Each row as lines: its values after their headings, as many on a line as fit; what is empty is left out. The
+    first column, and those in `bare`, have no heading.
+    """
+    from textwrap import wrap
+
+    from rich.cells import cell_len
+
+    for row in rows:
+        line = ""
+        for number, (column, text) in enumerate(zip(columns, row, strict=True)):
+            if text == "-" and number:
+                continue
+            piece = text if not number or not column or column in bare else f"{column} {text}"
+            if line and cell_len(line) + len(BETWEEN) + cell_len(piece) > width:
+                click.echo(line)
+                line = BETWEEN + piece
+            else:
+                line += BETWEEN + piece if line else piece
+            if cell_len(line) > width and len(text) > UNBROKEN_WIDTH:
+                # A word that is longer than a line stays in one piece, so that it can be copied.
+                *lines, line = wrap(
+                    line, width, subsequent_indent=BETWEEN, break_long_words=False, break_on_hyphens=False
+                )
+                click.echo("".join(f"{each}\n" for each in lines), nl=False)
+        click.echo(line)
 
 
 def terminal_width() -> int:
@@ -193,6 +264,35 @@ def age_text(seconds: float) -> str:
             rest = int(seconds % size // part)
             return f"{int(seconds // size):,} {unit}" + (f" {rest} {smaller}" if rest else "")
     return f"{seconds:.3g} s" if seconds < 10 else f"{int(seconds)} s"
+
+
+def time_text(time: "int | datetime | None", exact: bool = False) -> str:
+    """A time as people read it and as every option for a time takes it: 2026-11-22 15:05:54 +01:00.
+
+    Ms since 1970 in the zone of this machine, or an aware datetime in its own; "-" for none. `exact`: with its ms.
+    """
+    if isinstance(time, int):
+        try:
+            time = (EPOCH + timedelta(milliseconds=time)).astimezone()
+        except (ValueError, OverflowError, OSError):
+            return "after the year 9999"
+    if time is None:
+        return "-"
+    unit = "milliseconds" if exact else "seconds"
+    clock = time.replace(tzinfo=None).isoformat(" ", unit)
+    return f"{clock} {time.isoformat(' ', unit)[len(clock) :]}"
+
+
+def iso_text(time_ms: int) -> str | None:
+    """A time for programs: ISO 8601 in UTC with its offset. None for one before 1970 (none), or after the year 9999."""
+    if not 0 <= time_ms <= BORN_MS_MAX:
+        return None
+    return (EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
+
+
+def with_times(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The row with `NAME_at`, as `iso_text` has it, for each `NAME_ms` of `names`: ms since 1970, 0 for none."""
+    return {**row, **{f"{name}_at": iso_text(row.get(f"{name}_ms") or -1) for name in names}}
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, counted, dumps, output_options, payload_fields, progress
+from tfmq.cli.output import (
+    Output,
+    counted,
+    dumps,
+    iso_text,
+    output_options,
+    payload_fields,
+    progress,
+    time_text,
+)
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
 from tfmq.ids import print_id
@@ -202,6 +211,7 @@ def as_row(message: "ReceivedMessage") -> dict[str, Any]:
         "tag": message.tag,
         "properties": dict(message.properties),
         "born_at": message.born_at.isoformat() if message.born_at else None,
+        "appended_at": iso_text(message.origin.append_ms),
     }
     if isinstance(message.key, bytes):
         row["key_base64"] = base64.b64encode(message.key).decode()
@@ -213,7 +223,7 @@ FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
     "s": lambda m: bytes(m.payload or b""),
     "k": lambda m: m.key if m.key is not None else "",
     "t": lambda m: m.tag or "",
-    "T": lambda m: m.appended_at.isoformat(timespec="milliseconds"),
+    "T": lambda m: time_text(m.origin.append_ms, exact=True),
     "o": lambda m: m.offset,
     "O": lambda m: m.ordinal,
     "p": lambda m: m.partition,

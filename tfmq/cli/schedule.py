@@ -1,7 +1,6 @@
 """`tfmq schedule`: messages that the broker sends by itself at the times of a cron expression."""
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from tfmq.cli.output import (
-    BESIDE_COLUMN,
     Output,
     did_you_mean,
     output_options,
     payload_fields,
     printable,
-    terminal_width,
-    words,
+    time_text,
+    with_times,
 )
 from tfmq.cli.values import Property
 from tfmq.errors import TfmqError, UnknownSchedule
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from tfmq.client.schedules import ScheduleDescription
 
 COLUMNS = ("name", "state", "next_run", "cron", "timezone", "topic", "last_run")
-WHEN = "%a %Y-%m-%d %H:%M %z"
 COMPLETION_SECONDS = 2.0
 MISFIRE = ("one", "all", "skip")
 
@@ -87,7 +84,7 @@ def add(
 ) -> None:
     """Send PAYLOAD to TOPIC at each time of CRON, which is five fields in quotes, or @daily and the like.
 
-    The topic is made on first use. The same words again are the same schedule.
+    The topic is made on first use. Running the same command again adds no second schedule.
     """
     from tfmq.admin import Admin
 
@@ -144,11 +141,8 @@ def list_command(output: Output) -> None:
         if output.json:
             output.array(row_of(whole) for whole in (whole_of(admin, each.name) for each in found) if whole)
             return
-    rows = [readable(each) for each in found]
-    if rows and not output.quiet and too_narrow(rows):
-        show_lines(rows)
-    else:
-        output.rows(rows, COLUMNS, "no schedules yet: tfmq schedule add makes one")
+    empty = "no schedules yet: tfmq schedule add makes one"
+    output.rows([readable(each) for each in found], COLUMNS, empty, ("state", "cron", "timezone"))
     for each in found:
         if each.trouble:
             output.say(f"{printable(each.name)} waits: {printable(each.trouble)}")
@@ -260,22 +254,22 @@ def row_of(found: "ScheduleDescription") -> dict[str, Any]:
     """As JSON has it: all fields, and next and last run as ISO times of its zone, null for none."""
     row = {key: value for key, value in found._asdict().items() if key not in ("details", "message")}
     if found.message is not None:
-        row |= {"key": found.message.key, "properties": dict(found.message.properties or {})}
-        row |= payload_fields(found.message.payload)
+        row |= {"key": found.message.key, **payload_fields(found.message.payload)}
     row["next_run"] = None if found.next_at is None else found.next_at.isoformat()
     row["last_run"] = None if found.last_at is None else found.last_at.isoformat()
-    return {**row, **found.details}
+    return with_times(row | dict(found.details), "made")
 
 
 def everything(found: "ScheduleDescription") -> dict[str, Any]:
     """As `show` has it."""
     row = row_of(found)
-    for name in ("next_ms", "last_ms", "made_ms", "id", "size_bytes"):
+    for name in ("next_ms", "last_ms", "made_ms", "made_at", "id", "size_bytes"):
         del row[name]
     shown = {name: value if isinstance(value, int) else plain(value) for name, value in row.items()}
     return {name: value for name, value in shown.items() if value not in ("", "None")} | {
-        "next_run": "-" if found.next_at is None else when(found.next_at, found.timezone),
-        "last_run": "-" if found.last_at is None else when(found.last_at, found.timezone),
+        "next_run": when(found.next_at, found.timezone),
+        "last_run": when(found.last_at, found.timezone),
+        "made": time_text(found.made_ms or None),
     }
 
 
@@ -289,24 +283,9 @@ def plain(value: Any) -> str:
 def readable(found: "ScheduleDescription") -> dict[str, Any]:
     """As a table has it."""
     row = {key: printable(str(getattr(found, key))) for key in ("name", "state", "cron", "timezone", "topic")}
-    row["next_run"] = "-" if found.next_at is None else found.next_at.strftime(WHEN)
-    row["last_run"] = "-" if found.last_at is None else found.last_at.strftime("%Y-%m-%d %H:%M")
-    return row
+    return row | {"next_run": time_text(found.next_at), "last_run": time_text(found.last_at)}
 
 
-def when(moment: datetime, timezone: str) -> str:
-    """Fri 2026-11-27 09:00 +0100 (Europe/Berlin)."""
-    return f"{moment.strftime(WHEN)} ({printable(timezone)})"
-
-
-def too_narrow(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether the terminal has no room for a table whose texts stay in one piece."""
-    widths = [max(len(words(name)), *(len(row[name]) for row in rows)) + BESIDE_COLUMN for name in COLUMNS]
-    return sys.stdout.isatty() and terminal_width() < sum(widths)
-
-
-def show_lines(rows: Sequence[dict[str, Any]]) -> None:
-    """Two lines each: what it is called and when it comes, and what it sends to where."""
-    for row in rows:
-        click.echo(f"{row['name']}  {row['state']}  next {row['next_run']}")
-        click.echo(f"  {row['cron']}  {row['timezone']}  to {row['topic']}  last {row['last_run']}")
+def when(moment: datetime | None, timezone: str) -> str:
+    """2026-11-27 09:00:00 +01:00 (Europe/Berlin)."""
+    return "-" if moment is None else f"{time_text(moment)} ({printable(timezone)})"

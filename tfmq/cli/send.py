@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from tfmq.cli.delayed import due_of, moment
-from tfmq.cli.output import Output, dumps, output_options, progress
+from tfmq.cli.delayed import due_of
+from tfmq.cli.output import Output, dumps, output_options, progress, time_text
 from tfmq.cli.values import Duration, Moment, Property
 from tfmq.client.partition_selector import KeyHash
 from tfmq.ids import print_id
@@ -92,7 +92,7 @@ def send(
         raise click.UsageError("give PAYLOADs, --file or --lines, one of them")
     shared = Shared(key, tag, dict(properties), partition, delay, at)
     if at is not None and at <= datetime.now(UTC):
-        output.say(f"{moment(round(at.timestamp() * 1000))} is over: delivered as soon as possible")
+        output.say(f"{time_text(round(at.timestamp() * 1000))} is over: delivered as soon as possible")
     from_objects = output.json and not payloads and file is None and lines is None
     messages = (
         objects(sys.stdin.buffer, shared)
@@ -158,7 +158,7 @@ def report(
         output.say(f"sent to {topic}, partition {last.partition}, to wait for its time ({last.durability})")
         output.say("it has no handle, because its answer did not tell one")
     elif count == 1 and last and last.delayed:
-        due = moment(parse_handle(last.delayed).due)
+        due = time_text(parse_handle(last.delayed).due)
         output.say(f"sent to {topic}, partition {last.partition}, due {due} ({last.durability})")
         output.say(f"its handle until then: {last.delayed}")
     elif count == 1 and last:

@@ -1,14 +1,13 @@
 """Transactions as the command line knows them: found by the name that a person typed, as rows and in a line."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from tfmq.cli.output import age_text, counted, did_you_mean, printable, size_text
+from tfmq.cli.output import age_text, counted, did_you_mean, printable, size_text, time_text, with_times
 from tfmq.errors import TfmqError, UnknownTransaction
 from tfmq.limits import XID_BYTES
 
@@ -39,8 +38,8 @@ def every(
 def row_of(found: "TransactionDescription") -> dict[str, Any]:
     """As programs get it."""
     row = found._asdict()
-    details = row.pop("details")
-    return {**row, "topics": list(found.topics), **details}
+    row |= row.pop("details") | {"topics": list(found.topics)}
+    return with_times(row, *(name.removesuffix("_ms") for name in row if name.endswith("_ms")))
 
 
 def readable(found: "TransactionDescription") -> dict[str, Any]:
@@ -58,33 +57,26 @@ def readable(found: "TransactionDescription") -> dict[str, Any]:
     }
 
 
-def time_text(time_ms: int) -> str | None:
-    """In the zone of this machine; None for a time that is none."""
-    if not time_ms:
-        return None
-    return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
-
-
 def everything(found: "TransactionDescription") -> dict[str, Any]:
     """All that is known of one, as `show` has it: what says nothing is left out."""
     rows = {
         **readable(found),
-        "began": time_text(found.began_ms),
+        "began": time_text(found.began_ms or None),
         "group": found.group or None,
-        "prepared": time_text(found.prepared_ms),
-        "ends_by_itself": time_text(found.expires_ms),
+        "prepared": time_text(found.prepared_ms or None),
+        "ends_by_itself": time_text(found.expires_ms or None),
         "commit_group": found.commit_group,
         **{key: printable(each) if isinstance(each, str) else each for key, each in found.details.items()},
     }
     for name in [name for name in rows if name.endswith("_ms")]:
-        rows[name.removesuffix("_ms")] = time_text(rows.pop(name))
+        rows[name.removesuffix("_ms")] = time_text(rows.pop(name) or None)
     if not found.began_ms:
         for name in ("age", "size", "messages"):
             del rows[name]
     return {name: value for name, value in rows.items() if value not in NOTHING or name == "messages"}
 
 
-NOTHING: tuple[Any, ...] = (None, "", 0, -1, False, [], {}, ())
+NOTHING: tuple[Any, ...] = (None, "", "-", 0, -1, False, [], {}, ())
 
 
 def described(found: "TransactionDescription") -> str:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, counted, did_you_mean, output_options, printable
-from tfmq.cli.transactions import time_text
+from tfmq.cli.output import Output, counted, did_you_mean, output_options, printable, time_text, with_times
 from tfmq.errors import NOT_DONE, TfmqError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def groups(output: Output) -> None:
 def row_of(found: "CommitGroupDescription") -> dict[str, Any]:
     """As programs get it."""
     row = found._asdict()
-    return {**row, **row.pop("details")}
+    return with_times(row | row.pop("details"), "committed")
 
 
 def readable(found: "CommitGroupDescription") -> dict[str, Any]:
@@ -50,7 +49,7 @@ def readable(found: "CommitGroupDescription") -> dict[str, Any]:
         "group": printable(found.group),
         "sequence": None if none else str(found.sequence),
         "rows": None if none else found.rows,
-        "committed": time_text(row.get("committed_ms", 0)),
+        "committed": time_text(row.get("committed_ms") or None),
         "members": row.get("members", 0),
         "run": printable(found.run) or None,
     }

@@ -13,6 +13,8 @@ SINCE_1970 = re.compile(r"\d{10}(\d{3})?", re.ASCII)
 BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 UNITLESS = re.compile(rf"[+-] ?{BARE.pattern}", re.ASCII)
 """Where a bare number is an offset, one with a sign may be meant as either."""
+BEFORE_ZONE = re.compile(r"(?<=\d) (?=[+-]\d\d:?\d\d)", re.ASCII)
+"""The blank before the offset from UTC, in times as the command line shows them."""
 
 
 def duration_seconds(text: str) -> float:
@@ -28,8 +30,8 @@ def duration_seconds(text: str) -> float:
 
 
 def point_in_time(text: str) -> datetime:
-    """An ISO date or time (local where no zone is given), '-15m' for 15 minutes ago, '+1h' for in an hour; a number of
-    ten digits is seconds since 1970, one of thirteen is ms.
+    """An ISO date or time, also as `time_text` shows it, local where it has no zone; '-15m' for 15 minutes ago, '+1h'
+    for in an hour; a number of ten digits is seconds since 1970, one of thirteen is ms.
 
     Raises ValueError with what to write.
     """
@@ -39,7 +41,7 @@ def point_in_time(text: str) -> datetime:
             return datetime.fromtimestamp(datetime.now(UTC).timestamp() + seconds, UTC)
         if since_1970 := SINCE_1970.fullmatch(text):
             return datetime.fromtimestamp(int(text) / (1000 if since_1970[1] else 1), UTC)
-        return datetime.fromisoformat(text).astimezone()
+        return datetime.fromisoformat(BEFORE_ZONE.sub("", text)).astimezone()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
             f"{text!r} is no time: write 2026-11-21T09:30, with a zone 2026-11-21T09:30+01:00,"

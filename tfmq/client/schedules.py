@@ -30,8 +30,8 @@ from tfmq.protocol.fields import Name
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TOPIC_NAME = Name()
-OURS = ("message", "details")
-"""Fields that no reply has."""
+OURS = ("message", "properties", "details")
+"""Fields that no reply has: of properties it has the number, and the attribute has them."""
 NAME_BYTES = 200
 """Of a topic's name in the name that a schedule without one gets, so that its number fits behind."""
 
@@ -39,8 +39,8 @@ NAME_BYTES = 200
 class ScheduleDescription(NamedTuple):
     """One schedule. `state`: "active", "paused", or "waiting" where `trouble` says why what is due is not sent. Times
     are ms since 1970 (0: none): of the next message, of the time that the last one was for, of its making. `misfire`
-    is what becomes of missed times: "one", "all" or "skip". `size_bytes` is the payload's, `properties` how many were
-    given. `message`: what it sends, where one was asked for by its name; None in lists. `details`: whatever else the
+    is what becomes of missed times: "one", "all" or "skip". `size_bytes` is the payload's. `message` is what it sends,
+    `properties` those of the message; both are None in lists, which do not have them. `details`: whatever else the
     broker said.
     """
 
@@ -58,7 +58,7 @@ class ScheduleDescription(NamedTuple):
     id: int = 0
     size_bytes: int = 0
     tag: str = ""
-    properties: int = 0
+    properties: Mapping[str, str] | None = None
     message: Message | None = None
     details: Mapping[str, Any] = {}
 
@@ -183,7 +183,10 @@ def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
     """Of one map of a reply; nil is as good as not said."""
     named = {"size_bytes" if key == "size" else key: value for key, value in row.items() if value is not None}
     known = {key: named.pop(key) for key in ScheduleDescription._fields if key in named and key not in OURS}
-    return ScheduleDescription(**known, message=_message(named), details=named)
+    named.pop("properties", None)
+    message = _message(named)
+    properties = None if message is None else message.properties
+    return ScheduleDescription(**known, properties=properties, message=message, details=named)
 
 
 def _message(row: dict[str, Any]) -> Message | None:

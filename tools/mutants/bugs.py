@@ -8,6 +8,7 @@ from tools.mutants.bugs_applying import APPLIED
 from tools.mutants.bugs_arrow import ARROW
 from tools.mutants.bugs_books import TRANSACTION_BOOKS
 from tools.mutants.bugs_broker import BROKER
+from tools.mutants.bugs_cli import COMMAND_LINE
 from tools.mutants.bugs_client import CLIENT
 from tools.mutants.bugs_client_pipeline import CLIENT_PIPELINE
 from tools.mutants.bugs_client_transactions import CLIENT_TRANSACTIONS
@@ -94,6 +95,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + RUN_SAVED
     + RUN_ENDS
     + PROGRAMS
+    + COMMAND_LINE
     + REFUSALS
     + REMOVED_FILES
     + ARROW
