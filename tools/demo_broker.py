@@ -163,7 +163,7 @@ def read_all(address: str, topic: str) -> list[tfmq.ReceivedMessage]:
 
 
 def free_port() -> int:
-    """A port on loopback that nothing listens on now."""
+    """A port on loopback that nothing listens on now, and that stays free while its server is down."""
     for port in random.sample(PORTS, 100):
         with socket.socket() as listener:
             try:

@@ -148,6 +148,32 @@ def test_once_it_was_there_a_broker_is_waited_for_until_the_call_is_late(rig: Ri
     assert caught.value.outcome == "not done"
 
 
+def test_a_new_call_does_not_wait_out_the_pause_that_an_earlier_one_left(rig: Rig) -> None:
+    rig.link.call(Ping())
+    rig.exchange()
+    rig.reachable = False
+    rig.cut()
+    rig.link.call(Ping(), seconds=2)
+    rig.advance(2.1)  # the pause after the last attempt is 1.6 s by now
+    assert not rig.link.busy
+    rig.reachable = True
+    call = rig.link.call(Ping(), seconds=2)
+    rig.advance(0.1)
+    assert call.done and call.error is None
+
+
+def test_short_calls_one_after_the_other_do_not_dial_without_a_pause(rig: Rig) -> None:
+    rig.link.call(Ping())
+    rig.exchange()
+    rig.reachable = False
+    rig.cut()
+    dialled = len(rig.dialled)
+    for _ in range(100):
+        rig.link.call(Ping(), seconds=0.01)
+        rig.advance(0.01)
+    assert len(rig.dialled) - dialled <= 21
+
+
 def test_a_late_answer_is_a_time_out_and_the_connection_stays(rig: Rig) -> None:
     rig.broker.plan(Ping, HOLD)
     call = rig.link.call(Ping(), seconds=1)

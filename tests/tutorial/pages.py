@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Final, NamedTuple
 
 from tests.scale import FRACTION, SCALE
 from tests.tutorial.shell import SECONDS, Shell
+from tools.demo_broker import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w*)(?: (\w+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -169,11 +169,3 @@ def steady(lines: list[str]) -> list[str]:
             line = pattern.sub(name, line)
         found.append(" ".join(line.split()))
     return sorted(line for line in found if line)
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port

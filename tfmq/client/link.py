@@ -152,6 +152,8 @@ class Link:
         )
         if self.state == "ready":
             self._send(call)
+        elif self.state == "down" and self.connections and not self._calls:
+            self._begin_again()
         self._calls[call.correlation] = call
         self.unattended += unattended
         if deadline != NEVER:
@@ -371,6 +373,12 @@ class Link:
         most = BACK_OFF_SECONDS_MAX if self.connections else BACK_OFF_SECONDS_FIRST
         pause = min(most, BACK_OFF_SECONDS * 2 ** min(rounds - 1, 10))
         self._retry_at = now + pause * (0.75 + 0.5 * self._jitter())
+
+    def _begin_again(self) -> None:
+        """A call after a time without any: the pause that the last attempt left, up to 2.5 s, was made for calls that
+        are over, and may be longer than this one waits at all."""
+        self._attempts = 0
+        self._retry_at = min(self._retry_at, self._clock() + BACK_OFF_SECONDS)
 
     def _hopeless(self, error: BaseException | None, now: float) -> bool:
         if self._attempts % len(self.servers):
