@@ -52,6 +52,14 @@ PRODUCER: Final = (
         [LINK],
     ),
     Mutant(
+        "old-pause-kept",
+        "a call is not kept waiting by the pause that earlier calls left",
+        "tfmq/client/link.py",
+        "            self._begin_again()\n",
+        "            pass\n",
+        [LINK],
+    ),
+    Mutant(
         "unrepeatable-call-repeated",
         "what must not happen twice is not sent twice",
         "tfmq/client/link.py",
