@@ -196,7 +196,7 @@ class Server:
     idle_exit_seconds: Annotated[
         float,
         Setting(
-            Seconds(0, YEARS), "Stop when no client was connected for so long; 0: never. For `file:PATH`."
+            Seconds(0, YEARS), "Stop when no client was connected for this time; 0: never. For `file:PATH`."
         ),
     ] = 0
     log_level: Annotated[
@@ -234,10 +234,10 @@ class Http:
 @dataclass(frozen=True)
 class Flush:
     messages: Annotated[
-        int, Setting(Count(0, 10**9), "Force to the disk after so many messages; 0: after every batch.")
+        int, Setting(Count(0, 10**9), "Force to the disk after this many messages; 0: after every batch.")
     ] = 1000
     seconds: Annotated[
-        float, Setting(Seconds(0, 86_400), "Force to the disk after so long; 0: after every batch.")
+        float, Setting(Seconds(0, 86_400), "Force to the disk after this time; 0: after every batch.")
     ] = 10.0
     method: Annotated[
         Literal["auto", "fdatasync", "syncfs"],
@@ -255,7 +255,7 @@ class Log:
         int,
         Setting(
             Count(1 << 16, 1 << 40, _UNITS_OF_BYTES),
-            "A snapshot of producers' state after so much, for short starts.",
+            "Write a snapshot of the producers' state after this many bytes, for short starts.",
         ),
     ] = 64 << 20
     verify: Annotated[
@@ -296,7 +296,10 @@ class Topics:
 class Transaction:
     timeout_seconds: Annotated[
         float,
-        Setting(Seconds(0.001, 86_400), "An unprepared transaction ends after this, unless it asks else."),
+        Setting(
+            Seconds(0.001, 86_400),
+            "Timeout of an unprepared transaction, unless its client asks for another.",
+        ),
     ] = 60
     outcome_seconds: Annotated[
         float,
@@ -304,7 +307,10 @@ class Transaction:
     ] = 7 * 86_400
     check_seconds: Annotated[
         float,
-        Setting(Seconds(0.001, 86_400), "Ask the producer group about a transaction prepared for so long."),
+        Setting(
+            Seconds(0.001, 86_400),
+            "Ask the producer group about a transaction that is prepared for this time.",
+        ),
     ] = 60
     alarm_seconds: Annotated[
         float,
@@ -314,7 +320,7 @@ class Transaction:
         float,
         Setting(
             Seconds(1, 365 * 86_400),
-            "A prepared member of a commit group ends after this, unless it asks else.",
+            "Timeout of a prepared member of a commit group, unless its writer asks for another.",
         ),
     ] = 86_400
     journal_file_bytes: Annotated[
@@ -326,7 +332,7 @@ class Transaction:
 @dataclass(frozen=True)
 class Delay:
     tick_ms: Annotated[
-        int, Setting(Count(1, 60_000), "How often is looked which delayed messages are due, in ms.")
+        int, Setting(Count(1, 60_000), "How often the broker looks for delayed messages that are due, in ms.")
     ] = 10
     levels: Annotated[
         tuple[float, ...], Setting(Levels(), "Delays that clients can choose by number, from the first on.")
@@ -361,7 +367,7 @@ def _settings() -> dict[str, tuple[Setting, Any]]:
     for name, limit in limits.ALL.items():
         if limit.configurable:
             units = _UNITS_OF_BYTES if limit.unit == "bytes" else None
-            line = f"At most so many {limit.unit}: {limit.reason}."
+            line = f"Limit in {limit.unit}. Reason: {limit.reason}."
             found[f"limits.{name}"] = (Setting(Count(1, limit.cap, units), line), int(limit))
     return found
 

@@ -203,7 +203,7 @@ def limit_table() -> str:
 
 
 def setting_table() -> str:
-    """Every key, one line each."""
+    """Every key but the limits, which are in docs/limits.md, one line each."""
     return table(
         ("key", "default", "takes", "what it does", "per topic", "SIGHUP"),
         (
@@ -216,6 +216,7 @@ def setting_table() -> str:
                 "yes" if key in RELOADED else "",
             )
             for key, (setting, default) in SETTINGS.items()
+            if not key.startswith("limits.")
         ),
     )
 

@@ -1,8 +1,10 @@
 """The one place where an error becomes a sentence and an exit code."""
 
+import re
 import shlex
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 import click
@@ -15,6 +17,8 @@ from tfmq import errors
 from tfmq.cli import main
 from tfmq.client.batch import Batch, Delivery
 from tools.rigs.live_server import LiveServer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -87,6 +91,43 @@ def test_every_command_has_help_with_an_example(offline: Cli, command: str) -> N
 
 def test_the_version_is_printed(offline: Cli) -> None:
     assert offline("--version").out.decode().startswith("tfmq ")
+
+
+def test_the_folder_of_the_docs_is_printed(offline: Cli) -> None:
+    """Errors name pages of the docs: a reader must be able to open them."""
+    assert offline("--docs").out.decode() == f"{ROOT}\n" and (ROOT / "docs" / "README.md").exists()
+
+
+def test_an_installed_wheel_knows_where_its_docs_are(
+    offline: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, docs = tmp_path / "lib" / "site-packages", tmp_path / "share" / "doc" / "tfmq" / "docs"
+    (site / "tfmq-9.dist-info").mkdir(parents=True)
+    docs.mkdir(parents=True)
+    (docs / "README.md").touch()
+    (site / "tfmq-9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tfmq\nVersion: 9\n")
+    record = site / "tfmq-9.dist-info" / "RECORD"
+    record.write_text("tfmq/cli/main.py,,\n../../share/doc/tfmq/docs/README.md,,\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(main, "__file__", str(site / "tfmq" / "cli" / "main.py"))
+    assert offline("--docs").out.decode() == f"{docs.parent}\n"
+    (docs / "README.md").unlink()
+    without = offline("--docs")
+    assert without.code == 1 and "has no docs" in without.err
+
+
+def test_the_wheel_has_every_page() -> None:
+    parser = ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    shipped = {
+        (target, path.relative_to(ROOT))
+        for target, patterns in parser["options.data_files"].items()
+        for pattern in re.split(r"[,\s]+", patterns)
+        for path in ROOT.glob(pattern)
+    }
+    wanted = [*(ROOT / "docs").rglob("*.*"), *(ROOT / "conf").iterdir(), *(ROOT / "examples").rglob("*.md")]
+    pages = [page.relative_to(ROOT) for page in wanted]
+    assert [page for page in pages if (f"share/doc/tfmq/{page.parent}", page) not in shipped] == []
 
 
 def test_no_broker_is_code_3_for_every_command_that_needs_one(offline: Cli) -> None:

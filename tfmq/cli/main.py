@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -87,8 +88,36 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"there is no command {arguments[0]!r}.{hint}", context) from error
 
 
+def print_docs(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    """Print where the docs of this installation are: in its checkout, or where pip put those of the wheel."""
+    if not wanted:
+        return
+    from importlib.metadata import distribution
+
+    page = Path("docs", "README.md")
+    root = Path(__file__).resolve().parents[2]
+    folders = [root, root / "share" / "doc" / "tfmq"]  # a checkout; pip install --target
+    files = distribution("tfmq").files or ()
+    folders += [Path(str(each.locate())).resolve().parents[1] for each in files if each.match(f"tfmq/{page}")]
+    found = [folder for folder in folders if (folder / page).exists()]
+    if not found:
+        raise click.ClickException(
+            "This installation of tfmq has no docs: install it with pip, from a wheel."
+        )
+    click.echo(found[0])
+    context.exit()
+
+
 @click.group(cls=LazyGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tfmq", message="tfmq %(version)s")
+@click.option(
+    "--docs",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_docs,
+    help="Print the folder that has docs/, conf/ and examples/, and exit.",
+)
 def commands() -> None:
     """Talk to a tfmq broker: send, read, look after topics, check files."""
 

@@ -111,7 +111,7 @@ def tell_delay(output: Output, found: Mapping[str, Any]) -> None:
     if abs(ahead) >= CLOCK_MS:
         where = "ahead of" if ahead > 0 else "behind"
         output.say(
-            f"broker time is {age_text(abs(ahead) / 1_000)} {where} the clock: docs/delay.md, “The clock”"
+            f"broker time is {age_text(abs(ahead) / 1_000)} {where} the clock: docs/delay.md, “The clock” (tfmq --docs)"
         )
 
 

@@ -26,7 +26,7 @@ milliseconds.
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--config", "file", metavar="FILE", help="Configuration in TOML (conf/server.toml has every key)."
+    "--config", "file", metavar="FILE", help="Configuration in TOML; --check-config prints every key."
 )
 @click.option("--data", metavar="DIR", help="Data folder; the default is ./tfmq-data.")
 @click.option(

@@ -45,7 +45,7 @@ def learn(connection: Connection, table: Table) -> Facts:
     if not rows.exists(connection, table):
         raise NotAllowed(
             f"There is no table {table.fullname} in the database: call tfmq.sql.create_table(engine) once, or let your"
-            " migrations make it (docs/database-transactions.md)."
+            " migrations create it (docs/database-transactions.md; tfmq --docs prints the folder)."
         )
     identity = rows.identity_of(connection, table)
     if identity is None:
