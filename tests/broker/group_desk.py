@@ -44,9 +44,9 @@ class Seat:
 
     # Requests
 
-    def ask_join(self) -> Answer:
+    def ask_join(self, *, turn: bool = True) -> Answer:
         """The request alone; `take_join` when it is answered."""
-        return self.ask(commands.JoinGroup(self.group, self.name, *self.wishes))
+        return self.ask(commands.JoinGroup(self.group, self.name, *self.wishes), turn=turn)
 
     def take_join(self, answer: Answer) -> None:
         self.name, self.generation, self.note = answer.member, answer.generation, answer.note
@@ -58,13 +58,13 @@ class Seat:
         self.take_join(answer)
         return answer
 
-    def ask_beat(self, wait_ms: int = 0) -> Answer:
+    def ask_beat(self, wait_ms: int = 0, *, turn: bool = True) -> Answer:
         """The request alone; `take` when it is answered."""
         held = [HeldPartition(*name, name in self.leaving) for name in sorted(self.held)]
         wishes = self.wishes if self.forgotten else None
         self.forgotten = False
         return self.ask(
-            commands.Heartbeat(self.group, self.name, self.generation, held, wait_ms, wishes), turn=True
+            commands.Heartbeat(self.group, self.name, self.generation, held, wait_ms, wishes), turn=turn
         )
 
     def take(self, answer: Answer) -> None:
@@ -83,10 +83,14 @@ class Seat:
 
     def finish(self) -> None:
         """Everything that it is to give up is done, and given up."""
+        self.drop_leaving()
+        self.beat()
+
+    def drop_leaving(self) -> None:
+        """Everything that it is to give up is done; the next heartbeat says so."""
         for name in self.leaving:
             del self.held[name]
         self.leaving = set()
-        self.beat()
 
     def leave(self) -> Answer:
         self.held.clear()

@@ -1,9 +1,11 @@
 """What people are told of groups, and why a member has less than it asked for."""
 
+import random
+
 import pytest
 
 from tests.broker.group_desk import Seat, seats
-from tests.broker.helpers import Broker
+from tests.broker.helpers import Answer, Broker
 from tfmq.protocol.commands import DescribeGroup, ListGroups
 
 
@@ -30,6 +32,53 @@ def test_more_members_than_partitions_leave_some_idle_and_they_are_told_why() ->
     early = Seat(broker, "eve", topics="bills")
     early.join()
     assert early.note == "No topic that it asks for is there yet: bills."
+
+
+def test_members_of_other_topics_are_not_counted_against_its_partitions() -> None:
+    broker = Broker()
+    broker.create(partitions=2)
+    broker.create("bills", partitions=9)
+    Seat(broker, "bookkeeper", topics="bills").join()
+    *_, third = seats(broker, "ada bob cleo")
+    third.beat()
+    assert third.note == "3 members, 2 partitions: tfmq topic grow orders"
+
+
+def test_more_partitions_are_advised_only_where_members_are_more() -> None:
+    """By ranges a member may have nothing of two topics of one partition each."""
+    broker = Broker()
+    broker.create(partitions=1)
+    broker.create("bills", partitions=1)
+    first, second = seats(broker, "ada bob", topics="orders bills", strategy="range")
+    second.beat()
+    assert first.numbers == [0, 0]
+    assert second.note == "Other members have the partitions that it asks for, by the strategy range."
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_members_that_join_enough_partitions_are_never_told_to_add_some(seed: int) -> None:
+    """Members join, beat and release in any order, before and after the broker has written who owns what."""
+    chance = random.Random(seed)
+    broker = Broker()
+    broker.create(partitions=6)
+    members = [Seat(broker, name) for name in ("ada", "bob", "cleo", "dan")]
+    asked: dict[Seat, Answer] = {}
+    for _ in range(80):
+        member = chance.choice(members)
+        if member in asked and asked[member].done:
+            answer = asked.pop(member)
+            (member.take if member.generation else member.take_join)(answer)
+            assert "grow" not in member.note and "strategy" not in member.note
+        if member not in asked:
+            turn = chance.random() < 0.5
+            if not member.generation:
+                asked[member] = member.ask_join(turn=turn)
+            else:
+                if chance.random() < 0.7:
+                    member.drop_leaving()
+                asked[member] = member.ask_beat(chance.choice([0, 1000]), turn=turn)
+        if chance.random() < 0.3:
+            broker.advance(chance.choice([0, 0.01, 1.5]))
 
 
 def test_groups_are_listed_and_described(broker: Broker) -> None:
@@ -66,7 +115,9 @@ def test_a_member_is_told_for_whom_it_waits_and_why(broker: Broker) -> None:
     second.join()
     first.beat()
     second.beat()
-    assert second.note == "waits for orders-5 and 4 more: ada (ada at 127.0.0.1) finishes what it has in work"
+    assert second.note == (
+        "waits for orders-5 and 4 more, which ada (ada at 127.0.0.1) releases when its messages in work are finished"
+    )
     broker.advance(16)
     second.beat()
     assert second.note.endswith("ada (ada at 127.0.0.1) is silent for 16 of 30 s")

@@ -90,7 +90,7 @@ def test_a_handler_of_minutes_keeps_its_partition_as_long_as_its_heartbeats_come
         broker.advance(10)
         assert [answer.assigned for answer in waiting] == [None, None]
         second.take(waiting[1])
-    assert "finishes what it has in work" in second.note and "ada" in second.note
+    assert "releases when its messages in work are finished" in second.note and "ada" in second.note
     assert first.commit(77, *leaving).fenced == []
     first.finish()
     second.beat()

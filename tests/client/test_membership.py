@@ -1,5 +1,6 @@
 """One member of a group: what it says to the broker, and what it makes of the answers."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -172,6 +173,25 @@ def test_without_its_connection_it_hands_out_for_a_tenth_of_its_session(broker: 
     assert member.membership.may_hand_out()
     member.script.pass_time(0.5)
     assert not member.membership.may_hand_out()
+
+
+def test_a_handover_of_seconds_is_not_logged_and_a_long_one_once(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    member = Member(broker).join()
+    for number in range(10):
+        broker.note = (
+            f"waits for orders-{number} and 1 more, which {number:016x} (c at 127.0.0.1:{number}) releases"
+        )
+        member.membership._connected(None)
+        member.script.pass_time(0.1)
+    assert member.membership.note == broker.note and broker.note not in caplog.text
+    member.script.pass_time(60)
+    assert caplog.text.count("This member of group g waits for orders-9") == 1
+    broker.note = ""
+    member.script.pass_time(60)
+    assert caplog.text.count("of group g") == 1
 
 
 def test_an_idle_member_says_why_once(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:

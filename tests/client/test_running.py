@@ -681,7 +681,7 @@ def test_nothing_more_of_a_partition_that_is_to_go_begins(bench: Bench) -> None:
     def handler(message: Any) -> None:
         if message.text == "b1":
             assert other.poll(0) == [] and other.poll(5) == []
-            assert "finishes what it has in work" in other.stats()["note"]
+            assert "releases when its messages in work are finished" in other.stats()["note"]
             bench.send("a1", partition=0)
 
     bench.run(handler, until=2)

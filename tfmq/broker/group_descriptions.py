@@ -77,8 +77,10 @@ def note(group: Group, member: Member, topics: Topics, now: float) -> str:
     awaited = [key for key in group.awaited(member.id) if group.holder(key) is not None]
     if awaited:
         return _waits(group, awaited, topics, now)
-    if member.wishes is None or group.share(member) or group.coming(member.id):
+    if member.wishes is None or group.share(member):
         return ""
+    if group.stale or group.awaited(member.id) or group.coming(member.id):
+        return ""  # partitions change owners at this moment: it is not known yet what this member gets
     expected = group.unheard()
     if expected:
         return _expects(expected, now)
@@ -87,7 +89,12 @@ def note(group: Group, member: Member, topics: Topics, now: float) -> str:
         return f"No topic that it asks for is there yet: {', '.join(sorted(member.wishes.topics)[:3]) or 'none'}."
     if member.wishes.only is not None:
         return "Other members have the partitions that it asks for."
-    count, partitions = len(group.members), sum(len(each.partitions) for each in there)
+    names = {each.name for each in there}
+    rivals = [each.wishes for each in group.members.values() if each.wishes is not None]
+    count = sum(not each.topics.isdisjoint(names) for each in rivals)
+    partitions = sum(len(each.partitions) for each in there)
+    if count <= partitions:
+        return f"Other members have the partitions that it asks for, by the strategy {group.strategy}."
     return f"{plural(count, 'member')}, {plural(partitions, 'partition')}: tfmq topic grow {there[0].name}"
 
 
@@ -111,7 +118,7 @@ def _waits(group: Group, awaited: list[Key], topics: Topics, now: float) -> str:
         return f"waits for {what}: the connection of {who} is gone for {now - (holder.lost_at or now):.0f} s"
     if silent > SILENT * holder.session_ms / 1000:
         return f"waits for {what}: {who} is silent for {silent:.0f} of {holder.session_ms / 1000:.0f} s"
-    return f"waits for {what}: {who} finishes what it has in work"
+    return f"waits for {what}, which {who} releases when its messages in work are finished"
 
 
 def plural(count: int, noun: str) -> str:

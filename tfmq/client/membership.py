@@ -7,6 +7,7 @@ lost everything; it joins again by itself. A broken connection, or a restart of 
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
@@ -28,6 +29,8 @@ BEATS_A_SESSION: Final = 3
 """Heartbeats in one session time: two may be lost before the broker takes the member for dead."""
 RETRY_SECONDS: Final = 0.25
 """Between a heartbeat that failed and the next; where there is no connection the link's own back-off comes before."""
+VARIABLE: Final = re.compile(r"[0-9a-f]{16}|\d+")
+"""In a note: names of members, and numbers of seconds and partitions, which differ from one heartbeat to the next."""
 GONE_A_SESSION: Final = 10
 """Who has no connection for that part of a session is taken for dead, too."""
 
@@ -70,8 +73,9 @@ class Membership:
         self._heard_at = 0.0
         self._heard_on = 0
         self._at_once = False
-        self._idle = False
-        self._noted_at = 0.0
+        self._reason = ""
+        self._reason_at = 0.0
+        self._logged = False
         self._left = False
         link.on_ready.append(self._connected)
 
@@ -212,15 +216,18 @@ class Membership:
         self._changed()
 
     def _note(self, note: str) -> None:
-        """An idle member says why, once it is so for half the time of a heartbeat."""
-        now = self._link.now()
-        if note != self.note:
-            self.note, self._noted_at, self._idle = note, now, False
-            if note:
-                log.info("Group %s: %s", self.group, note)
-        elif note and not self.held and not self._idle and now >= self._noted_at + self.beat_seconds / 2:
-            log.warning("This member of group %s reads nothing: %s", self.group, note)
-            self._idle = True
+        """Log why this member has less than it asked for: once for each reason, and only when that has lasted for half
+        the time of a heartbeat. Until then partitions change owners, as at each start of a member."""
+        self.note = note
+        reason, now = VARIABLE.sub("", note), self._link.now()
+        if reason != self._reason:
+            self._reason, self._reason_at, self._logged = reason, now, False
+        elif note and not self._logged and now >= self._reason_at + self.beat_seconds / 2:
+            self._logged = True
+            if self.held:
+                log.info("This member of group %s %s", self.group, note)
+            else:
+                log.warning("This member of group %s reads nothing: %s", self.group, note)
 
     def _connected(self, _: object) -> None:
         """Another connection: the broker is to hear, and say, at once how things are."""
@@ -247,7 +254,7 @@ class Membership:
         """In a forked child: the parent is the member, this one joins by itself under a name of its own."""
         self._forget()
         self.member, self.generation, self.note = token_hex(8), 0, ""
-        self._news, self._idle = Flag(), False
+        self._news, self._reason = Flag(), ""
 
     def _forget(self) -> None:
         self.joined, self._to_tell = False, True

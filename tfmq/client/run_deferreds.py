@@ -51,7 +51,7 @@ class Shutdown:
             self._over.callback(None)
 
     def _begins(self) -> Deferred[None]:
-        log.info("The reactor stops: finishing what is in work; a signal ends that at once.")
+        log.info("The reactor stops: the messages in work are finished first; a signal ends the run at once.")
         self._over = Deferred()
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:

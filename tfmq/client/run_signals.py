@@ -23,7 +23,10 @@ def at_once(number: int) -> BaseException:
 
 def tell(number: int) -> None:
     """Say what a first signal does."""
-    log.info("%s: finishing what is in work; again ends at once.", signal.Signals(number).name)
+    log.info(
+        "%s: the messages in work are finished first; a second signal ends at once.",
+        signal.Signals(number).name,
+    )
 
 
 class Signals:

@@ -270,8 +270,16 @@ MEMBERS: Final = (
         "idle-in-silence",
         "an idle member says why",
         _MEMBERSHIP,
-        '            log.warning("This member of group %s reads nothing: %s", self.group, note)\n',
-        '            log.debug("This member of group %s reads nothing: %s", self.group, note)\n',
+        '                log.warning("This member of group %s reads nothing: %s", self.group, note)\n',
+        '                log.debug("This member of group %s reads nothing: %s", self.group, note)\n',
+        [MEMBERSHIP],
+    ),
+    Mutant(
+        "each-handover-is-logged",
+        "a handover that takes no time is not logged",
+        _MEMBERSHIP,
+        "        elif note and not self._logged and now >= self._reason_at + self.beat_seconds / 2:\n",
+        "        elif note and not self._logged:\n",
         [MEMBERSHIP],
     ),
     Mutant(

@@ -326,6 +326,22 @@ TOLD: Final = (
         [DESCRIPTIONS],
     ),
     Mutant(
+        "partitions-advised-where-there-are-enough",
+        "more partitions are advised only where members are more than partitions",
+        "tfmq/broker/group_descriptions.py",
+        "    if count <= partitions:\n",
+        "    if count < partitions // 2:\n",
+        [DESCRIPTIONS],
+    ),
+    Mutant(
+        "partitions-advised-during-a-handover",
+        "a member is not advised anything while partitions change owners",
+        "tfmq/broker/group_descriptions.py",
+        '        return ""  # partitions change owners',
+        "        pass  # partitions change owners",
+        [DESCRIPTIONS],
+    ),
+    Mutant(
         "waiting-member-not-told-for-whom",
         "a member that waits is told for whom, and why",
         "tfmq/broker/group_descriptions.py",
