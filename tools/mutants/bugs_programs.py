@@ -86,4 +86,20 @@ PROGRAMS: Final = (
             "tests/client/test_running.py::test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused",
         ],
     ),
+    Mutant(
+        "docs-of-a-checkout-only",
+        "an installed wheel says where the pages are that its errors name",
+        "tfmq/cli/main.py",
+        "    click.echo(found[0])\n",
+        "    click.echo(folders[0])\n",
+        ["tests/cli/test_main.py::test_an_installed_wheel_knows_where_its_docs_are"],
+    ),
+    Mutant(
+        "arguments-are-not-described-for-asyncio",
+        "all API variants have the same docs",
+        "tfmq/client/documented.py",
+        "        face.__doc__ = f\"{cleandoc(face.__doc__ or '')}\\n\\n{cleandoc(other.__doc__ or '')}\"\n",
+        "        face.__doc__ = cleandoc(face.__doc__ or '')\n",
+        ["tests/test_faces.py::test_every_argument_has_a_line_of_its_own_in_the_docs"],
+    ),
 )
