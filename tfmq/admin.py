@@ -36,7 +36,7 @@ class Admin:
     """
 
     def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
-        _, self._driver, _ = reach(servers, BlockingDriver)
+        _, self._driver, _ = reach(servers, BlockingDriver, operator=True)
         self._operations = Administration(self._driver.link, timeout)
 
     def ping(self) -> int:

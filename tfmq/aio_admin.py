@@ -31,7 +31,7 @@ class Admin:
     """`tfmq.Admin` for asyncio."""
 
     def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
-        _, self._driver, _ = reach(servers, AsyncDriver)
+        _, self._driver, _ = reach(servers, AsyncDriver, operator=True)
         self._operations = Administration(self._driver.link, timeout)
 
     async def ping(self) -> int:

@@ -33,7 +33,7 @@ class Admin:
     def __init__(
         self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS, reactor: Any = None
     ) -> None:
-        _, self._driver, _ = reach(servers, DeferredDriver)
+        _, self._driver, _ = reach(servers, DeferredDriver, operator=True)
         self._driver.reactor = reactor
         self._operations = Administration(self._driver.link, timeout)
 

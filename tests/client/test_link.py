@@ -2,8 +2,10 @@
 
 import pytest
 
+import tfmq
 from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW, FakeBroker, Session
 from tests.client.rig import Rig
+from tfmq import aio
 from tfmq.errors import (
     Abandoned,
     BadFrame,
@@ -45,6 +47,15 @@ def test_hello_goes_first_and_tells_the_limits() -> None:
     assert [type(each) for each in rig.broker.requests] == [Hello, Ping]
     assert rig.link.limits["message_bytes"] == 17
     assert rig.link.limits["frame_bytes"] > 0
+
+
+def test_hello_says_whether_an_operator_uses_the_client(rig: Rig) -> None:
+    rig.link.operator = True
+    rig.link.call(Ping())
+    rig.exchange()
+    assert rig.broker.requests[0].details["operator"] is True
+    assert [each._driver.link.operator for each in (tfmq.Admin("a"), aio.Admin("a"))] == [True, True]
+    assert not tfmq.Consumer("a", topics="orders")._driver.link.operator
 
 
 def test_answers_may_come_in_any_order(rig: Rig) -> None:

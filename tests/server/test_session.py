@@ -319,6 +319,15 @@ def test_whom_the_gate_refuses_gets_that_for_an_answer() -> None:
     assert client.engine.requests == []
 
 
+@pytest.mark.parametrize(
+    ("details", "operator"), [({"operator": True}, True), ({"operator": "x"}, False), ({}, False)]
+)
+def test_a_client_says_whether_an_operator_uses_it(details: dict[str, Any], operator: bool) -> None:
+    client = Client(hello=False)
+    client.say_hello(details=details)
+    assert client.session.operator is operator
+
+
 def test_people_see_who_a_session_is() -> None:
     assert Client().session.identity == "test at 127.0.0.1:50000"
     forger = Client(hello=False)

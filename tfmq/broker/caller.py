@@ -59,6 +59,11 @@ class Session(Protocol):
         ...
 
     @property
+    def operator(self) -> bool:
+        """Whether the client says that an operator uses it (`Admin`, the command line): for the log, not a right."""
+        ...
+
+    @property
     def number(self) -> int:
         """Which connection it is, counted from the broker's start as they came: a later one has a higher number."""
         ...

@@ -19,6 +19,7 @@ from journal.aio import Begin
 from journal.clock import Clock
 from journal.disk import Disk
 from tfmq.broker import faults
+from tfmq.broker.acts import recorded
 from tfmq.broker.caller import Body, Randomness, Reply, Run, Session
 from tfmq.broker.house import House
 from tfmq.broker.startup import start
@@ -118,16 +119,19 @@ class Engine:
 
     @answered
     def metadata(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.changes.metadata(request, reply)
+        self.house.changes.metadata(request, reply, session)
 
+    @recorded
     @answered
     def create_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.changes.create(request, reply)
 
+    @recorded
     @answered
     def grow_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.changes.grow(request, reply)
 
+    @recorded
     @answered
     def delete_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.changes.delete(request, reply)
@@ -136,10 +140,12 @@ class Engine:
     def describe_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.describe(request, reply, session)
 
+    @recorded
     @answered
     def resume_partition(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.changes.resume(request, reply)
 
+    @recorded
     @answered
     def truncate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.retention.truncate(request, reply)
@@ -168,10 +174,12 @@ class Engine:
 
     # Delayed messages
 
+    @recorded
     @answered
     def cancel_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.delay.cancel(request, reply, session)
 
+    @recorded
     @answered
     def reschedule_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.delay.reschedule(request, reply, session)
@@ -228,6 +236,7 @@ class Engine:
     def describe_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.groups.describe(request, reply)
 
+    @recorded
     @answered
     def reset_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.group_offsets.reset(request, reply)
@@ -246,14 +255,17 @@ class Engine:
     def prepare_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.prepare(request, reply, session)
 
+    @recorded
     @answered
     def commit_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.commit(request, reply, session)
 
+    @recorded
     @answered
     def rollback_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.rollback(request, reply, session)
 
+    @recorded
     @answered
     def forget_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.forget(request, reply, session)
@@ -276,10 +288,12 @@ class Engine:
 
     # Commit groups
 
+    @recorded
     @answered
     def commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.commit_group(request, reply, session)
 
+    @recorded
     @answered
     def abort_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.abort_group(request, reply, session)
@@ -288,24 +302,29 @@ class Engine:
     def list_commit_groups(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.list_groups(request, reply)
 
+    @recorded
     @answered
     def forget_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.transactions.forget_group(request, reply, session)
 
     # Schedules
 
+    @recorded
     @answered
     def add_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.schedules.add(request, body, reply)
 
+    @recorded
     @answered
     def pause_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.schedules.pause(request, reply)
 
+    @recorded
     @answered
     def resume_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.schedules.resume(request, reply)
 
+    @recorded
     @answered
     def remove_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.schedules.remove(request, reply)

@@ -8,13 +8,14 @@
 One change of a name at a time; whoever comes meanwhile waits and looks again.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from journal.mark import WrongLog
 from tfmq.broker import faults
-from tfmq.broker.caller import Reply, Run
+from tfmq.broker.caller import Reply, Run, Session
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.folders import Folders, Opened
 from tfmq.broker.leases import Leases
@@ -33,6 +34,8 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition
+
+log = logging.getLogger("tfmq.broker")
 
 Then = Callable[[BaseException | None], None]
 
@@ -68,7 +71,7 @@ class TopicChanges:
 
     # METADATA
 
-    def metadata(self, request: Metadata, reply: Reply) -> None:
+    def metadata(self, request: Metadata, reply: Reply, session: Session) -> None:
         """Rows of the topics asked for, made first where that is asked and allowed."""
         names = self._topics.names() if request.topics is None else list(dict.fromkeys(request.topics))
         missing = [name for name in names if self._topics.find(name) is None]
@@ -79,7 +82,7 @@ class TopicChanges:
             raise UnknownTopic(
                 f"There is no topic {missing[0]}, and topics.auto_create is off. Create it: tfmq topic create."
             )
-        self._make_each(missing, partial(self._answer_metadata, names, reply))
+        self._make_each(missing, session, partial(self._answer_metadata, names, reply))
 
     def _answer_metadata(self, names: list[str], reply: Reply, error: BaseException | None) -> None:
         if error is not None:
@@ -87,21 +90,29 @@ class TopicChanges:
         else:
             reply.ok([row(topic) for name in names if (topic := self._topics.find(name)) is not None])
 
-    def _make_each(self, names: list[str], then: Then) -> None:
+    def _make_each(self, names: list[str], session: Session, then: Then) -> None:
         """Makes the topics that are not there; `then(first error)`."""
         left = len(names)
         failed: list[BaseException] = []
 
-        def made(error: BaseException | None) -> None:
+        def made(name: str, error: BaseException | None) -> None:
             nonlocal left
             left -= 1
-            if error is not None and not isinstance(error, TopicExists):
+            if error is None:
+                count = self._topics.count(name)
+                log.info(
+                    "create topic %s on first use, asked by %s: done, %d partitions",
+                    name,
+                    session.identity,
+                    count,
+                )
+            elif not isinstance(error, TopicExists):
                 failed.append(error)
             if not left:
                 then(failed[0] if failed else None)
 
         for name in names:
-            self._make(name, self._partitions_default(name, {}), {}, made)
+            self._make(name, self._partitions_default(name, {}), {}, partial(made, name))
 
     # CREATE_TOPIC
 

@@ -76,6 +76,8 @@ class Link:
     ) -> None:
         self.servers = tuple(servers)
         self.client = client
+        self.operator = False
+        """Whether a person uses it: the broker then writes what it asks for into its log."""
         self.patience_seconds = patience_seconds
         self._clock = clock
         self._jitter = jitter
@@ -226,7 +228,9 @@ class Link:
         self._decoder = Decoder(limits.FRAME_BYTES)
         self._output.clear()
         self._queued_bytes = self._written_bytes = 0
-        details = {"process": os.getpid(), "line": EMPTY_LINE}
+        details: dict[str, Any] = {"process": os.getpid(), "line": EMPTY_LINE}
+        if self.operator:
+            details["operator"] = True
         hello = Hello(MAGIC, VERSION_MIN, VERSION_MAX, self.client, details)
         self._queue(encode([HELLO.code, 0, *hello]))
 

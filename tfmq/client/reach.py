@@ -57,8 +57,19 @@ def state_folder_of(link: Link) -> str | None:
     return None if broker is None else broker.state_folder()
 
 
-def reach(servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
-    """A link to `servers`, as users write them, and its driver. Touches no network. Raises as `parse_servers`."""
+def reach(
+    servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver], *, operator: bool = False
+) -> Reached[Driver]:
+    """A link to `servers`, as users write them, and its driver. Touches no network. Raises as `parse_servers`.
+
+    `operator`: a person uses it, and the broker's log is to tell what it changes.
+    """
+    found = _reached(servers, driver_type)
+    found.link.operator = operator
+    return found
+
+
+def _reached(servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
     path = folder_of(servers)
     if path is not None:
         link = Link((Folder(path),), time.monotonic, patience_seconds=PATIENCE_SECONDS)

@@ -124,6 +124,7 @@ class Session:
         self._hello_alarm: Any = None
         self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]
         self.principal = ""
+        self.operator = False
 
     # What the connection calls
 
@@ -280,6 +281,7 @@ class Session:
         self._welcome.allow(self, HELLO)
         self._disarm()
         self._client = hello.client
+        self.operator = hello.details.get("operator") is True
         self.frame_bytes = self._welcome.limits["frame_bytes"]
         welcome = self._welcome
         return commands.HelloReply(

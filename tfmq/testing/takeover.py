@@ -33,6 +33,7 @@ class StrangersSession:
     """A connection that stands for as long as the stranger is there. Hashed by identity."""
 
     identity = "another member, for a moment"
+    operator = False
     number = 0
 
     def on_close(self, callback: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
+ACTS: Final = "tests/broker/test_acts.py"
 RETENTION: Final = "tests/broker/test_retention.py"
 
 OPERATING: Final = (
@@ -24,6 +25,22 @@ OPERATING: Final = (
         "        if key in RELOADED:\n            parts",
         "        if True:\n            parts",
         ["tests/test_config.py"],
+    ),
+    Mutant(
+        "act-without-a-name",
+        "the log says which client asked for an administrative act",
+        "tfmq/broker/acts.py",
+        "self._session.identity, result)",
+        "'a client', result)",
+        [ACTS],
+    ),
+    Mutant(
+        "programs-told-like-operators",
+        "what programs do all day does not fill the log",
+        "tfmq/broker/acts.py",
+        "if session.operator or not act.operator:",
+        "if True:",
+        [ACTS],
     ),
     Mutant(
         "hang-up-ends-the-server",

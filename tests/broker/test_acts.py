@@ -1,0 +1,88 @@
+"""Administrative acts are in the server's log: what, asked by which client, with which result. Never payloads."""
+
+import logging
+
+import pytest
+
+from tests.broker.helpers import Broker, Session, after, handles
+from tfmq.broker.acts import ACTS
+from tfmq.protocol import commands
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture):  # type: ignore[no-untyped-def]
+    """The acts that were logged since the last look."""
+    caplog.set_level(logging.INFO, "tfmq.broker")
+
+    def look() -> list[str]:
+        found = [each.getMessage() for each in caplog.records if ", asked by " in each.getMessage()]
+        caplog.clear()
+        return found
+
+    return look
+
+
+def test_who_made_grew_and_deleted_a_topic_is_in_the_log(lines) -> None:  # type: ignore[no-untyped-def]
+    broker, mary = Broker(), Session("mary at 10.0.0.7:5")
+    broker.ask(commands.CreateTopic("orders", 2, {}), session=mary)
+    broker.ask(commands.CreateTopic("orders", 2, {}), session=mary)
+    broker.ask(commands.GrowTopic("orders", 3), session=mary)
+    broker.ask(commands.Truncate("orders", broker.incarnation(), 0, 0), session=mary)
+    broker.ask(commands.ResumePartition("orders", 0), session=mary)
+    broker.ask(commands.DeleteTopic("orders"), session=mary)
+    broker.ask(commands.DeleteTopic("orders"), session=mary)
+    broker.ask(commands.Metadata(["bills"], True), session=mary)
+    assert lines() == [
+        "create topic orders, asked by mary at 10.0.0.7:5: done, 2 partitions",
+        "create topic orders, asked by mary at 10.0.0.7:5: not done: There is a topic orders already.",
+        "grow topic orders to 3 partitions, asked by mary at 10.0.0.7:5: done, 3 partitions",
+        "truncate orders-0 before offset 0, asked by mary at 10.0.0.7:5: done, it begins at offset 0",
+        "resume orders-0, asked by mary at 10.0.0.7:5: it is open",
+        "delete topic orders, asked by mary at 10.0.0.7:5: done",
+        "delete topic orders, asked by mary at 10.0.0.7:5: not done: there is none, or not of that incarnation",
+        "create topic bills on first use, asked by mary at 10.0.0.7:5: done, 1 partitions",
+    ]
+
+
+def test_schedules_and_groups_too_and_no_payload(lines) -> None:  # type: ignore[no-untyped-def]
+    broker = Broker()
+    broker.create()
+    broker.produce(broker.lease(), 0)
+    lines()
+    add = commands.AddSchedule("nightly", "0 3 * * *", "UTC", "orders")
+    broker.ask(add, b"secret")
+    broker.ask(commands.PauseSchedule("nightly"))
+    broker.ask(commands.ResumeSchedule("nightly"))
+    broker.ask(commands.RemoveSchedule("nightly"))
+    offset = commands.GroupOffset("orders", broker.incarnation(), 0, 0)
+    broker.ask(commands.ResetGroup("billing", [offset]))
+    found = lines()
+    assert [line.partition(", asked by test: ")[::2] for line in found] == [
+        ("add schedule nightly for topic orders", "done"),
+        ("pause schedule nightly", "done"),
+        ("resume schedule nightly", "done"),
+        ("remove schedule nightly", "done"),
+        ("reset group billing", "done, 1 offsets"),
+    ]
+    assert "secret" not in "".join(found)
+
+
+def test_what_programs_do_all_day_is_told_only_of_operators(lines) -> None:  # type: ignore[no-untyped-def]
+    broker, operator = Broker(), Session("mary")
+    operator.operator = True
+    broker.create()
+    lines()
+    found = handles(broker.delay(broker.lease(), 0, [b"one", b"two"], due=after(60_000)))
+    broker.cancel_delayed(found[0])
+    assert lines() == []
+    broker.ask(commands.CancelDelayed(found[1]), session=operator)
+    broker.ask(commands.RollbackTransaction("a\nb", 7), session=operator)
+    cancelled, rolled_back = lines()
+    assert cancelled == f"cancel delayed message {found[1]!r}, asked by mary: cancelled"
+    assert rolled_back.startswith(
+        "roll back transaction 'a\\nb' of epoch 7, asked by mary: failed, outcome unknown: "
+    )
+
+
+def test_every_act_is_a_command() -> None:
+    assert set(ACTS) <= set(commands.BY_REQUEST)

@@ -1,0 +1,145 @@
+"""Administrative acts in the server's log: what was asked, by which client, and what came of it. Never payloads.
+
+The names of topics, groups and schedules are letters that the protocol has checked; other words of a peer are shown
+as Python literals, so none can forge a line.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, NamedTuple
+
+from tfmq.broker.caller import Body, Buffers, Reply, Session
+from tfmq.errors import NOT_DONE, TfmqError
+from tfmq.protocol import commands
+
+log = logging.getLogger("tfmq.broker")
+
+
+class Act(NamedTuple):
+    """How one command is told. `done`: what the reply's fields say. With `operator` only what an operator's client
+    asked for is told: programs do the same as their daily work.
+    """
+
+    what: Callable[[Any], str]
+    done: Callable[..., str] = lambda *fields: "done"
+    operator: bool = False
+
+
+class Recorded:
+    """The reply to one act: passes everything on, and logs the end."""
+
+    def __init__(self, reply: Reply, session: Session, act: Act, request: Any) -> None:
+        self._reply, self._session, self._act, self._request = reply, session, act, request
+
+    @property
+    def correlation(self) -> int:
+        return self._reply.correlation
+
+    def body_done(self) -> None:
+        self._reply.body_done()
+
+    def ok(self, *fields: Any, body: Buffers = b"") -> None:
+        self._log(self._act.done(*fields))
+        self._reply.ok(*fields, body=body)
+
+    def error(self, error: BaseException) -> None:
+        known = isinstance(error, TfmqError) and error.outcome == NOT_DONE
+        self._log(f"{'not done' if known else 'failed, outcome unknown'}: {error}")
+        self._reply.error(error)
+
+    def _log(self, result: str) -> None:
+        log.info("%s, asked by %s: %s", self._act.what(self._request), self._session.identity, result)
+
+
+def recorded(method: Callable[[Any, Any, Body, Reply, Session], None]) -> Any:
+    """The command method, with a line in the log for each act."""
+
+    @wraps(method)
+    def command(self: Any, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        act = ACTS[type(request)]
+        if session.operator or not act.operator:
+            reply = Recorded(reply, session, act, request)
+        method(self, request, body, reply, session)
+
+    return command
+
+
+def _heuristic(request: Any) -> str:
+    return " (heuristic)" if request.heuristic else ""
+
+
+def _schedule(word: str) -> Act:
+    return Act(lambda asked: f"{word} schedule {asked.name}")
+
+
+ACTS: Final[dict[type[Any], Act]] = {
+    commands.CreateTopic: Act(
+        lambda asked: f"create topic {asked.topic}",
+        lambda incarnation, partitions: f"done, {partitions} partitions",
+    ),
+    commands.GrowTopic: Act(
+        lambda asked: f"grow topic {asked.topic} to {asked.partitions} partitions",
+        lambda partitions: f"done, {partitions} partitions",
+    ),
+    commands.DeleteTopic: Act(
+        lambda asked: f"delete topic {asked.topic}",
+        lambda deleted: "done" if deleted else "not done: there is none, or not of that incarnation",
+    ),
+    commands.ResumePartition: Act(
+        lambda asked: f"resume {asked.topic}-{asked.partition}", lambda state: f"it is {state}"
+    ),
+    commands.Truncate: Act(
+        lambda asked: f"truncate {asked.topic}-{asked.partition} before offset {asked.before_offset}",
+        lambda first: f"done, it begins at offset {first}",
+    ),
+    commands.ResetGroup: Act(
+        lambda asked: f"reset group {asked.group}", lambda committed: f"done, {committed} offsets"
+    ),
+    commands.CommitTransaction: Act(
+        lambda asked: f"commit transaction {asked.xid!r} of epoch {asked.epoch}{_heuristic(asked)}",
+        lambda state, dropped, offsets: state,
+        operator=True,
+    ),
+    commands.RollbackTransaction: Act(
+        lambda asked: f"roll back transaction {asked.xid!r} of epoch {asked.epoch}{_heuristic(asked)}",
+        lambda state: state,
+        operator=True,
+    ),
+    commands.ForgetTransaction: Act(
+        lambda asked: f"forget transaction {asked.xid!r} of epoch {asked.epoch}",
+        lambda forgotten: "done" if forgotten else "not done: nothing of it was remembered",
+    ),
+    commands.CommitGroup: Act(
+        lambda asked: f"commit sequence {asked.sequence} of commit group {asked.group}",
+        lambda state, *more: state,
+        operator=True,
+    ),
+    commands.AbortCommitGroup: Act(
+        lambda asked: f"abort sequence {asked.sequence} of commit group {asked.group}",
+        lambda state: state,
+        operator=True,
+    ),
+    commands.ForgetCommitGroup: Act(
+        lambda asked: f"forget commit group {asked.group}",
+        lambda forgotten: "done" if forgotten else "not done: there is none",
+    ),
+    commands.CancelDelayed: Act(
+        lambda asked: f"cancel delayed message {asked.handle!r}", lambda state: state, operator=True
+    ),
+    commands.RescheduleDelayed: Act(
+        lambda asked: f"reschedule delayed message {asked.handle!r}",
+        lambda state, handle: f"{state} {handle}".rstrip(),
+        operator=True,
+    ),
+    commands.AddSchedule: Act(
+        lambda asked: f"add schedule {asked.name} for topic {asked.topic}",
+        lambda schedule, made: "done" if made else "it is there already",
+    ),
+    commands.PauseSchedule: _schedule("pause"),
+    commands.ResumeSchedule: _schedule("resume"),
+    commands.RemoveSchedule: Act(
+        lambda asked: f"remove schedule {asked.name}",
+        lambda removed: "done" if removed else "not done: there is none",
+    ),
+}
