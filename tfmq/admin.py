@@ -10,7 +10,7 @@ from typing import Any
 from tfmq.client.administration import Administration, Place
 from tfmq.client.cluster import Topic
 from tfmq.client.delays import DelayedCounts, DelayedDescription, DelayedQuery, Rescheduled
-from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
+from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, Purged, TopicDescription
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import SECONDS
@@ -31,12 +31,19 @@ class Admin:
             admin.create_topic("orders", partitions=4)
             admin.topic("orders").partitions
 
-    Making one touches no network. `timeout`: seconds that each answer may take. All methods raise the `TfmqError`
+    Making one touches no network. `timeout`: seconds that each answer may take; `client_id`: the name in
+    the broker's log for what is asked. All methods raise the `TfmqError`
     that the broker answered, `ConnectionFailed` where none is reached, `TimedOut`.
     """
 
-    def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
-        _, self._driver, _ = reach(servers, BlockingDriver, operator=True)
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        timeout: float = SECONDS,
+        client_id: str | None = None,
+    ) -> None:
+        _, self._driver, _ = reach(servers, BlockingDriver, client_id=client_id, operator=True)
         self._operations = Administration(self._driver.link, timeout)
 
     def ping(self) -> int:
@@ -65,6 +72,13 @@ class Admin:
         """Raise the number of partitions to `partitions`; keys may move to other ones. Returns the number."""
         return self._driver.run(self._operations.grow_topic(name, partitions))
 
+    def set_topic(self, name: str, settings: Mapping[str, Any]) -> TopicDescription:
+        """Change settings of the topic's own, at once and for good; None: back to what the server has. Raises
+        `UnknownTopic`, `BadRequest` for what is no such setting, `NotAllowed` where the server's configuration sets it
+        for the topic: that comes first.
+        """
+        return self._driver.run(self._operations.set_topic(name, settings))
+
     def delete_topic(self, name: str) -> bool:
         """Delete the topic with all its messages. Raises `UnknownTopic`."""
         return self._driver.run(self._operations.delete_topic(name))
@@ -76,6 +90,15 @@ class Admin:
     def truncate_before(self, topic: str, partition: int, offset: int) -> int:
         """Let go of what lies before `offset`, in whole segments. Returns the first offset that is left."""
         return self._driver.run(self._operations.truncate_before(topic, partition, offset))
+
+    def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
+        """Remove the messages before a place, of one partition or of all: block by block, never more than was asked. An
+        offset belongs to one partition.
+
+        Groups that would go on at a message that is gone go on at the first one that is left, unless they have a live
+        member: those are in `left` of the result.
+        """
+        return self._driver.run(self._operations.purge(topic, partition, before))
 
     def locate(self, topic: str, partition: int, place: Place) -> Located:
         """Find an offset: of "earliest", "latest", a datetime (append time), an `Ordinal`; or at or before one."""
@@ -97,6 +120,10 @@ class Admin:
         Raises `NotAllowed` while the group has a live member.
         """
         return self._driver.run(self._operations.reset_group(name, topic, place, partition))
+
+    def delete_group(self, name: str) -> bool:
+        """Forget a group with all its offsets; whether there was one. Raises `NotAllowed` while a member is alive."""
+        return self._driver.run(self._operations.delete_group(name))
 
     def transactions(
         self,

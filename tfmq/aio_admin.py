@@ -11,7 +11,7 @@ import tfmq.admin
 from tfmq.client.administration import Administration, Place
 from tfmq.client.cluster import Topic
 from tfmq.client.delays import DelayedCounts, DelayedDescription, DelayedQuery, Rescheduled
-from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
+from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, Purged, TopicDescription
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.dues import Delay, Moment
@@ -30,8 +30,14 @@ from tfmq.client.transaction_descriptions import (
 class Admin:
     """`tfmq.Admin` for asyncio."""
 
-    def __init__(self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS) -> None:
-        _, self._driver, _ = reach(servers, AsyncDriver, operator=True)
+    def __init__(
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        timeout: float = SECONDS,
+        client_id: str | None = None,
+    ) -> None:
+        _, self._driver, _ = reach(servers, AsyncDriver, client_id=client_id, operator=True)
         self._operations = Administration(self._driver.link, timeout)
 
     async def ping(self) -> int:
@@ -54,6 +60,9 @@ class Admin:
     async def grow_topic(self, name: str, partitions: int) -> int:
         return await self._driver.run(self._operations.grow_topic(name, partitions))
 
+    async def set_topic(self, name: str, settings: Mapping[str, Any]) -> TopicDescription:
+        return await self._driver.run(self._operations.set_topic(name, settings))
+
     async def delete_topic(self, name: str) -> bool:
         return await self._driver.run(self._operations.delete_topic(name))
 
@@ -62,6 +71,9 @@ class Admin:
 
     async def truncate_before(self, topic: str, partition: int, offset: int) -> int:
         return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
+
+    async def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
+        return await self._driver.run(self._operations.purge(topic, partition, before))
 
     async def locate(self, topic: str, partition: int, place: Place) -> Located:
         return await self._driver.run(self._operations.locate(topic, partition, place))
@@ -76,6 +88,9 @@ class Admin:
         self, name: str, topic: str, place: Place, partition: int | None = None
     ) -> dict[int, int]:
         return await self._driver.run(self._operations.reset_group(name, topic, place, partition))
+
+    async def delete_group(self, name: str) -> bool:
+        return await self._driver.run(self._operations.delete_group(name))
 
     async def transactions(
         self,

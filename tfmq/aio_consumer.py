@@ -77,9 +77,10 @@ class Consumer(Generic[Value]):
         refresh_every: float = REFRESH_SECONDS,
         fetch_bytes: int = FETCH_BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
+        client_id: str | None = None,
     ) -> None:
         options = checked(Arguments.of(locals()))
-        link, self._driver, self._wall_clock = reach(servers, AsyncDriver)
+        link, self._driver, self._wall_clock = reach(servers, AsyncDriver, client_id=client_id)
         self._core = Consuming(
             options,
             link,

@@ -161,6 +161,13 @@ def check_topic_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise BadRequest(error.sentence.replace('topic."NEW".', "")) from None
 
 
+def check_topic_keys(keys: Iterable[str]) -> None:
+    """Raises `BadRequest` for a key that no topic can have."""
+    for key in keys:
+        if key not in TOPIC_KEYS:
+            raise BadRequest(f"There is no key {_short(key)[1:-1]} of a topic{_suggestion(key, TOPIC_KEYS)}")
+
+
 def _check_together(config: Config) -> None:
     host, _ = split_address(config.server.listen)
     if not is_loopback(host) and not config.server.insecure:

@@ -77,6 +77,7 @@ class Consumer(Generic[Value]):
         refresh_every: seconds between checks for new topics and partitions.
         fetch_bytes: bytes of one fetch request.
         prefetch_bytes: bytes that are read ahead.
+        client_id: the name of this client in `tfmq group show` and in the broker's log. None: $TFMQ_CLIENT_ID.
 
     Raises `BadRequest` for wrong arguments.
     """
@@ -111,9 +112,10 @@ class Consumer(Generic[Value]):
         refresh_every: float = REFRESH_SECONDS,
         fetch_bytes: int = FETCH_BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
+        client_id: str | None = None,
     ) -> None:
         options = checked(Arguments.of(locals()), awaits=False)
-        link, self._driver, self._wall_clock = reach(servers, BlockingDriver)
+        link, self._driver, self._wall_clock = reach(servers, BlockingDriver, client_id=client_id)
         self._core = Consuming(
             options,
             link,

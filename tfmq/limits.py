@@ -128,6 +128,9 @@ CONNECTIONS = _limit("connections", 10_000, 100_000, "connections", "file descri
 NAME_LENGTH = _limit(
     "name_length", 249, 249, "characters", "a topic's name and -PARTITION make a folder name"
 )
+CLIENT_ID_LENGTH = _limit(
+    "client_id_length", 100, 100, "characters", "a name that a client gives itself, for lists and the log"
+)
 TOPICS = _limit("topics", 20_000, 100_000, "topics", "each has folders, files and memory")
 PARTITIONS_PER_TOPIC = _limit("partitions_per_topic", 4096, 10_000, "partitions", "likewise", sent=True)
 PARTITIONS = _limit("partitions", 20_000, 100_000, "partitions", "likewise, in the whole broker")

@@ -52,6 +52,8 @@ class Producer:
         codec: makes payloads of other values than bytes and text, see `tfmq.codecs`.
         timeout: seconds that `send` waits for room, and after which an undelivered message fails.
         hooks: see `tfmq.Hook`.
+        client_id: the name of this client in the broker's log: 1 to 100 letters, digits, ".", "_" or "-". None:
+            $TFMQ_CLIENT_ID.
 
     Raises `BadRequest` for wrong arguments.
     """
@@ -69,9 +71,20 @@ class Producer:
         codec: Codec[Any] | None = None,
         timeout: float = TIMEOUT_SECONDS,
         hooks: Sequence[Hook] = (),
+        client_id: str | None = None,
     ) -> None:
         settings = Settings(
-            servers, group, acks, linger_ms, batch_bytes, buffer_bytes, selector, codec, timeout, hooks
+            servers,
+            group,
+            acks,
+            linger_ms,
+            batch_bytes,
+            buffer_bytes,
+            selector,
+            codec,
+            timeout,
+            hooks,
+            client_id,
         )
         self._core = ProducerCore(BlockingOwner, BlockingDriver, settings)
         self._driver: BlockingDriver = self._core.driver

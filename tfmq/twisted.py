@@ -65,10 +65,21 @@ class Producer:
         codec: Codec[Any] | None = None,
         timeout: float = TIMEOUT_SECONDS,
         hooks: Sequence[Hook] = (),
+        client_id: str | None = None,
         reactor: Any = None,
     ) -> None:
         settings = Settings(
-            servers, group, acks, linger_ms, batch_bytes, buffer_bytes, selector, codec, timeout, hooks
+            servers,
+            group,
+            acks,
+            linger_ms,
+            batch_bytes,
+            buffer_bytes,
+            selector,
+            codec,
+            timeout,
+            hooks,
+            client_id,
         )
         self._core = ProducerCore(AsyncOwner, DeferredDriver, settings)
         self._driver: DeferredDriver = self._core.driver

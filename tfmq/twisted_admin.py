@@ -11,7 +11,7 @@ import tfmq.admin
 from tfmq.client.administration import Administration, Place
 from tfmq.client.cluster import Topic
 from tfmq.client.delays import DelayedCounts, DelayedDescription, DelayedQuery, Rescheduled
-from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, TopicDescription
+from tfmq.client.descriptions import GroupDescription, GroupSummary, Located, Purged, TopicDescription
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
 from tfmq.client.dues import Delay, Moment
@@ -31,9 +31,14 @@ class Admin:
     """`tfmq.Admin` for Twisted: methods give Deferreds. `reactor`: None: the installed one."""
 
     def __init__(
-        self, servers: str | Sequence[str] | None = None, *, timeout: float = SECONDS, reactor: Any = None
+        self,
+        servers: str | Sequence[str] | None = None,
+        *,
+        timeout: float = SECONDS,
+        client_id: str | None = None,
+        reactor: Any = None,
     ) -> None:
-        _, self._driver, _ = reach(servers, DeferredDriver, operator=True)
+        _, self._driver, _ = reach(servers, DeferredDriver, client_id=client_id, operator=True)
         self._driver.reactor = reactor
         self._operations = Administration(self._driver.link, timeout)
 
@@ -64,6 +69,10 @@ class Admin:
         return await self._driver.run(self._operations.grow_topic(name, partitions))
 
     @deferred
+    async def set_topic(self, name: str, settings: Mapping[str, Any]) -> TopicDescription:
+        return await self._driver.run(self._operations.set_topic(name, settings))
+
+    @deferred
     async def delete_topic(self, name: str) -> bool:
         return await self._driver.run(self._operations.delete_topic(name))
 
@@ -74,6 +83,10 @@ class Admin:
     @deferred
     async def truncate_before(self, topic: str, partition: int, offset: int) -> int:
         return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
+
+    @deferred
+    async def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
+        return await self._driver.run(self._operations.purge(topic, partition, before))
 
     @deferred
     async def locate(self, topic: str, partition: int, place: Place) -> Located:
@@ -92,6 +105,10 @@ class Admin:
         self, name: str, topic: str, place: Place, partition: int | None = None
     ) -> dict[int, int]:
         return await self._driver.run(self._operations.reset_group(name, topic, place, partition))
+
+    @deferred
+    async def delete_group(self, name: str) -> bool:
+        return await self._driver.run(self._operations.delete_group(name))
 
     @deferred
     async def transactions(

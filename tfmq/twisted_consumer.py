@@ -77,10 +77,11 @@ class Consumer(Generic[Value]):
         refresh_every: float = REFRESH_SECONDS,
         fetch_bytes: int = FETCH_BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
+        client_id: str | None = None,
         reactor: Any = None,
     ) -> None:
         options = checked(Arguments.of(locals()))
-        link, self._driver, self._wall_clock = reach(servers, DeferredDriver)
+        link, self._driver, self._wall_clock = reach(servers, DeferredDriver, client_id=client_id)
         self._driver.reactor = reactor
         self._core = Consuming(
             options,

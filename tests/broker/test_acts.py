@@ -27,6 +27,7 @@ def test_who_made_grew_and_deleted_a_topic_is_in_the_log(lines) -> None:  # type
     broker.ask(commands.CreateTopic("orders", 2, {}), session=mary)
     broker.ask(commands.CreateTopic("orders", 2, {}), session=mary)
     broker.ask(commands.GrowTopic("orders", 3), session=mary)
+    broker.ask(commands.SetTopic("orders", 0, {"flush.messages": 5}, []), session=mary)
     broker.ask(commands.Truncate("orders", broker.incarnation(), 0, 0), session=mary)
     broker.ask(commands.ResumePartition("orders", 0), session=mary)
     broker.ask(commands.DeleteTopic("orders"), session=mary)
@@ -36,6 +37,7 @@ def test_who_made_grew_and_deleted_a_topic_is_in_the_log(lines) -> None:  # type
         "create topic orders, asked by mary at 10.0.0.7:5: done, 2 partitions",
         "create topic orders, asked by mary at 10.0.0.7:5: not done: There is a topic orders already.",
         "grow topic orders to 3 partitions, asked by mary at 10.0.0.7:5: done, 3 partitions",
+        "set topic orders, asked by mary at 10.0.0.7:5: done, its own settings are {'flush.messages': 5}",
         "truncate orders-0 before offset 0, asked by mary at 10.0.0.7:5: done, it begins at offset 0",
         "resume orders-0, asked by mary at 10.0.0.7:5: it is open",
         "delete topic orders, asked by mary at 10.0.0.7:5: done",
@@ -56,6 +58,7 @@ def test_schedules_and_groups_too_and_no_payload(lines) -> None:  # type: ignore
     broker.ask(commands.RemoveSchedule("nightly"))
     offset = commands.GroupOffset("orders", broker.incarnation(), 0, 0)
     broker.ask(commands.ResetGroup("billing", [offset]))
+    broker.ask(commands.DeleteGroup("billing"))
     found = lines()
     assert [line.partition(", asked by test: ")[::2] for line in found] == [
         ("add schedule nightly for topic orders", "done"),
@@ -63,6 +66,7 @@ def test_schedules_and_groups_too_and_no_payload(lines) -> None:  # type: ignore
         ("resume schedule nightly", "done"),
         ("remove schedule nightly", "done"),
         ("reset group billing", "done, 1 offsets"),
+        ("delete group billing", "done"),
     ]
     assert "secret" not in "".join(found)
 

@@ -6,6 +6,7 @@ from tests.broker.group_desk import Seat, seats
 from tests.broker.helpers import Broker, Session
 from tfmq.protocol.commands import (
     CommitOffsets,
+    DeleteGroup,
     GroupOffset,
     ListGroups,
     PartitionName,
@@ -103,6 +104,37 @@ def test_a_reset_needs_a_group_without_live_member_and_takes_everything(broker: 
     first.join()
     assert first.numbers == list(range(10))
     assert broker.ask(ResetGroup("free", [])).code == "bad_request"
+
+
+def test_a_deleted_group_is_gone_with_all_that_was_its_own(broker: Broker) -> None:
+    first, second = seats(broker, "ada bob")
+    first.commit(10)
+    first.disconnect()
+    refused = broker.ask(DeleteGroup("billing"))
+    assert refused.code == "not_allowed" and "bob" in str(refused.failure)
+    second.disconnect()
+    assert broker.ask(DeleteGroup("billing")).deleted is True
+    assert broker.ask(ListGroups()).groups == [] and broker.saved() == {}
+    assert broker.ask(DeleteGroup("billing")).deleted is False
+    assert first.commit(20).code == "fenced"
+    again = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert again.ask(ListGroups()).groups == []
+    generation = first.generation
+    first.connect()
+    first.join()
+    assert first.generation > generation and first.numbers == list(range(10))
+
+
+def test_a_group_with_offsets_in_doubt_is_not_deleted(broker: Broker) -> None:
+    first = Seat(broker, "ada")
+    first.join()
+    began = broker.begin(broker.stream(), "order-42")
+    row = TransactionOffsets("billing", "ada", first.generation, rows(broker, 100, 7))
+    assert broker.prepare(began, [row]).state == "prepared"
+    first.leave()
+    assert broker.ask(DeleteGroup("billing")).code == "busy"
+    assert broker.decide(began).state == "committed"
+    assert broker.ask(DeleteGroup("billing")).deleted is True
 
 
 def test_a_reset_fences_before_it_is_on_the_disk() -> None:

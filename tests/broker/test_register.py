@@ -15,6 +15,7 @@ from tfmq.broker.register import (
     DELETE,
     GENERATION,
     GONE,
+    GROUP_GONE,
     GROUP_OWNERS,
     GROW,
     ID_FIRST,
@@ -26,6 +27,7 @@ from tfmq.broker.register import (
     SCHEDULE,
     SCHEDULE_GONE,
     SCHEDULE_STATE,
+    SETTINGS,
     TX_OFFSETS,
     Owner,
     Place,
@@ -54,6 +56,25 @@ def test_a_growth_is_finished_or_taken_back() -> None:
     assert (made.topics[20].state, made.topics[20].partitions, made.topics[20].target) == ("growing", 1, 3)
     made.enter((GROW, 20, 1))
     assert (made.topics[20].state, made.topics[20].partitions) == ("open", 1)
+
+
+def test_settings_of_a_topic_are_replaced_whole() -> None:
+    made = register((CREATE, "orders", 20, 1, {"flush.messages": 1}), (SETTINGS, 20, {"flush.seconds": 2}))
+    assert made.topics[20].settings == {"flush.seconds": 2}
+    with pytest.raises(ValueError):
+        made.enter((SETTINGS, 21, {}))
+
+
+def test_nothing_of_a_deleted_group_is_left() -> None:
+    made = register(
+        (CREATE, "orders", 20, 1, {}),
+        (READY, 20),
+        (GROUP_OWNERS, "billing", 5, [("ada", 9000, [(20, 0)])]),
+        (OFFSETS, "billing", 5, [(20, 0, 100, 0, 1)]),
+        (GROUP_GONE, "billing"),
+        (GROUP_GONE, "nobody"),
+    )
+    assert (made.groups, made.offsets_count, made.owners_count, made.generation) == ({}, 0, 0, 5)
 
 
 def test_offsets_of_a_deleted_topic_are_forgotten() -> None:
@@ -299,8 +320,8 @@ def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> Non
         made.enter(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
         most = max(most, made.owners_count)
-    assert states == ["", "creating", "open", "growing", *["open"] * 11, "deleting", ""]
-    assert (made.next_id, made.generation, made.groups["billing"].generation) == (4112, 3, 3)
+    assert states == ["", "creating", "open", "growing", *["open"] * 13, "deleting", ""]
+    assert (made.next_id, made.generation, made.groups, made.offsets_count) == (4112, 3, {}, 0)
     assert (most, made.owners_count) == (3, 0)
     assert (made.journal_id, made.applied, made.delay_store) == (17, {17: (4160, 3)}, 18)
     assert list(made.schedules) == []

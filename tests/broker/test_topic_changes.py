@@ -8,7 +8,16 @@ import pytest
 from journal.testing import Moment, crash_states
 from tests.broker.helpers import DATA, Broker
 from tests.scale import SEED, scaled
-from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition
+from tfmq.config import load
+from tfmq.protocol.commands import (
+    CreateTopic,
+    DeleteTopic,
+    DescribeTopic,
+    GrowTopic,
+    Metadata,
+    ResumePartition,
+    SetTopic,
+)
 
 
 def test_a_topic_is_made_on_first_use_and_never_by_reading() -> None:
@@ -55,6 +64,49 @@ def test_settings_of_its_own_are_checked_and_used() -> None:
     broker.create(flush__messages=7)
     assert broker.log().options.flush_messages == 7
     assert broker.restart().log().options.flush_messages == 7
+
+
+def test_settings_change_without_a_restart_and_outlive_one() -> None:
+    broker = Broker(flush__messages=50)
+    broker.create(flush__messages=7)
+    log = broker.log()
+    answer = broker.ask(SetTopic("orders", 0, {"retention.seconds": "1h", "retention.action": "archive"}, []))
+    assert answer.settings == {"flush.messages": 7, "retention.seconds": 3600, "retention.action": "archive"}
+    assert (log.options.retention_seconds, log.options.flush_messages) == (3600, 7)
+    assert log.options.archive_folder is not None and broker.disk.exists(log.options.archive_folder)
+    assert broker.ask(SetTopic("orders", 0, {}, ["flush.messages"])).code == "ok"
+    assert log.options.flush_messages == 50
+    again = broker.crashed(broker.disk.crash(keep="nothing")).log().options
+    assert (again.retention_seconds, again.flush_messages) == (3600, 50)
+
+
+def test_settings_are_answered_once_they_are_on_the_disk() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    answer = broker.ask(SetTopic("orders", broker.incarnation(), {"flush.messages": 3}, []))
+    assert not answer.done and broker.log().options.flush_messages == 1000
+    broker.work()
+    assert answer.code == "ok" and broker.log().options.flush_messages == 3
+
+
+def test_settings_that_cannot_change_are_refused_in_a_sentence() -> None:
+    broker = Broker()
+    broker.create()
+    broker.engine.reload(load(flags={"server.data": DATA}, sets=['topic."orders".flush.messages=1']))
+    for settings, unset, code, word in (
+        ({"topics.partitions": 3}, [], "bad_request", "tfmq topic grow"),
+        ({}, ["flush.mesages"], "bad_request", 'did you mean "flush.messages"'),
+        ({"flush.messages": "many"}, [], "bad_request", "must be"),
+        ({"flush.messages": 9}, [], "not_allowed", "SIGHUP"),
+        ({}, ["flush.messages"], "not_allowed", "--set"),
+    ):
+        refused = broker.ask(SetTopic("orders", 0, settings, unset))
+        assert refused.code == code and word in str(refused.failure)
+    assert broker.ask(SetTopic("bills", 0, {}, [])).code == "unknown_topic"
+    assert broker.ask(SetTopic("orders", broker.incarnation() + 1, {}, [])).code == "unknown_topic"
+    described = broker.ask(DescribeTopic("orders")).description
+    assert described["effective"]["flush.messages"] == [1, '--set topic."orders".flush.messages']
+    assert described["effective"]["flush.seconds"] == [10.0, "default"]
 
 
 def test_partitions_grow_and_never_shrink() -> None:

@@ -93,3 +93,24 @@ def test_a_number_with_a_sign_and_no_unit_is_no_place(cli: Cli, topic: str) -> N
         ran = cli("group", "reset", topic, topic, "--to", text)
         assert (ran.code, "has no unit" in ran.err) == (2, True), text
     assert cli("group", "reset", topic, topic, "--to", "-5s").code == 0
+
+
+def test_a_group_is_deleted_unless_a_member_is_alive(cli: Cli, topic: str, broker: LiveServer) -> None:
+    cli("send", topic, "a")
+    with Consumer(broker.address, topics=topic, group=topic, client_id="ada") as consumer:
+        consumer.poll(5)
+        assert cli("group", "show", topic, "--json").json["members"][0]["client"].startswith("ada at ")
+        ran = cli("group", "delete", topic, "--yes")
+        assert (ran.code, "live member" in ran.err) == (1, True)
+    refused = cli("group", "delete", topic)
+    assert refused.code == 2 and "with 1 saved offset, say --yes" in refused.err
+    assert cli("group", "delete", topic, "--yes").err == f"deleted the group {topic}\n"
+    assert topic not in [row["group"] for row in cli("group", "list", "--json").json]
+    assert cli("group", "delete", topic, "--yes").code == 1
+    assert cli("read", topic, "-g", topic).out == b"a\n"
+
+
+def test_a_client_has_the_name_that_it_is_given(cli: Cli, topic: str) -> None:
+    assert cli("send", topic, "a", "--client-id", "web-1").code == 0
+    ran = cli("read", topic, "--client-id", "no spaces")
+    assert ran.code == 2 and "1 to 100 letters" in ran.err

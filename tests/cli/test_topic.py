@@ -71,3 +71,43 @@ def test_trouble_is_told_with_what_to_type(capsys: object) -> None:
     said = capsys.readouterr().err  # type: ignore[attr-defined]
     assert "tfmq topic resume orders --partition 3" in said
     assert "damaged from 10 to 20: a flipped bit" in said
+
+
+def test_settings_are_changed_while_the_server_runs_and_shown_with_their_origin(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic, "--set", "flush.messages=7")
+    ran = cli("topic", "set", topic, "retention.seconds=7d", "flush.messages=")
+    assert (ran.code, ran.err) == (
+        0,
+        f"{topic}: retention.seconds = 604800 (its own)\n{topic}: flush.messages = 1000 (default)\n",
+    )
+    shown = cli("topic", "show", topic, "--json").json
+    assert shown["settings"] == {"retention.seconds": 604_800}
+    assert shown["effective"]["retention.seconds"] == {"value": 604_800, "from": "topic"}
+    assert shown["effective"]["flush.messages"] == {"value": 1000, "from": "default"}
+    assert "604800" in cli("topic", "show", topic).out.decode()
+    assert cli("topic", "set", topic, "--unset", "retention.seconds", "--json").json["settings"] == {}
+    assert cli("topic", "set", topic).code == 2
+    assert "tfmq topic grow" in cli("topic", "set", topic, "topics.partitions=3").err
+    assert 'did you mean "flush.messages"?' in cli("topic", "set", topic, "--unset", "flush.mesages").err
+
+
+def test_a_purge_removes_what_is_older_and_moves_groups_to_what_is_left(cli: Cli, topic: str) -> None:
+    for payload in ("a", "b", "c"):
+        cli("send", topic, payload)
+    cli("read", topic, "-g", topic, "-n", "1")
+    third = cli("read", topic, "--json", "-n", "3").objects[2]["offset"]
+    assert "say --yes" in cli("topic", "purge", topic).err
+    ran = cli("topic", "purge", topic, "--before", str(third), "--yes")
+    assert (ran.code, ran.err) == (
+        0,
+        f"removed 2 messages of {topic}\nmoved to the first message that is left: {topic}\n",
+    )
+    assert cli("read", topic, "-g", topic).out == b"c\n"
+    assert cli("topic", "purge", topic, "--yes", "--json").json["moved"] == []
+    assert cli("read", topic).out == b""
+
+
+def test_an_offset_of_several_partitions_is_none_to_purge_before(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic, "--partitions", "2")
+    ran = cli("topic", "purge", topic, "--before", "10", "--yes")
+    assert ran.code == 2 and "an offset belongs to one: say which" in ran.err

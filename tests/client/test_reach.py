@@ -20,6 +20,16 @@ class Driver:
         self.link = link
 
 
+def test_a_client_has_the_name_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reach("a:1", Driver).link.client == "tfmq-python"
+    monkeypatch.setenv("TFMQ_CLIENT_ID", "web-1")
+    assert reach("a:1", Driver).link.client == "web-1"
+    assert reach("a:1", Driver, client_id="web-2").link.client == "web-2"
+    for wrong in ("", "x" * 101, "a b", "a\nb", 7):
+        with pytest.raises(BadRequest, match="1 to 100 letters"):
+            reach("a:1", Driver, client_id=wrong)  # type: ignore[arg-type]
+
+
 class House:
     """A broker in this process, whose clock stands at noon."""
 

@@ -86,6 +86,10 @@ ACTS: Final[dict[type[Any], Act]] = {
         lambda asked: f"delete topic {asked.topic}",
         lambda deleted: "done" if deleted else "not done: there is none, or not of that incarnation",
     ),
+    commands.SetTopic: Act(
+        lambda asked: f"set topic {asked.topic}",
+        lambda settings: f"done, its own settings are {settings}",
+    ),
     commands.ResumePartition: Act(
         lambda asked: f"resume {asked.topic}-{asked.partition}", lambda state: f"it is {state}"
     ),
@@ -95,6 +99,10 @@ ACTS: Final[dict[type[Any], Act]] = {
     ),
     commands.ResetGroup: Act(
         lambda asked: f"reset group {asked.group}", lambda committed: f"done, {committed} offsets"
+    ),
+    commands.DeleteGroup: Act(
+        lambda asked: f"delete group {asked.group}",
+        lambda deleted: "done" if deleted else "not done: there is none",
     ),
     commands.CommitTransaction: Act(
         lambda asked: f"commit transaction {asked.xid!r} of epoch {asked.epoch}{_heuristic(asked)}",

@@ -150,6 +150,11 @@ class Engine:
     def truncate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.retention.truncate(request, reply)
 
+    @recorded
+    @answered
+    def set_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.changes.set(request, reply)
+
     # Producing
 
     @answered
@@ -240,6 +245,11 @@ class Engine:
     @answered
     def reset_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.house.group_offsets.reset(request, reply)
+
+    @recorded
+    @answered
+    def delete_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
+        self.house.group_offsets.delete(request, reply)
 
     # Transactions
 

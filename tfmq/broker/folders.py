@@ -104,6 +104,13 @@ class Folders:
         for each in opened:
             each.log.abandon("its topic could not be made")
 
+    def prepare(self, topic: Topic, settings: Mapping[str, Any]) -> None:
+        """The archives that the topic's partitions need with these settings. Raises OSError, Full."""
+        for number in range(len(topic.partitions)):
+            archive = self._options(topic.name, number, settings).archive_folder
+            if archive is not None:
+                self.make_archive(archive)
+
     def _open_own(self, topic: TopicRow, number: int, names: list[str]) -> Opened:
         """Opens what is new, or was begun before: that has its marks before anything else."""
         if names and mark_name() not in names:

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from tfmq.broker import group_descriptions
+from tfmq.broker import faults, group_descriptions
 from tfmq.broker.caller import Reply, Session
 from tfmq.broker.group import Group
 from tfmq.broker.groups import Groups, fenced
 from tfmq.broker.offsets import GroupPlace, Offsets
-from tfmq.broker.register import GENERATION
+from tfmq.broker.register import GENERATION, GROUP_GONE
 from tfmq.broker.timers import Timers
 from tfmq.errors import BadRequest, NotAllowed
-from tfmq.protocol.commands import CommitOffsets, GroupOffset, PartitionName, ResetGroup
+from tfmq.protocol.commands import CommitOffsets, DeleteGroup, GroupOffset, PartitionName, ResetGroup
 
 
 class GroupOffsets:
@@ -83,6 +83,24 @@ class GroupOffsets:
             before=[(GENERATION, request.group, generation, "")],
             done=partial(self._groups.cleared, group),
         )
+
+    def delete(self, request: DeleteGroup, reply: Reply) -> None:
+        """Forgets a group without a live member; answers whether there was one. Raises NotAllowed, Busy."""
+        self._refuse_live(request.group)
+        if not self._groups.known(request.group):
+            reply.ok(False)
+            return
+        self._offsets.require_free_group(request.group)
+        group = self._groups.clear(request.group)[0]
+
+        def gone(error: BaseException | None) -> None:
+            self._groups.cleared(group, error)
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok(True)
+
+        self._groups.submit((GROUP_GONE, request.group), gone)
 
     def _refuse_live(self, name: str) -> None:
         group = self._groups.find(name)

@@ -8,7 +8,7 @@ has its session time to do so.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from tfmq.broker.group_strategies import strategy_of
 from tfmq.broker.group_waits import GroupWaits
 from tfmq.broker.group_watch import GroupWatch
 from tfmq.broker.offsets import Offsets
+from tfmq.broker.partition import Waiter
 from tfmq.broker.register import GROUP_OWNERS, GroupRow
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
@@ -190,6 +191,14 @@ class Groups:
     def find(self, name: str) -> Group | None:
         """The group, if anything of it is not in the catalog."""
         return self._roll.find(name)
+
+    def known(self, name: str) -> bool:
+        """Whether there is such a group, in the catalog or only in memory."""
+        return name in self._catalog.register.groups or self._roll.find(name) is not None
+
+    def submit(self, entry: Sequence[Any], done: Waiter) -> None:
+        """An entry about a group that was cleared; `done` once it is on the disk."""
+        self._catalog.submit(entry, done)
 
     def clear(self, name: str) -> tuple[Group, int]:
         """Nobody is a member, or has anything, any more: under that new generation, once the caller has it written, and

@@ -37,13 +37,14 @@ from tfmq.broker.retention import Retention
 from tfmq.broker.schedules import Schedules
 from tfmq.broker.status import status
 from tfmq.broker.timers import Timers
-from tfmq.broker.topic_changes import TopicChanges
+from tfmq.broker.topic_changes import FIXED, TopicChanges
 from tfmq.broker.topics import Topic, Topics, describe_topic
 from tfmq.broker.transactions import Transactions
 from tfmq.broker.writes import Writes
-from tfmq.config import Config
+from tfmq.config import DEFAULT, Config
 from tfmq.errors import Busy
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
+from tfmq.settings_table import TOPIC_KEYS
 from tfmq.transaction.handler import TransactionHandler
 from tfmq.transaction.store import JournalTransactionStore
 
@@ -116,6 +117,8 @@ class House:
             gone=self._gone,
             resumed=self._resumed,
             made=self._made,
+            apply=self.apply_settings,
+            fixed=self.fixed_settings,
         )
         self.writes = Writes(
             partition=self.topics.partition,
@@ -267,6 +270,23 @@ class House:
 
         self.chores.run(partial(self.folders.make_archive, options.archive_folder), made)
 
+    def fixed_settings(self, name: str) -> dict[str, str]:
+        """What the configuration says of one topic, with the place where it does: that comes before its own."""
+        return {
+            key: self.config.origins.get(f'topic."{name}".{key}', "configuration")
+            for key in self.config.topic.get(name, {})
+        }
+
+    def effective_settings(self, topic: Topic) -> dict[str, list[Any]]:
+        """What holds for a topic: key -> [value, where it is from]."""
+        values, fixed = self.settings(topic.name, topic.settings), self.fixed_settings(topic.name)
+        found = {}
+        for key in TOPIC_KEYS:
+            origin = "topic" if key in topic.settings else self.config.origins.get(key, DEFAULT)
+            if key != FIXED:
+                found[key] = [values[key], fixed.get(key, origin)]
+        return found
+
     def producers(self) -> Producers:
         """The memory of who has sent what to one log."""
         return Producers(
@@ -353,8 +373,9 @@ class House:
             if error is not None:
                 reply.error(faults.not_done(error))
             else:
-                reply.ok(result)
+                reply.ok({**result, "effective": effective})
 
+        effective = self.effective_settings(topic)
         self.reads.run(partial(describe_topic, topic), described, session)
 
     def lease(self, request: LeaseProducerIds, reply: Reply) -> None:

@@ -86,6 +86,12 @@ class Offsets:
         if refusal is not None:
             raise refusal
 
+    def require_free_group(self, group: str) -> None:
+        """Raises Busy while a transaction has offsets of the group in doubt."""
+        refusal = self._locks.refusal(group, None)
+        if refusal is not None:
+            raise refusal
+
     def _too_many(self, group: str, places: Sequence[GroupPlace]) -> NotAllowed | None:
         """Why the offsets cannot be kept: they would be more than all groups may have."""
         register = self._catalog.register

@@ -27,8 +27,8 @@ SNAPSHOT_WITH_OWNERS: Final = 4
 SNAPSHOT_NAME: Final = "the catalog's snapshot"
 
 LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURNAL, DELAY_STORE = range(1, 12)
-SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE, GROUP_OWNERS = range(12, 16)
-KIND_MAX: Final = GROUP_OWNERS
+SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE, GROUP_OWNERS, SETTINGS, GROUP_GONE = range(12, 18)
+KIND_MAX: Final = GROUP_GONE
 
 CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 
@@ -158,6 +158,10 @@ class Register:
         row = self.topics[incarnation]
         self.topics[incarnation] = row._replace(partitions=row.target, state=OPEN)
 
+    def _settings(self, incarnation: int, settings: dict[str, Any]) -> None:
+        """All that the topic has of its own from now on."""
+        self.topics[incarnation] = self.topics[incarnation]._replace(settings=settings)
+
     def _delete(self, incarnation: int) -> None:
         self.topics[incarnation] = self.topics[incarnation]._replace(state=DELETING)
 
@@ -188,6 +192,13 @@ class Register:
                 elif incarnation in self.topics:
                     row.owners[incarnation, partition] = Owner(member, generation, session_ms)
         self.owners_count += len(row.owners)
+
+    def _group_gone(self, group: str) -> None:
+        """Nothing is known of it any more; one that is not there changes nothing. Generations are never used again."""
+        row = self.groups.pop(group, None)
+        if row is not None:
+            self.offsets_count -= len(row.offsets)
+            self.owners_count -= len(row.owners)
 
     def _numbered(self, group: str, generation: int) -> GroupRow:
         row = self.groups.setdefault(group, GroupRow())
@@ -243,6 +254,8 @@ class Register:
         SCHEDULE_GONE: _schedule_gone,
         SCHEDULE_STATE: _schedule_state,
         GROUP_OWNERS: _group_owners,
+        SETTINGS: _settings,
+        GROUP_GONE: _group_gone,
     }
 
     # journal.state.State

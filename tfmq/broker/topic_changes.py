@@ -20,9 +20,9 @@ from tfmq.broker.catalog import Catalog
 from tfmq.broker.folders import Folders, Opened
 from tfmq.broker.leases import Leases
 from tfmq.broker.partition import Partition
-from tfmq.broker.register import CREATE, DELETE, GONE, GROW, READY
+from tfmq.broker.register import CREATE, DELETE, GONE, GROW, READY, SETTINGS
 from tfmq.broker.topics import Topic, Topics, row, state_of
-from tfmq.config import check_topic_settings
+from tfmq.config import check_topic_keys, check_topic_settings
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -33,9 +33,12 @@ from tfmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition
+from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition, SetTopic
 
 log = logging.getLogger("tfmq.broker")
+
+FIXED = "topics.partitions"
+"""Only a new topic has a use for it."""
 
 Then = Callable[[BaseException | None], None]
 
@@ -57,12 +60,16 @@ class TopicChanges:
         gone: Callable[[int], None],
         resumed: Callable[[int], None],
         made: Callable[[Topic], None],
+        apply: Callable[[Topic], None],
+        fixed: Callable[[str], Mapping[str, str]],
     ) -> None:
         """`gone(incarnation)` when a deletion is decided, `resumed(log id)` when a partition takes writes again,
-        `made(topic)` when it is there, or has grown.
+        `made(topic)` when it is there, or has grown, `apply(topic)` when its settings are others. `fixed(name)`: what
+        the configuration says of the topic, with the place where it does.
         """
         self._topics = topics
         self._gone, self._resumed, self._made = gone, resumed, made
+        self._apply, self._fixed = apply, fixed
         self._catalog, self._leases, self._folders, self._run = catalog, leases, folders, run
         self._limits = limits
         self._partitions_default, self._auto_create = partitions_default, auto_create
@@ -275,6 +282,63 @@ class TopicChanges:
         self._catalog.submit(
             (GROW, topic.incarnation, count), _next(end, partial(self._fill, topic.incarnation, undo, end))
         )
+
+    # SET_TOPIC
+
+    def set(self, request: SetTopic, reply: Reply) -> None:
+        """Changes what a topic has of its own; answered once that is on the disk and in effect. Raises BadRequest,
+        NotAllowed.
+        """
+        changed = check_topic_settings(request.settings)
+        check_topic_keys(request.unset)
+        if FIXED in (*changed, *request.unset):
+            raise BadRequest(
+                f"{FIXED} says how many partitions a new topic gets, and {request.topic} is there: tfmq topic grow"
+                " gives it more."
+            )
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                reply.error(faults.client_error(error))
+            else:
+                reply.ok(self._topics.topic(request.topic).settings)
+
+        self._set(request, changed, done)
+
+    def _set(self, request: SetTopic, changed: dict[str, Any], then: Then) -> None:
+        name = request.topic
+        if name in self._changing:
+            self._changing[name].append(lambda: self._set(request, changed, then))
+            return
+        topic = self._topics.find(name)
+        if topic is None or request.incarnation not in (0, topic.incarnation):
+            then(UnknownTopic(f"There is no topic {name} of that incarnation."))
+            return
+        fixed = self._fixed(name)
+        for key in (*changed, *request.unset):
+            if key in fixed:
+                then(NotAllowed(
+                    f"{key} of the topic {name} is set where the server is configured ({fixed[key]}), which comes"
+                    " first: change it there, then send the server SIGHUP."
+                ))  # fmt: skip
+                return
+        settings = {key: value for key, value in topic.settings.items() if key not in request.unset} | changed
+        self._changing[name] = []
+        end = partial(self._end, name, then)
+
+        def stored() -> None:
+            topic.settings = settings
+            self._apply(topic)
+            end(None)
+
+        def submit() -> None:
+            self._catalog.submit((SETTINGS, topic.incarnation, settings), _next(end, stored))
+
+        def prepared(result: Any, error: BaseException | None) -> None:
+            _next(end, submit)(None if error is None else faults.not_done(error))
+
+        # An archive that the settings need is made first: without it the next start could not open the log.
+        self._run(partial(self._folders.prepare, topic, settings), prepared)
 
     # DELETE_TOPIC
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, age_text, did_you_mean, output_options, printable
+from tfmq.cli.output import Output, age_text, confirm, counted, did_you_mean, output_options, printable
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
 from tfmq.errors import TfmqError
@@ -21,7 +21,7 @@ MEMBER_COLUMNS = ("member", "client", "live", "last_heard", "partitions", "leavi
 
 @click.group()
 def group() -> None:
-    """Consumer groups: list, show, reset."""
+    """Consumer groups: list, show, reset, delete."""
 
 
 @group.command("list", epilog="\b\nExample:\n  tfmq group list")
@@ -135,3 +135,21 @@ def reset(name: str, topic: str, place: Any, partition: int | None, create: bool
     for number, offset in offsets.items():
         if isinstance(place, int) and offset != place:
             output.say(f"partition {number}: no message begins at {place}; the group goes on at {offset}")
+
+
+@group.command(epilog="\b\nExample:\n  tfmq group delete old-reports --yes")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_options
+def delete(name: str, yes: bool, output: Output) -> None:
+    """Delete a group with all its offsets. Only while no member of it is running."""
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known_group(admin, name)
+        if not yes:
+            confirm(f"delete the group {name} with {counted(len(found.offsets), 'saved offset')}")
+        admin.delete_group(name)
+    if output.json:
+        output.object({"group": name, "deleted": True})
+    output.say(f"deleted the group {name}")

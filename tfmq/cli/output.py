@@ -134,6 +134,13 @@ def words(key: str) -> str:
     return key.replace("_", " ")
 
 
+def confirm(what: str) -> None:
+    """Ask on a terminal whether to do `what`; elsewhere demand --yes, so that a script removes nothing by accident."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"To {what}, say --yes.")
+    click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
+
+
 def cell(value: Any) -> str:
     if value is None or value == [] or value == {}:
         return "-"

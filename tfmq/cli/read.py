@@ -22,7 +22,7 @@ from tfmq.cli.output import (
     time_text,
 )
 from tfmq.cli.topics import known_topic
-from tfmq.cli.values import Place
+from tfmq.cli.values import Place, client_id_option
 from tfmq.ids import print_id
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ Examples:
 @click.option("-g", "--group", help="Read as this consumer group, and save how far it got.")
 @click.option("-t", "--tag", help="Only messages of this tag.")
 @click.option("--format", "template", help="A line a message, as in '%k %o %s'.")
+@client_id_option
 @output_options
 def read(
     topic: str,
@@ -68,6 +69,7 @@ def read(
     group: str | None,
     tag: str | None,
     template: str | None,
+    client_id: str | None,
     output: Output,
 ) -> int:
     """Print the messages of TOPIC, one payload a line, from the earliest to the present end."""
@@ -85,6 +87,7 @@ def read(
         start=start,
         tags=tag,
         on_damage="skip",
+        client_id=client_id,
     )
     out = sys.stdout.buffer
     with consumer, progress(output, f"reading {topic}", None) as advance:

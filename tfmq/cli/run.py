@@ -17,6 +17,8 @@ from typing import Any
 import click
 
 from tfmq.cli.output import Output, did_you_mean, output_options
+from tfmq.cli.values import client_id_option
+from tfmq.client.reach import CLIENT_ID_VARIABLE
 from tfmq.error_base import TfmqError
 
 ORDERS = ("partition", "key", "none")
@@ -45,6 +47,7 @@ ORDERS = ("partition", "key", "none")
 @click.option("--reload", is_flag=True, help="Begin anew when a file of Python below this folder changes.")
 @click.option("--watched", is_flag=True, hidden=True, help="One of several: end when standard input does.")
 @click.option("--check", is_flag=True, hidden=True, help="Only look whether the consumer is there.")
+@client_id_option
 @output_options
 def run(
     target: str,
@@ -55,6 +58,7 @@ def run(
     reload: bool,
     watched: bool,
     check: bool,
+    client_id: str | None,
     output: Output,
 ) -> int:
     """Import MODULE, from this folder too, and run what its CONSUMER has registered with `@consumer.on(...)`.
@@ -65,6 +69,8 @@ def run(
     """
     if output.servers is not None:
         os.environ["TFMQ_SERVERS"] = output.servers
+    if client_id is not None:
+        os.environ[CLIENT_ID_VARIABLE] = client_id
     if check:
         consumer_of(target)
         return 0

@@ -12,7 +12,7 @@ import click
 
 from tfmq.cli.delayed import due_of
 from tfmq.cli.output import Output, dumps, output_options, progress, time_text
-from tfmq.cli.values import Duration, Moment, Property
+from tfmq.cli.values import Duration, Moment, Property, client_id_option
 from tfmq.client.partition_selector import KeyHash
 from tfmq.ids import print_id
 from tfmq.message import Message
@@ -64,6 +64,7 @@ Examples:
     type=click.Choice(["synced", "written", "none"]),
     help="What the answer promises [the server's].",
 )
+@client_id_option
 @output_options
 def send(
     topic: str,
@@ -78,6 +79,7 @@ def send(
     delay: float | None,
     at: datetime | None,
     acks: str | None,
+    client_id: str | None,
     output: Output,
 ) -> None:
     """Send PAYLOADs to TOPIC, which is made on first use.
@@ -100,7 +102,7 @@ def send(
         else map(shared.message, texts(payloads, file, lines, b"\0" if null else b"\n"))
     )
     with (
-        Producer(output.servers, acks=acks, selector=InTurn()) as producer,
+        Producer(output.servers, acks=acks, selector=InTurn(), client_id=client_id) as producer,
         progress(output, f"sending to {topic}", None) as advance,
     ):
         count, last, delayed = send_all(producer, topic, messages, advance, shared.waits and output.json)

@@ -1,13 +1,13 @@
-"""`tfmq topic`: list, create, show, grow, resume, delete."""
+"""`tfmq topic`: list, create, show, set, grow, purge, resume, delete."""
 
-import sys
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, counted, output_options, size_text
+from tfmq.cli.output import Output, confirm, counted, output_options, size_text
 from tfmq.cli.topics import known_topic
-from tfmq.cli.values import Property
+from tfmq.cli.values import Place, Property
 
 if TYPE_CHECKING:
     from tfmq.client.descriptions import PartitionDescription, TopicDescription
@@ -24,10 +24,12 @@ SHOW_COLUMNS = (
     "segments",
 )
 
+SETTING_COLUMNS = ("setting", "value", "from")
+
 
 @click.group()
 def topic() -> None:
-    """Topics: list, create, show, grow, resume, delete."""
+    """Topics: list, create, show, set, grow, purge, resume, delete."""
 
 
 def row_of(found: "TopicDescription") -> dict[str, Any]:
@@ -91,12 +93,27 @@ def show(name: str, output: Output) -> None:
         found = known_topic(admin, name)
     rows = [partition_row(p) for p in found.partitions]
     if output.json:
-        output.object({**row_of(found), "settings": dict(found.settings), "partitions": rows})
+        effective = {
+            key: {"value": value, "from": origin} for key, (value, origin) in found.effective.items()
+        }
+        output.object(
+            {**row_of(found), "settings": dict(found.settings), "effective": effective, "partitions": rows}
+        )
         return
     output.object({**readable(row_of(found)), "settings": dict(found.settings)})
+    output.rows(settings_of(found), SETTING_COLUMNS, "")
     output.rows([readable(row) for row in rows], SHOW_COLUMNS, "")
     for row in rows:
         tell_trouble(output, name, row)
+
+
+def settings_of(found: "TopicDescription") -> list[dict[str, Any]]:
+    """What holds for the topic beside the defaults, as --set takes it, and where it is from."""
+    return [
+        {"setting": key, "value": str(value), "from": "the topic's own" if origin == "topic" else origin}
+        for key, (value, origin) in found.effective.items()
+        if origin != "default"
+    ]
 
 
 def partition_row(found: "PartitionDescription") -> dict[str, Any]:
@@ -125,6 +142,37 @@ def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
         output.say(
             f"partition {number} is damaged from {damage['first']} to {damage['next']}: {damage['reason']}"
         )
+
+
+@topic.command(
+    "set",
+    epilog="\b\nExamples:\n  tfmq topic set orders retention.seconds=7d flush.messages=1\n"
+    "  tfmq topic set orders --unset retention.seconds",
+)
+@click.argument("name")
+@click.argument("settings", nargs=-1, type=Property(), metavar="[KEY=VALUE]...")
+@click.option(
+    "--unset", multiple=True, metavar="KEY", help="Back to the server's value, as KEY= is; may be repeated."
+)
+@output_options
+def set_command(
+    name: str, settings: tuple[tuple[str, str], ...], unset: tuple[str, ...], output: Output
+) -> None:
+    """Change settings of a topic, at once and for good; KEY= goes back to the server's value."""
+    from tfmq.admin import Admin
+
+    if not settings and not unset:
+        raise click.UsageError("say what to change: KEY=VALUE, or --unset KEY")
+    changes = {key: value or None for key, value in settings} | dict.fromkeys(unset)
+    with Admin(output.servers) as admin:
+        known_topic(admin, name)
+        found = admin.set_topic(name, changes)
+    if output.json:
+        output.object({"topic": name, "settings": dict(found.settings)})
+        return
+    for key in changes:
+        value, origin = found.effective[key]
+        output.say(f"{name}: {key} = {value} ({'its own' if origin == 'topic' else origin})")
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic grow orders 8")
@@ -162,6 +210,50 @@ def resume(name: str, partition: int | None, output: Output) -> None:
     output.rows(states, ("topic", "partition", "state"), f"no partition of {name} is stopped")
 
 
+@topic.command(
+    short_help="Remove the messages before a place.",
+    epilog="\b\nExamples:\n  tfmq topic purge orders --before -30d\n"
+    "  tfmq topic purge orders --partition 2 --before 4096\n  tfmq topic purge test-events --yes",
+)
+@click.argument("name")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
+@click.option(
+    "--before", type=Place(), default="latest", help="What is older than this goes [latest: everything]."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_options
+def purge(name: str, partition: int | None, before: str | int | datetime, yes: bool, output: Output) -> None:
+    """Remove the messages of a topic before a place, for ever. Messages go block by block, never more than was asked;
+    the files go with their last block.
+
+    Groups that would go on at a message that is gone go on at the first one that is left, unless a member of them is
+    running.
+    """
+    from tfmq.admin import Admin
+
+    with Admin(output.servers) as admin:
+        found = known_topic(admin, name)
+        where = name if partition is None else f"{name}-{partition}"
+        if not yes:
+            until = "" if before == "latest" else f" before {before}"
+            confirm(f"remove the messages of {where}{until}, for ever")
+        purged = admin.purge(name, partition, before)
+        left = admin.topic(name)
+    count = found.messages - left.messages
+    if output.json:
+        rows = [{"partition": each, "first_offset": first} for each, first in purged.first_offsets.items()]
+        output.object({"topic": name, "partitions": rows, "moved": purged.moved, "left": purged.left})
+        return
+    output.say(f"removed {counted(max(0, count), 'message')} of {where}")
+    if purged.moved:
+        output.say(f"moved to the first message that is left: {', '.join(purged.moved)}")
+    for group in purged.left:
+        output.say(
+            f"{group} has a live member or a transaction, and offsets of messages that are gone: stop its members, then"
+            f" tfmq group reset {group} {name} --to earliest"
+        )
+
+
 @topic.command(epilog="\b\nExample:\n  tfmq topic delete orders --yes")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -173,17 +265,15 @@ def delete(name: str, yes: bool, output: Output) -> None:
     with Admin(output.servers) as admin:
         found = row_of(known_topic(admin, name))
         if not yes:
-            confirm(name, found["messages"], admin.delayed_histogram([0, 1], name).pending)
+            waiting = admin.delayed_histogram([0, 1], name).pending
+            confirm(f"delete {described(name, found['messages'], waiting)}")
         admin.delete_topic(name)
     if output.json:
         output.object({"topic": name, "deleted": True})
     output.say(f"deleted {name}")
 
 
-def confirm(name: str, messages: int, delayed: int) -> None:
-    """Ask on a terminal; elsewhere demand --yes, so that a script deletes nothing by accident."""
-    what = counted(messages, "message")
-    what += f" and {delayed:,} that wait for their time" if delayed else ""
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"To delete {name} with {what}, say --yes.")
-    click.confirm(f"Delete {name} with {what}?", abort=True, err=True)
+def described(name: str, messages: int, delayed: int) -> str:
+    """What would go with a topic."""
+    what = f"{name} with {counted(messages, 'message')}"
+    return what + (f" and {delayed:,} that wait for their time" if delayed else "")

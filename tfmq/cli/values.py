@@ -113,3 +113,26 @@ class Property(click.ParamType):  # type: ignore[type-arg]
         if not equals or not key:
             self.fail(f"{value!r} should be KEY=VALUE", param, context)
         return key, text
+
+
+class ClientId(click.ParamType):  # type: ignore[type-arg]
+    """The name of a client."""
+
+    name = "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> str:
+        from tfmq.client.reach import check_client_id
+        from tfmq.errors import BadRequest
+
+        try:
+            check_client_id(value)
+        except BadRequest as error:
+            self.fail(error.sentence, param, context)
+        return str(value)
+
+
+client_id_option = click.option(
+    "--client-id",
+    type=ClientId(),
+    help="The client's name in group show and the server's log [$TFMQ_CLIENT_ID].",
+)

@@ -27,6 +27,7 @@ from tfmq.client.descriptions import (
     GroupDescription,
     GroupSummary,
     Located,
+    Purged,
     TopicDescription,
     group_description,
     group_summary,
@@ -45,7 +46,7 @@ from tfmq.client.transaction_descriptions import (
     transaction_description,
 )
 from tfmq.client.waiting import Operation
-from tfmq.errors import BadRequest, UnknownTransaction
+from tfmq.errors import BadRequest, Busy, NotAllowed, UnknownTransaction
 from tfmq.limits import TRANSACTIONS_PER_PAGE
 from tfmq.message import Ordinal
 from tfmq.protocol import commands
@@ -93,6 +94,14 @@ class Administration:
         self._cluster.forget(name)
         return int(reply.partitions)
 
+    def set_topic(self, name: str, settings: Mapping[str, Any]) -> Operation[TopicDescription]:
+        found = yield from self._topic(name)
+        values = {key: value for key, value in settings.items() if value is not None}
+        unset = [key for key, value in settings.items() if value is None]
+        yield from self._ask(commands.SetTopic(name, found.incarnation, values, unset))
+        self._cluster.forget(name)
+        return (yield from self.topic(name))
+
     def delete_topic(self, name: str) -> Operation[bool]:
         """With the incarnation, so that a repeat cannot hit a topic that was made anew under the name."""
         topic = yield from self._topic(name)
@@ -109,6 +118,46 @@ class Administration:
         message = commands.Truncate(topic, found.incarnation, partition, offset)
         reply = yield from self._ask(message)
         return int(reply.first_offset)
+
+    def purge(self, topic: str, partition: int | None, before: Place) -> Operation[Purged]:
+        found = yield from self._topic(topic)
+        if type(before) is int and partition is None and len(found.partitions) > 1:
+            raise BadRequest(
+                f"The topic {topic} has {len(found.partitions)} partitions, and an offset belongs to one: say which."
+            )
+        numbers = [each.number for each in found.partitions] if partition is None else [partition]
+        first = {}
+        for number in numbers:
+            located = yield from self.locate(topic, number, before)
+            first[number] = yield from self.truncate_before(topic, number, located.offset)
+        groups = yield from self.groups()
+        moved: list[str] = []
+        left: list[str] = []
+        for each in groups:
+            outcome = yield from self._move_up(each.group, topic, found.incarnation, first)
+            if outcome is not None:
+                (moved if outcome else left).append(each.group)
+        return Purged(first, tuple(moved), tuple(left))
+
+    def _move_up(
+        self, group: str, topic: str, incarnation: int, first: Mapping[int, int]
+    ) -> Operation[bool | None]:
+        """Puts the group to the first offsets where it would go on before them: whether it could be; None: no need."""
+        try:
+            reply = yield from self._ask(
+                commands.ReadOffsets(group, [commands.PartitionName(topic, number) for number in first])
+            )
+            offsets = [
+                commands.GroupOffset(topic, incarnation, each.partition, first[each.partition])
+                for each in reply.offsets
+                if each.incarnation == incarnation and each.offset < first[each.partition]
+            ]
+            if not offsets:
+                return None
+            yield from self._ask(commands.ResetGroup(group, offsets))
+        except (NotAllowed, Busy):
+            return False
+        return True
 
     def locate(self, topic: str, partition: int, place: Place) -> Operation[Located]:
         by, value = question(place)
@@ -140,6 +189,10 @@ class Administration:
         ]
         yield from self._ask(commands.ResetGroup(name, offsets))
         return {number: each.offset for number, each in located.items()}
+
+    def delete_group(self, name: str) -> Operation[bool]:
+        reply = yield from self._ask(commands.DeleteGroup(name))
+        return bool(reply.deleted)
 
     # Transactions
 

@@ -35,12 +35,15 @@ class PartitionDescription(NamedTuple):
 
 
 class TopicDescription(NamedTuple):
-    """One topic with all its partitions."""
+    """One topic with all its partitions. `settings`: what it has of its own; `effective`: what holds for it, key ->
+    (value, where it is from: "topic", "default", or the place in the server's configuration).
+    """
 
     name: str
     incarnation: int
     partitions: tuple[PartitionDescription, ...]
     settings: Mapping[str, Any]
+    effective: Mapping[str, tuple[Any, str]] = {}
 
     @property
     def messages(self) -> int:
@@ -62,6 +65,16 @@ class Located(NamedTuple):
     end_offset: int
     forced_offset: int
     end_ordinal: int
+
+
+class Purged(NamedTuple):
+    """What a purge left: the first offset of each partition; groups that were moved there (`moved`), and groups that
+    stay at a message that is gone because a member is alive, or a transaction has their offsets in doubt (`left`).
+    """
+
+    first_offsets: Mapping[int, int]
+    moved: tuple[str, ...]
+    left: tuple[str, ...]
 
 
 class GroupSummary(NamedTuple):
@@ -107,7 +120,8 @@ def partition_description(row: Mapping[str, Any]) -> PartitionDescription:
 def topic_description(row: Mapping[str, Any]) -> TopicDescription:
     """Of DESCRIBE_TOPIC's map."""
     partitions = tuple(partition_description(each) for each in row["partitions"])
-    return TopicDescription(row["name"], row["incarnation"], partitions, row.get("settings", {}))
+    effective = {key: (value, origin) for key, (value, origin) in row.get("effective", {}).items()}
+    return TopicDescription(row["name"], row["incarnation"], partitions, row.get("settings", {}), effective)
 
 
 def group_summary(row: Mapping[str, Any]) -> GroupSummary:

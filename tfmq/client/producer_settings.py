@@ -36,6 +36,7 @@ class Settings(NamedTuple):
     codec: Codec[Any] | None
     timeout: float
     hooks: Sequence[Hook]
+    client_id: str | None = None
 
     def options(self) -> Options:
         """How the sender is set. Raises `BadRequest` for values that make no sense."""

@@ -54,7 +54,9 @@ class ProducerCore:
         """Raised when closing is over, for whoever closes too."""
         self.plain = self.codec is None and not self.hooks and self.selector.per_batch
         """Whether bytes without key and so on may go the short way into the open batch."""
-        self.link, self.driver, self.wall_clock = reach(settings.servers, driver_type)
+        self.link, self.driver, self.wall_clock = reach(
+            settings.servers, driver_type, client_id=settings.client_id
+        )
         self.owner = owner_type(self)
         self._begin()
         self.transactions = Transactions(self)

@@ -6,6 +6,7 @@ address, in whatever way addresses are given, gets a driver that the broker's ow
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -13,6 +14,10 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from tfmq.client.folders import PATIENCE_SECONDS, Folder
 from tfmq.client.link import Link
 from tfmq.client.servers import Server, folder_of, parse_servers
+from tfmq.errors import BadRequest
+from tfmq.limits import CLIENT_ID_LENGTH, valid_name
+
+CLIENT_ID_VARIABLE = "TFMQ_CLIENT_ID"
 
 Driver = TypeVar("Driver")
 
@@ -58,15 +63,33 @@ def state_folder_of(link: Link) -> str | None:
 
 
 def reach(
-    servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver], *, operator: bool = False
+    servers: str | Sequence[str] | None,
+    driver_type: Callable[[Link], Driver],
+    *,
+    client_id: str | None = None,
+    operator: bool = False,
 ) -> Reached[Driver]:
     """A link to `servers`, as users write them, and its driver. Touches no network. Raises as `parse_servers`.
 
+    `client_id`: its name in lists of members and in the broker's log; None: $TFMQ_CLIENT_ID.
     `operator`: a person uses it, and the broker's log is to tell what it changes.
     """
+    name = os.environ.get(CLIENT_ID_VARIABLE) or None if client_id is None else client_id
+    if name is not None:
+        check_client_id(name)
     found = _reached(servers, driver_type)
+    if name is not None:
+        found.link.client = name
     found.link.operator = operator
     return found
+
+
+def check_client_id(name: object) -> None:
+    """Raises `BadRequest` for what cannot name a client."""
+    if not valid_name(name) or len(str(name)) > CLIENT_ID_LENGTH:
+        raise BadRequest(
+            f"client_id must be 1 to {CLIENT_ID_LENGTH} letters, digits, '.', '_' or '-', not {str(name)[:120]!r}."
+        )
 
 
 def _reached(servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver]) -> Reached[Driver]:

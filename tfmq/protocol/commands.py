@@ -21,6 +21,8 @@ from tfmq.protocol.delay_commands import RescheduleDelayedReply as RescheduleDel
 from tfmq.protocol.fields import ListOf, Optional, Row, Text, Whole
 from tfmq.protocol.group_commands import CommitOffsets as CommitOffsets
 from tfmq.protocol.group_commands import CommitOffsetsReply as CommitOffsetsReply
+from tfmq.protocol.group_commands import DeleteGroup as DeleteGroup
+from tfmq.protocol.group_commands import DeleteGroupReply as DeleteGroupReply
 from tfmq.protocol.group_commands import DescribeGroup as DescribeGroup
 from tfmq.protocol.group_commands import DescribeGroupReply as DescribeGroupReply
 from tfmq.protocol.group_commands import Heartbeat as Heartbeat
@@ -102,6 +104,8 @@ from tfmq.protocol.topic_commands import Metadata as Metadata
 from tfmq.protocol.topic_commands import MetadataReply as MetadataReply
 from tfmq.protocol.topic_commands import ResumePartition as ResumePartition
 from tfmq.protocol.topic_commands import ResumePartitionReply as ResumePartitionReply
+from tfmq.protocol.topic_commands import SetTopic as SetTopic
+from tfmq.protocol.topic_commands import SetTopicReply as SetTopicReply
 from tfmq.protocol.topic_commands import Truncate as Truncate
 from tfmq.protocol.topic_commands import TruncateReply as TruncateReply
 from tfmq.protocol.transaction_commands import AbortCommitGroup as AbortCommitGroup
@@ -331,6 +335,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(14, DescribeTopic, DescribeTopicReply),
     Command(15, ResumePartition, ResumePartitionReply),
     Command(16, Truncate, TruncateReply),
+    Command(17, SetTopic, SetTopicReply),
     Command(20, LeaseProducerIds, LeaseProducerIdsReply),
     Command(21, Produce, ProduceReply, body="the records"),
     Command(22, SucceedProducer, SucceedProducerReply),
@@ -344,6 +349,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(45, ListGroups, ListGroupsReply),
     Command(46, DescribeGroup, DescribeGroupReply),
     Command(47, ResetGroup, ResetGroupReply),
+    Command(48, DeleteGroup, DeleteGroupReply),
     Command(50, BeginTransaction, BeginTransactionReply),
     Command(51, PrepareTransaction, PrepareTransactionReply),
     Command(52, CommitTransaction, CommitTransactionReply),

@@ -137,3 +137,13 @@ class ResetGroup(NamedTuple):
 
 class ResetGroupReply(NamedTuple):
     committed: Size
+
+
+class DeleteGroup(NamedTuple):
+    """Forgets a group that has no live member, with all its offsets."""
+
+    group: Group
+
+
+class DeleteGroupReply(NamedTuple):
+    deleted: Yes

@@ -3,7 +3,7 @@
 from typing import Annotated, NamedTuple
 
 from tfmq import limits
-from tfmq.protocol.fields import ListOf, Name, Optional, Row, Whole
+from tfmq.protocol.fields import ListOf, Name, Optional, Row, Text, Whole
 from tfmq.protocol.rows import Incarnation, Offset, Partition, Partitions, Plain, Topic, TopicRow, Words, Yes
 
 
@@ -85,3 +85,18 @@ class Truncate(NamedTuple):
 
 class TruncateReply(NamedTuple):
     first_offset: Offset
+
+
+class SetTopic(NamedTuple):
+    """Changes settings of the topic's own, those of `unset` back to what the server has; effective at once.
+    `incarnation` 0: whichever bears the name.
+    """
+
+    topic: Topic
+    incarnation: Incarnation
+    settings: Plain
+    unset: Annotated[list[str], ListOf(Text(), limits.MAP_ITEMS)]
+
+
+class SetTopicReply(NamedTuple):
+    settings: Plain

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfmq.server")
 
 REQUESTS = "requests"
-NAME_SHOWN = 100
+NAME_SHOWN = int(limits.CLIENT_ID_LENGTH)
 """Letters of a client's own name that logs show: it chose them, and a line break in them would forge a line."""
 RESUME_PART = 8
 """A session paused at its limit of requests goes on when an eighth of it has been answered."""

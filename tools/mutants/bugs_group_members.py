@@ -176,8 +176,8 @@ SAVED: Final = (
         "reset-under-live-members",
         "a reset needs a group without a live member",
         _OFFSETS,
-        "        self._refuse_live(request.group)\n",
-        "",
+        "        self._refuse_live(request.group)\n        if not request.offsets",
+        "        if not request.offsets",
         [OFFSETS],
     ),
     Mutant(
