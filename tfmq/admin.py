@@ -255,8 +255,8 @@ class Admin:
         misfire: str = "one",
     ) -> ScheduleDescription:
         """Send a message at each time of a cron expression (five fields, as crontab has them, or @daily and the like),
-        in a time zone as in "Europe/Berlin". The same words again are the same schedule; without a `name` it gets one
-        that is made of them. The topic is made on first use.
+        in a time zone as in "Europe/Berlin". A call with the same arguments adds no second schedule. A schedule without
+        a `name` gets one that is made of its arguments. The topic is made on first use.
 
         `misfire`: what becomes of times that were missed, because the broker was down or the partition stopped: "one",
         the latest is sent, once; "all", each, the newest 1,000 at most; "skip", none. Messages also have the
