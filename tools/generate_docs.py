@@ -1,7 +1,8 @@
 """Writes what the pages say of the code from the code itself: `python tools/generate_docs.py [--check]`.
 
 A page holds generated parts between `<!-- generated: NAME -->` and `<!-- end of generated -->`; the rest is
-written by hand and left alone. conf/server.toml is generated whole. `--check` writes nothing, names what is
+written by hand and left alone. conf/server.toml is generated whole, and so is tests/planted-bugs.md, which keeps the
+results of the runs that tried the bugs (`python -m tools.mutants --markdown`). `--check` writes nothing, names what is
 stale, exits 1.
 """
 
@@ -29,6 +30,8 @@ from tfmq.protocol.handles import Handle, print_handle  # noqa: E402
 from tfmq.settings_table import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
 from tfmq.spark.options import OPTIONS, Where  # noqa: E402
 from tools.cli_reference import cli_reference, pipelines_reference  # noqa: E402
+from tools.mutants import page as planted_bugs  # noqa: E402
+from tools.mutants.bugs import BUGS  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -294,6 +297,8 @@ def outputs() -> dict[Path, str]:
     """Every file with generated parts -> what it should hold."""
     pages = {path: path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
     found = {path: filled(text) for path, text in pages.items() if "<!-- generated: " in text}
+    results = planted_bugs.results_in(planted_bugs.PAGE.read_text()) if planted_bugs.PAGE.exists() else {}
+    found[planted_bugs.PAGE] = planted_bugs.text(BUGS, results)
     return {**found, ROOT / "conf" / "server.toml": server_toml()}
 
 
@@ -302,12 +307,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if something is stale")
     only_check = parser.parse_args().check
-    stale = [path for path, text in outputs().items() if not path.exists() or path.read_text() != text]
-    for path in stale:
+    stale = {path: text for path, text in outputs().items() if not path.exists() or path.read_text() != text}
+    for path, text in stale.items():
         name = path.relative_to(ROOT)
         print(f"{name} is stale: run make docs" if only_check else f"wrote {name}")
         if not only_check:
-            path.write_text(filled(path.read_text()) if path.suffix == ".md" else server_toml())
+            path.write_text(text)
     return 1 if stale and only_check else 0
 
 

@@ -1,37 +1,59 @@
-"""tests/planted-bugs.md: what was planted, which promise it breaks, and the test that saw it."""
+"""tests/planted-bugs.md: what is planted, which promise it breaks, and the test that caught it at its last try."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tools.mutants.mutant import Verdict
+from tools.mutants.mutant import ROOT, Mutant, Verdict
+
+PAGE = ROOT / "tests" / "planted-bugs.md"
 
 HEAD = """# Planted bugs
 
-Tests prove little unless they fail when the code is wrong. So each of these bugs is planted on purpose, one at a
-time, in a copy of the checkout, and the tests named with it must see it. `tests/test_mutants.py` holds every bug to
-the code (a change that moves a promise elsewhere has to move its bug, too) and tries a seeded few of them in each
-run; `python -m tools.mutants` tries all of them and writes this page with `--markdown tests/planted-bugs.md`.
+A test proves something only if it fails when the code is wrong. Each of these bugs is planted on purpose, one at a
+time, in a copy of the checkout, and the tests named in it must fail. `tests/test_mutants.py` checks that every bug
+still fits the code, and tries a seeded few of them in each run. `python -m tools.mutants --markdown` tries all of
+them (`--only WORD`: some of them) and writes the results into this page; `make docs` writes the page without trying
+any.
 
-{caught} of {count} are caught.
+{count} bugs are planted. {tried} of them have a result below, of the last run that tried them: {caught} were caught, by
+the test that is named. The other {untried} are marked *not tried here*: the test is the first one of those that should
+catch them.
 """
 
+NOTHING = "**nothing**"
+UNTRIED = "*not tried here:* "
+ROW = re.compile(r"^\| ([\w.'-]+) \| .* \| ([^|]+) \|$", re.MULTILINE)
 
-def text(verdicts: Sequence[Verdict]) -> str:
-    """The page."""
-    caught = sum(verdict.caught for verdict in verdicts)
-    lines = [HEAD.format(caught=caught, count=len(verdicts))]
+
+def text(bugs: Sequence[Mutant], results: Mapping[str, str]) -> str:
+    """The page. `results`: the name of a bug that was tried -> the cell that says what caught it."""
+    tried = [results[bug.name] for bug in bugs if bug.name in results]
+    caught = sum(cell != NOTHING for cell in tried)
+    lines = [HEAD.format(count=len(bugs), tried=len(tried), caught=caught, untried=len(bugs) - len(tried))]
     folder = ""
-    for verdict in sorted(verdicts, key=lambda verdict: str(Path(verdict.mutant.file).parent)):
-        path = Path(verdict.mutant.file)
+    for bug in sorted(bugs, key=lambda bug: str(Path(bug.file).parent)):
+        path = Path(bug.file)
         if str(path.parent) != folder:
             folder = str(path.parent)
             lines += [f"\n## {folder}\n", "| planted bug | in | promise it breaks | caught by |"]
             lines.append("|---|---|---|---|")
-        by = f"`{plain(verdict.caught_by[0])}`" if verdict.caught else "**nothing**"
-        lines.append(f"| {verdict.mutant.name} | {path.name} | {verdict.mutant.promise} | {by} |")
+        by = results.get(bug.name, f"{UNTRIED}`{plain(bug.tests[0])}`")
+        promise = bug.promise.replace("|", r"\|")
+        lines.append(f"| {bug.name} | {path.name} | {promise} | {by} |")
     return "\n".join(lines) + "\n"
+
+
+def results_of(verdicts: Iterable[Verdict]) -> dict[str, str]:
+    """The results of a run, as the page has them."""
+    return {v.mutant.name: f"`{plain(v.caught_by[0])}`" if v.caught else NOTHING for v in verdicts}
+
+
+def results_in(page: str) -> dict[str, str]:
+    """The results that a page has: those of the runs that wrote it."""
+    return {name: cell for name, cell in ROW.findall(page) if not cell.startswith(UNTRIED)}
 
 
 def plain(test: str) -> str:
