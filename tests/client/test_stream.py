@@ -45,6 +45,21 @@ def test_a_lost_answer_doubles_nothing(rig: SenderRig) -> None:
     assert [d.result().offset for d in deliveries] == [batch.offset for batch in rig.broker.logs["orders", 0]]
 
 
+def test_one_line_says_what_a_send_waits_for_once_it_waits_for_long(
+    rig: SenderRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tfmq.client")
+    rig.broker.plan(Produce, *[Busy("Too much waits.")] * 4)  # for 0.75 s together
+    rig.settle(rig.send(b"soon"))
+    assert caplog.messages == []
+    for _ in range(2):
+        rig.broker.plan(Produce, *[Busy("Too much waits.")] * 12)
+        rig.settle(rig.send(b"later"))
+    said = [each for each in caplog.messages if "Too much waits" in each]
+    assert len(said) == len(caplog.messages) == 2, "once for each time"
+    assert said[0].startswith("Waiting up to ") and "for room for messages to orders/0" in said[0]
+
+
 def test_what_is_sent_again_has_the_same_bytes(rig: SenderRig) -> None:
     rig.broker.plan(Produce, CUT)
     rig.settle(rig.send(b"same"))

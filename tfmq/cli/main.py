@@ -179,15 +179,24 @@ def open_what_is_closed() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+class PresentStandardError(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to what is standard error at the time: a progress bar replaces it, so that lines are printed above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def say_warnings() -> None:
     """What the client has to say besides its results (a lost connection, a damaged range), as sentences of ours."""
     logger = logging.getLogger("tfmq")
     if not logger.handlers:
-        handler = logging.StreamHandler()
+        handler = PresentStandardError()
         handler.setFormatter(logging.Formatter("tfmq: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
-        logging.getLogger("tfmq.connection").setLevel(logging.INFO)  # that it waits for a broker
+        for what_waits in ("tfmq.connection", "tfmq.client"):  # for a broker, or for room in it
+            logging.getLogger(what_waits).setLevel(logging.INFO)
 
 
 def quiet_pipe() -> int:

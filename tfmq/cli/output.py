@@ -32,6 +32,8 @@ UNBROKEN_WIDTH = 26
 """A cell of at most this length stays on one line of a table: numbers, states, times."""
 PIPE_WIDTH = 200
 """Where the output is no terminal, a table is at least this wide."""
+BESIDE_BAR = 26
+"""Columns for the number and the time beside a progress bar, and the blanks between them."""
 BETWEEN = "  "
 """Between the values of a row that is not shown as a table, and before its second line."""
 
@@ -319,25 +321,44 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 @contextmanager
-def progress(output: Output, text: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal's standard error; the caller adds what was done. Silent elsewhere."""
-    if output.quiet or output.json or not sys.stderr.isatty():
+def progress(
+    output: Output, text: str, total: int | None, shares_terminal: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal's standard error; the caller adds what was done. Silent elsewhere.
+
+    `shares_terminal`: the command writes to standard output, or a person types, while the bar would be there. A bar
+    and a line of text cannot share a terminal, so there is no bar where these are one, too.
+    """
+    if output.quiet or output.json or shares_terminal or not sys.stderr.isatty():
         yield lambda done: None
         return
     bar = make_bar()
-    task = bar.add_task(text, total=total)
+    room = max(10, bar.console.width - bar_width(bar.console.width) - BESIDE_BAR)
+    task = bar.add_task(text if len(text) <= room else f"{text[: room - 1]}…", total=total)
     with bar:
         yield lambda done: bar.advance(task, done)
+
+
+def bar_width(columns: int) -> int:
+    """Of the bar itself, in a terminal of so many columns."""
+    return min(40, columns // 3)
 
 
 def make_bar() -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    console = Console(file=sys.stderr)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width(console.width)),
         TextColumn("{task.completed:,.0f}"),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=Console(file=sys.stderr), transient=True)
+    # While it is there, what others say on standard error is printed above it. What goes into a pipe stays as it is.
+    return Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+    )

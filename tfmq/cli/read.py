@@ -90,7 +90,7 @@ def read(
         client_id=client_id,
     )
     out = sys.stdout.buffer
-    with consumer, progress(output, f"reading {topic}", None) as advance:
+    with consumer, progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance:
         for messages in wanted(consumer, None if follow else Ends(output, topic, ends, group), count):
             out.writelines(map(line, messages))
             out.flush()  # before the next poll says that these are processed

@@ -101,9 +101,13 @@ def send(
         if from_objects
         else map(shared.message, texts(payloads, file, lines, b"\0" if null else b"\n"))
     )
+    typed = not payloads and file is None and (lines or sys.stdin).isatty()
+    if typed:
+        end = "NUL after each" if null else "one per line"
+        output.say(f"type the messages, {end}; Ctrl-D at the start of a line ends")
     with (
         Producer(output.servers, acks=acks, selector=InTurn(), client_id=client_id) as producer,
-        progress(output, f"sending to {topic}", None) as advance,
+        progress(output, f"sending to {topic}", None, typed) as advance,
     ):
         count, last, delayed = send_all(producer, topic, messages, advance, shared.waits and output.json)
     report(output, topic, count, last, shared.waits, delayed)

@@ -54,6 +54,8 @@ _PASSING = SequenceGap | StaleProducer | UnknownProducer | Busy
 PAUSE_SECONDS = 0.05
 """How long a busy broker is left alone; doubled each time up to the maximum."""
 PAUSE_SECONDS_MAX = 1.0
+SILENT_SECONDS = 1.0
+"""A broker that is busy for longer is worth a line in the log."""
 
 
 class Stream:
@@ -79,6 +81,8 @@ class Stream:
         self._hole = False
         self._unsure = False
         self._pause_seconds = PAUSE_SECONDS
+        self._busy_since = float("inf")
+        """When the broker first said so, inf while it is not busy; -inf once that is logged."""
 
     @property
     def idle(self) -> bool:
@@ -232,6 +236,7 @@ class Stream:
     def _stored(self, call: Call, batch: Batch) -> None:
         self._land(batch)
         self._pause_seconds = PAUSE_SECONDS
+        self._busy_since = float("inf")
         self._stored_through = max(self._stored_through, batch.last_sequence)
         if call.wants_reply:
             self._sender.stored(batch, call.reply.positions, call.reply.durability)
@@ -250,12 +255,22 @@ class Stream:
         first = self.flight[0].bounced if self.flight else None
         if not self._hole and isinstance(first, Busy):
             self.state = "pausing"
+            self._say_busy(first)
             self._sender.later(self._pause_seconds, self._resume)
             self._pause_seconds = min(PAUSE_SECONDS_MAX, 2 * self._pause_seconds)
         elif self._stored_through < 0 and not self._unsure and not self._was_closed():
             self._begin(self.producer_id)  # nothing was ever stored under it, so it is as good as new
         else:
             self._succeed()
+
+    def _say_busy(self, error: Busy) -> None:
+        """Once, when the broker has been busy for a while: whoever looks on should know what this waits for."""
+        now = self._sender.now()
+        self._busy_since = min(self._busy_since, now)
+        if float("-inf") < self._busy_since <= now - SILENT_SECONDS:
+            self._busy_since = float("-inf")
+            seconds = max(0.0, self.flight[0].deadline - now)
+            log.info("Waiting up to %.0f s for room for %s: %s", seconds, self._what, error)
 
     def _was_closed(self) -> bool:
         return any(

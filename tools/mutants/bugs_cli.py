@@ -7,6 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 OUTPUT: Final = "tests/cli/test_output.py"
+TERMINAL: Final = "tests/cli/test_terminal.py"
 
 _OUTPUT = "tfmq/cli/output.py"
 
@@ -26,5 +27,29 @@ COMMAND_LINE: Final = (
         "    if sys.stdout.isatty() and sum(least) + edges > console.width:\n",
         "    if sys.stdout.isatty() and console.width < edges:\n",
         [f"{OUTPUT}::test_no_word_time_or_number_of_a_list_is_broken_however_narrow_the_terminal_is"],
+    ),
+    Mutant(
+        "bar-shares-the-terminal",
+        "a progress bar never stands on a line with output",
+        "tfmq/cli/read.py",
+        "None, follow or sys.stdout.isatty()) as advance",
+        "None) as advance",
+        [f"{TERMINAL}::test_no_command_shows_a_bar_and_its_output_on_one_line"],
+    ),
+    Mutant(
+        "log-line-on-the-bar",
+        "what is logged meanwhile stands above the progress bar",
+        "tfmq/cli/main.py",
+        "        self.stream = sys.stderr\n",
+        "        self.stream = sys.__stderr__\n",
+        [f"{TERMINAL}::test_what_is_said_meanwhile_stands_above_the_bar"],
+    ),
+    Mutant(
+        "busy-without-a-word",
+        "a send that waits for room at the broker says what it waits for",
+        "tfmq/client/stream.py",
+        '        if float("-inf") < self._busy_since <= now - SILENT_SECONDS:\n',
+        '        if self._busy_since <= float("-inf"):\n',
+        ["tests/client/test_stream.py::test_one_line_says_what_a_send_waits_for_once_it_waits_for_long"],
     ),
 )
