@@ -1,5 +1,6 @@
 """The one place where an error becomes a sentence and an exit code."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -157,6 +158,7 @@ def test_a_full_disk_of_the_output_is_not_told_as_the_broker_s(broker: LiveServe
     program = f"{shlex.quote(sys.executable)} -c 'from tfmq.cli.main import main; main()'"
     ran = subprocess.run(
         ["bash", "-c", f"{program} send {topic} x --json --servers {broker.address} >/dev/full"],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         capture_output=True,
         check=False,
     )

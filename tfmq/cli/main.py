@@ -201,8 +201,13 @@ def say_warnings() -> None:
 
 def quiet_pipe() -> int:
     """The reader of our output went away (`tfmq read t | head`): that is no error of ours; nothing more to say."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    discard_output()
     return 0
+
+
+def discard_output() -> None:
+    """What is still buffered cannot be written: without this Python tries again as it ends, and exits with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def explained(error: Exception) -> int:
@@ -221,6 +226,10 @@ def explained(error: Exception) -> int:
             " stays done.",
             err=True,
         )
+        try:
+            sys.stdout.flush()
+        except OSError:
+            discard_output()
         return NOT_DONE
     click.echo(f"tfmq: {reason_of(error)}", err=True)
     return exit_code(error)
