@@ -91,6 +91,21 @@ def test_messages_for_one_partition_share_a_batch_whatever_their_times() -> None
     assert [parse_handle(d.result().delayed).number for d in deliveries] == [0, 1, 2, 3, 4]
 
 
+def test_messages_for_other_partitions_and_topics_never_share_a_batch() -> None:
+    rig = SenderRig(FakeBroker(3), linger_ms=50)
+    rig.settle(*[rig.send(b"known", topic=topic) for topic in ("orders", "bills")])
+    targets = [(topic, partition) for topic in ("orders", "bills") for partition in range(3)] * 2
+    deliveries = [
+        later(rig, b"%d" % number, topic=topic, partition=partition)
+        for number, (topic, partition) in enumerate(targets)
+    ]
+    rig.settle(*deliveries)
+    for number, (topic, partition) in enumerate(targets[:6]):
+        assert rig.broker.delayed_payloads(topic, partition) == [b"%d" % number, b"%d" % (number + 6)]
+    assert [(d.result().topic, d.result().partition) for d in deliveries] == targets
+    assert len(produced(rig)) == 6
+
+
 def test_what_a_message_waited_in_the_client_is_taken_off_its_delay() -> None:
     rig = SenderRig(linger_ms=2000)
     rig.settle(rig.send(b"first"))

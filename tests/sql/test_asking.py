@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import MetaData, create_engine
+from sqlalchemy import MetaData, Table, create_engine
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
@@ -46,10 +46,16 @@ def about(xid: str) -> InDoubt:
 
 
 def left_in_doubt(
-    server: LiveServer, engine: Engine, number: int, *, decided: bool, group: str | None = None
+    server: LiveServer,
+    engine: Engine,
+    number: int,
+    *,
+    decided: bool,
+    group: str | None = None,
+    table: Table = TABLE,
 ) -> str:
     """An owner that died behind the broker's prepare, and behind its own commit if it `decided`."""
-    xid = some_xid(engine)
+    xid = some_xid(engine, table)
     with tfmq.Producer(server.address, group=group or tfmq.sql.database.group_name(engine.url)) as producer:
         transaction = producer.begin(xid)
         for topic in ("orders", "payments"):
@@ -57,7 +63,7 @@ def left_in_doubt(
         if decided:
             with Session(engine) as session, session.begin():
                 session.add(Order(number=number))
-                put(session.connection(), xid)
+                put(session.connection(), xid, table=table)
         transaction.prepare()
     return xid
 
@@ -193,6 +199,19 @@ def test_another_table_answers_for_itself(engine: Engine, server: LiveServer) ->
         assert rows.state_of(connection, mine, tx.xid) == COMMITTED
         assert rows.state_of(connection, TABLE, tx.xid) is None
     mine.drop(engine)
+
+
+def test_each_table_of_a_database_is_answered_for(sqlite_engine: Engine, server: LiveServer) -> None:
+    tables = [TABLE, transaction_table(MetaData(), name="shop_transaction")]
+    with tfmq.Producer(server.address) as producer:
+        for table in tables:
+            rows.create_table(sqlite_engine, table)
+            tfmq.sql.check(producer, sqlite_engine, table=table)
+        xids = [
+            left_in_doubt(server, sqlite_engine, number, decided=True, table=table)
+            for number, table in enumerate(tables)
+        ]
+        wait_until(lambda: {state_of(server, xid) for xid in xids} == {"committed"})
 
 
 def test_a_database_in_memory_is_used_and_not_asked(server: LiveServer) -> None:

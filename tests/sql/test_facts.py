@@ -1,14 +1,14 @@
 """What is learned of a database: once, and only what is so."""
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import MetaData, create_engine
 from sqlalchemy.engine import Engine
 
 from tests.sql.conftest import made
 from tests.sql.helpers import identity
 from tfmq.errors import NotAllowed
 from tfmq.sql import facts
-from tfmq.sql.table import TABLE, create_table
+from tfmq.sql.table import TABLE, create_table, transaction_table
 from tools.rigs.postgresql import PostgresServer
 
 
@@ -51,6 +51,21 @@ def test_what_is_known_is_not_asked_again(engine: Engine) -> None:
     assert facts.known(engine, TABLE) == found
     facts.forget(engine)
     assert facts.known(engine, TABLE) is None
+
+
+def test_what_is_known_of_one_table_is_not_said_of_another(engine: Engine) -> None:
+    other = transaction_table(MetaData(), name="other_transaction")
+    found = learned(engine)
+    assert facts.known(engine, other) is None
+    with engine.connect() as connection, pytest.raises(NotAllowed, match="other_transaction"):
+        facts.learn(connection, other)
+    create_table(engine, other)
+    try:
+        with engine.connect() as connection:
+            assert facts.learn(connection, other).identity != found.identity
+        assert facts.known(engine, other) != facts.known(engine, TABLE) == found
+    finally:
+        other.drop(engine)
 
 
 def test_a_missing_table_is_asked_about_again(engine: Engine) -> None:

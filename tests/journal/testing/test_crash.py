@@ -158,3 +158,44 @@ def test_nothing_and_everything_are_among_the_states(steps: list[tuple[str, str]
     assert {name: whole.read_file(f"d/{name}") for name in whole.list("d")} == {
         name: disk.read_file(f"d/{name}") for name in disk.list("d")
     }
+
+
+NAMES = st.sampled_from(["d/a", "d/b", "e/a"])
+MOVES = st.lists(st.tuples(st.sampled_from(["create", "rename", "unlink"]), NAMES, NAMES), max_size=10)
+
+
+def seen(disk: SimulatedDisk) -> dict[str, bytes]:
+    return {
+        path: disk.read_file(path)
+        for folder in "de"
+        for path in (f"{folder}/{name}" for name in disk.list(folder))
+    }
+
+
+@settings(max_examples=100)
+@given(MOVES)
+def test_a_cut_between_two_calls_undoes_the_later_one_whole(moves: list[tuple[str, str, str]]) -> None:
+    disk = new_disk()
+    disk.make_folder("e")
+    disk.write_file("d/a", b"first")
+    stood = [seen(disk)]
+    for number, (move, name, other) in enumerate(moves):
+        if move == "create" and not disk.exists(name):
+            file = disk.create(name)
+            write_all(file, [b"%d" % number], 0)
+            file.force()
+        elif move == "rename" and disk.exists(name) and name != other:
+            disk.rename(name, other)
+        elif move == "unlink" and disk.exists(name):
+            disk.unlink(name)
+        else:
+            continue
+        stood.append(seen(disk))
+    moment = Moment(disk)
+    # With room for no state at all it gives those of the calls in their order, and nothing that is drawn.
+    assert [seen(moment.build(choice)) for choice in moment.choices(0, random.Random(1))] == stood
+    disk.force_folder("d")
+    left = disk.crash(keep="nothing")
+    assert {path: left.read_file(path) for path in seen(left) if path < "e"} == {
+        path: data for path, data in seen(disk).items() if path < "e"
+    }
