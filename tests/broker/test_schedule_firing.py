@@ -13,6 +13,7 @@ from journal.control import SOURCE_TRANSACTION
 from journal.testing import Moment, crash_states
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import SEED, scaled
+from tfmq.broker.schedule_firing import TOPIC_GONE
 from tfmq.broker.schedule_watch import LOOK_SECONDS, PORTION_STEPS, STALE_MAX
 from tfmq.delay.misfire import ALL_MAX
 from tfmq.protocol import commands
@@ -118,7 +119,9 @@ def test_a_restart_between_two_times_changes_nothing(rule: str) -> None:
         ("skip", ["09:00", "15:00"]),
     ],
 )
-def test_after_a_downtime_its_misfire_rule_decides(rule: str, expected: list[str]) -> None:
+def test_after_a_downtime_its_misfire_rule_decides(
+    rule: str, expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     broker = Scheduling.with_topic()
     broker.add("0 * * * *", misfire=rule)
     broker.until("2026-11-23T09:10")
@@ -128,6 +131,18 @@ def test_after_a_downtime_its_misfire_rule_decides(rule: str, expected: list[str
     again = broker.restart()
     again.look()
     assert hours(again.times()) == expected
+    assert "leaves out" not in caplog.text, "what the rule says is no trouble"
+
+
+def test_what_is_left_out_for_want_of_the_topic_is_said_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *")
+    broker.delete()
+    broker.until("2026-11-23T09:00:01")
+    (told,) = [record.getMessage() for record in caplog.records if "leaves out" in record.getMessage()]
+    assert told.endswith(TOPIC_GONE.format(topic="orders")) and broker.schedule()["trouble"] in told
 
 
 @pytest.mark.parametrize("rule", RULES)
