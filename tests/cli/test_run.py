@@ -1,6 +1,7 @@
 """`tfmq run`: which consumer it means, and a worker over a live broker."""
 
 import asyncio
+import gc
 import logging
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import tfmq
 from tests.cli.conftest import Cli
 from tfmq.cli.main import NOT_REACHED, WRONG_USAGE
-from tfmq.cli.run import consumer_of, say_who
+from tfmq.cli.run import consumer_of, say_who, work
 from tools.rigs.live_server import LiveServer
 
 SECONDS = 60.0
@@ -197,6 +198,20 @@ def test_no_tracebacks_is_an_option_of_the_run(
     for option in ([], ["--no-tracebacks"]):
         assert offline("run", f"{module}:consumer", *option).code == 0
     assert given == [True, False]
+
+
+def test_one_of_several_processes_collects_what_was_imported_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of the time between SIGTERM and the end of four idle processes were the collections at their exit."""
+    write(folder, "frozen_worker", "import tfmq\nconsumer = tfmq.Consumer(topics='orders', group='g')\n")
+    done: list[str] = []
+    consumer = consumer_of("frozen_worker:consumer")
+    monkeypatch.setattr(consumer, "run", lambda **options: done.append("run"))
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    for watched in (False, True):
+        assert work("frozen_worker:consumer", 1, "partition", True, quiet=True, watched=watched) == 0
+    assert done == ["run", "freeze", "run"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

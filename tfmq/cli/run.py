@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import logging
@@ -92,6 +93,8 @@ def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, w
     consumer = consumer_of(target)
     if not quiet:
         logging.getLogger("tfmq").setLevel(logging.INFO)
+    if watched:
+        freeze_imports(consumer)
     from tfmq.aio_consumer import Consumer as AsyncConsumer
 
     try:
@@ -109,6 +112,16 @@ def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, w
 
         return NEVER_BEGAN + explained(error)
     return 0
+
+
+def freeze_imports(consumer: Any) -> None:
+    """Leave everything that is imported by now out of the garbage collections to come, with the store of dead letters,
+    which `run` would import. The last collections, when the interpreter ends, are most of the time that an idle process
+    takes to end, and several end at the same time."""
+    where = consumer._core.options.dead_letters
+    if where is not None and not str(where).startswith("topic:"):
+        import_module("tfmq.dead_letters.sql_store")
+    gc.freeze()
 
 
 class NotRunnable(click.ClickException):
