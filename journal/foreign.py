@@ -13,7 +13,6 @@ from typing import Final
 
 from journal import names
 from journal.disk import Bytes, Disk, File
-from journal.errors import Corrupt
 from journal.index import Index
 from journal.run_index import RunIndex
 from journal.segment import Segment
@@ -94,14 +93,6 @@ class ForeignSegment(Segment):
             self.size = end - self.base
             self._index = self._runs = None
             self._trusted = True
-
-    def pread(self, size: int, position: int) -> bytes:
-        """As its base. Raises Corrupt where the file ends before the log does."""
-        data = super().pread(size, position)
-        if len(data) < min(size, self.size - position):
-            reason = "the file is shorter than the log: it was cut, or the segment behind it is missing"
-            raise Corrupt(self.path, self.base + position + len(data), self.end, reason)
-        return data
 
     @property
     def index(self) -> Index:

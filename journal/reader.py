@@ -22,7 +22,7 @@ from journal.header import FLAG_FILLER, BadRecord, Incomplete, records_of, walk
 from journal.index import RUN_SIZE_MIN, Index, Place
 from journal.mark import cut_since
 from journal.record import BLOCK_SPAN_MAX
-from journal.segment import Segment
+from journal.segment import SHORTER, Segment
 from journal.shapes import Chunk
 
 KNOWN_MAX: Final = 256
@@ -76,7 +76,7 @@ class Reader:
             stop = self._stop(segment, start, end, max_bytes, pread)
             data = pread(segment, stop - start, start)
             if len(data) != stop - start:
-                raise Corrupt(segment.path, start + len(data), stop, "the file is shorter than it was")
+                data, stop = self._whole_blocks(segment, start, end, data)
             self._remember(stop)
             return Chunk(start, offset, stop, data)
 
@@ -254,17 +254,47 @@ class Reader:
         return block.offset
 
     def _stop(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
-        """Where the chunk from `start` ends: at most `max_bytes` on, but at least one block."""
+        """Where the chunk from `start` ends: at most `max_bytes` on, but at least one block.
+
+        A walk that meets damage ends the chunk there: the sound blocks before it are given, and the damage answers a
+        read that begins at it. Raises Corrupt if that is this one.
+        """
         if end - start <= max_bytes:
             return end
         stop = segment.base + self._place(segment, start + max_bytes).position
         if stop > start:
             return stop
-        for block in self._blocks(segment, start, end, pread):
-            if block.next - start > max_bytes:
-                return stop if stop > start else block.next
-            stop = block.next
+        stop = start
+        try:
+            for block in self._blocks(segment, start, end, pread):
+                if block.next - start > max_bytes:
+                    return stop if stop > start else block.next
+                stop = block.next
+        except Corrupt:
+            if stop == start:
+                raise
+            return stop
         return end
+
+    def _whole_blocks(
+        self, segment: Segment, start: int, end: int, data: bytes | bytearray
+    ) -> tuple[bytes | bytearray, int]:
+        """The whole blocks of `data`, which begins at `start`, and where they end; its file is shorter than `end`.
+
+        Raises Corrupt if there are none.
+        """
+        place, error = start, None
+        try:
+            for block in blocks_of(data, start, segment.log_id, verify=False):
+                place = block.next
+        except Incomplete:
+            pass
+        except BadRecord as bad:
+            error = self._broken(segment, place, end, bad)
+        error = error or self._damaged(segment, place, end, SHORTER)
+        if place == start:
+            raise error
+        return data[: place - start], place
 
     def _block_at(self, segment: Segment, offset: int, end: int, pread: Pread) -> Block:
         while True:
@@ -288,7 +318,8 @@ class Reader:
         """Blocks from `start` on, not summed, with as little of the file read as will do. Raises Corrupt."""
         size = RUN_SIZE_MIN
         while start < end:
-            data = pread(segment, min(size, end - start), start)
+            wanted = min(size, end - start)
+            data = pread(segment, wanted, start)
             position = start
             try:
                 for block in blocks_of(data, position, segment.log_id, verify=False):
@@ -300,6 +331,8 @@ class Reader:
                 size = RUN_SIZE_MIN if start > position else min(size * 4, BLOCK_SPAN_MAX)
             except BadRecord as error:
                 raise self._broken(segment, start, end, error) from None
+            if len(data) < wanted:
+                raise self._damaged(segment, start, end, SHORTER)
 
     def _broken(self, segment: Segment, start: int, end: int, error: BadRecord) -> Corrupt:
         """Names the damage that a walk met at `start`, for this reader and for later ones."""

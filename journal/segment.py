@@ -23,6 +23,7 @@ from journal.record import BLOCK_SPAN_MAX, Block, blocks_of, find_next_control
 
 SCAN_SIZE: Final = 1 << 20
 """Bytes that a walk reads at a time; it doubles where one block is larger."""
+SHORTER: Final = "the file is shorter than the log: it was cut, or the segment after it is missing"
 
 
 class Good(NamedTuple):
@@ -203,7 +204,8 @@ class Segment:
         size = SCAN_SIZE
         ordinal: int | None = None
         while position < end:
-            data = self.pread(min(size, end - position), position)
+            wanted = min(size, end - position)
+            data = self.pread(wanted, position)
             start = position
             try:
                 for block in blocks_of(data, self.base + start, self.log_id, verify=verify):
@@ -219,6 +221,8 @@ class Segment:
                 size = SCAN_SIZE if position > start else size * 2
             except BadRecord as error:
                 raise error.at(start + error.position) from None
+            if len(data) < wanted:
+                raise Incomplete(position, SHORTER)
 
     def next_good(self, bad: int) -> Good | None:
         """Where blocks begin again behind the bad block that begins at `bad`; None: nowhere up to the end.

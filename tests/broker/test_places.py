@@ -107,3 +107,10 @@ def test_in_damage_an_ordinal_is_unknown_and_the_range_is_named(broker: Broker) 
     assert fetched.code == "damaged" and fetched.failure is not None
     assert (fetched.failure.details["first"], fetched.failure.details["next"]) == (first, behind)
     assert again.fetch(behind).code == "ok"
+
+
+def test_in_a_block_whose_bytes_are_wrong_an_ordinal_is_unknown(broker: Broker) -> None:
+    """Which a running broker learns from nothing but its checksum."""
+    path = "/data/orders-0/" + "0" * 32 + ".zxQueue"
+    broker.disk.damage(path, offsets(broker)[4] + 20, b"\xff")
+    assert broker.locate(BY_OFFSET, offsets(broker)[4]).ordinal == ORDINAL_UNKNOWN

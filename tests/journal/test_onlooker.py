@@ -168,19 +168,27 @@ def test_a_segment_that_is_missing_is_named() -> None:
     assert (caught.value.first, caught.value.next) == (0, bases[2])
     seen = onlooker(bench)
     bench.disk.unlink(bench.path(segment_name(bases[3])))
-    with pytest.raises(Corrupt, match="the segment behind it is missing") as caught:
+    with pytest.raises(Corrupt, match="the segment after it is missing") as caught:
         seen.read(bases[3], 1)
     assert (caught.value.first, caught.value.next) == (bases[3], bases[4])
 
 
 def test_a_cut_file_is_damage_and_no_endless_loop() -> None:
     bench = bench_of([20_000] * 10)
+    starts = [0]
+    while starts[-1] < bench.log.end_offset:
+        starts.append(bench.log.read(starts[-1], 1).next)
     path = bench.path(segment_name(0))
     data = bench.disk.read_file(path)
     bench.disk.write_file(path, data[: len(data) // 2])
     bench.disk.unlink(bench.path(index_name(0)))
-    with pytest.raises(Corrupt, match="shorter than the log"):
-        read_all(onlooker(bench))
+    whole = max(offset for offset in starts if offset <= len(data) // 2)
+    for max_bytes in (1, 100_000, 1 << 20):
+        seen, offset = onlooker(bench), 0
+        with pytest.raises(Corrupt, match="shorter than the log") as caught:
+            while True:
+                offset = seen.read(offset, max_bytes).next
+        assert (offset, caught.value.first) == (whole, whole), "all that is whole was read first"
 
 
 def test_damage_is_named_and_what_lies_behind_it_is_read() -> None:

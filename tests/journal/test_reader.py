@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from journal.block import find_next_control
 from journal.control import CONTROL_SIZE
 from journal.errors import BeyondEnd, Corrupt, NotARecord
+from journal.header import BadRecord
+from journal.log import Log
 from journal.names import segment_name
+from journal.onlooker import Onlooker
 from journal.reader import KNOWN_MAX
 from journal.record import blocks_of, records_of
-from tests.journal.logs import Bench, payloads_of
+from tests.journal.logs import FOLDER, LOG_ID, Bench, payloads_of
 from tests.scale import scaled, seeded
 
 
@@ -103,16 +109,20 @@ def test_the_end_of_the_records_of_a_block_is_a_position() -> None:
     assert (chunk.start, chunk.next) == (0, end)
 
 
-def test_a_file_that_became_shorter_is_damage() -> None:
+def test_a_file_that_became_shorter_is_damage_behind_its_whole_blocks() -> None:
     bench = Bench()
     log = bench.open()
+    first = bench.send(3).end_offset
     bench.send(3)
     log.force()
     whole = bench.disk.read_file(bench.path(segment_name(0)))
     file = next(file for file in bench.disk.open_files if file.path.endswith(".zxQueue"))
     file.content.truncate(10_000, len(whole) - 5)
-    with pytest.raises(Corrupt):
-        log.read(0, 1 << 20)
+    chunk = log.read(0, 1 << 20)
+    assert (chunk.next, chunk.data) == (first, whole[:first])
+    with pytest.raises(Corrupt) as caught:
+        log.read(first, 1 << 20)
+    assert (caught.value.first, caught.value.next) == (first, len(whole))
 
 
 # The block of a record whose offset is known
@@ -230,3 +240,85 @@ def test_damage_that_a_walk_meets_on_its_way_hides_nothing_behind_it() -> None:
         with pytest.raises(Corrupt) as caught:
             bench.log.seek_offset(offsets[ordinal])
         assert caught.value.first <= offsets[ordinal] < caught.value.next
+
+
+BLOCK_RECORDS = 20
+SPOT = {"header": 2, "payload": 25, "trailer": -CONTROL_SIZE + 40, "trailer header": -CONTROL_SIZE + 9}
+"""Where in a block a byte goes bad, from its start, or (negative) from its end."""
+
+
+@pytest.fixture(scope="module")
+def closed_log() -> Bench:
+    """Two segments and some runs of the index, blocks of about 5 KB, closed cleanly."""
+    bench = Bench(segment_bytes=180_000)
+    bench.open()
+    for _ in range(50):
+        bench.send(BLOCK_RECORDS, 230)
+    bench.log.close()
+    return bench
+
+
+@pytest.mark.parametrize("spot", SPOT)
+@pytest.mark.parametrize("reader", ["fresh", "warm", "another process"])
+def test_damage_hides_no_sound_block_however_little_is_read(
+    closed_log: Bench, spot: str, reader: str
+) -> None:
+    """Each block damaged in turn: a reader that goes on behind what is named gets all others, and the name is exact."""
+    bench, sizes = closed_log, (1, 6_000, 12_000, 40_000, 66_000, 100_000, 1 << 20)
+    edges = block_edges(bench.open())
+    for number, (first, next) in enumerate(pairwise(edges)):
+        max_bytes = sizes[number % len(sizes)] if number < len(edges) - 2 else 12_000
+        log: Log | Onlooker = bench.open()
+        if reader == "warm":
+            block_edges(log)
+        elif reader == "another process":
+            log = Onlooker(bench.disk, FOLDER, LOG_ID)
+        base = max(base for base in (0, *segment_bases(bench)) if base <= first)
+        place = (first if SPOT[spot] >= 0 else next) + SPOT[spot] - base
+        path = bench.path(segment_name(base))
+        whole = bench.disk.read_file(path)[place]
+        bench.disk.damage(path, place, bytes([whole ^ 0x10]))
+        try:
+            assert told_of(log, max_bytes) == ([*edges[:number], *edges[number + 1 : -1]], [(first, next)])
+        finally:
+            bench.disk.damage(path, place, bytes([whole]))
+
+
+def block_edges(log: Log | Onlooker) -> list[int]:
+    """Where the blocks of a sound log begin, and where the last one ends."""
+    found, _ = told_of(log, 50_000)
+    return [*found, end_of(log)]
+
+
+def end_of(log: Log | Onlooker) -> int:
+    return log.end_offset if isinstance(log, Log) else log.marks.forced
+
+
+def segment_bases(bench: Bench) -> list[int]:
+    return [int(name.removesuffix(".zxQueue")) for name in bench.names(".zxQueue")]
+
+
+def told_of(log: Log | Onlooker, max_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Where the verified blocks begin that a reader gets, and the damage that it is told of or finds in what it got."""
+    starts, damage, offset = [], [], 0
+    while offset < end_of(log):
+        try:
+            chunk = log.read(offset, max_bytes)
+        except Corrupt as error:
+            assert error.first == offset, "what is before the damage was not given"
+            damage.append((error.first, error.next))
+            offset = error.next
+            continue
+        offset, data = chunk.start, chunk.data
+        while offset < chunk.next:
+            try:
+                for block in blocks_of(data[offset - chunk.start :], offset, log.log_id):
+                    starts.append(block.offset)
+                    offset = block.next
+            except BadRecord:
+                claim = find_next_control(data, offset - chunk.start, offset=chunk.start, log_id=log.log_id)
+                next = chunk.next if claim is None else max(claim.control.offset, offset)
+                next = claim.control.next if claim is not None and next == offset else next
+                damage.append((offset, next))
+                offset = next
+    return starts, damage

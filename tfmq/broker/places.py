@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from journal.errors import Corrupt
-from journal.header import FLAG_FILLER, HEADER_SIZE, LENGTH, records_of
+from journal.header import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, records_of
 from journal.log import Log
 from journal.record import blocks_of
 from tfmq.broker.caller import Reply, Run
@@ -60,11 +60,11 @@ def ordinal_of(log: Log, offset: int) -> int:
         return ordinal
     try:
         chunk = log.read(offset, ONE_BLOCK, upto="written")
-    except Corrupt:
+        if not chunk.data:
+            return ORDINAL_UNKNOWN
+        block = next(blocks_of(chunk.data, chunk.start, log.log_id))
+    except (Corrupt, BadRecord):  # a read finds damage in the bytes of records only where it verifies them
         return ORDINAL_UNKNOWN
-    if not chunk.data:
-        return ORDINAL_UNKNOWN
-    block = next(blocks_of(chunk.data, chunk.start, log.log_id))
     before = 0
     for record in records_of(block.data):
         if record.position >= chunk.skip_to - chunk.start:

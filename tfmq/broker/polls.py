@@ -132,7 +132,7 @@ class Polls:
         """In a worker: what is there, and what of it is wanted."""
         log = poll.partition.log
         chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
-        return chunk, None if poll.tags is None else tags.blocks_with(chunk.data, poll.tags)
+        return chunk, None if poll.tags is None else _wanted(poll, chunk)
 
     def _read(self, poll: Poll, found: Found | None, error: BaseException | None) -> None:
         poll.reading = False
@@ -149,7 +149,7 @@ class Polls:
         elif poll.tags is None:
             self._ok(poll, chunk, memoryview(chunk.data))
         else:
-            self._filtered(poll, chunk, tags.blocks_with(chunk.data, poll.tags) if blocks is None else blocks)
+            self._filtered(poll, chunk, _wanted(poll, chunk) if blocks is None else blocks)
 
     def _filtered(self, poll: Poll, chunk: Chunk, blocks: list[memoryview]) -> None:
         """Answers the blocks that match. Without any the reader advances: at once where there is more to
@@ -248,6 +248,11 @@ class Polls:
             self._topics.count(poll.partition.name),
             body=body,
         )
+
+
+def _wanted(poll: Poll, chunk: Chunk) -> list[memoryview]:
+    """The blocks of `chunk` that a tag of the poll is in."""
+    return tags.blocks_with(chunk.data, poll.tags or (), chunk.start, poll.partition.log.log_id)
 
 
 def read_error(error: BaseException, partition: Partition) -> BaseException:

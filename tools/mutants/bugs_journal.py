@@ -310,6 +310,14 @@ APPENDS_AND_READS: Final = (
         [LOG, RECOVERY],
     ),
     Mutant(
+        "sound-blocks-before-damage-withheld",
+        "the undamaged blocks before damage are given before the damage is told",
+        "journal/reader.py",
+        "            if stop == start:\n                raise\n            return stop\n",
+        "            raise\n",
+        ["tests/journal/test_reader.py"],
+    ),
+    Mutant(
         "large-block-never-given",
         "a message larger than the fetch size is given alone",
         "journal/reader.py",

@@ -154,6 +154,14 @@ READERS_AND_GROUPS: Final = (
         ["tests/broker/test_tags.py"],
     ),
     Mutant(
+        "filter-hides-damage",
+        "a block is left out for its tags only if it is proven whole",
+        "tfmq/broker/tags.py",
+        "                elif not _proven(data, start, position, offset, log_id):\n",
+        "                elif position > size:\n",
+        ["tests/broker/test_tags.py"],
+    ),
+    Mutant(
         "parked-fetches-unbounded",
         "too many waiting fetches are refused",
         "tfmq/broker/polls.py",
