@@ -1,7 +1,15 @@
 """`tfmq read`: up to the present end, by place, count, tag and group, in every form."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
+from journal.control import CONTROL_SIZE
+from journal.log import Log
+from journal.mark import read_log_id
+from journal.names import segment_name
+from journal.repair import repair
+from journal.shapes import succession
 from tests.cli.conftest import Cli
 from tfmq.cli.output import time_text
 from tfmq.cli.read import filled
@@ -9,6 +17,7 @@ from tfmq.client.received import Origin, ReceivedMessage
 from tfmq.consumer import Consumer
 from tfmq.message import encode_attribute
 from tfmq.producer import Producer
+from tfmq.testing import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
 
@@ -113,3 +122,128 @@ def test_a_template_is_filled_in(template: str, line: bytes) -> None:
 def test_a_template_is_a_line_a_message(cli: Cli, topic: str) -> None:
     cli("send", topic, "a", "b", "-k", "7")
     assert cli("read", topic, "--format", "%k:%s").out == b"7:a\n7:b\n"
+
+
+# Partitions whose last messages cannot be read, or that end in what is no message
+
+
+@pytest.fixture
+def simulated(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
+    """A broker in this process, which `offline` reaches, with blocks of one message in two partitions."""
+    with SimulatedBroker() as broker:
+        monkeypatch.setenv("TFMQ_SERVERS", broker.servers)
+        broker.admin().create_topic("orders", partitions=2)
+        with broker.producer() as producer:
+            for n in range(8):
+                producer.send("orders", f"{n}", partition=n // 4, tag=f"t{n}")
+        yield broker
+
+
+def folder_of(partition: int) -> str:
+    return f"/data/orders-{partition}"
+
+
+def damage_last_block(broker: SimulatedBroker, partition: int, spot: str) -> None:
+    """Of a stopped broker."""
+    path = f"{folder_of(partition)}/{segment_name(0)}"
+    size = broker.disk.size(path)
+    with_one = Log.open(
+        broker.disk, folder_of(partition), log_id=log_id_of(broker, partition), clock=broker.clock
+    )
+    start = with_one.offset_of_ordinal(with_one.end_ordinal - 1)[0]
+    with_one.close()
+    place = {"header": start + 2, "payload": start + 25, "trailer": size - CONTROL_SIZE + 40}[spot]
+    broker.disk.damage(path, place, bytes([broker.disk.read_file(path)[place] ^ 0x10]))
+
+
+def log_id_of(broker: SimulatedBroker, partition: int) -> int:
+    found = read_log_id(broker.disk, folder_of(partition))
+    assert found is not None
+    return found
+
+
+WAYS = {
+    "all": ([], "0 1 2 4 5 6 7"),
+    "one partition": (["--partition", "0"], "0 1 2"),
+    "more than there is": (["-n", "100"], "0 1 2 4 5 6 7"),
+    "a group": (["-g", "billing"], "0 1 2 4 5 6 7"),
+    "a tag": (["--tag", "t1"], "1"),
+    "a tag of what is damaged": (["--tag", "t3"], ""),
+    "a tag of nothing": (["--tag", "none"], ""),
+    "a time": (["--from", "2000-01-01T00:00:00Z"], "0 1 2 4 5 6 7"),
+    "JSON": (["--json", "--partition", "0"], None),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("spot", ["header", "payload", "trailer"])
+@pytest.mark.parametrize("way", WAYS)
+def test_it_ends_where_the_last_block_is_damaged(
+    offline: Cli, simulated: SimulatedBroker, way: str, spot: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options, expected = WAYS[way]
+    simulated.stop()
+    damage_last_block(simulated, 0, spot)
+    simulated.start()
+    ran = offline("read", "orders", *options)
+    assert ran.code == 4
+    assert caplog.text.count("Skipped offsets") == 1
+    if expected is not None:
+        assert sorted(ran.lines) == expected.split()
+    if way == "a group":
+        assert offline("read", "orders", *options) == (0, b"", ""), "the group is past the damage"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("options", [[], ["-g", "billing"], ["--tag", "none"]])
+def test_it_ends_where_every_partition_ends_in_damage(
+    offline: Cli, simulated: SimulatedBroker, options: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    simulated.stop()
+    damage_last_block(simulated, 0, "payload")
+    damage_last_block(simulated, 1, "trailer")
+    simulated.start()
+    ran = offline("read", "orders", *options)
+    assert (ran.code, caplog.text.count("Skipped offsets")) == (4, 2)
+
+
+def close_a_producer(broker: SimulatedBroker) -> None:
+    """The partition ends in a control record without records."""
+    log = Log.open(broker.disk, folder_of(0), log_id=log_id_of(broker, 0), clock=broker.clock)
+    log.append_control(succession(77, 78, -1))
+    log.close()
+
+
+def mend(broker: SimulatedBroker) -> None:
+    """The partition ends in a filler."""
+    damage_last_block(broker, 0, "payload")
+    (repaired,) = repair(broker.disk, folder_of(0))
+    assert (repaired.kept, repaired.lost) == (0, 1)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("change", "rest"), [(close_a_producer, "3 "), (mend, "")])
+@pytest.mark.parametrize("options", [[], ["-n", "100"], ["-g", "billing"]])
+def test_it_ends_where_no_message_is_last(
+    offline: Cli,
+    simulated: SimulatedBroker,
+    change: Callable[[SimulatedBroker], None],
+    rest: str,
+    options: list[str],
+) -> None:
+    simulated.stop()
+    change(simulated)
+    simulated.start()
+    ran = offline("read", "orders", *options)
+    assert (ran.code, sorted(ran.lines)) == (0, f"0 1 2 {rest}4 5 6 7".split())
+    assert offline("read", "orders", "--tag", "none") == (0, b"", "")
+
+
+@pytest.mark.timeout(30)
+def test_a_lag_behind_damage_at_the_end_is_none(simulated: SimulatedBroker) -> None:
+    simulated.stop()
+    damage_last_block(simulated, 0, "payload")
+    simulated.start()
+    with simulated.consumer("orders", on_damage="skip") as consumer:
+        assert len(simulated.drain(consumer)) == 7
+        assert consumer.lag() == 0

@@ -262,7 +262,7 @@ class Fetcher:
             return
         if isinstance(error, Damaged) and self._skip_damage and error.next > plan.offset:
             self._note_skipped(feed, max(error.first, plan.offset), error.next, str(error))
-            feed.fetch_offset = error.next
+            self._go_on_at(feed, error.next, feed.fetch_epoch)
             return
         place = self._reset_place(error)
         if place is None or place < 0:
@@ -270,7 +270,14 @@ class Fetcher:
             return
         first, following = min(plan.offset, place), max(plan.offset, place)
         self._note_skipped(feed, first, following, str(explained(error, plan.name, plan.offset)))
-        feed.fetch_offset, feed.fetch_epoch = place, UNKNOWN
+        self._go_on_at(feed, place, UNKNOWN)
+
+    def _go_on_at(self, feed: Feed, offset: int, epoch: int) -> None:
+        """Fetch from `offset`. A chunk without bytes takes the reader's place there too, after what was read before:
+        nothing may ever follow, and a reader that waits for the present end has reached it."""
+        feed.fetch_offset, feed.fetch_epoch = offset, epoch
+        feed.chunks.append(Chunk(b"", offset, offset, offset, epoch, filtered=False))
+        self._line_up(feed)
 
     def _answered(self, plan: FetchPlan) -> Feed | None:
         """The feed that `plan` was for; None if its answer is void."""
@@ -361,10 +368,9 @@ class Fetcher:
             feed.stop(damaged)
         else:
             self._note_skipped(feed, damaged.first, damaged.next, str(damaged))
-            if damaged.next < chunk.next_offset:
-                rest = chunk.body[damaged.next - chunk.start :]
-                feed.chunks.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
-                feed.chunk_bytes += len(rest)
+            rest = chunk.body[damaged.next - chunk.start :]  # without bytes it still moves the reader's place
+            feed.chunks.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
+            feed.chunk_bytes += len(rest)
 
     def _note_skipped(self, feed: Feed, first: int, next_offset: int, sentence: str) -> None:
         log.warning("Skipped offsets %d to %d. %s", first, next_offset, sentence)

@@ -224,6 +224,14 @@ READING: Final = (
         [FETCHER],
     ),
     Mutant(
+        "reader-stays-before-damage",
+        "a reader that skips damage at the end of a partition has reached the end",
+        "tfmq/client/fetcher.py",
+        '        feed.chunks.append(Chunk(b"", offset, offset, offset, epoch, filtered=False))\n',
+        "",
+        ["tests/issues/test_sound_blocks_before_damage.py"],
+    ),
+    Mutant(
         "skipped-damage-not-reported",
         "what was skipped is counted and named",
         "tfmq/client/fetcher.py",
