@@ -48,7 +48,7 @@ EDGES_BEYOND = 4
 """Of the edges of one question: the ends of time, and a round time before and behind."""
 
 TOO_LATE = "it was delivered already"
-NOT_KNOWN = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs prints the folder)"
+NOT_KNOWN = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
 
 
 @click.group(epilog="\b\nExample:\n  tfmq send reminders hello --delay 30m && tfmq delay list")

@@ -57,7 +57,8 @@ class InDoubt:
             self._silent_seconds = 0.0
             logger.error(
                 "prepared transactions that wait for their owners: %d, the oldest for %d s, which is longer than "
-                "transaction.alarm_seconds = %g; tfmq tx list shows them, docs/operations.md (tfmq --docs) says what to do",
+                "transaction.alarm_seconds = %g; tfmq tx list shows them, docs/operations.md (tfmq --docs) says what "
+                "to do",
                 found.get("prepared", 0),
                 found.get("oldest_prepared_seconds") or 0,
                 self._alarm_seconds,
