@@ -35,4 +35,4 @@ def test_delayed_messages_arrive_in_one_log_that_no_topic_has() -> None:
 
 
 def test_a_mark_says_up_to_where_its_target_must_be_forced() -> None:
-    assert Mark(log_id(16, 0), 4096, [0, 1200]) == (log_id(16, 0), 4096, [0, 1200])
+    assert Mark(log_id(16, 0), 4096, [0, 1200]) == (log_id(16, 0), 4096, [0, 1200], ())

@@ -5,6 +5,7 @@ source only grow at a target, so the highest applied one tells, after any crash,
 at or below it is not done again. Sources do not know partitions, topics or groups: they know a `Destination`.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -84,16 +85,28 @@ class Schedule(NamedTuple):
 Effect: TypeAlias = Append | CommitOffsets | Schedule
 
 
+class Delayed(NamedTuple):
+    """A delayed batch as it waits: message n is for the partition of the log `log_id`, has the number `first_number` +
+    n and the n-th of `dues` (ms of broker time; one alone is that of all). A handle is made of these.
+    """
+
+    log_id: int
+    first_number: int
+    dues: "array[int]"
+
+
 class Mark(NamedTuple):
     """What is written: it survives a power cut once the target `key` is forced up to `end`.
 
     `offsets`: where each batch of the effect begins, in their order; empty where the effect had been written
-    before, for offsets of groups, and for delayed batches, which are not in their partition yet.
+    before, for offsets of groups, and for delayed batches, which are not in their partition yet: for those `delayed`
+    has one row each, likewise.
     """
 
     key: int
     end: int
     offsets: Sequence[int]
+    delayed: Sequence[Delayed] = ()
 
 
 Applied: TypeAlias = Callable[[Mark | None, BaseException | None], None]

@@ -66,8 +66,8 @@ class SendResult(NamedTuple):
 
     `offset` and `message_id` are the first one's; `offset` is None where it is not known (a delayed message,
     or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message;
-    of many that were sent together, a sequence of one for each. None for others, in a transaction, and where
-    the broker's answer was lost and it remembers no more of it.
+    of many that were sent together, a sequence of one for each. None for others, and where
+    the broker's answer was lost and it remembers no more of it; in a transaction also where another process commits it.
     """
 
     topic: str

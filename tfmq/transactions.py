@@ -50,7 +50,8 @@ class Transaction(TransactionHandle):
         deliver_at: Moment | None = None,
     ) -> Delivery:
         """Add one message; arguments as those of `Producer.send`. The handle is done when the transaction has ended.
-        A `delay` counts from the commit. A delayed message of a transaction has no handle in its result.
+        A `delay` counts from the commit. The handle of a delayed message is in its
+        result once the transaction is committed.
 
         Waits for a topic's partitions before its first message, and for room where a transaction of more than a
         megabyte grows faster than the broker takes it. Raises `TransactionState` behind the end, `UnknownTopic`,

@@ -2,10 +2,12 @@
 
 import pytest
 
-from tests.broker.helpers import Broker, Session, after, at
+from tests.broker.helpers import Answer, Broker, Session, Stream, after, at
 from tfmq.broker.delay import TRANSACTION_TOPIC
 from tfmq.effects import ARRIVALS_KEY
-from tfmq.protocol.commands import ResumePartition
+from tfmq.protocol.commands import LeaseProducerIds, ResumePartition
+from tfmq.protocol.handles import Handles, read_dues
+from tfmq.transaction import course
 
 HOUR = 3_600_000
 
@@ -263,3 +265,111 @@ def test_an_unprepared_one_is_refused_while_nothing_can_arrive(broker: Broker) -
     assert refused.failure.outcome == "not done" and "start the broker again" in str(refused.failure)
     assert broker.engine.house.destination.name(ARRIVALS_KEY) == "the delayed messages"
     assert broker.ask(ResumePartition("orders", 0)).state == "open"
+
+
+def told(answer: Answer) -> dict[int, list[str]]:
+    """The handles that a commit told, by batch."""
+    found = {}
+    for each in answer.delayed:
+        dues = read_dues(each.dues)
+        found[each.batch] = list(Handles(each.store_id, each.log_id, each.first_number, dues))
+    return found
+
+
+@pytest.mark.parametrize("way", ["whole", "one phase", "prepared"])
+def test_a_commit_tells_the_handles_of_what_waits(broker: Broker, way: str) -> None:
+    stream, batches = broker.stream(), [("orders", 0, [b"order"]), ("orders", 0, [b"check"], after(HOUR))]
+    if way == "whole":
+        answer = broker.transact(stream, batches)
+    else:
+        began = broker.begin(stream, "order-42")
+        broker.send(stream, began, [b"order"])
+        broker.send(stream, began, [b"check"], due=after(HOUR))
+        if way == "prepared":
+            broker.prepare(began)
+        answer = broker.decide(began, one_phase=way != "prepared")
+    assert answer.state == "committed"
+    (handle,) = told(answer)[1]
+    assert told(answer).keys() == {1}
+    assert [row["handle"] for row in broker.delayed()] == [handle]
+    again = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert again.describe_delayed(handle)["state"] == "pending"
+    moved = again.reschedule(handle, after(2 * HOUR))
+    assert (moved.state, again.cancel_delayed(handle).state) == ("rescheduled", "cancelled")
+    again.advance(4 * 3600)
+    assert again.payloads() == [b"order"]
+
+
+def test_messages_with_dues_of_their_own_have_handles_each(broker: Broker) -> None:
+    stream = broker.stream()
+    began = broker.begin(stream, "x")
+    broker.send(stream, began, [b"a", b"b"], due=after(HOUR))
+    broker.send(stream, began, [b"c", b"d"], due=after(1000) + after(2000))
+    answer = broker.decide(began, one_phase=True)
+    same, own = answer.delayed
+    assert [len(read_dues(each.dues)) for each in (same, own)] == [1, 2], "one due time of all is told once"
+    states = [broker.cancel_delayed(handle).state for handle in told(answer)[1]]
+    assert states == ["cancelled"] * 2
+    broker.advance(2 * 3600)
+    assert broker.payloads() == [b"a", b"b"]
+
+
+def test_transactions_that_are_written_together_have_their_own_handles_each(broker: Broker) -> None:
+    asked = [
+        broker.transaction(broker.stream(), [("orders", 0, [text], after(HOUR))]) for text in (b"a", b"b")
+    ]
+    first, second = [broker.ask(*each, turn=False) for each in asked]
+    broker.engine.turn_ended()
+    assert broker.cancel_delayed(told(second)[0][0]).state == "cancelled"
+    broker.advance(2 * 3600)
+    assert broker.payloads() == [b"a"] and broker.cancel_delayed(told(first)[0][0]).state == "delivered"
+
+
+def test_handles_are_told_once_their_numbers_are_on_the_disk() -> None:
+    """A number that a power cut could give to another message would cancel that one."""
+    broker = Broker(queued=True)
+    broker.create()
+    broker.work()
+    answers = [broker.ask(LeaseProducerIds(1))]
+    broker.work()
+    stream = Stream(answers[0].first)
+    answer = broker.transact(stream, [("orders", 0, [b"check"], after(HOUR))])
+    while not answer.done:
+        assert broker.arrivals.forced_offset == 0
+        broker.step()
+    assert broker.arrivals.forced_offset == broker.arrivals.end_offset > 0
+    assert told(answer).keys() == {0}
+
+
+def test_a_repeat_that_comes_behind_a_restart_tells_no_handles(broker: Broker) -> None:
+    request, body = broker.transaction(broker.stream(), [("orders", 0, [b"check"], after(HOUR))])
+    assert told(broker.ask(request, body))
+    left = broker.crashed(broker.disk.crash(keep="nothing"))
+    again = left.ask(request, body)
+    assert (again.state, again.repeated, again.delayed) == ("committed", True, [])
+    assert len(left.delayed()) == 1
+
+
+def test_an_answer_tells_no_more_handles_than_it_has_room_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "DUES_MAX", 3)
+    stream = broker.stream()
+    began = broker.begin(stream, "x")
+    for dues in (after(1000) + after(2000), after(1000) + after(2000), after(5000)):
+        broker.send(stream, began, [b"d", b"e"][: len(dues) // 8], due=dues)
+    answer = broker.decide(began, one_phase=True)
+    assert sorted(told(answer)) == [0, 2] and len(broker.delayed()) == 5
+
+
+def test_a_large_transaction_tells_its_handles_too(broker: Broker) -> None:
+    stream = broker.stream()
+    began = broker.begin(stream, "x")
+    for _ in range(20):
+        broker.send(stream, began, [bytes(40_000)], due=after(HOUR))
+    answer = broker.decide(began, one_phase=True)
+    broker.advance(1)
+    assert sorted(told(answer)) == list(range(20))
+    assert sorted(each for (each,) in told(answer).values()) == sorted(
+        row["handle"] for row in broker.delayed()
+    )

@@ -73,7 +73,7 @@ class Delay:
     ) -> None:
         self.partition, self.queue, self.store_id = partition, queue, buckets.store_id
         self._buckets, self._levels = buckets, levels
-        self._issuer = issuer(node, buckets.store_id)
+        self.issuer = issuer(node, buckets.store_id)
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
         self._limits, self._lost = limits, lost
         self.stopped = False
@@ -115,7 +115,7 @@ class Delay:
             session,
             self._writes,
             queue=self.queue,
-            store_id=self._issuer,
+            store_id=self.issuer,
             log_id=target.log.log_id,
         )
         self._quotas.take(session, work.size_bytes + REQUEST_BYTES)
@@ -222,7 +222,7 @@ class Delay:
         return (known,)
 
     def _is_own(self, handle: Handle) -> bool:
-        return handle.store_id == self._issuer
+        return handle.store_id == self.issuer
 
     # Many
 
@@ -286,7 +286,7 @@ class Delay:
         return done
 
     def _handle(self, log_id: int, turn: Turn) -> str:
-        return print_handle(Handle(self._issuer, log_id, turn.due, turn.number))
+        return print_handle(Handle(self.issuer, log_id, turn.due, turn.number))
 
     def _row(self, pending: Pending) -> dict[str, Any]:
         """A message that waits, as lists have it."""

@@ -37,7 +37,7 @@ from tfmq.delay.dues import (
     words,
 )
 from tfmq.delay.note import Note
-from tfmq.effects import Applied, Mark, Schedule
+from tfmq.effects import Applied, Delayed, Mark, Schedule
 from tfmq.errors import UNKNOWN
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
 
@@ -190,9 +190,13 @@ class ScheduleWork(EffectWork):
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
         landed, self._landed = self._landed, []
+        delayed = []
         for (each, records), answer in zip(landed, answers[1::BATCHES_OF_ONE], strict=True):
             self._queue.arrived(each.ticket, each.note, records, answer)
-        self._done(Mark(self._key, answers[-1].end_offset, ()), None)
+            dues = each.note.dues
+            times = dues.times[:1] if dues.low == dues.high else dues.times
+            delayed.append(Delayed(each.note.log_id, answer.first_ordinal, times))
+        self._done(Mark(self._key, answers[-1].end_offset, (), delayed), None)
 
     def refused(self, error: BaseException) -> None:
         self._forget()

@@ -39,6 +39,8 @@ from tfmq.protocol.commands import (
     Transact,
     TransactionBatch,
 )
+from tfmq.protocol.handles import write_dues
+from tfmq.protocol.rows import TransactionDelayed
 from tfmq.transaction.handler import TransactionHandler
 from tfmq.transaction.requests import Begin, Done, Ended, GroupCommit, Member
 from tfmq.transaction.requests import Transact as WholeTransaction
@@ -147,8 +149,19 @@ class Transactions:
         self.handler.prepare(request.xid, request.epoch, request.ttl_ms, request.offsets, session, done)
 
     def commit(self, request: CommitTransaction, reply: Reply, session: Session) -> None:
-        done = self._pending(reply, session, committed)
+        done = self._pending(reply, session, self._committed)
         self.handler.commit(*request, session, done)
+
+    def _committed(self, ended: Ended) -> tuple[Any, ...]:
+        return ended.state, ended.dropped, ended.offsets, self._rows(ended)
+
+    def _rows(self, ended: Ended) -> list[TransactionDelayed]:
+        return [
+            TransactionDelayed(
+                batch, self._delay.issuer, each.log_id, each.first_number, write_dues(each.dues)
+            )
+            for batch, each in sorted(ended.delayed.items())
+        ]
 
     def rollback(self, request: RollbackTransaction, reply: Reply, session: Session) -> None:
         self.handler.rollback(*request, self._pending(reply, session, tuple))
@@ -169,10 +182,13 @@ class Transactions:
             if not self._known(request):
                 raise
             pieces = []
-        done = self._pending(reply, session, whole, len(body))
+        done = self._pending(reply, session, self._whole, len(body))
         self.handler.transact(
             WholeTransaction(request.producer_id, request.number, pieces, request.offsets), session, done
         )
+
+    def _whole(self, ended: Ended) -> tuple[Any, ...]:
+        return ended.state, ended.epoch, ended.dropped, ended.offsets, ended.repeated, self._rows(ended)
 
     def _pieces(self, request: Transact, data: Body) -> list[Piece]:
         pieces = []
@@ -266,11 +282,3 @@ def one(result: Any) -> tuple[Any, ...]:
 def sent(result: Any) -> tuple[Any, ...]:
     """A batch inside a transaction lies nowhere yet."""
     return [], ACKS_WRITTEN, False, 0, ORDINAL_UNKNOWN
-
-
-def committed(ended: Ended) -> tuple[Any, ...]:
-    return ended.state, ended.dropped, ended.offsets
-
-
-def whole(ended: Ended) -> tuple[Any, ...]:
-    return ended.state, ended.epoch, ended.dropped, ended.offsets, ended.repeated

@@ -349,11 +349,12 @@ class TransactionCore:
         if not committed and error is None:
             error = TransactionRolledBack()
         offsets = iter(self.ending.placed)
-        for batch in self._batches():
+        for index, batch in enumerate(self._batches()):
             offset = next(offsets, -1)
             if batch is None:
                 continue
             if committed:
+                batch.take_handles(self.ending.delayed.get(index))
                 batch.stored(((0, offset),) if offset >= 0 else (), ACKS_SYNCED)
             elif error is not None:
                 batch.failed(error)

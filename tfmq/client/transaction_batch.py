@@ -11,8 +11,10 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
 from tfmq.client.batch import Batch
+from tfmq.client.delayed_batch import HandledBatch
 from tfmq.client.dues import Dues
 from tfmq.client.encoder import Encoded
+from tfmq.protocol.handles import read_dues
 
 
 class Teller(Protocol):
@@ -29,7 +31,7 @@ class Teller(Protocol):
         ...
 
 
-class TransactionBatch(Batch):
+class TransactionBatch(HandledBatch):
     """Messages of one transaction for one partition of the topic's `incarnation`."""
 
     __slots__ = ("dues", "first_count", "incarnation")
@@ -50,6 +52,11 @@ class TransactionBatch(Batch):
     def due(self) -> bytes | None:
         """What the wire carries of its dues."""
         return None if self.dues is None else self.dues.packed_whole()
+
+    def _dues(self, packed: bytes) -> array[int]:
+        """One alone is that of all messages."""
+        dues = read_dues(packed)
+        return dues * self.count if len(dues) == 1 else dues
 
     def number(self, producer_id: int, sequence: int) -> Encoded:
         encoded = super().number(producer_id, sequence)

@@ -32,12 +32,15 @@ from tfmq.errors import (
 from tfmq.packing import Buffer
 from tfmq.protocol.commands import (
     CommitTransaction,
+    CommitTransactionReply,
     PrepareTransaction,
     RollbackTransaction,
     Transact,
     TransactionOffsets,
+    TransactReply,
 )
 from tfmq.protocol.commands import TransactionBatch as BatchRow
+from tfmq.protocol.rows import TransactionDelayed
 
 if TYPE_CHECKING:
     from tfmq.client.transactions import Transactions
@@ -63,6 +66,8 @@ class Ending:
         """By group."""
         self.placed: Sequence[int] = ()
         """The offsets that the commit told, one a batch in the order sent."""
+        self.delayed: dict[int, TransactionDelayed] = {}
+        """What the commit told of delayed batches, by their index among all."""
         self.dropped = 0
         """Messages that had no topic any more when the transaction was committed."""
         self._found_xid, self._found_epoch = beginning.xid, 0
@@ -163,7 +168,7 @@ class Ending:
                 "The transaction was rolled back before its commit came: its time was over, or its connection lost."
             )
         reply = call.result()
-        self._take(reply.offsets, reply.dropped)
+        self._take(reply)
         return str(reply.state)
 
     def rolling_back(self, seconds: float | None) -> Operation[str]:
@@ -226,8 +231,9 @@ class Ending:
     def _is_empty(self) -> bool:
         return self._gathering.empty and not self.offsets
 
-    def _take(self, placed: Sequence[int], dropped: int) -> None:
-        self.placed, self.dropped = placed, dropped
+    def _take(self, reply: CommitTransactionReply | TransactReply) -> None:
+        self.placed, self.dropped, dropped = reply.offsets, reply.dropped, reply.dropped
+        self.delayed = {each.batch: each for each in reply.delayed}
         if dropped:
             log.warning(
                 "%d messages of transaction %s were dropped: their topics were deleted before it was committed.",
@@ -271,7 +277,7 @@ class Ending:
             if not done:
                 self._gathering.put_back(batches)
         self._framed = batches
-        self._take(reply.offsets, reply.dropped)
+        self._take(reply)
         stream.sequence += sum(batch.count for batch in batches)
         self._home.streams.give(stream)
         return str(reply.state)

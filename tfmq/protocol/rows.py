@@ -146,6 +146,18 @@ class DelayedBatch(NamedTuple):
     dues: Annotated[bytes, _DUES]
 
 
+class TransactionDelayed(NamedTuple):
+    """The delayed batch with that index among all of a transaction, as the broker took it: as DelayedBatch, but one due
+    time alone is that of all its messages.
+    """
+
+    batch: Size
+    store_id: Identity
+    log_id: Identity
+    first_number: Number
+    dues: Annotated[bytes, _DUES]
+
+
 class TransactionOffsets(NamedTuple):
     """Where a consumer group goes on once the transaction is committed."""
 
@@ -184,6 +196,7 @@ TransactionBatches = Annotated[list[TransactionBatch], ListOf(Row(TransactionBat
 OffsetsInside = Annotated[
     list[TransactionOffsets], ListOf(Row(TransactionOffsets), limits.TRANSACTION_OFFSET_GROUPS)
 ]
+SentDelayed = Annotated[list[TransactionDelayed], ListOf(Row(TransactionDelayed), limits.TRANSACT_BATCHES)]
 SentOffsets = Annotated[
     list[int], ListOf(Whole(-1, (1 << 63) - 1, "u63, or -1"), limits.TRANSACTION_PIECES.cap)
 ]

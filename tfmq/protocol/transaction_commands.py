@@ -16,6 +16,7 @@ from tfmq.protocol.rows import (
     OffsetsInside,
     Plain,
     ProducerId,
+    SentDelayed,
     SentOffsets,
     Size,
     TimeMs,
@@ -80,6 +81,7 @@ class CommitTransactionReply(NamedTuple):
     state: Words
     dropped: Number
     offsets: SentOffsets
+    delayed: SentDelayed = []  # noqa: RUF012 - never changed
 
 
 class RollbackTransaction(NamedTuple):
@@ -150,6 +152,7 @@ class TransactReply(NamedTuple):
     dropped: Number
     offsets: SentOffsets
     repeated: Yes
+    delayed: SentDelayed = []  # noqa: RUF012 - never changed
 
 
 class AwaitChecks(NamedTuple):

@@ -7,11 +7,11 @@ can undo a decision: an error of a target is waited out, and only a target that 
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from journal.control import SOURCE_TRANSACTION
 from journal.header import SEQUENCE_BITS
-from tfmq.effects import OFFSETS_KEY, Destination, Mark, SourceName
+from tfmq.effects import OFFSETS_KEY, Delayed, Destination, Mark, SourceName
 from tfmq.transaction.convoy import Pace
 from tfmq.transaction.course import Course
 from tfmq.transaction.line import Line
@@ -28,6 +28,10 @@ LATE_SECONDS: Final = 10.0
 """Who waits for a commit is told so long after the decision that it is still being applied."""
 TURN_BYTES: Final = 8 << 20
 """After so much of small parts, about ten milliseconds' work, everybody else has a turn."""
+DUES_MAX_ALL: Final = 4 << 20
+"""Words of due times that all decisions together keep until they are settled: 32 MiB. Above, no handles are told."""
+Noted: TypeAlias = tuple[Course, Sequence[int], Sequence[Delayed]]
+"""A decision, the indexes of delayed batches of it, and what these came to."""
 OFFSETS_TARGET: Final = Target(OFFSETS_KEY, "", 0, 0, 0)
 
 
@@ -59,6 +63,8 @@ class Applier:
         self._due: dict[Line, None] = {}
         self._next_turn: dict[Line, None] = {}
         self._turn_bytes = 0
+        self.dues = 0
+        """Words of due times that courses keep to be told."""
         self._late: deque[tuple[float, Course]] = deque()
         self._timer: Any = None
         self._stopped: Callable[[], None] | None = None
@@ -157,6 +163,23 @@ class Applier:
         self.settling.add(mark, parts)
         self._done(line, parts)
 
+    def note_delayed(self, mark: Mark, noted: Sequence[Noted]) -> None:
+        """Delayed batches are written: what they came to is told once that is on the disk, which is asked for now."""
+        for course, _, _ in noted:
+            course.unsure += 1
+
+        def forced(error: BaseException | None) -> None:
+            for course, pieces, delayed in noted:
+                course.unsure -= 1
+                if error is None and self.dues < DUES_MAX_ALL:
+                    before = course.dues
+                    course.note_delayed(pieces, delayed)
+                    self.dues += course.dues - before
+                if course.known:
+                    course.tell()
+
+        self.destination.when_forced(mark, forced)
+
     def dropped(self, line: Line, parts: Sequence[Part]) -> None:
         """Their target is gone for ever."""
         for course, target in parts:
@@ -184,11 +207,14 @@ class Applier:
             course.applied = True
             self.store.applied(course.decision)
             self._ended(course)
-            course.tell()
+            if course.known:
+                course.tell()
         if course.safe:
             self._settle(course)
 
     def _settle(self, course: Course) -> None:
+        self.dues -= course.dues
+        course.dues = 0
         self.store.settle(course.decision)
         course.tell_safe()
 
@@ -253,7 +279,7 @@ class Applier:
     # Those that take long
 
     def _watch(self, course: Course) -> None:
-        while self._late and self._late[0][1].applied:
+        while self._late and self._late[0][1].known:
             self._late.popleft()
         self._late.append((self.timers.now() + LATE_SECONDS, course))
         if self._timer is None:
@@ -262,9 +288,9 @@ class Applier:
     def _ring(self) -> None:
         self._timer = None
         now = self.timers.now()
-        while self._late and (self._late[0][0] <= now or self._late[0][1].applied):
+        while self._late and (self._late[0][0] <= now or self._late[0][1].known):
             course = self._late.popleft()[1]
-            if not course.applied:
+            if not course.known:
                 course.tell_late()
         if self._late:
             self._timer = self.timers.after(self._late[0][0] - now, self._ring)

@@ -135,6 +135,8 @@ class Convoy:
             self._end(None, error)
             return
         self._applier.pace.written(mark, found.size_bytes)
+        if mark.delayed:
+            self._applier.note_delayed(mark, [(self._part.course, found.pieces, mark.delayed)])
         self._mark = mark
         if self._recalled is not None:
             self._end(None, self._recalled)
@@ -153,4 +155,4 @@ class Convoy:
         if self._holds:
             self._applier.destination.unhold(self._line.key)
         self._applier.pace.leave()
-        self._done(None if mark is None else mark._replace(offsets=()), error)
+        self._done(None if mark is None else mark._replace(offsets=(), delayed=()), error)

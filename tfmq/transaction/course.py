@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from tfmq.effects import Delayed
 from tfmq.transaction import states
 from tfmq.transaction.transaction import Decision
 
@@ -10,6 +11,9 @@ OFFSETS_MAX: Final = 4096
 """Batches of which the offsets are answered: as many as one TRANSACT may have. More would fill a frame."""
 
 UNKNOWN_OFFSET: Final = -1
+
+DUES_MAX: Final = 65_536
+"""Words of due times that one answer tells: half a megabyte. A batch whose messages are all due at once has one."""
 
 Waiting: TypeAlias = Callable[["Course", BaseException | None], None]
 """waiting(course, None) when it is applied, or when it is sure to take long; waiting(course, error) when nobody
@@ -20,6 +24,11 @@ class Course:
     """`left`: targets without their part. `unforced`: parts that are written, not known to be on the disk. `stuck`: a
     target stopped before one of those was forced, so nobody sees it until the target is resumed.
 
+    `unsure`: appends of delayed batches that are not known to be on the disk. A commit is answered after they are: a
+    message's handle has the number that it got there, which a power cut could give to another one before.
+
+    `delayed`: what is told of delayed batches, by their index; it has `dues` words of due times.
+
     `reserved`: bytes set aside for it. `offsets`: where each batch begins, -1 where that is not known; empty for many
     batches, for groups and after a restart. `applied`: every target had its part once.
     """
@@ -27,7 +36,9 @@ class Course:
     __slots__ = (
         "applied",
         "decision",
+        "delayed",
         "dropped",
+        "dues",
         "failure",
         "late",
         "left",
@@ -36,13 +47,15 @@ class Course:
         "settling",
         "stuck",
         "unforced",
+        "unsure",
         "waiting",
     )
 
     def __init__(self, decision: Decision, reserved: int = 0, batches: int = 0) -> None:
         self.decision = decision
         self.reserved = reserved
-        self.left = self.unforced = self.dropped = 0
+        self.left = self.unforced = self.dropped = self.unsure = self.dues = 0
+        self.delayed: dict[int, Delayed] = {}
         self.applied = self.late = self.stuck = False
         self.failure: BaseException | None = None
         self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
@@ -61,9 +74,14 @@ class Course:
         """All of it is written, and all of that on the disk."""
         return self.applied and not self.left and not self.unforced
 
+    @property
+    def known(self) -> bool:
+        """It is applied, and all that an answer can tell of it is known."""
+        return self.applied and not self.unsure
+
     def wait(self, waiting: Waiting) -> None:
         """Tells `waiting` now if there is something to tell, else later."""
-        if self.failure is not None or self.applied or self.late:
+        if self.failure is not None or self.known or self.late:
             waiting(self, self.failure)
         else:
             self.waiting.append(waiting)
@@ -96,3 +114,10 @@ class Course:
             for piece, offset in zip(pieces, offsets, strict=False):
                 if piece >= 0:
                     self.offsets[piece] = offset
+
+    def note_delayed(self, pieces: Sequence[int], delayed: Sequence[Delayed]) -> None:
+        """What delayed batches of it came to, as far as an answer has room; `pieces` as above."""
+        for piece, each in zip(pieces, delayed, strict=False):
+            if self.offsets and piece >= 0 and self.dues + len(each.dues) <= DUES_MAX:
+                self.dues += len(each.dues)
+                self.delayed[piece] = each

@@ -230,6 +230,7 @@ class Line:
         if self.parked:
             self._tell_open()
         self._note_offsets(parts, mark)
+        self._note_delayed(parts, mark)
         self._applier.arrived(self, parts, mark)
 
     def _note_offsets(self, parts: Sequence[Part], mark: Mark) -> None:
@@ -240,6 +241,15 @@ class Line:
         for part, pieces in zip(parts, self._pieces, strict=False):
             part.course.note_offsets(pieces, mark.offsets[first : first + len(pieces)])
             first += len(pieces)
+
+    def _note_delayed(self, parts: Sequence[Part], mark: Mark) -> None:
+        noted = []
+        first = 0
+        for part, pieces in zip(parts, self._pieces, strict=False):
+            noted.append((part.course, pieces, mark.delayed[first : first + len(pieces)]))
+            first += len(pieces)
+        if mark.delayed:
+            self._applier.note_delayed(mark, noted)
 
     def _failed(self, error: BaseException) -> None:
         self._known = False

@@ -1,7 +1,9 @@
 """What a session asks of the `TransactionHandler`, and what it is told: plain values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from tfmq.effects import Delayed
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 """done(result, None) or done(None, error): once, at once or later, in the owner's thread."""
@@ -68,7 +70,7 @@ class Ended(NamedTuple):
 
     `dropped`: messages for topics that are gone. `offsets`: one a batch in the order sent, -1 where it is not
     known or not on the disk yet; [] for large transactions and after a restart. `repeated`: this is the answer
-    to an earlier request.
+    to an earlier request. `delayed`: what delayed batches came to, by their index, as far as it is known.
     """
 
     state: str
@@ -76,6 +78,7 @@ class Ended(NamedTuple):
     dropped: int = 0
     offsets: Sequence[int] = ()
     repeated: bool = False
+    delayed: Mapping[int, Delayed] = {}
 
 
 class RolledBack(NamedTuple):

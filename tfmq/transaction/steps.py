@@ -155,7 +155,7 @@ def tell_ended(epoch: int, repeated: bool, done: Done, course: Course, error: Ba
     if error is not None:
         done(None, error)
     else:
-        done(Ended(course.state, epoch, course.dropped, course.offsets, repeated), None)
+        done(Ended(course.state, epoch, course.dropped, course.offsets, repeated, course.delayed), None)
 
 
 def answer(done: Done, told: Any, error: BaseException | None, refusal: TfmqError | None = None) -> None:

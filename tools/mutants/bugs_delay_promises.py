@@ -20,8 +20,8 @@ _HANDLES: Final = (
         "a-strange-handle-is-one-s-own",
         "the handle of another broker is unknown",
         "tfmq/broker/delay.py",
-        "        return handle.store_id == self._issuer\n",
-        "        return bool(handle.store_id and self._issuer)\n",
+        "        return handle.store_id == self.issuer\n",
+        "        return bool(handle.store_id and self.issuer)\n",
         [TWO],
     ),
     Mutant(

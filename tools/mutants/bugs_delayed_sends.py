@@ -76,8 +76,8 @@ DELAYED_SENDS: Final = (
         "handles-of-other-messages",
         "each message of a delayed batch gets its own handle",
         "tfmq/client/delayed_batch.py",
-        "self.handles and self.handles[first : first + count]",
-        "self.handles and self.handles[:count]",
+        "delayed=self.handles[first : first + count]",
+        "delayed=self.handles[:count]",
         ["tests/client/test_delayed_batch.py"],
     ),
     Mutant(

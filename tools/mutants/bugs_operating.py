@@ -9,7 +9,41 @@ from tools.mutants.mutant import Mutant
 ACTS: Final = "tests/broker/test_acts.py"
 RETENTION: Final = "tests/broker/test_retention.py"
 
+DELAYED: Final = "tests/broker/test_delayed_transactions.py"
+
 OPERATING: Final = (
+    Mutant(
+        "handles-told-before-the-force",
+        "the handle of a delayed message in a transaction never names another one behind a power cut",
+        "tfmq/transaction/applying.py",
+        "        self.destination.when_forced(mark, forced)\n",
+        "        forced(None)\n",
+        [DELAYED],
+    ),
+    Mutant(
+        "handles-without-a-bound",
+        "the answer to a commit tells no more handles than it has room for",
+        "tfmq/transaction/course.py",
+        " and self.dues + len(each.dues) <= DUES_MAX:",
+        ":",
+        [DELAYED],
+    ),
+    Mutant(
+        "handles-of-the-first-batch",
+        "each delayed batch of a transaction has its own handles",
+        "tfmq/transaction/line.py",
+        "mark.delayed[first : first + len(pieces)]))",
+        "mark.delayed[: len(pieces)]))",
+        [DELAYED],
+    ),
+    Mutant(
+        "handles-that-no-delivery-gets",
+        "a delivery of a committed transaction has the handle of its delayed message",
+        "tfmq/client/transaction.py",
+        "                batch.take_handles(self.ending.delayed.get(index))\n",
+        "",
+        ["tests/test_transaction_handles.py"],
+    ),
     Mutant(
         "reload-that-keeps-the-limits",
         "limits that are read again on SIGHUP hold at once",
