@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.scale import FRACTION, SCALE, SEED
+from tests.sound_folders import watched
 
 CANNOT_BE_HAD = "cannot be had here:"
 
@@ -49,6 +50,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     return f"scale {SCALE:g} of the full counts (TFMQ_TEST_SCALE), seed {SEED} (TFMQ_TEST_SEED)"
+
+
+@pytest.fixture(autouse=True)
+def _folders_are_sound() -> Generator[None]:
+    with watched():
+        yield
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -3,10 +3,12 @@
 import errno
 import zlib
 
+import pytest
+
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import reserve as module
 from tfmq.broker.register import DELETE, GENERATION
-from tfmq.broker.reserve import PIECE_BYTES, PIECES, ROOM_BYTES, SIZE_BYTES
+from tfmq.broker.reserve import PIECE_BYTES, PIECES, QUIET_SECONDS, ROOM_BYTES, SIZE_BYTES
 
 PATH = f"{DATA}/meta/reserve"
 
@@ -134,3 +136,65 @@ def test_a_deletion_that_a_full_disk_cut_short_is_ended_by_the_next_start() -> N
     disk.space_bytes = disk.used_bytes()
     again = Broker(disk)
     assert topics(again) == []
+
+
+# What the log says of a full disk
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged of a full disk, in a word each."""
+    texts = [record.getMessage() for record in caplog.records]
+    return [
+        "full" if "no space is left on the disk" in text else "again"
+        for text in texts
+        if "no space is left on the disk" in text or "take messages again" in text
+    ]
+
+
+class Sender:
+    """Sends single messages to a topic of its own; one that is refused is sent again by the next."""
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        broker.create(topic)
+        self.broker, self.topic, self.id, self.sequence = broker, topic, broker.lease(), 0
+
+    def __call__(self, size: int) -> str:
+        code = self.broker.produce(self.id, self.sequence, [b"x" * size], topic=self.topic).code
+        self.sequence += code == "ok"
+        return code
+
+
+def test_a_full_disk_is_one_line_however_much_is_sent_and_its_end_one_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where smaller messages, or those of another partition, still find room between the refused ones."""
+    caplog.set_level("INFO", logger="tfmq.broker")
+    broker = Broker()
+    orders, bills = Sender(broker, "orders"), Sender(broker, "bills")
+    assert (orders(1), bills(1)) == ("ok", "ok")
+    for number in range(50):
+        broker.disk.space_bytes = broker.disk.used_bytes() + 1_000
+        assert (orders, bills)[number % 2](5_000) == "disk_full"
+        assert (bills, orders)[number % 2](1) == "ok"
+        broker.advance(0.5)
+    assert lines(caplog) == ["full"]
+    broker.disk.space_bytes = broker.disk.used_bytes()
+    broker.advance(3 * QUIET_SECONDS)
+    assert lines(caplog) == ["full"], "nothing was sent, so nothing is known"
+    broker.disk.space_bytes = None
+    assert orders(5_000) == "ok"
+    broker.advance(1)
+    assert lines(caplog) == ["full", "again"]
+
+
+def test_a_disk_that_flaps_is_told_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="tfmq.broker")
+    broker = Broker()
+    orders = Sender(broker, "orders")
+    for number in range(400):  # of 0.25 s, 100 in all
+        broker.disk.space_bytes = None if number % 48 >= 4 else 1
+        orders(1)
+        broker.advance(0.25)
+    told = lines(caplog)
+    assert told[:4] == ["full", "again"] * 2
+    assert len(told) <= 2 * 100 / QUIET_SECONDS

@@ -244,6 +244,7 @@ def join_delay(house: House, store: DelayStore) -> None:
         force=house.want,
         run=house.run,
         timers=house.timers,
+        full_disk=house.full_disk,
         append_bytes_max=house.limits["append_bytes"],
     )
     settings = house.config.delay

@@ -33,6 +33,7 @@ from tfmq.broker.polls import Polls
 from tfmq.broker.producers import Producers
 from tfmq.broker.quotas import Quotas
 from tfmq.broker.register import TopicRow
+from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.retention import Retention
 from tfmq.broker.schedules import Schedules
 from tfmq.broker.status import status
@@ -80,6 +81,7 @@ class House:
         self.limits: dict[str, int] = dict(config.limits)
         """The parts look into this very mapping, so a limit that changes holds for all of them."""
         self.timers = Timers(clock)
+        self.full_disk = FullDiskLog(self.timers)
         self.quotas = Quotas(self.limits)
         self.jobs = 0
         self.started = clock.monotonic()
@@ -306,6 +308,7 @@ class House:
             force=self.want,
             run=self.run,
             timers=self.timers,
+            full_disk=self.full_disk,
             append_bytes_max=self.limits["append_bytes"],
         )
 

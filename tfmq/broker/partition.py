@@ -22,6 +22,7 @@ from journal.shapes import Appended, Batch, Source
 from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.producers import Producers
+from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.timers import Timers
 from tfmq.broker.work import NotYet, Staged, Work, tail_of
 from tfmq.effects import SourceName
@@ -51,6 +52,7 @@ class Partition:
         force: Callable[[Log, int, Waiter], None],
         run: Run,
         timers: Timers,
+        full_disk: FullDiskLog,
         append_bytes_max: int,
     ) -> None:
         self.name, self.incarnation, self.number = name, incarnation, number
@@ -72,8 +74,9 @@ class Partition:
         self._flush_armed = self._note_armed = False
         self._idle: list[Callable[[], None]] = []
         self._half_known = False
+        self._full_disk = full_disk
         self._told: str | None = None
-        """The trouble that stands in the server's log already."""
+        """The stop that stands in the server's log already."""
 
     @property
     def state(self) -> str:
@@ -207,6 +210,8 @@ class Partition:
         if self._told is not None:
             self._told = None
             logger.info("%s-%d takes messages again", self.name, self.number)
+        if self._full_disk.full and any(batches for _, batches in staged.items):
+            self._full_disk.appended(staged.size_bytes)
         self.wake()  # whoever reads what is only written comes first: it waits longest
         at = 0
         for work, batches in staged.items:
@@ -218,7 +223,7 @@ class Partition:
             self.ask_force()
 
     def _refuse(self, staged: Staged, error: TfmqError) -> None:
-        self._tell_trouble(error)
+        self._tell_trouble(error, staged.size_bytes)
         self._refuse_all([work for work, _ in staged.items], error)
 
     def _refuse_all(self, works: list[Work], error: TfmqError) -> None:
@@ -363,18 +368,15 @@ class Partition:
             if each.effect:
                 each.refused(StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE))
 
-    def _tell_trouble(self, error: BaseException) -> None:
+    def _tell_trouble(self, error: BaseException, size_bytes: int = 0) -> None:
         """Puts a stop or a full disk into the server's log, once until it is over."""
         reason = self.log.stopped
-        if reason is None and isinstance(error, DiskFull):
-            reason = "no space is left on its disk"
-        if reason is None or reason == self._told:
-            return
-        self._told = reason
-        advice = "it goes on as soon as there is some"
-        if self.log.stopped is not None:
-            advice = self.advice()
-        logger.error("%s-%d takes no messages: %s; %s", self.name, self.number, reason, advice)
+        if reason is None:
+            if isinstance(error, DiskFull):
+                self._full_disk.refused(f"{self.name}-{self.number}", size_bytes)
+        elif reason != self._told:
+            self._told = reason
+            logger.error("%s-%d takes no messages: %s; %s", self.name, self.number, reason, self.advice())
 
     def advice(self) -> str:
         """What an operator does once its disk works again."""

@@ -16,6 +16,7 @@ from journal.disk import Disk, write_all
 from journal.errors import Full
 from journal.names import join
 from tfmq.broker.caller import Run
+from tfmq.broker.timers import Timers
 
 logger = logging.getLogger("tfmq.broker")
 
@@ -34,6 +35,57 @@ ROOM_BYTES: Final = 8 * SIZE_BYTES
 
 RETRY_SECONDS: Final = 10.0
 """How long to wait before the next try to make it again."""
+
+QUIET_SECONDS: Final = 10.0
+"""A full disk is over when messages were appended and none was refused for so long. On a full disk small appends still
+succeed between refused ones, and each send is repeated some times a second."""
+
+
+class FullDiskLog:
+    """Puts a full disk into the server's log: one line when the first partition refuses a message, one when messages
+    are appended again, whatever number of them is refused between."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self.full = self._armed = self._appended = False
+        self._refused_at = 0.0
+        self._refused_bytes = 0
+        """Of the smallest append that was refused."""
+
+    def refused(self, partition: str, size_bytes: int) -> None:
+        """An append of `size_bytes` to `partition` was refused for want of space."""
+        self._refused_at, self._appended = self._timers.now(), False
+        self._refused_bytes = min(self._refused_bytes, size_bytes) if self.full else size_bytes
+        if not self.full:
+            self.full = True
+            logger.error(
+                "no space is left on the disk: %s takes no messages, nor does any partition that needs space;"
+                " they go on as soon as there is some",
+                partition,
+            )
+
+    def appended(self, size_bytes: int) -> None:
+        """Messages were appended to some partition while the disk was `full`: a sign of space, unless they are smaller
+        than what was refused just now."""
+        if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + QUIET_SECONDS:
+            self._appended = True
+            self._arm()
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            wait = max(0.0, self._refused_at + QUIET_SECONDS - self._timers.now())
+            self._timers.after(wait, self._look, deferrable=True)
+
+    def _look(self) -> None:
+        self._armed = False
+        if not self._appended:
+            return  # refused again since: the next append arms it
+        if self._timers.now() < self._refused_at + QUIET_SECONDS:
+            self._arm()
+            return
+        self.full = self._appended = False
+        logger.info("there is space on the disk: partitions take messages again")
 
 
 class Reserve:

@@ -239,6 +239,14 @@ _REFUSALS: Final = (
         [AUDIT],
     ),
     Mutant(
+        "audit-calls-delayed-batches-damaged",
+        "an audit of all records reports no damage in a sound folder",
+        "journal/journal_audit.py",
+        "    own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_MIN]\n",
+        "    own = [record.id for record in found]\n",
+        [AUDIT],
+    ),
+    Mutant(
         "audit-passes-over-slots",
         "an audit says that one of two slots has rotted",
         "journal/journal_audit.py",

@@ -162,6 +162,14 @@ READERS_AND_GROUPS: Final = (
         ["tests/broker/test_tags.py"],
     ),
     Mutant(
+        "full-disk-floods-the-log",
+        "a full disk is one line in the log, and its end is one more",
+        "tfmq/broker/reserve.py",
+        "        if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + QUIET_SECONDS:\n",
+        "        if size_bytes:\n",
+        ["tests/broker/test_reserve.py"],
+    ),
+    Mutant(
         "parked-fetches-unbounded",
         "too many waiting fetches are refused",
         "tfmq/broker/polls.py",

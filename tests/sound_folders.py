@@ -1,0 +1,102 @@
+"""What `tfmq log verify --records` would say of the data folders that tests leave on simulated disks.
+
+A test on whose disk nobody changed a byte, and no call failed, left a sound folder, whatever its broker did and however
+it ended. `watched` is around every test (tests/conftest.py); what it finds fails the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Final
+
+import pytest
+
+from journal import names
+from journal.journal_audit import is_journal, verify_journal
+from journal.testing import SimulatedDisk
+from journal.testing.faults import Faults
+from journal.verify import DAMAGE, Finding, verify
+from tfmq.broker.engine import Engine
+from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
+from tfmq.delay.bucket_audit import verify_buckets
+from tfmq.delay.bucket_survey import ARRIVALS_NAME, is_delay
+from tfmq.delay.bucket_survey import FOLDER_NAME as DELAY_FOLDER
+
+CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
+DISKS_MAX: Final = 4
+"""Of one test the last so many are looked at."""
+BYTES_MAX: Final = 4 << 20
+"""Larger folders take too long."""
+
+
+def damage_in(disk: SimulatedDisk, data: str) -> list[Finding]:
+    """What a verification of all records of the data folder names as damage."""
+    found: list[Finding] = []
+    for folder, suffix in partition_folders(disk, data):
+        found += verify(disk, folder, records=True, suffix=suffix).findings
+    journal, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
+    if is_journal(disk, journal):
+        found += verify_journal(disk, journal, records=True).findings
+    if is_delay(disk, delay):
+        found += verify_buckets(disk, delay, records=True).findings
+    return [each for each in found if each.weight == DAMAGE]
+
+
+def partition_folders(disk: SimulatedDisk, data: str) -> Iterator[tuple[str, str]]:
+    for folder in [data, names.join(data, DELAY_FOLDER)]:
+        for name in disk.list(folder) if disk.is_folder(folder) else []:
+            path = names.join(folder, name)
+            suffix = {CATALOG_FOLDER: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}.get(
+                name, names.SEGMENT_SUFFIX
+            )
+            if disk.is_folder(path) and any(each.endswith(suffix) for each in disk.list(path)):
+                yield path, suffix
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Around one test: fails it where a folder that must be sound is told to be damaged."""
+    used: dict[int, tuple[SimulatedDisk, str]] = {}
+    changed: set[int] = set()
+    patch = pytest.MonkeyPatch()
+
+    def after_all(owner: type, name: str, then: Any) -> None:
+        call = getattr(owner, name)
+
+        @wraps(call)
+        def both(self: Any, *arguments: Any, **options: Any) -> Any:
+            result = call(self, *arguments, **options)
+            then(self, result, *arguments)
+            return result
+
+        patch.setattr(owner, name, both)
+
+    def opened(engine: Engine, _: object, config: Any, disk: Any, *__: object) -> None:
+        if isinstance(disk, SimulatedDisk):
+            used[id(disk)] = (disk, str(config.server.data))
+
+    def tampered(disk: SimulatedDisk, *_: object) -> None:
+        changed.add(id(disk))
+
+    def failing(faults: Faults, *_: object) -> None:
+        changed.add(id(faults))
+
+    def crashed(disk: SimulatedDisk, left: SimulatedDisk, *_: object) -> None:
+        if {id(disk), id(disk.faults)} & changed:
+            changed.add(id(left))
+
+    after_all(Engine, "__init__", opened)
+    after_all(SimulatedDisk, "damage", tampered)
+    after_all(SimulatedDisk, "write_file", tampered)
+    after_all(SimulatedDisk, "crash", crashed)
+    after_all(Faults, "fail", failing)
+    try:
+        yield
+    finally:
+        patch.undo()
+    for disk, data in list(used.values())[-DISKS_MAX:]:
+        if not {id(disk), id(disk.faults)} & changed and disk.used_bytes() <= BYTES_MAX:
+            disk.faults.before = disk.after = None
+            assert damage_in(disk, data) == [], "`tfmq log verify --records` reports damage in a sound folder"
