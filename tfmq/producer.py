@@ -105,7 +105,7 @@ class Producer:
         """Send one message; a handle on it comes back at once. `payload` is bytes, text, None (a tombstone), what the
         codec takes, or a `Message` that has everything in it.
 
-        With `delay` (seconds or a timedelta, counted from this call; below 0: as soon as possible) or `deliver_at` (an
+        With `delay` (seconds or a timedelta, counted from this call, not below 0) or `deliver_at` (an
         aware datetime, or seconds since 1970) the broker keeps it until it is due. Then the result has no offset, and
         `delayed`, the handle to cancel or to reschedule it by.
 

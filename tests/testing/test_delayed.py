@@ -57,11 +57,28 @@ def test_they_come_in_the_order_of_their_times_then_of_sending(broker: Simulated
     assert texts(broker) == [*"abcde"]
 
 
-@pytest.mark.parametrize("delay", [0, -5, timedelta(days=-1)])
-def test_without_time_to_wait_it_comes_as_soon_as_it_can(broker: SimulatedBroker, delay: Any) -> None:
-    broker.producer().send("orders", "x", delay=delay).result()
+@pytest.mark.parametrize("when", [{"delay": 0}, {"delay": timedelta()}, {"deliver_at": 1_000_000_000}])
+def test_without_time_to_wait_it_comes_as_soon_as_it_can(broker: SimulatedBroker, when: Any) -> None:
+    broker.producer().send("orders", "x", **when).result()
     broker.clock.advance(milliseconds=11)
     assert texts(broker) == ["x"]
+
+
+def test_a_delay_below_0_is_refused_by_every_way_to_give_one(broker: SimulatedBroker) -> None:
+    producer, admin = broker.producer(), broker.admin()
+    waiting = producer.send("orders", "x", delay=60).result().delayed
+    assert waiting is not None
+    for give in (
+        lambda: producer.send("orders", "x", delay=-5),
+        lambda: producer.send("orders", tfmq.Message("x", delay=timedelta(days=-1))),
+        lambda: producer.send_many("orders", ["x"], delay=-0.5),
+        lambda: producer.reschedule(waiting, delay=-5),
+        lambda: admin.reschedule(waiting, -5),
+    ):
+        with pytest.raises(tfmq.BadRequest, match="is before now"):
+            give()
+    broker.clock.advance(seconds=30)
+    assert texts(broker) == []
 
 
 def test_a_consumer_that_waits_long_enough_gets_it(broker: SimulatedBroker) -> None:

@@ -18,7 +18,7 @@ from tfmq.message import BORN_MS_MAX
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
 
 Delay = float | timedelta
-"""Seconds, or a timedelta; below 0: as soon as possible."""
+"""Seconds, or a timedelta, 0 or more."""
 Moment = datetime | float
 """An aware datetime, or seconds since 1970."""
 
@@ -43,7 +43,8 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
     """The due that these mean; None where neither is given.
 
     Raises `TypeError` for both at once, for what is neither a number nor a time, and for a datetime without a time
-    zone; `BadRequest` for numbers that are no time, a delay above 2^63 - 1 ms, and a moment after the year 9999.
+    zone; `BadRequest` for numbers that are no time, a delay below 0 or above 2^63 - 1 ms, and a moment after the year
+    9999. A moment that is over is none to be refused: the clocks of two machines differ.
     """
     if delay is not None:
         if deliver_at is not None:
@@ -54,10 +55,21 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
 
 def _delay_ms(delay: Delay) -> int:
     if isinstance(delay, timedelta):
-        return max(0, -(-(delay // _MICROSECOND) // 1000))
+        _refuse_negative(delay, delay < timedelta())
+        return -(-(delay // _MICROSECOND) // 1000)
     if not _is_number(delay):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
+    _refuse_negative(delay, bool(delay < 0))
     return _in_ms("delay", delay)
+
+
+def _refuse_negative(delay: Delay, is_negative: bool) -> None:
+    """Raises BadRequest. A difference of two times in the wrong order would be sent at once."""
+    if is_negative:
+        raise BadRequest(
+            f"A delay of {delay}{'' if isinstance(delay, timedelta) else ' seconds'} is before now: give 0 or more, or"
+            " the time as deliver_at, which may be over."
+        )
 
 
 def _deliver_at_ms(moment: Moment) -> int:
