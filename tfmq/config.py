@@ -146,7 +146,9 @@ def _short(value: Any) -> str:
 def _suggestion(key: str, known: Iterable[str]) -> str:
     """ ", did you mean ...?" if something is near: the whole key, or the same word in another section."""
     known = list(known)
-    near = difflib.get_close_matches(key, known, 1, 0.6)
+    # A section alone means its time or its size: retention is retention.seconds, not what happens to be spelt alike.
+    near = [f"{key}.{last}" for last in ("seconds", "bytes") if f"{key}.{last}" in known][:1]
+    near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:
         last = key.rsplit(".", 1)[-1]
         near = [each for each in known if each.rsplit(".", 1)[-1] == last][:1]

@@ -1,9 +1,14 @@
 """`tfmq completion` prints what a shell can evaluate."""
 
+import logging
+import sys
+
 import pytest
 from click.testing import CliRunner
 
-from tfmq.cli.main import commands
+from tfmq.admin import Admin
+from tfmq.cli.main import commands, main
+from tools.rigs.live_server import LiveServer
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -17,3 +22,46 @@ def test_another_shell_is_wrong_usage() -> None:
     result = CliRunner().invoke(commands, ["completion", "csh"])
     assert result.exit_code == 2
     assert "csh" in result.output
+
+
+def completed(
+    words: str, servers: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """What bash is offered for the last of the words; nothing else is written."""
+    given = words.split(" ")
+    logger = logging.getLogger("tfmq")
+    monkeypatch.setattr(logger, "propagate", True)  # what `main` changes is as before when the test is over
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setenv("_TFMQ_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(given) - 1))
+    monkeypatch.setenv("TFMQ_SERVERS", servers)
+    monkeypatch.setattr(sys, "argv", ["tfmq"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    return [line.removeprefix("plain,") for line in shown.out.split()]
+
+
+def test_the_shell_completes_topics_and_groups(
+    topic: str,
+    broker: LiveServer,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic(topic)
+        admin.reset_group(f"readers-of-{topic}", topic, "latest")
+    for words in ("read", "send", "topic show", "delay list --topic", "group reset some", "dlq list --topic"):
+        assert completed(f"tfmq {words} {topic[:20]}", broker.address, capfd, monkeypatch) == [topic], words
+    for words in ("group show", "read orders -g", "group reset"):
+        found = completed(f"tfmq {words} readers-of-{topic[:20]}", broker.address, capfd, monkeypatch)
+        assert found == [f"readers-of-{topic}"], words
+
+
+def test_without_a_broker_nothing_is_offered_and_nothing_said(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert completed("tfmq read or", "127.0.0.1:1", capfd, monkeypatch) == []
+    assert completed("tfmq read or", "file:/nowhere", capfd, monkeypatch) == []

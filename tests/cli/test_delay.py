@@ -263,6 +263,15 @@ def test_ranges_can_be_chosen(desk: Desk) -> None:
     assert sum(each["count"] for each in mails["ranges"]) == 1
 
 
+def test_ranges_of_a_chosen_length_begin_at_round_times(desk: Desk) -> None:
+    desk.put(39 * 24 * HOUR)
+    (row,) = [each for each in desk("histogram", "--every", "7d", "--json").json["ranges"] if each["count"]]
+    begin = datetime.fromtimestamp(row["first_ms"] / 1000)
+    assert (begin.strftime("%a %H:%M:%S"), begin.microsecond) == ("Mon 00:00:00", 0)
+    first = desk("histogram", "--every", "7d", "--json").json["ranges"][0]
+    assert datetime.fromtimestamp(first["first_ms"] / 1000).strftime("%a %H:%M:%S") == "Mon 00:00:00"
+
+
 def test_what_lies_far_out_is_told_beside_the_bars(desk: Desk) -> None:
     desk.put(*range(0, HOUR, 5 * SECOND), 1_000 * 24 * HOUR)
     ran = desk("histogram")

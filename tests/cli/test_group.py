@@ -1,7 +1,7 @@
 """`tfmq group` on a live broker."""
 
 from tests.cli.conftest import Cli
-from tfmq.cli.group import runs
+from tfmq.cli.group import runs, told_lag
 from tfmq.consumer import Consumer
 from tools.rigs.live_server import LiveServer
 
@@ -18,7 +18,7 @@ def test_a_group_is_listed_shown_and_set_back(cli: Cli, topic: str) -> None:
     shown = cli("group", "show", topic).out.decode()
     assert "end offset (bytes)" in shown and "lag (messages)" in shown
     back = cli("group", "reset", topic, topic, "--to", "earliest", "--json")
-    assert back.json == [{"topic": topic, "partition": 0, "offset": 0}]
+    assert back.json == [{"topic": topic, "partition": 0, "before": 72, "offset": 0}]
     assert cli("read", topic, "-g", topic).out == b"a\nb\nc\n"
     assert cli("read", topic, "-g", topic).out == b""
     cli("group", "reset", topic, topic, "--to", "-1h", "--partition", "0")
@@ -37,6 +37,37 @@ def test_members_are_shown_with_what_each_has(cli: Cli, topic: str, broker: Live
         assert f"{topic} 0-1" in shown and " ago" in shown and "silent" not in shown
 
 
+def test_a_reset_shows_the_old_offsets_too_and_can_be_tried(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic, "--partitions", "2")
+    cli("send", topic, "a", "b", "--partition", "1")
+    fresh = cli("group", "reset", topic, topic, "--to", "latest", "--create", "--dry-run")
+    fresh_end = cli("topic", "show", topic, "--json").json["partitions"][1]["end_offset"]
+    assert fresh.code == 0 and "nothing was changed: this was a dry run" in fresh.err
+    assert topic not in [row["group"] for row in cli("group", "list", "--json").json]
+    cli("group", "reset", topic, topic, "--to", "latest", "--create", "--partition", "1")
+    (saved,) = cli("group", "show", topic, "--json").json["offsets"]
+    end = saved["offset"]
+    assert end == fresh_end > 0
+    tried = cli("group", "reset", topic, topic, "--to", "earliest", "--dry-run", "--json").json
+    assert tried == [
+        {"topic": topic, "partition": 0, "before": None, "offset": 0},
+        {"topic": topic, "partition": 1, "before": end, "offset": 0},
+    ]
+    assert cli("group", "reset", topic, topic, "--to", "earliest", "--json").json == tried
+
+
+def test_where_nothing_is_saved_there_is_no_offset_and_not_minus_one(
+    cli: Cli, topic: str, broker: LiveServer
+) -> None:
+    cli("topic", "create", topic)
+    with Consumer(broker.address, topics=topic, group=topic) as consumer:
+        consumer.poll(0.1)
+        (row,) = cli("group", "show", topic, "--json").json["offsets"]
+        assert (row["partition"], row["offset"]) == (0, None)
+        assert "-1" not in cli("group", "show", topic).out.decode().replace(topic, "")
+    assert told_lag({"lag": -1}) is None and told_lag({"lag": 0}) == 0
+
+
 def test_partitions_are_written_as_runs() -> None:
     assert runs({"orders": [2, 0, 1, 7], "bills": [3]}) == "bills 3, orders 0-2 7"
     assert runs({}) == ""
@@ -48,6 +79,7 @@ def test_a_group_that_is_not_there_is_said_so(cli: Cli, topic: str) -> None:
     ran = cli("group", "show", "warehose")
     assert ran.code == 1
     assert "Did you mean 'warehouse'?" in ran.err
+    assert cli("group", "show", "zzz").err == "tfmq: There is no group 'zzz'. `tfmq group list` has all.\n"
 
 
 def test_a_group_with_a_live_member_is_not_moved_under_it(cli: Cli, topic: str, broker: LiveServer) -> None:

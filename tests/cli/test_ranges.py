@@ -157,6 +157,17 @@ def test_days_begin_at_midnight_of_this_place_also_when_summer_time_ends(zone: s
     assert steps_in(edges) == ({DAY} if zone != "Europe/Berlin" else {DAY, DAY + HOUR})
 
 
+@pytest.mark.parametrize("step", [15 * MINUTE, 7 * HOUR, 36 * HOUR, 2 * DAY, 7 * DAY, 30 * DAY, 2 * YEAR])
+def test_edges_stay_where_they_are_as_time_goes_on(zone: str, step: int) -> None:
+    """Invariant: what begins later has the same edges, but for those that are over."""
+    end = NOW + 20 * DAY + 5 * step
+    first = even_edges(NOW, end, step)
+    for later in (1, 30 * SECOND, MINUTE, 11 * MINUTE, DAY, 9 * DAY):
+        assert set(even_edges(NOW + later, end, step)) <= set(first)
+    if step == 7 * DAY:
+        assert {datetime.fromtimestamp(edge / 1_000).strftime("%a %H:%M") for edge in first} == {"Mon 00:00"}
+
+
 def test_hours_and_minutes_are_round_by_the_clock_of_this_place(zone: str) -> None:
     for step in (15 * MINUTE, HOUR, 6 * HOUR):
         at = datetime.fromtimestamp(floor(NOW, step) / 1_000)

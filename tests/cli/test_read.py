@@ -110,8 +110,8 @@ MESSAGE = ReceivedMessage(
         ("%k %t %o %O %p %P", b"k t 10 7 3 a=1"),
         ("%i", b"0000000001000001"),
         ("%T", time_text(0, exact=True).encode()),
-        ("100%% %x", b"100% %x"),
-        ("\udcff%", b"\xff%"),
+        ("100%% %k", b"100% k"),
+        ("\udcff%%", b"\xff%"),
         ("", b""),
     ],
 )
@@ -247,3 +247,13 @@ def test_a_lag_behind_damage_at_the_end_is_none(simulated: SimulatedBroker) -> N
     with simulated.consumer("orders", on_damage="skip") as consumer:
         assert len(simulated.drain(consumer)) == 7
         assert consumer.lag() == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "letter"), [("%z", "%z"), ("%k%", "%"), ("%%%y", "%y"), ("a % b", "% ")]
+)
+def test_an_unknown_letter_of_a_template_is_wrong_usage_before_anything_is_read(
+    offline: Cli, template: str, letter: str
+) -> None:
+    ran = offline("read", "orders", "--format", template)
+    assert ran.code == 2 and f"--format has no {letter}: it has %s %k" in ran.err and ran.out == b""

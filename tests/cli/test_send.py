@@ -165,3 +165,11 @@ def test_lines_without_a_key_go_to_all_partitions_and_those_of_a_key_to_one(cli:
     rows = cli("read", topic, "--json", "--tag", "keyed").objects
     assert [row["payload"] for row in rows] == ["a", "b", "c"]
     assert len({row["partition"] for row in rows}) == 1
+
+
+def test_lines_of_standard_input_can_be_sent_with_json_as_output(cli: Cli, topic: str) -> None:
+    ran = cli("send", topic, "--json", "--lines", "-", given=b"one\ntwo\n")
+    assert (ran.code, ran.json["count"]) == (0, 2)
+    assert cli("read", topic).out == b"one\ntwo\n"
+    refused = cli("send", topic, "--json", given=b"one\n")
+    assert refused.code == 2 and "for plain lines, and JSON as output, say --lines -" in refused.err

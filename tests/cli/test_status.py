@@ -1,5 +1,11 @@
 """`tfmq status` on a live broker."""
 
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.cli.conftest import Cli
@@ -16,6 +22,30 @@ def test_the_status_is_an_object_or_a_table(cli: Cli) -> None:
     table = cli("status").out.decode()
     assert "uptime" in table
     assert "flush.messages" not in table
+
+
+def test_every_figure_is_explained_on_the_page(cli: Cli) -> None:
+    def keys(found: dict[str, Any], before: str = "") -> Iterator[str]:
+        for key, value in found.items():
+            yield before + key
+            if isinstance(value, dict):
+                yield from keys(value, f"{before}{key}.")
+
+    found = cli("status", "--json").json
+    del found["settings"]  # the table of docs/configuration.md
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    explained = page[page.index("## What `tfmq status` shows") :]
+    explained = explained[: explained.index("\n## ", 3)]
+    rows = [line.split("|")[1] for line in explained.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    assert set(keys(found)) - {"transactions", "delay", "schedules"} == named
+
+
+def test_times_of_delayed_messages_are_iso_too(cli: Cli) -> None:
+    found = cli("status", "--json").json["delay"]
+    now = datetime.fromisoformat(found["now_at"])
+    assert round(now.timestamp() * 1000) == found["now_ms"]
+    assert (found["next_due_at"] is None) == (found["next_due_ms"] is None)
 
 
 def test_sizes_and_times_read_well() -> None:
@@ -60,7 +90,7 @@ def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
         monkeypatch.setenv("TFMQ_SERVERS", servers)
         calm = offline("status")
         table = calm.out.decode()
-        assert "2, 4.0 KiB, none due for 1 min 30 s" in table
+        assert "2, 4.0 KiB, the next in 1 min 30 s at the earliest" in table
         assert "half of them within 4 ms, 99 % within 11.5 ms, all within 2 s" in table
         assert "held up" not in calm.err and "the clock" not in calm.err
         broker.delay |= {

@@ -127,6 +127,15 @@ def test_every_command_has_a_case() -> None:
     assert set(CASES) == set(leaves(commands)), "a new command wants a line in CASES"
 
 
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One of their own: what they leave there would be in the lists of other tests."""
+    server = LiveServer(tmp_path_factory.mktemp("terminal") / "data")
+    server.start()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def names(broker: LiveServer, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     """What the commands need: messages, a group, transactions, delayed messages, dead letters, a partition on disk."""

@@ -1,5 +1,9 @@
 """`tfmq topic` on a live broker."""
 
+import re
+
+import pytest
+
 from tests.cli.conftest import Cli
 from tfmq.cli.output import Output
 from tfmq.cli.topic import tell_trouble
@@ -51,6 +55,42 @@ def test_a_wrong_setting_is_refused_with_the_likely_one(cli: Cli, topic: str) ->
     assert ran.code == 2
     assert "flush.messages" in ran.err
     assert cli("topic", "show", topic).code == 1
+
+
+def test_settings_are_shown_as_they_can_be_typed(cli: Cli, topic: str) -> None:
+    given = ("retention.seconds=7d", "log.segment_bytes=64MiB")
+    assert cli("topic", "create", topic, *(word for each in given for word in ("--set", each))).code == 0
+    shown = cli("topic", "show", topic).out.decode()
+    pairs = re.findall(r"[\w.]+=[^ ,]+", next(line for line in shown.splitlines() if "=" in line))
+    assert sorted(pairs) == ["log.segment_bytes=67108864", "retention.seconds=604800"]
+    again = cli("topic", "create", f"{topic}-2", *(word for each in pairs for word in ("--set", each)))
+    assert again.code == 0, again.err
+    settings = [cli("topic", "show", name, "--json").json["settings"] for name in (topic, f"{topic}-2")]
+    assert settings[0] == settings[1]
+
+
+def test_a_section_alone_means_its_time(cli: Cli, topic: str) -> None:
+    ran = cli("topic", "create", topic, "--set", "retention=7d")
+    assert ran.code == 2 and 'did you mean "retention.seconds"?' in ran.err
+
+
+@pytest.mark.parametrize("count", ["abc", "0", "-1", "1.5", "\u00b2"])
+def test_a_wrong_number_of_partitions_is_said_in_plain_words(cli: Cli, topic: str, count: str) -> None:
+    for words in (("grow", topic, "--", count), ("create", topic, f"--partitions={count}")):
+        ran = cli("topic", *words)
+        assert ran.code == 2 and f"{count!r} is no number of partitions: write a whole number" in ran.err
+
+
+@pytest.mark.parametrize("name", ["ord*", "orders?", "[a-z]", "bad topic!", "", ".."])
+def test_what_cannot_be_a_topic_is_said_in_one_sentence_by_all(offline: Cli, name: str) -> None:
+    said = set()
+    for words in (("send", name, "x"), ("read", name), ("topic", "show", name), ("topic", "create", name)):
+        ran = offline(*words)
+        assert ran.code == 2, "and no broker is asked"
+        said.add(ran.err.splitlines()[-1])
+    (sentence,) = said
+    assert f"{name!r} cannot be a topic: a name has 1 to 249 letters" in sentence
+    assert ("There are no wildcards here" in sentence) == bool(set(name) & set("*?["))
 
 
 def test_resume_where_nothing_is_stopped(cli: Cli, topic: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from tfmq.cli import completion
 from tfmq.cli.output import Output, printable, time_text
 from tfmq.cli.read import as_row
 from tfmq.cli.values import Moment
@@ -60,7 +61,9 @@ def store_options(command: Function) -> Function:
         metavar="PATH|URL|topic:NAME",
         help="Where the dead letters are [all below ~/.local/state/tfmq].",
     )
-    @click.option("-g", "--group", help="Only those of this consumer group.")
+    @click.option(
+        "-g", "--group", shell_complete=completion.groups, help="Only those of this consumer group."
+    )
     @functools.wraps(command)
     def wrapped(*args: Any, store: str | None, group: str | None, **kwargs: Any) -> Any:
         names = ("states", "topic", "partition", "key", "tag", "error", "since", "until")
@@ -73,7 +76,9 @@ def store_options(command: Function) -> Function:
 def filter_options(command: Function) -> Function:
     """What letters are chosen by, as arguments of the choice."""
     options = (
-        click.option("--topic", help="Only those that came from this topic."),
+        click.option(
+            "--topic", shell_complete=completion.topics, help="Only those that came from this topic."
+        ),
         click.option("--partition", type=click.IntRange(min=0), help="Only those of this partition."),
         click.option("-k", "--key", help="Only those with this key."),
         click.option("-t", "--tag", help="Only those with this tag."),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfmq.cli import completion
 from tfmq.cli.delayed import (
     BARE,
     COLUMNS,
@@ -66,7 +67,7 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
             type=Moment(),
             help="Only those that are due from this time on; +1h is a time too. Without a zone: local time.",
         ),
-        click.option("--topic", help="Only those for this topic."),
+        click.option("--topic", shell_complete=completion.topics, help="Only those for this topic."),
     ):
         command = option(command)
     return command
@@ -337,7 +338,7 @@ def edges_for(
             f"from {time_text(low)} to {time_text(high)} that would be more than {DELAYED_HISTOGRAM_EDGES:,} ranges:"
             " say longer ones, or --from and --to"
         )
-    return even_edges(low, high, step, low if first or low >= now_ms else 0, high if end else TOP)
+    return even_edges(low, high, step, low if first else 0, high if end else TOP)
 
 
 def milliseconds(time: datetime) -> int:

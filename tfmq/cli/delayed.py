@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
+from tfmq.cli import completion
 from tfmq.cli.output import EPOCH, age_text, iso_text, printable, size_text, time_text
 from tfmq.cli.topics import known_topic
 from tfmq.errors import TfmqError, UnknownTopic
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("due", "in", "topic", "partition", "key", "tag", "size", "handle")
 BARE: Final = ("in", "handle")
 PAGE: Final = 1_000
-COMPLETION_SECONDS: Final = 2.0
-COMPLETIONS: Final = 200
-"""The next ones only: there may be ten million."""
 HEADINGS: Final = ("due from", "", "messages")
 BAR_WIDTH_MIN: Final = 10
 BAR_WIDTH: Final = 40
@@ -102,8 +100,8 @@ def handles(context: click.Context, argument: click.Parameter, start: str) -> li
     from tfmq.admin import Admin
 
     try:
-        with Admin(context.params.get("servers"), timeout=COMPLETION_SECONDS) as admin:
-            found = admin.delayed(limit=COMPLETIONS)
+        with Admin(context.params.get("servers"), timeout=completion.SECONDS) as admin:
+            found = admin.delayed(limit=completion.ITEMS)
     except TfmqError:
         return []
     return [

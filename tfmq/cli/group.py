@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfmq.cli import completion
 from tfmq.cli.output import Output, age_text, confirm, counted, did_you_mean, output_options, printable
 from tfmq.cli.topics import known_topic
 from tfmq.cli.values import Place
@@ -38,7 +39,7 @@ def list_command(output: Output) -> None:
 
 
 @group.command(epilog="\b\nExample:\n  tfmq group show billing")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a group: its members and what each has, its offsets, and its lag in messages."""
@@ -49,7 +50,8 @@ def show(name: str, output: Output) -> None:
     summary: dict[str, Any] = {"group": name, "generation": found.generation, "live": found.live}
     summary |= {"strategy": found.strategy, "lag": found.lag}
     if output.json:
-        output.object({**summary, "members": found.members, "offsets": found.offsets})
+        offsets = [{**each, "offset": saved(each), "lag": told_lag(each)} for each in found.offsets]
+        output.object({**summary, "members": found.members, "offsets": offsets})
         return
     output.object(summary)
     output.rows(
@@ -74,10 +76,20 @@ def _offset(row: Mapping[str, Any]) -> dict[str, Any]:
     """As a table has it: offsets count bytes, the lag messages."""
     return {
         **row,
-        "offset (bytes)": row["offset"],
+        "offset (bytes)": saved(row),
         "end offset (bytes)": row["end_offset"],
-        "lag (messages)": row["lag"],
+        "lag (messages)": told_lag(row),
     }
+
+
+def saved(row: Mapping[str, Any]) -> int | None:
+    """The offset that the group saved; None for none."""
+    return None if row["offset"] < 0 else int(row["offset"])
+
+
+def told_lag(row: Mapping[str, Any]) -> int | None:
+    """None where it cannot be told."""
+    return None if row["lag"] < 0 else int(row["lag"])
 
 
 def runs(partitions: Mapping[str, Sequence[int]]) -> str:
@@ -106,39 +118,64 @@ def check_group(admin: "Admin", name: str, advice: str = "") -> None:
     """Raises TfmqError for a group that is not there, with the nearest one's name and `advice`."""
     names = [each.group for each in admin.groups()]
     if name not in names:
-        hint = did_you_mean(name, names) or (" There are no groups yet." if not names else "")
+        others = " `tfmq group list` has all." if names else " There are no groups yet."
+        hint = did_you_mean(name, names) or others
         raise TfmqError(f"There is no group {name!r}.{hint}{advice}", outcome="not done")
 
 
 @group.command(
     epilog="\b\nExamples:\n  tfmq group reset billing orders --to earliest\n"
     "  tfmq group reset billing orders --to -1h\n"
-    "  tfmq group reset new-reports orders --to latest --create"
+    "  tfmq group reset new-reports orders --to latest --create\n"
+    "  tfmq group reset billing orders --to -1h --dry-run"
 )
-@click.argument("name")
-@click.argument("topic")
+@click.argument("name", shell_complete=completion.groups)
+@click.argument("topic", shell_complete=completion.topics)
 @click.option("--to", "place", type=Place(), required=True, help="earliest, latest, an offset, or a time.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--create", is_flag=True, help="Also for a group that is not there yet: it is made.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be changed.")
 @output_options
-def reset(name: str, topic: str, place: Any, partition: int | None, create: bool, output: Output) -> None:
+def reset(
+    name: str, topic: str, place: Any, partition: int | None, create: bool, dry_run: bool, output: Output
+) -> None:
     """Set where group NAME goes on in TOPIC. Only while no member of it is running."""
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
-        known_topic(admin, topic)
+        described = known_topic(admin, topic)
         if not create:
             check_group(admin, name, " With --create it is made.")
-        offsets = admin.reset_group(name, topic, place, partition)
-    rows = [{"topic": topic, "partition": number, "offset": offset} for number, offset in offsets.items()]
-    output.rows(rows, ("topic", "partition", "offset"), "")
+        group = admin.group(name)
+        before = {each["partition"]: saved(each) for each in group.offsets if each["topic"] == topic}
+        if dry_run:
+            numbers = range(len(described.partitions)) if partition is None else [partition]
+            offsets = {number: admin.locate(topic, number, place).offset for number in numbers}
+        else:
+            offsets = admin.reset_group(name, topic, place, partition)
+    rows: list[dict[str, Any]] = [
+        {"topic": topic, "partition": number, "before": before.get(number), "offset": offset}
+        for number, offset in offsets.items()
+    ]
+    shown = [
+        {**row, "before": offset_text(row["before"]), "offset": offset_text(row["offset"])} for row in rows
+    ]
+    output.rows(rows if output.json else shown, ("topic", "partition", "before", "offset"), "")
+    if dry_run:
+        live = "; a member of it is running, so it would be refused" if group.live else ""
+        output.say(f"nothing was changed: this was a dry run{live}")
     for number, offset in offsets.items():
         if isinstance(place, int) and offset != place:
             output.say(f"partition {number}: no message begins at {place}; the group goes on at {offset}")
 
 
+def offset_text(offset: int | None) -> str | None:
+    """As it can be typed."""
+    return None if offset is None else str(offset)
+
+
 @group.command(epilog="\b\nExample:\n  tfmq group delete old-reports --yes")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.groups)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:

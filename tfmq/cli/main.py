@@ -190,6 +190,9 @@ class PresentStandardError(logging.StreamHandler):  # type: ignore[type-arg]
 def say_warnings() -> None:
     """What the client has to say besides its results (a lost connection, a damaged range), as sentences of ours."""
     logger = logging.getLogger("tfmq")
+    if "_TFMQ_COMPLETE" in os.environ:  # whatever is said would stand on the line that somebody types
+        logger.propagate = False
+        logger.addHandler(logging.NullHandler())
     if not logger.handlers:
         handler = PresentStandardError()
         handler.setFormatter(logging.Formatter("tfmq: %(message)s"))

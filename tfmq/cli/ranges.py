@@ -16,6 +16,8 @@ Ask = Callable[[Sequence[int]], Sequence[int]]
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 YEAR = 365 * DAY
+MONDAY: Final = datetime(1970, 1, 5)
+"""Steps of weeks, and others that do not go into a day, are counted from here, by the clock of this place."""
 STEPS: Final[tuple[int, ...]] = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),
     *(SECOND * n for n in (1, 2, 5, 10, 15, 30)),
@@ -120,15 +122,22 @@ def even_edges(low: int, high: int, step: int, first: int = 0, end: int = TOP) -
 
 
 def floor(time: int, step: int) -> int:
-    """The round time at or before: by the clock of this place, so that days begin at midnight."""
+    """The round time at or before, by the clock of this place: days begin at midnight, weeks on Monday. It is counted
+    from a fixed time, so that ranges that are asked for a minute later have the same edges.
+    """
     local = local_time(time)
     if local is None:
         return time // step * step
     midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
-    start = round(midnight.timestamp() * 1_000)
-    if step < DAY:
+    if DAY % step == 0:
+        start = round(midnight.timestamp() * 1_000)
         return start + (time - start) // step * step
-    return start if step < YEAR else round(midnight.replace(month=1, day=1).timestamp() * 1_000)
+    if step % YEAR == 0:
+        year = local.year - local.year % (step // YEAR)
+        first = midnight.replace(year=year, month=1, day=1) if year > 1970 else None
+        return 0 if first is None else round(first.timestamp() * 1_000)
+    turns = (local - MONDAY) // timedelta(milliseconds=step)
+    return max(0, round((MONDAY + turns * timedelta(milliseconds=step)).timestamp() * 1_000))
 
 
 def next_edge(edge: int, step: int) -> int:
@@ -137,7 +146,7 @@ def next_edge(edge: int, step: int) -> int:
     if step < DAY or local is None:
         return edge + step
     try:
-        years = step // YEAR
+        years = step // YEAR if step % YEAR == 0 else 0
         later = local.replace(year=local.year + years) if years else local + timedelta(milliseconds=step)
         return round(later.timestamp() * 1_000)
     except (ValueError, OverflowError, OSError):

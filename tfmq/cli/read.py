@@ -4,6 +4,7 @@ What cannot be read because it is damaged is named on standard error, the rest i
 """
 
 import base64
+import re
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfmq.cli import completion
 from tfmq.cli.output import (
     Output,
     counted,
@@ -48,14 +50,19 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES, short_help="Print the messages of a topic.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
     "--from", "start", type=Place(), default="earliest", help="Where to begin [earliest]; -15m is a time too."
 )
 @click.option("-n", "count", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Go on as new messages arrive.")
-@click.option("-g", "--group", help="Read as this consumer group, and save how far it got.")
+@click.option(
+    "-g",
+    "--group",
+    shell_complete=completion.groups,
+    help="Read as this consumer group, and save how far it got.",
+)
 @click.option("-t", "--tag", help="Only messages of this tag.")
 @click.option("--format", "template", help="A line a message, as in '%k %o %s'.")
 @client_id_option
@@ -199,6 +206,10 @@ def formatter(output: Output, template: str | None) -> Callable[["ReceivedMessag
         return lambda message: dumps(as_row(message)).encode() + b"\n"
     if template is None:
         return lambda message: bytes(message.payload or b"") + b"\n"
+    for letter in re.findall(r"%(.?)", template, re.DOTALL):
+        if letter not in FIELDS:
+            known = " ".join(f"%{each}" for each in FIELDS)
+            raise click.UsageError(f"--format has no %{letter}: it has {known}, where %% is a percent sign")
     return lambda message: filled(template, message) + b"\n"
 
 
@@ -237,15 +248,14 @@ FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
 
 
 def filled(template: str, message: "ReceivedMessage") -> bytes:
-    """The template with its %-letters replaced; an unknown one stays as it is."""
+    """The template, whose %-letters are all known, with these replaced."""
     out, rest = b"", template
     while rest:
         text, percent, rest = rest.partition("%")
         out += text.encode(errors="surrogateescape")
         if not percent:
             break
-        field = FIELDS.get(rest[:1])
-        value = f"%{rest[:1]}" if field is None else field(message)
+        value = FIELDS[rest[0]](message)
         out += value if isinstance(value, bytes) else str(value).encode()
         rest = rest[1:]
     return out

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from tfmq.cli import completion
 from tfmq.cli.output import (
     Output,
     did_you_mean,
@@ -18,14 +18,13 @@ from tfmq.cli.output import (
     with_times,
 )
 from tfmq.cli.values import Property
-from tfmq.errors import TfmqError, UnknownSchedule
+from tfmq.errors import UnknownSchedule
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
     from tfmq.client.schedules import ScheduleDescription
 
 COLUMNS = ("name", "state", "next_run", "cron", "timezone", "topic", "last_run")
-COMPLETION_SECONDS = 2.0
 MISFIRE = ("one", "all", "skip")
 
 ADD_EXAMPLES = """\b
@@ -46,7 +45,7 @@ def schedule() -> None:
 
 @schedule.command(epilog=ADD_EXAMPLES)
 @click.argument("cron")
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.argument("payload", required=False)
 @click.option(
     "-f",
@@ -112,15 +111,7 @@ def added(found: "ScheduleDescription") -> str:
     return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
 
 
-def names(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
-    """What the shell offers; where no broker answers soon, nothing."""
-    from tfmq.admin import Admin
-
-    try:
-        with Admin(context.params.get("servers"), timeout=COMPLETION_SECONDS) as admin:
-            return [CompletionItem(each.name) for each in admin.schedules() if each.name.startswith(start)]
-    except TfmqError:
-        return []
+names = completion.offered(lambda admin: (each.name for each in admin.schedules()))
 
 
 def named(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from tfmq.cli import completion
 from tfmq.cli.delayed import due_of
 from tfmq.cli.output import Output, dumps, output_options, progress, time_text
+from tfmq.cli.topics import check_name
 from tfmq.cli.values import Duration, Moment, Property, client_id_option
 from tfmq.client.partition_selector import KeyHash
 from tfmq.ids import print_id
@@ -33,11 +35,12 @@ Examples:
   tfmq send reminders "pay, please" -k 42 --delay 30m
   tfmq send greetings "happy new year" --at 2027-01-01T00:00+01:00
   tfmq read orders --json | tfmq send copy --json
+  tail -f app.log | tfmq send logs --lines - --json
 """
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("topic")
+@click.argument("topic", shell_complete=completion.topics)
 @click.argument("payloads", nargs=-1, metavar="[PAYLOAD]...")
 @click.option(
     "-f",
@@ -45,7 +48,9 @@ Examples:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="One message: the file.",
 )
-@click.option("--lines", type=click.File("rb"), help="One message per line of this file.")
+@click.option(
+    "--lines", type=click.File("rb"), help="One message per line of this file; - is standard input."
+)
 @click.option("-0", "--null", is_flag=True, help="Messages end with NUL instead of a line end.")
 @click.option("-k", "--key", help="Messages of one key keep their order.")
 @click.option("-t", "--tag", help="A tag that consumers can filter by.")
@@ -84,12 +89,13 @@ def send(
 ) -> None:
     """Send PAYLOADs to TOPIC, which is made on first use.
 
-    Without PAYLOAD and file: one message per line of standard input. With --json, what is read are the objects
-    that `tfmq read --json` prints. Messages without a key go to one partition after the other, in turn; those of one
-    key to one.
+    Without PAYLOAD and file: one message per line of standard input. With --json, standard input is the objects that
+    `tfmq read --json` prints; plain lines are then `--lines -`. Messages without a key go to one partition after the
+    other, in turn; those of one key to one.
     """
     from tfmq.producer import Producer
 
+    check_name(topic)
     if sum((bool(payloads), file is not None, lines is not None)) > 1:
         raise click.UsageError("give PAYLOADs, --file or --lines, one of them")
     shared = Shared(key, tag, dict(properties), partition, delay, at)
@@ -237,7 +243,8 @@ def objects(stream: BinaryIO, shared: Shared) -> Iterator[Message]:
             yield message_of(json.loads(line), shared)
         except (ValueError, TypeError) as error:
             raise click.UsageError(
-                f"line {number} is no object as `tfmq read --json` prints them: {error}"
+                f"line {number} is no object as `tfmq read --json` prints them: {error}. With --json standard input is"
+                " such objects; for plain lines, and JSON as output, say --lines -"
             ) from None
 
 

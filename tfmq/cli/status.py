@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from tfmq.cli.output import Output, age_text, counted, output_options, size_text
+from tfmq.cli.output import Output, age_text, counted, output_options, size_text, with_times
 
 CLOCK_MS = 1_000
 """A difference between broker time and the clock that is worth a sentence."""
@@ -26,6 +26,8 @@ def status(output: Output) -> None:
     with Admin(output.servers) as admin:
         found = dict(admin.status())
     if output.json:
+        if found.get("delay"):
+            found["delay"] = with_times(found["delay"], "now", "next_due", "horizon")
         output.object(found)
         return
     settings = found.pop("settings", {})
@@ -84,7 +86,10 @@ def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
         waiting.append(size_text(found["size_bytes"]))
     if found.get("next_due_ms"):
         ahead = found["next_due_ms"] - found.get("now_ms", found["next_due_ms"])
-        waiting.append(f"none due for {age_text(ahead / 1_000)}" if ahead > 0 else "some due now")
+        # What is far off is only known to be due in some range of time: this is the start of it.
+        waiting.append(
+            f"the next in {age_text(ahead / 1_000)} at the earliest" if ahead > 0 else "some due now"
+        )
     late = found.get("lateness") or {}
     told = [f"{who} within {late_text(late[key])}" for key, who in LATENESS.items() if late.get(key)]
     return {"delayed messages": ", ".join(waiting)} | ({"delivered late": ", ".join(told)} if told else {})

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tfmq.cli import completion
 from tfmq.cli.output import Output, confirm, counted, output_options, size_text
-from tfmq.cli.topics import known_topic
-from tfmq.cli.values import Place, Property
+from tfmq.cli.topics import check_name, known_topic
+from tfmq.cli.values import Count, Place, Property
 
 if TYPE_CHECKING:
     from tfmq.client.descriptions import PartitionDescription, TopicDescription
@@ -65,7 +66,7 @@ def list_command(output: Output) -> None:
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic create orders --partitions 4 --set retention.seconds=7d")
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), help="How many [the server's topics.partitions].")
+@click.option("--partitions", type=Count("partitions"), help="How many [the server's topics.partitions].")
 @click.option(
     "--set", "settings", type=Property(), multiple=True, help="A setting of this topic; may be repeated."
 )
@@ -74,6 +75,7 @@ def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], .
     """Create a topic."""
     from tfmq.admin import Admin
 
+    check_name(name)
     with Admin(output.servers) as admin:
         made = admin.create_topic(name, partitions=partitions, settings=dict(settings))
     count = len(made.partitions)
@@ -83,7 +85,7 @@ def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], .
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic show orders")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a topic: its partitions, offsets, sizes, states and damage."""
@@ -100,7 +102,8 @@ def show(name: str, output: Output) -> None:
             {**row_of(found), "settings": dict(found.settings), "effective": effective, "partitions": rows}
         )
         return
-    output.object({**readable(row_of(found)), "settings": dict(found.settings)})
+    own = ", ".join(f"{key}={setting_text(value)}" for key, value in found.settings.items())
+    output.object({**readable(row_of(found)), "settings": own or None})
     output.rows(settings_of(found), SETTING_COLUMNS, "")
     output.rows([readable(row) for row in rows], SHOW_COLUMNS, "")
     for row in rows:
@@ -110,10 +113,19 @@ def show(name: str, output: Output) -> None:
 def settings_of(found: "TopicDescription") -> list[dict[str, Any]]:
     """What holds for the topic beside the defaults, as --set takes it, and where it is from."""
     return [
-        {"setting": key, "value": str(value), "from": "the topic's own" if origin == "topic" else origin}
+        {
+            "setting": key,
+            "value": setting_text(value),
+            "from": "the topic's own" if origin == "topic" else origin,
+        }
         for key, (value, origin) in found.effective.items()
         if origin != "default"
     ]
+
+
+def setting_text(value: Any) -> str:
+    """As --set and `topic set` take it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def partition_row(found: "PartitionDescription") -> dict[str, Any]:
@@ -149,7 +161,7 @@ def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
     epilog="\b\nExamples:\n  tfmq topic set orders retention.seconds=7d flush.messages=1\n"
     "  tfmq topic set orders --unset retention.seconds",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @click.argument("settings", nargs=-1, type=Property(), metavar="[KEY=VALUE]...")
 @click.option(
     "--unset", multiple=True, metavar="KEY", help="Back to the server's value, as KEY= is; may be repeated."
@@ -176,8 +188,8 @@ def set_command(
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic grow orders 8")
-@click.argument("name")
-@click.argument("partitions", type=click.IntRange(min=1))
+@click.argument("name", shell_complete=completion.topics)
+@click.argument("partitions", type=Count("partitions"))
 @output_options
 def grow(name: str, partitions: int, output: Output) -> None:
     """Give a topic more partitions. Keys keep their order inside a partition, but new ones go elsewhere."""
@@ -195,7 +207,7 @@ def grow(name: str, partitions: int, output: Output) -> None:
     short_help="Let a stopped partition take messages again.",
     epilog="\b\nExample:\n  tfmq topic resume orders --partition 2",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Which one [every one that is stopped].")
 @output_options
 def resume(name: str, partition: int | None, output: Output) -> None:
@@ -215,7 +227,7 @@ def resume(name: str, partition: int | None, output: Output) -> None:
     epilog="\b\nExamples:\n  tfmq topic purge orders --before -30d\n"
     "  tfmq topic purge orders --partition 2 --before 4096\n  tfmq topic purge test-events --yes",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
     "--before", type=Place(), default="latest", help="What is older than this goes [latest: everything]."
@@ -255,7 +267,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic delete orders --yes")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.topics)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:

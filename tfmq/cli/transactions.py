@@ -5,10 +5,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from tfmq.cli import completion
 from tfmq.cli.output import age_text, counted, did_you_mean, printable, size_text, time_text, with_times
-from tfmq.errors import TfmqError, UnknownTransaction
+from tfmq.errors import UnknownTransaction
 from tfmq.limits import XID_BYTES
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ COLUMNS = ("xid", "epoch", "state", "age", "size", "messages", "topics", "owner"
 PAGE = 1000
 NAMES_COMPARED = 10_000
 """For "did you mean": looking through 100,000 names would take longer than typing anew."""
-COMPLETION_SECONDS = 2.0
-COMPLETIONS = 200
 
 
 def every(
@@ -108,13 +106,4 @@ def known_transaction(admin: "Admin", xid: str, epoch: int | None) -> "Transacti
     raise UnknownTransaction(f"There is no transaction {xid!r}, and no outcome of one is remembered.{hint}")
 
 
-def xids(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
-    """What the shell offers; where no broker answers soon, nothing."""
-    from tfmq.admin import Admin
-
-    try:
-        with Admin(context.params.get("servers"), timeout=COMPLETION_SECONDS) as admin:
-            names = (each.xid for each in every(admin, None, None, 0) if each.xid.startswith(start))
-            return [CompletionItem(name) for name in islice(names, COMPLETIONS) if name.isprintable()]
-    except TfmqError:
-        return []
+xids = completion.offered(lambda admin: (each.xid for each in every(admin, None, None, 0)))

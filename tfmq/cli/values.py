@@ -71,6 +71,21 @@ class Place(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{error}; or earliest, latest, or an offset", param, context)
 
 
+class Count(click.ParamType):  # type: ignore[type-arg]
+    """A whole number from 1 on, of what `what` names."""
+
+    name = "NUMBER"
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        text = str(value)
+        if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+            self.fail(f"{text!r} is no number of {self.what}: write a whole number from 1 on", param, context)
+        return int(text)
+
+
 class Moment(click.ParamType):  # type: ignore[type-arg]
     """A point in time."""
 

@@ -52,4 +52,46 @@ COMMAND_LINE: Final = (
         '        if self._busy_since <= float("-inf"):\n',
         ["tests/client/test_stream.py::test_one_line_says_what_a_send_waits_for_once_it_waits_for_long"],
     ),
+    Mutant(
+        "negative-delay-is-at-once",
+        "a delay below 0 is refused by the API as by the command line",
+        "tfmq/client/dues.py",
+        "    if is_negative:\n",
+        "    if is_negative and not isinstance(delay, timedelta):\n",
+        ["tests/client/test_dues.py::test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not"],
+    ),
+    Mutant(
+        "histogram-begins-anywhere",
+        "ranges of a chosen length begin at times that do not depend on now",
+        "tfmq/cli/delay.py",
+        "    return even_edges(low, high, step, low if first else 0, high if end else TOP)\n",
+        "    return even_edges(low, high, step, low, high if end else TOP)\n",
+        ["tests/cli/test_delay.py::test_ranges_of_a_chosen_length_begin_at_round_times"],
+    ),
+    Mutant(
+        "dry-run-resets",
+        "group reset --dry-run changes nothing",
+        "tfmq/cli/group.py",
+        "            offsets = {number: admin.locate(topic, number, place).offset for number in numbers}\n",
+        "            offsets = {n: admin.reset_group(name, topic, place, n)[n] for n in numbers}\n",
+        ["tests/cli/test_group.py::test_a_reset_shows_the_old_offsets_too_and_can_be_tried"],
+    ),
+    Mutant(
+        "percent-at-the-end",
+        "an unknown letter of --format is wrong usage before anything is read",
+        "tfmq/cli/read.py",
+        "        if letter not in FIELDS:\n",
+        "        if letter and letter not in FIELDS:\n",
+        [
+            "tests/cli/test_read.py::test_an_unknown_letter_of_a_template_is_wrong_usage_before_anything_is_read"
+        ],
+    ),
+    Mutant(
+        "nothing-saved-is-minus-one",
+        "where a group saved nothing, there is no offset",
+        "tfmq/cli/group.py",
+        '    return None if row["offset"] < 0 else int(row["offset"])\n',
+        '    return int(row["offset"])\n',
+        ["tests/cli/test_group.py::test_where_nothing_is_saved_there_is_no_offset_and_not_minus_one"],
+    ),
 )
