@@ -154,6 +154,15 @@ def test_only_the_incarnation_that_is_named_is_deleted() -> None:
     assert broker.delete(incarnation=incarnation).deleted is True
 
 
+def test_two_who_delete_the_same_topic_at_once_delete_it_once() -> None:
+    broker = Broker(queued=True)
+    broker.create(partitions=2)
+    broker.work()
+    answers = [broker.ask(DeleteTopic("orders", 0), turn=number == 2) for number in range(3)]
+    broker.work()
+    assert [(answer.deleted, answer.calls) for answer in answers] == [(True, 1), (False, 1), (False, 1)]
+
+
 def test_a_topic_made_again_is_another_one() -> None:
     broker = Broker()
     first = broker.create().incarnation

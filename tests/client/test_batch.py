@@ -77,6 +77,15 @@ def test_a_handle_on_many_gives_one_entry_a_batch(rig: SenderRig) -> None:
     assert heard == [many, many]
 
 
+def test_a_handle_on_many_is_done_when_all_are(rig: SenderRig) -> None:
+    many, first = Deliveries(rig), rig.send(b"first")
+    rig.settle(first)
+    many.add(*first, 1)
+    assert many.done()
+    many.add(*rig.send(b"second"), 1)
+    assert not many.done()
+
+
 def test_a_handle_on_nothing_is_done(rig: SenderRig) -> None:
     none = Deliveries(rig)
     assert none.done() and none.result() == [] and len(none) == 0

@@ -168,3 +168,4 @@ def test_wide_columns_are_as_good_as_others() -> None:
 
 def test_no_rows_are_nothing() -> None:
     assert sent(rows(value=pa.array([], pa.binary()))) == []
+    assert sent(rows(value=pa.array([], pa.binary()), partition=pa.array([], pa.int64()))) == []

@@ -9,6 +9,7 @@ from kazoo import exceptions
 from tfmq.errors import Closed, NotAllowed, NotSupported, StoreFailed
 from tfmq.zookeeper.address import zookeeper_address
 from tfmq.zookeeper.connection import Connection, new_client, results, translated
+from tfmq.zookeeper.coordination import Coordination
 
 
 def test_a_connection_is_made_when_it_is_first_used_and_kept(address: str) -> None:
@@ -73,3 +74,7 @@ def test_without_kazoo_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "kazoo.client", None)
     with pytest.raises(NotSupported, match=r"tfmq\[zookeeper\]"):
         new_client(zookeeper_address("a"), 10)
+    with pytest.raises(
+        NotSupported, match=r"tfmq\[zookeeper\]"
+    ):  # where the consumer is made, not in its thread
+        Coordination("a", "group", "member", session_seconds=10, changed=lambda: None)
