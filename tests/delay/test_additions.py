@@ -72,7 +72,8 @@ def shelf() -> Shelf:
     return Shelf()
 
 
-def test_what_comes_for_one_span_is_one_chunk(shelf: Shelf) -> None:
+def test_what_comes_for_one_span_is_one_chunk(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GATHERED_BYTES", 1000)
     additions = shelf.additions()
     for n in range(5):
         additions.put(messages([NOW, NOW], first=2 * n))
