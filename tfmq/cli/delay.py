@@ -85,9 +85,12 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
 @chosen
 @click.option("--partition", type=click.IntRange(min=0), help="Only those for this partition of the topic.")
 @click.option("-k", "--key", help="Only those with this key.")
-@click.option("--after", metavar="HANDLE", help="Go on behind this message.")
+@click.option("--after", metavar="HANDLE", help="List from the message after this one.")
 @click.option(
-    "-n", "count", type=click.IntRange(min=1), help=f"At most so many [a table: {ROWS_SHOWN}; JSON: all]."
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON].",
 )
 @output_options
 def list_command(
@@ -274,7 +277,9 @@ def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False
     "  tfmq delay histogram --json | jq .pending",
 )
 @chosen
-@click.option("--every", type=Duration(), help="Ranges of this length, as in 5m [what shows something].")
+@click.option(
+    "--every", type=Duration(), help="Ranges of this length, as in 5m [chosen to fit the messages]."
+)
 @output_options
 def histogram(
     topic: str | None, first: datetime | None, end: datetime | None, every: float | None, output: Output

@@ -61,7 +61,7 @@ def log() -> None:
 
 @log.command(epilog="\b\nExample:\n  tfmq log dump tfmq-data/orders-0 -n 5")
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
-@click.option("-n", "count", type=click.IntRange(min=1), help="Stop after so many rows.")
+@click.option("-n", "count", type=click.IntRange(min=1), help="Stop after this many rows.")
 @click.option(
     "--from",
     "first",

@@ -55,16 +55,16 @@ Examples:
 @click.option(
     "--from", "start", type=Place(), default="earliest", help="Where to begin [earliest]; -15m is a time too."
 )
-@click.option("-n", "count", type=click.IntRange(min=1), help="Stop after so many messages.")
-@click.option("--follow", is_flag=True, help="Go on as new messages arrive.")
+@click.option("-n", "count", type=click.IntRange(min=1), help="Stop after this many messages.")
+@click.option("--follow", is_flag=True, help="Continue as new messages arrive.")
 @click.option(
     "-g",
     "--group",
     shell_complete=completion.groups,
-    help="Read as this consumer group, and save how far it got.",
+    help="Read as this consumer group, and save its offsets.",
 )
 @click.option("-t", "--tag", help="Only messages of this tag.")
-@click.option("--format", "template", help="A line a message, as in '%k %o %s'.")
+@click.option("--format", "template", help="One line for each message, as in '%k %o %s'.")
 @client_id_option
 @output_options
 def read(

@@ -32,10 +32,16 @@ ORDERS = ("partition", "key", "none")
 )
 @click.argument("target", metavar="MODULE:CONSUMER")
 @click.option(
-    "--processes", type=click.IntRange(1, 1000), default=1, help="So many members of the group [1]."
+    "--processes",
+    type=click.IntRange(1, 1000),
+    default=1,
+    help="Number of processes, each a member of the group [1].",
 )
 @click.option(
-    "--workers", type=click.IntRange(1, 1000), default=1, help="Messages at a time in each process [1]."
+    "--workers",
+    type=click.IntRange(1, 1000),
+    default=1,
+    help="Messages handled at a time in each process [1].",
 )
 @click.option(
     "--order", type=click.Choice(ORDERS), default="partition", help="What a message waits for [partition]."
@@ -45,7 +51,7 @@ ORDERS = ("partition", "key", "none")
     default=True,
     help="Log the traceback of each call that fails, or only the class of the error [--tracebacks].",
 )
-@click.option("--reload", is_flag=True, help="Begin anew when a file of Python below this folder changes.")
+@click.option("--reload", is_flag=True, help="Restart when a Python file below this folder changes.")
 @click.option("--watched", is_flag=True, hidden=True, help="One of several: end when standard input does.")
 @click.option("--check", is_flag=True, hidden=True, help="Only look whether the consumer is there.")
 @client_id_option

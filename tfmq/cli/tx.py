@@ -66,9 +66,14 @@ tx.add_command(forget_group)
     help=f"Only this state, of {', '.join(STATES)}; may be repeated.",
 )
 @click.option("-g", "--group", help="Only those of this producer group.")
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Go on behind this epoch.")
 @click.option(
-    "-n", "count", type=click.IntRange(min=1), help=f"At most so many [a table: {ROWS_SHOWN}; JSON: all]."
+    "--after", type=click.IntRange(min=0), default=0, help="List from the transaction after this epoch."
+)
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON].",
 )
 @output_options
 def list_command(
@@ -129,7 +134,9 @@ def decision(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option(
-            "--as-owner", is_flag=True, help="In its owner's name: nobody is told that it was done by hand."
+            "--as-owner",
+            is_flag=True,
+            help="In its owner's name: its owner is not told that it was done by hand.",
         ),
         click.option("--epoch", type=click.IntRange(min=1), help="Which one, where an xid came twice."),
         click.argument(
