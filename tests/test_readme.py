@@ -98,8 +98,8 @@ def test_the_examples_of_transactions_and_delays_work(servers: str, tmp_path: Pa
             names |= {"engine": engine, "Session": Session, "producer": producer, "admin": admin}
             exec(example("tfmq.sql.create_table"), names | {"order": Order(number=7)})
             exec(example("deliver_at"), names)
-            assert producer.cancel(names["handle"]) == "cancelled"
-        assert read("orders") == ["one kettle", '{"number":7}']
+            assert producer.cancel(names["check"].result().delayed) == "cancelled"
+        assert read("orders") == ["one kettle", '{"number":7}', '{"number":8}']
         with Session(engine) as session:
             assert session.scalars(sqlalchemy.select(Order.number)).all() == [7]
         assert len(list(admin.schedules())) == 1
