@@ -104,10 +104,13 @@ def test_a_moment_of_another_type_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [-5, -0.001, -1e-9, np.int64(-5), np.float32(-0.5), timedelta(microseconds=-1), timedelta(days=-1)]
+    "wrong",
+    [-5, -0.001, -1e-9, np.int64(-5), np.float32(-0.5), timedelta(microseconds=-1), timedelta(days=-1)],
 )
 def test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not(wrong: Any) -> None:
-    with pytest.raises(BadRequest, match="is before now: give 0 or more, or the time as deliver_at") as raised:
+    with pytest.raises(
+        BadRequest, match="is before now: give 0 or more, or the time as deliver_at"
+    ) as raised:
         due_of(wrong, None)
     assert raised.value.outcome == "not done"
     assert due_of(None, datetime(2001, 1, 1, tzinfo=UTC)) == 978_307_200_000
