@@ -1,5 +1,6 @@
 """The whole server as a process: many connections, slow ones, wrong ones, and what a stop leaves behind."""
 
+import os
 import signal
 import socket
 import struct
@@ -8,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import tfmq
 from journal.disk import RealDisk
 from journal.mark import MarkFile
 from tests.server.wire import PATIENCE_SECONDS, Wire, batch, running
+from tfmq.errors import Busy
 from tfmq.limits import MIB
 from tfmq.protocol import commands, frames
+from tfmq.server.service import TURNED_MAX
 
 
 def test_what_was_sent_is_read_back_also_by_the_next_server(tmp_path: Path) -> None:
@@ -152,14 +156,41 @@ def test_a_reader_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: P
 def test_connections_above_the_limit_are_refused_and_the_others_go_on(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--set", "limits.connections=3") as (_, address):
         wires = [Wire(address) for _ in range(3)]
-        with pytest.raises(ConnectionError):
-            Wire(address)
-        assert wires[0].ask(commands.Status())[0]["connections_refused"] == 1
+        refused = Wire(address, hello=False)
+        refused.send(commands.Hello("TFMQ", 1, 1, "test", {}))
+        number, correlation, code, outcome, sentence, _ = refused.receive().header
+        assert (number < 0, correlation, code, outcome) == (True, 0, "busy", "not done")
+        assert sentence.startswith("The broker has 3 connections, and takes no more (limits.connections)")
+        assert refused.socket.recv(1) == b"", "then it ends"
+        with (
+            pytest.raises(Busy, match=r"limits\.connections"),
+            tfmq.Admin(f"{address[0]}:{address[1]}") as admin,
+        ):
+            admin.ping()
+        assert wires[0].ask(commands.Status())[0]["connections_refused"] > 1
         wires.pop().close()
         end = time.monotonic() + PATIENCE_SECONDS
         while wires[0].ask(commands.Status())[0]["connections"] > 2:
             assert time.monotonic() < end
         assert Wire(address).ask(commands.Ping())
+
+
+def test_refused_connections_that_stay_take_few_descriptors_and_not_for_long(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--set", "limits.connections=1") as (process, address):
+        wire = Wire(address)
+        before = len(os.listdir(f"/proc/{process.process.pid}/fd"))
+        flood = [socket.create_connection(address, timeout=PATIENCE_SECONDS) for _ in range(200)]
+        end = time.monotonic() + PATIENCE_SECONDS
+        while wire.ask(commands.Status())[0]["connections_refused"] < len(flood):
+            assert time.monotonic() < end
+        assert len(os.listdir(f"/proc/{process.process.pid}/fd")) <= before + TURNED_MAX
+        while len(os.listdir(f"/proc/{process.process.pid}/fd")) > before:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        for each in flood:
+            each.close()
+        refused = Wire(address, hello=False)
+        assert refused.receive().header[2] == "busy", "there is room again to tell it"
 
 
 def test_a_flood_of_connections_leaves_files_for_the_logs(tmp_path: Path) -> None:

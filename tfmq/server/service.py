@@ -21,6 +21,7 @@ from journal.disk import Disk
 from tfmq import limits
 from tfmq.broker.engine import Engine
 from tfmq.config import Config, split_address
+from tfmq.errors import Busy
 from tfmq.protocol.commands import ACKS
 from tfmq.server import listening, memory
 from tfmq.server.alarm import Alarm
@@ -30,7 +31,7 @@ from tfmq.server.idleness import Idleness
 from tfmq.server.in_doubt import InDoubt
 from tfmq.server.reactor import Turn
 from tfmq.server.registering import Registering, registering
-from tfmq.server.session import Session, Welcome, everybody
+from tfmq.server.session import Session, Turned, Welcome, everybody
 from tfmq.server.traffic import Traffic
 from tfmq.server.transport import Listener, address_text
 from tfmq.server.version import server_name
@@ -40,6 +41,8 @@ logger = logging.getLogger("tfmq.server")
 
 ENDING_SECONDS = 1.0
 """How long connections get, at a stop, to take their last answers."""
+TURNED_MAX = 32
+"""Connections above the limit that are told so at a time, for two seconds each at most: each holds a descriptor."""
 TRIM_SECONDS = 15.0
 """How often an idle server hands back memory that the last rush needed."""
 QUIET_ALLOCATIONS = 16
@@ -71,6 +74,8 @@ class Service:
             reactor.callLater, config.server.idle_exit_seconds, self._count, lambda: self.on_idle()
         )
         self._refused = 0
+        self._turning = 0
+        """Connections that are being told that there is no place."""
         self._listener: Listener | None = None
         self._alarm = Alarm(reactor, clock, self._tick)
         self._in_doubt = InDoubt(
@@ -184,16 +189,30 @@ class Service:
 
     # Sessions
 
-    def session(self) -> Session | None:
-        """A session for a new connection; None if there are as many as may be."""
+    def session(self) -> Session | Turned | None:
+        """A session for a new connection. If there are as many as may be: what tells the peer so; None (the connection
+        is closed at once) if too many are being told already.
+        """
         if len(self._sessions) >= self._sessions_max:
             self._refused += 1
             if self._refused & (self._refused - 1) == 0:
                 logger.warning(
                     "%d connections refused so far: there are %d", self._refused, self._sessions_max
                 )
-            return None
+            if self._turning >= TURNED_MAX:
+                return None
+            self._turning += 1
+            return Turned(
+                Busy(
+                    f"The broker has {len(self._sessions)} connections, and takes no more (limits.connections): close"
+                    " some, or raise the limit."
+                ),
+                self._turned,
+            )
         return Session(self._welcome())
+
+    def _turned(self) -> None:
+        self._turning -= 1
 
     def _welcome(self) -> Welcome:
         welcome = self.__dict__.get("_welcomes")
@@ -277,8 +296,8 @@ class Sessions(Factory):  # type: ignore[misc]
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def buildProtocol(self, address: Any) -> Session | None:
-        """None refuses the connection."""
+    def buildProtocol(self, address: Any) -> Session | Turned | None:
+        """None closes the connection."""
         return self._service.session()
 
 

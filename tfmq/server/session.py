@@ -307,6 +307,32 @@ class Session:
             self.transport.end()
 
 
+class Turned:
+    """What sits on a connection for which there is no place: says so in one error reply, and ends. `over()` when the
+    connection is gone.
+    """
+
+    frame_bytes = int(limits.FRAME_BYTES_BEFORE_HELLO)
+
+    def __init__(self, error: TfmqError, over: Callable[[], None]) -> None:
+        self._error, self._over = error, over
+
+    def makeConnection(self, transport: Connection) -> None:
+        """What the peer sends meanwhile is read and dropped: a reset would take the answer away from it."""
+        number, code, outcome, sentence, details = errors.to_wire(self._error)
+        transport.send(frames.encode((-number, 0, code, outcome, sentence, details)))
+        transport.end()
+
+    def connectionLost(self, reason: Any) -> None:
+        self._over()
+
+    def frame_received(self, frame: memoryview, hold: Buffer) -> None:
+        """Nothing is read here."""
+
+    def frame_refused(self, error: BadFrame, start: bytes) -> None:
+        """Nor here."""
+
+
 def everybody(session: Session, command: Command) -> None:
     """Who may use what as long as there are no users: everybody everything."""
 

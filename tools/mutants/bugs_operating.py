@@ -109,6 +109,22 @@ OPERATING: Final = (
         ["tests/cli/test_topic.py"],
     ),
     Mutant(
+        "refused-connections-without-a-bound",
+        "connections above the limit that are told so are few at a time",
+        "tfmq/server/service.py",
+        "            if self._turning >= TURNED_MAX:\n",
+        "            if self._turning < 0:\n",
+        ["tests/server/test_service.py"],
+    ),
+    Mutant(
+        "refused-connections-counted-for-ever",
+        "a place to be told that there is none becomes free again",
+        "tfmq/server/service.py",
+        "        self._turning -= 1\n",
+        "        pass\n",
+        ["tests/server/test_service.py"],
+    ),
+    Mutant(
         "hang-up-ends-the-server",
         "SIGHUP never ends the server",
         "tfmq/server/main.py",
