@@ -13,7 +13,9 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import threading
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from journal.errors import Full, Locked
@@ -39,7 +41,7 @@ class Disk(Protocol):
     """The calls on paths."""
 
     def open_read(self, path: str) -> File:
-        """An existing file, for reading only."""
+        """An existing file, for reading only; `IsADirectoryError` if it is a folder."""
         ...
 
     def open_write(self, path: str) -> File:
@@ -126,7 +128,12 @@ class RealDisk:
             os.close(spare)
 
     def open_read(self, path: str) -> RealFile:
-        return RealFile(_open(path, os.O_RDONLY), path)
+        descriptor = _open(path, os.O_RDONLY)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            # The system opens a folder as well, and refuses the first read without saying which it was.
+            os.close(descriptor)
+            raise is_a_folder(path)
+        return RealFile(descriptor, path)
 
     def open_write(self, path: str) -> RealFile:
         return RealFile(_open(path, os.O_RDWR), path)
@@ -201,7 +208,10 @@ class RealDisk:
         return status.f_bavail * status.f_frsize
 
     def size(self, path: str) -> int:
-        return os.stat(path).st_size
+        found = os.stat(path)
+        if stat.S_ISDIR(found.st_mode):
+            raise is_a_folder(path)
+        return found.st_size
 
     def lock(self, path: str) -> RealLock:
         descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # it is written
@@ -237,6 +247,23 @@ class RealLock:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             finally:
                 os.close(descriptor)
+
+
+def require_files(disk: Disk, folder: str, children: Iterable[str]) -> None:
+    """Raises IsADirectoryError for the first of these names in `folder` that is a folder itself."""
+    for name in children:
+        if disk.is_folder(f"{folder}/{name}"):
+            raise is_a_folder(f"{folder}/{name}")
+
+
+def is_a_folder(path: str) -> IsADirectoryError:
+    """The error of the system for a folder where a file is wanted."""
+    return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+
+
+def is_no_folder(path: str) -> NotADirectoryError:
+    """The error of the system for something else where a folder is wanted."""
+    return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
 
 def _open(path: str, flags: int) -> int:

@@ -99,21 +99,27 @@ class RealFile:
         return os.fstat(self._descriptor).st_size
 
     def pread(self, size: int, position: int) -> bytes:
-        data = os.pread(self._descriptor, size, position)
-        if len(data) == size or not data:
-            return data
-        parts = [data]
-        done = len(data)
-        while done < size and (data := os.pread(self._descriptor, size - done, position + done)):
-            parts.append(data)
-            done += len(data)
+        try:
+            data = os.pread(self._descriptor, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            done = len(data)
+            while done < size and (data := os.pread(self._descriptor, size - done, position + done)):
+                parts.append(data)
+                done += len(data)
+        except OSError as error:
+            raise with_path(error, self.path) from None
         return b"".join(parts)
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
         view = memoryview(buffer)
         done = 0
-        while done < len(view) and (count := os.preadv(self._descriptor, [view[done:]], position + done)):
-            done += count
+        try:
+            while done < len(view) and (count := os.preadv(self._descriptor, [view[done:]], position + done)):
+                done += count
+        except OSError as error:
+            raise with_path(error, self.path) from None
         return done
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
@@ -127,7 +133,7 @@ class RealFile:
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
                 return None
-            raise
+            raise with_path(error, self.path) from None
         if count < size and position + count < self.size():
             return None
         del buffer[count:]
@@ -140,10 +146,13 @@ class RealFile:
             refuse(error, self.path)
 
     def force(self) -> None:
-        if sys.platform == "darwin":
-            fcntl.fcntl(self._descriptor, fcntl.F_FULLFSYNC)
-        else:
-            os.fdatasync(self._descriptor)
+        try:
+            if sys.platform == "darwin":
+                fcntl.fcntl(self._descriptor, fcntl.F_FULLFSYNC)
+            else:
+                os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise with_path(error, self.path) from None
 
     def truncate(self, size: int) -> None:
         try:
@@ -182,7 +191,14 @@ def refuse(error: OSError, what: str) -> NoReturn:
     """Raises `Full` for an error that says "no space", else the error itself."""
     if error.errno in FULL_ERRORS:
         raise Full(f"{what}: {os.strerror(error.errno)}") from error
-    raise error
+    raise with_path(error, what)
+
+
+def with_path(error: OSError, path: str) -> OSError:
+    """The error, naming `path`: a call on a descriptor does not say which file it was about."""
+    if error.filename is None:
+        error.filename = path
+    return error
 
 
 def _drop(rest: list[memoryview], count: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from journal import names
-from journal.disk import Disk
+from journal.disk import Disk, require_files
 from journal.entry import Entry, Filler, seed_of
 from journal.errors import Corrupt, Full
 from journal.header import BadRecord
@@ -95,6 +95,9 @@ class JournalOpening:
     def run(self) -> None:
         """Looks, decides, acts. Raises Corrupt, NewerFormat, Full, OSError."""
         self._make_folder()
+        children = self._disk.list(self._folder)
+        wanted = [name for name in children if names.known_in_transactions(name) and not names.is_aside(name)]
+        require_files(self._disk, self._folder, wanted)
         checkpoint, status = self._read_checkpoint()
         numbers = self._numbers()
         if checkpoint is not None:

@@ -26,6 +26,8 @@ from journal.journal_survey import Gap, JournalSurvey, claim
 FILLER_SIZE_MAX: Final = 16 << 20
 """A longer gap becomes several fillers."""
 
+NO_PLACE: Final = -1
+
 UNCERTAIN: Final = (
     "what the lost entries said is unknown: look at the transactions in doubt before you decide any"
 )
@@ -54,8 +56,12 @@ class _Patch:
     data: bytes
 
 
-def repair_journal(disk: Disk, folder: str, *, dry_run: bool = False) -> list[JournalRepaired]:
+def repair_journal(
+    disk: Disk, folder: str, *, dry_run: bool = False, known: int = NO_PLACE
+) -> list[JournalRepaired]:
     """Mends the journal in `folder` and says what it did, or with `dry_run` would do.
+
+    `known`: the highest place of a decision that anything outside has applied: the journal reached beyond it.
 
     Raises Corrupt where nothing can be made of it (nothing says whose journal it is), NewerFormat, Full, OSError.
     """
@@ -66,7 +72,7 @@ def repair_journal(disk: Disk, folder: str, *, dry_run: bool = False) -> list[Jo
                 return []
             path = survey.path(survey.numbers[0])
             raise Corrupt(path, 0, HEAD_SIZE, "neither a head nor the checkpoint says whose journal it is")
-        return _Repair(disk, folder, survey, survey.identity, dry_run).run()
+        return _Repair(disk, folder, survey, survey.identity, dry_run, known).run()
     finally:
         survey.close()
 
@@ -75,19 +81,27 @@ class _Repair:
     """One repair: the checkpoint first, since it says what is needed; then the files, in order."""
 
     def __init__(
-        self, disk: Disk, folder: str, survey: JournalSurvey, identity: tuple[int, int], dry_run: bool
+        self,
+        disk: Disk,
+        folder: str,
+        survey: JournalSurvey,
+        identity: tuple[int, int],
+        dry_run: bool,
+        known: int,
     ) -> None:
         self.disk = disk
         self.folder = folder
         self.survey = survey
         self.identity = identity
         self.dry_run = dry_run
+        self.known_end = known + HEADER_SIZE if known != NO_PLACE else 0
         self.done: list[JournalRepaired] = []
         self.checkpoint_path = CheckpointFile(disk, folder).path
 
     def run(self) -> list[JournalRepaired]:
         """Mends everything that a start needs."""
         base, forced, file_number = self._base()
+        forced = max(forced, self.known_end)
         listed = {file.number: file for file in base.files}
         found = self.survey.found()
         unfinished = found is not None and found.files and found.torn_last

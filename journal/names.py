@@ -54,6 +54,7 @@ PARTITION_MAX: Final = (1 << 24) - 1
 _JOURNAL_NAME = re.compile(r"([0-9]{16})\.journal")
 _SNAPSHOT_NAME = re.compile(r"([0-9]{20})\.snapshot")
 _OFFSET_NAME = re.compile(r"([0-9]{32})(\.[A-Za-z0-9._-]+)")
+_ASIDE_NAME = re.compile(r".+\.damaged(\.[0-9]+)?")
 _FOLDER = re.compile(r"([A-Za-z0-9._-]+)-(0|[1-9][0-9]{0,7})")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -162,6 +163,11 @@ def known_in_partition(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
     match = _OFFSET_NAME.fullmatch(name)
     known = (suffix, INDEX_SUFFIX, STATE_SUFFIX, TORN_SUFFIX)
     return match is not None and match[2].startswith(known)
+
+
+def is_aside(name: str) -> bool:
+    """True if a repair has put a file or folder of this name aside."""
+    return _ASIDE_NAME.fullmatch(name) is not None
 
 
 def valid_name(name: str) -> bool:

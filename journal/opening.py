@@ -11,7 +11,7 @@ from typing import Final
 
 from journal import names
 from journal.control import CONTROL_SIZE
-from journal.disk import Disk, write_all
+from journal.disk import Disk, require_files, write_all
 from journal.errors import Corrupt, Full
 from journal.extent import Extent, limit_of
 from journal.header import FLAG_CONTROL, BadRecord, body_holds, records_of
@@ -59,6 +59,7 @@ class Opening:
 
     def run(self, *, resume: bool = False) -> None:
         """Looks, decides, acts. `resume`: a stop is lifted."""
+        self._require_files()
         marks, status = self._read_mark()
         snapshot = self._read_snapshot()
         files = self._files()
@@ -84,12 +85,20 @@ class Opening:
             self._take_clean(marks, snapshot)
             return
         replay = self._replay(snapshot, forced, ordinal)
-        self._take_replay(replay)
+        self._take_replay(replay, snapshot)
         if row.decision.unclean or replay.cut is not None:
             self._make_true(replay)
         else:
             self.extent.clean = True
         self._drop(found)
+
+    def _require_files(self) -> None:
+        """Raises IsADirectoryError. Checked for all names before anything is changed: some files are opened late, or
+        only by the next roll or clean end.
+        """
+        children = self._disk.list(self._folder)
+        wanted = [name for name in children if names.known_in_partition(name, self._options.suffix)]
+        require_files(self._disk, self._folder, [name for name in wanted if not names.is_aside(name)])
 
     def _read_mark(self) -> tuple[Marks | None, str]:
         try:
@@ -111,6 +120,7 @@ class Opening:
             snapshot = Snapshot(0, 0, 0, {}, b"")
             if damaged:
                 self.report.labels.append("state lost")
+        self.report.snapshot_offset = snapshot.offset
         try:
             self._state.load(snapshot.state)
         except ValueError as error:
@@ -208,7 +218,7 @@ class Opening:
                 replay.segment(segment, min(begin, end), end, last=last)
         return replay
 
-    def _take_replay(self, replay: Replay) -> None:
+    def _take_replay(self, replay: Replay, snapshot: Snapshot) -> None:
         extent = self.extent
         extent.end, extent.end_ordinal = replay.end, replay.ordinal
         if extent.end >= extent.forced:
@@ -216,6 +226,11 @@ class Opening:
         extent.append_time = max(extent.append_time, replay.append_time)
         extent.sources = replay.sources
         extent.epoch = max(extent.epoch, replay.epoch)
+        last = extent.segments[-1]
+        if last.end < snapshot.offset:
+            # The snapshot says what these bytes taught, so nothing is walked; the bytes are missing all the same.
+            first = _last_block_end(last, last.end)
+            self._holes.append((first, snapshot.offset, "no segment file has these bytes"))
         if replay.forced > extent.end:
             # Forced bytes are missing at the end of the last file: offsets go on where they ended.
             self._holes.append((extent.end, replay.forced, "no segment file has these bytes"))

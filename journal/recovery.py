@@ -169,12 +169,14 @@ def decide_tail(found: TailFound) -> Row[TailFound, Tail]:
 class Recovery:
     """What opening found and did.
 
-    `labels`: rows of the tables, in order. `cut_bytes` were cut off and, up to a limit, copied to `torn_path`.
-    `walked_bytes` were read, `rewritten_bytes` of an unforced tail written again and forced. `warnings` say in
-    sentences what an operator should know.
+    `labels`: rows of the tables, in order. `snapshot_offset`: up to where the snapshot describes the log that was
+    loaded, 0 without one. `cut_bytes` were cut off and, up to a limit, copied to `torn_path`. `walked_bytes` were read,
+    `rewritten_bytes` of an unforced tail written again and forced. `warnings` say in sentences what an operator should
+    know.
     """
 
     labels: list[str] = field(default_factory=list)
+    snapshot_offset: int = 0
     cut_bytes: int = 0
     torn_path: str | None = None
     walked_bytes: int = 0

@@ -11,23 +11,37 @@ except for what `log.mark` says was forced: that is mended too. Nobody else may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from journal import names
 from journal.control import CONTROL_SIZE, CONTROL_VERSION, Control
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt, NewerFormat
-from journal.header import HEADER_SIZE
-from journal.mark import MarkFile, Marks
-from journal.salvage import Salvaged, known_count, salvage
+from journal.header import HEADER, HEADER_SIZE, records_of
+from journal.mark import MarkFile, Marks, read_log_id
+from journal.salvage import Piece, Salvaged, known_count, salvage
 from journal.segment import SCAN_SIZE, Segment
-from journal.survey import Stretch, find_log_id, survey
+from journal.state import read_snapshot, read_snapshot_log_id
+from journal.survey import Stretch, find_log_id, has_moved_blocks, survey
 
 SMALLEST: Final = CONTROL_SIZE + HEADER_SIZE
 """A stretch must be a control record, or this long, to become a block."""
 
+NO_STARTS: Final[Mapping[int, int]] = MappingProxyType({})
+
+STATE_NOTE: Final = (
+    "put aside; a start goes on from the snapshot before it, or reads every record that is there. What only records"
+    " said that retention has removed is not known: sequences of producers, what a transaction has brought already"
+)
+MARK_NOTE: Final = (
+    "written anew from the segments; not known: whether the log was stopped, where its tail was ever cut, and whether"
+    " it was truncated inside its first segment, whose messages are back then"
+)
 UNCERTAIN = "ids and flags of the records kept here are as they were found, not proven"
 
 
@@ -58,9 +72,13 @@ def repair(
     *,
     dry_run: bool = False,
     suffix: str = names.SEGMENT_SUFFIX,
+    starts: Mapping[int, int] = NO_STARTS,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Repaired]:
     """Mends every damaged segment of a partition's folder and says what it did, or with `dry_run` would do.
+
+    `starts`: offsets, ends of appends, at which somebody goes on reading, with their ordinals: no block that is made
+    here reaches over one. Those of the snapshots and of the forced mark are among them anyway.
 
     Raises Corrupt where nothing can be made of a segment (no whole control record), NewerFormat, Full,
     OSError; segments that were mended before stay so.
@@ -69,29 +87,179 @@ def repair(
         base for name in disk.list(folder) if (base := names.parse_segment_name(name, suffix)) is not None
     )
     paths = [names.join(folder, names.segment_name(base, suffix)) for base in bases]
-    log_id = next((id for path in paths if (id := find_log_id(disk, path)) is not None), None)
-    if log_id is None:
+    log_id = _whose(disk, folder, paths)
+    if log_id is None or not bases:
         return []
-    marks = MarkFile(disk, folder, log_id).read() if names.mark_name() in disk.list(folder) else None
-    done: list[Repaired] = []
+    marks, mark_fault = _read_mark(disk, folder, log_id)
+    done = _mend_states(disk, folder, log_id, dry_run)
+    starts = {**_starts(disk, folder, log_id, marks), **starts}
     edge = _Edge(marks.first_ordinal if marks is not None and bases[0] <= marks.first else None)
     for number, base in enumerate(bases):
+        limit = bases[number + 1] if number + 1 < len(bases) else None
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
+            surplus = _cut_surplus(segment, limit)
             following = _following(disk, folder, bases[number + 1 :], log_id, marks, suffix)
-            stretches = list(_stretches(segment, following, edge))
-            plans = [_plan(segment, stretch, before) for stretch, before in stretches]
-            if plans and not dry_run:
+            pieces = [
+                (piece, before)
+                for stretch, before in _stretches(segment, following, edge)
+                for piece in _split(stretch, segment.base, starts)
+            ]
+            plans = [_plan(segment, piece, before) for piece, before in pieces]
+            repeated = _repeated(disk, folder, bases[number:], segment, plans, suffix)
+            if repeated:
+                plans = [_plan(segment, piece, before, repeated) for piece, before in pieces]
+            if (plans or surplus) and not dry_run:
                 _replace(disk, segment, folder, plans, progress)
-            done += [repaired for repaired, _ in plans]
+            done += [repaired for repaired, _ in plans] + surplus
         finally:
             segment.close()
+    if marks is not None and marks.first < bases[0] and not mark_fault:
+        done.append(_begin_later(disk, folder, log_id, marks, bases, suffix, dry_run))
+    if mark_fault:
+        done.append(_mend_mark(disk, folder, log_id, bases, suffix, mark_fault, dry_run))
     return done
 
 
+def _whose(disk: Disk, folder: str, segments: list[str]) -> int | None:
+    """The id of the log, as most of its files say: one of them may be another log's. None if none says it."""
+    votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
+    with suppress(Corrupt):
+        marked = read_log_id(disk, folder)
+        votes.update([] if marked is None else [marked])
+    for name in disk.list(folder):
+        if names.parse_state_name(name) is not None:
+            votes.update(filter(None, [read_snapshot_log_id(disk, names.join(folder, name))]))
+    return votes.most_common(1)[0][0] if votes else None
+
+
+def _starts(disk: Disk, folder: str, log_id: int, marks: Marks | None) -> dict[int, int]:
+    """Where a start goes on reading, with the ordinals there."""
+    found = {} if marks is None else {marks.forced: marks.forced_ordinal, marks.first: marks.first_ordinal}
+    for name in disk.list(folder):
+        offset = names.parse_state_name(name)
+        if offset is not None:
+            with suppress(Corrupt):
+                snapshot = read_snapshot(disk, folder, offset, log_id)
+                found[snapshot.offset] = snapshot.ordinal
+    return found
+
+
+def _split(stretch: Stretch, base: int, starts: Mapping[int, int]) -> Iterator[Stretch]:
+    """The parts of a stretch between the places where somebody begins; those in which no block has room stay one."""
+    for offset in sorted(starts):
+        position, ordinal = offset - base, starts[offset]
+        rest = stretch.next - position
+        if stretch.first + SMALLEST <= position and (rest >= SMALLEST or rest == CONTROL_SIZE):
+            yield stretch._replace(next=position, next_ordinal=ordinal, control=None)
+            stretch = stretch._replace(first=position, ordinal=ordinal)
+    yield stretch
+
+
+def _cut_surplus(segment: Segment, limit: int | None) -> list[Repaired]:
+    """What lies behind the beginning of the next segment is nobody's; it is left out of the mended file."""
+    if limit is None or segment.end <= limit:
+        return []
+    reason = f"{segment.end - limit} bytes lie behind the beginning of the next segment"
+    segment.size = limit - segment.base
+    return [_of_file(segment.path, reason, "they are no part of the log, and were cut off")]
+
+
+def _begin_later(
+    disk: Disk, folder: str, log_id: int, marks: Marks, bases: list[int], suffix: str, dry_run: bool
+) -> Repaired:
+    """Segments are missing at the beginning: the log begins with the first that is there."""
+    ordinal = marks.first_ordinal
+    segment = Segment.open(disk, folder, bases[0], log_id, writable=False, suffix=suffix)
+    try:
+        block = next(segment.sound_blocks(), None)
+    finally:
+        segment.close()
+    ordinal = block.control.first_ordinal if block is not None else marks.forced_ordinal
+    if not dry_run:
+        forced = max(marks.forced, bases[0])
+        forced_ordinal = marks.forced_ordinal if marks.forced >= bases[0] else ordinal
+        changed = marks._replace(
+            first=bases[0], first_ordinal=ordinal, forced=forced, forced_ordinal=forced_ordinal, clean=False
+        )
+        MarkFile(disk, folder, log_id).settle(changed)
+    reason = f"segments from {marks.first} to {bases[0]} are missing"
+    note = f"the log begins at {bases[0]} now, as after retention"
+    path = names.join(folder, names.mark_name())
+    lost = max(0, ordinal - marks.first_ordinal)
+    return Repaired(path, marks.first, bases[0], reason, marks.first_ordinal, 0, lost, (), True, note)
+
+
+def _read_mark(disk: Disk, folder: str, log_id: int) -> tuple[Marks | None, str]:
+    """The marks, None without them, and what is wrong with their file. One of another log than the records are of is
+    not believed; one that is missing is made by the next start.
+    """
+    try:
+        return MarkFile(disk, folder, log_id).read(), ""
+    except Corrupt as error:
+        return None, error.reason
+
+
+def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:
+    """Puts snapshots aside that cannot be read: a start goes on from the one before, or reads every record."""
+    done = []
+    for name in disk.list(folder):
+        offset = names.parse_state_name(name)
+        if offset is None:
+            continue
+        path = names.join(folder, name)
+        try:
+            read_snapshot(disk, folder, offset, log_id)
+        except Corrupt as error:
+            if not dry_run:
+                disk.rename(path, path + names.DAMAGED_SUFFIX)
+                disk.force_folder(folder)
+            done.append(_of_file(path, error.reason, STATE_NOTE))
+    return done
+
+
+def _mend_mark(
+    disk: Disk, folder: str, log_id: int, bases: list[int], suffix: str, reason: str, dry_run: bool
+) -> Repaired:
+    """Writes log.mark anew from what the control records of the mended segments say."""
+    path = names.join(folder, names.mark_name())
+    if not dry_run:
+        marks = _marks_of_segments(disk, folder, log_id, bases, suffix)
+        if disk.exists(path):
+            disk.rename(path, path + names.DAMAGED_SUFFIX)
+        MarkFile(disk, folder, log_id).settle(marks)
+    return _of_file(path, reason, MARK_NOTE)
+
+
+def _marks_of_segments(disk: Disk, folder: str, log_id: int, bases: list[int], suffix: str) -> Marks:
+    """The lowest marks that are true of the segments: what a control record says is on the disk, and no more."""
+    first_ordinal: int | None = None
+    forced, forced_ordinal, append_time, epoch = bases[0], 0, 0, 0
+    ordinals: dict[int, int] = {}
+    for base in bases:
+        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
+        try:
+            for block in segment.sound_blocks():
+                control = block.control
+                if first_ordinal is None:
+                    first_ordinal = forced_ordinal = control.first_ordinal
+                ordinals[block.offset] = control.first_ordinal
+                if forced < control.forced <= block.offset and control.forced in ordinals:
+                    forced, forced_ordinal = control.forced, ordinals[control.forced]
+                append_time, epoch = max(append_time, control.append_time), max(epoch, control.epoch)
+        finally:
+            segment.close()
+    return Marks(bases[0], first_ordinal or 0, forced, forced_ordinal, append_time, epoch)
+
+
+def _of_file(path: str, reason: str, note: str) -> Repaired:
+    return Repaired(path, 0, 0, reason, 0, 0, 0, (), False, note)
+
+
 def remove_originals(disk: Disk, folder: str) -> list[str]:
-    """Removes what repairs kept aside; answers the names."""
-    found = [name for name in disk.list(folder) if name.endswith(names.DAMAGED_SUFFIX)]
+    """Removes the files that repairs kept aside; answers the names. Folders that were put aside stay."""
+    found = [name for name in disk.list(folder) if names.is_aside(name)]
+    found = [name for name in found if not disk.is_folder(names.join(folder, name))]
     for name in found:
         disk.unlink(names.join(folder, name))
     if found:
@@ -198,8 +366,54 @@ def _fits(stretch: Stretch) -> bool:
     return size == CONTROL_SIZE or size >= SMALLEST
 
 
-def _plan(segment: Segment, stretch: Stretch, before: Control | None) -> tuple[Repaired, Salvaged]:
-    """What becomes of one stretch. Raises Corrupt if it cannot become anything."""
+def _repeated(
+    disk: Disk,
+    folder: str,
+    bases: list[int],
+    segment: Segment,
+    plans: list[tuple[Repaired, Salvaged]],
+    suffix: str,
+) -> set[int]:
+    """Ids of records that would be kept, and that a later block has again: where a control record was lost, and with it
+    the word that a transaction or a timer was applied, a start has applied that once more.
+    """
+    wanted: dict[int, int] = {}
+    for repaired, salvaged in plans:
+        if repaired.source_lost:
+            for piece in salvaged.pieces:
+                if piece.kept:
+                    wanted[_id_at(salvaged.data, piece.position)] = repaired.next
+    found: set[int] = set()
+    for base in bases if wanted else ():
+        later = Segment.open(disk, folder, base, segment.log_id, writable=False, suffix=suffix)
+        try:
+            for block in later.sound_blocks():
+                ids = {record.id for record in records_of(block.data)}
+                found.update(id for id in ids & wanted.keys() if block.offset >= wanted[id])
+        finally:
+            later.close()
+    return found
+
+
+def _id_at(data: bytes, position: int) -> int:
+    return int(HEADER.unpack_from(data, position)[2])
+
+
+def _without(data: bytes, pieces: list[Piece], ids: set[int]) -> bytes:
+    """The stretch with zeros in the place of the records of these ids."""
+    left = bytearray(data)
+    for piece in pieces:
+        if piece.kept and _id_at(data, piece.position) in ids:
+            left[piece.position : piece.position + piece.size] = bytes(piece.size)
+    return bytes(left)
+
+
+def _plan(
+    segment: Segment, stretch: Stretch, before: Control | None, repeated: Collection[int] = ()
+) -> tuple[Repaired, Salvaged]:
+    """What becomes of one stretch; records with `repeated` ids are left out where the control record is lost. Raises
+    Corrupt if it cannot become anything.
+    """
     first, next = segment.base + stretch.first, segment.base + stretch.next
     if not _fits(stretch) or stretch.next_ordinal is None:
         raise Corrupt(segment.path, first, next, f"too little is left to mend it: {stretch.reason}")
@@ -210,8 +424,14 @@ def _plan(segment: Segment, stretch: Stretch, before: Control | None) -> tuple[R
         ordinal = 0 if segment.base == 0 else stretch.next_ordinal
     count = max(0, stretch.next_ordinal - ordinal)
     data = _bytes_of(segment, stretch)
+    if has_moved_blocks(data, first, segment.log_id):
+        # Blocks of another place or another log: their records are there, or were, and would be delivered twice.
+        data = bytes(len(data))
     closing = _closing(stretch, before, first, ordinal)
     salvaged = salvage(data, count, segment.log_id, closing)
+    if repeated and stretch.control is None:
+        data = _without(data, salvaged.pieces, set(repeated))
+        salvaged = salvage(data, count, segment.log_id, closing)
     fillers = tuple((first + p.position, p.size, p.count) for p in salvaged.pieces if not p.kept)
     lost_source = stretch.control is None
     repaired = Repaired(
@@ -246,7 +466,9 @@ def _replace(
     patches = [(repaired.first - segment.base, salvaged.data) for repaired, salvaged in plans]
     damaged, mended = segment.path + names.DAMAGED_SUFFIX, segment.path + names.REPAIRED_SUFFIX
     if not disk.exists(damaged):
+        size, segment.size = segment.size, segment.file.size()
         _write(disk, damaged + names.REPAIRED_SUFFIX, segment, [], None)
+        segment.size = size
         disk.rename(damaged + names.REPAIRED_SUFFIX, damaged)
     _write(disk, mended, segment, patches, progress)
     index = names.join(folder, names.index_name(segment.base))

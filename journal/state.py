@@ -106,6 +106,36 @@ def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
     return Snapshot(offset, ordinal, append_time, sources, data[begins:])
 
 
+def read_snapshot(disk: Disk, folder: str, offset: int, log_id: int) -> Snapshot:
+    """The snapshot at `offset` in `folder`. Raises Corrupt, NewerFormat, OSError."""
+    path = join(folder, state_name(offset))
+    file = disk.open_read(path)
+    try:
+        snapshot = decode_snapshot(file.pread(file.size(), 0), path, log_id)
+    finally:
+        file.close()
+    if snapshot.offset != offset:
+        raise Corrupt(path, 0, 0, f"describes offset {snapshot.offset}")
+    return snapshot
+
+
+def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
+    """The id of the log that the snapshot at `path` is of; None if the file is damaged. Raises NewerFormat, OSError."""
+    file = disk.open_read(path)
+    try:
+        data = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    if len(data) < HEADER.size:
+        return None
+    log_id: int = HEADER.unpack_from(data)[3]
+    try:
+        decode_snapshot(data, path, log_id)
+    except Corrupt:
+        return None
+    return log_id
+
+
 class Snapshots:
     """The snapshot files of one log's folder. `write` may run in a worker; one thread at a time."""
 
@@ -162,15 +192,7 @@ class Snapshots:
         self._kept = sorted(keep)
 
     def _read(self, offset: int) -> Snapshot:
-        path = join(self._folder, state_name(offset))
-        file = self._disk.open_read(path)
-        try:
-            snapshot = decode_snapshot(file.pread(file.size(), 0), path, self._log_id)
-        finally:
-            file.close()
-        if snapshot.offset != offset:
-            raise Corrupt(path, 0, 0, f"describes offset {snapshot.offset}")
-        return snapshot
+        return read_snapshot(self._disk, self._folder, offset, self._log_id)
 
     def _write_new(self, path: str, data: bytes) -> None:
         if self._disk.exists(path):

@@ -96,3 +96,19 @@ def _is_control(data: bytes, id_position: int, log_id: int) -> bool:
     except BadRecord:
         return False
     return True
+
+
+def has_moved_blocks(data: bytes, offset: int, log_id: int) -> bool:
+    """Whether a whole control record in `data`, which stands at `offset` of the log `log_id`, says that its block is
+    from another offset or of another log: it is a copy of what stood there.
+    """
+    for match in _CONTROL_HEADER.finditer(data):
+        position = match.start(1) - CONTROL_MARK_POSITION
+        named = int.from_bytes(match[1], "big")
+        try:
+            control = decode_control(data, position, named)
+        except BadRecord:
+            continue
+        if named != log_id or control.offset + control.size != offset + position:
+            return True
+    return False

@@ -30,7 +30,7 @@ from journal.header import (
 from journal.index import Index
 from journal.mark import MarkFile, Marks
 from journal.segment import Segment
-from journal.state import decode_snapshot
+from journal.state import read_snapshot
 from journal.survey import Stretch, find_log_id, survey
 
 Progress = Callable[[str, int, int], None]
@@ -88,7 +88,7 @@ def verify(
     if not disk.is_folder(path):
         if names.parse_segment_name(name, suffix) is None:
             raise FileNotFoundError(f"{path} is not a segment file, a partition's folder or a data folder")
-        _Folder(disk, folder or ".", report, records, suffix, progress).check([name])
+        _Folder(disk, folder or ".", report, records, suffix, progress).check([name], is_whole=False)
         return report
     children = disk.list(path)
     partitions = [child for child in children if names.parse_partition_folder(child) is not None]
@@ -118,13 +118,13 @@ class _Folder:
         self.previous: Control | None = None
         self.end: int | None = None
 
-    def check(self, children: list[str]) -> None:
+    def check(self, children: list[str], is_whole: bool = True) -> None:
         bases = sorted(b for c in children if (b := names.parse_segment_name(c, self.suffix)) is not None)
         for base in bases:
             self._segment(base, last=base == bases[-1])
         for child in children:
             self._other(child)
-        if names.mark_name() in children:
+        if is_whole:
             self._mark(bases)
 
     def find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
@@ -257,17 +257,14 @@ class _Folder:
 
     def _other(self, child: str) -> None:
         """Snapshots are decoded; names that nobody gives are told."""
-        path = names.join(self.folder, child)
-        if names.parse_state_name(child) is not None and self.log_id is not None:
-            file = self.disk.open_read(path)
+        offset = names.parse_state_name(child)
+        if offset is not None and self.log_id is not None:
             try:
-                decode_snapshot(file.pread(file.size(), 0), path, self.log_id)
+                read_snapshot(self.disk, self.folder, offset, self.log_id)
             except Corrupt as error:
                 self.find(child, error.first, error.next, error.reason, "snapshot", NOTE)
             except NewerFormat as error:
                 self.find(child, 0, 0, str(error), "version")
-            finally:
-                file.close()
         elif not names.known_in_partition(child, self.suffix):
             self.find(child, 0, 0, "a name that the journal does not give", "name", NOTE)
 
@@ -282,7 +279,9 @@ class _Folder:
         except NewerFormat as error:
             self.find(file, 0, 0, str(error), "version")
         else:
-            if marks is not None and bases:
+            if marks is None and bases:
+                self.find(file, 0, 0, "it is missing, and there are segments", "mark", NOTE)
+            elif marks is not None and bases:
                 self._compare_mark(file, marks, bases)
 
     def _compare_mark(self, file: str, marks: Marks, bases: list[int]) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
-from typing import Final
+import re
+from typing import Final, NamedTuple
+from zlib import crc32
 
+from journal.errors import Corrupt, NewerFormat
 from journal.names import LOCK_NAME, parse_partition_folder
 from tfmq.error_base import NOT_DONE
 from tfmq.errors import ConfigError
@@ -17,11 +22,48 @@ FORMAT: Final = 1
 STARTING_NAME: Final = "starting"
 MARKS: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
 """A broker, or who starts one, makes these before anything else: a folder with one of them is a broker's."""
+FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")
+"""In a data folder, beside those of partitions."""
 HARMLESS: Final = frozenset(
     {"address", "server.log", "server.log.1", "lost+found", ".snapshot", ".gitignore", ".gitkeep"}
 )
 """What may stand in a folder that counts as empty: a log that the shell opened, a disk of its own, a folder that is
 kept in a repository."""
+
+
+_CHECKED = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
+
+
+class Version(NamedTuple):
+    """What DATA/meta/version says. `checked`: it has a checksum, which files of older releases have not."""
+
+    node: str
+    checked: bool
+
+
+def encode_version(node: str) -> bytes:
+    """The file: format, node, and the CRC-32 of the text before the last comma."""
+    text = json.dumps({"format": FORMAT, "node": node})[:-1].encode()
+    return b'%s, "crc": "%08x"}\n' % (text, crc32(text))
+
+
+def decode_version(data: bytes, path: str) -> Version:
+    """Raises Corrupt; NewerFormat for a later format. The checksum stays where it is in every format, so that a flipped
+    bit is not taken for a newer one.
+    """
+    checked = _CHECKED.fullmatch(data)
+    if checked is not None and crc32(checked[1]) != int(checked[2], 16):
+        raise Corrupt(path, 0, len(data), "it fails its checksum")
+    try:
+        fields = json.loads(data)
+        found, node = int(fields["format"]), str(fields["node"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(path, 0, len(data), "it is not the JSON that names format and node") from error
+    if checked is None and set(fields) != {"format", "node"}:
+        raise Corrupt(path, 0, len(data), "it has other fields than format and node, and no checksum")
+    if found > FORMAT:
+        raise NewerFormat(path, found, FORMAT)
+    return Version(node, checked is not None)
 
 
 def check_data_folder(path: str) -> None:
@@ -44,3 +86,38 @@ def check_data_folder(path: str) -> None:
 def _some(names: list[str]) -> str:
     """The first, so that its reader knows the folder again."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
+
+
+def misplaced(error: BaseException, data: str) -> str | None:
+    """What to do about a path in the data folder `data` that is there and is not what belongs there; None for another
+    error. Two sentences without a line's end.
+    """
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
+        return None
+    path = error.filename
+    if error.errno == errno.EISDIR:
+        return (
+            f"{path} is a folder, and a file belongs there. Move it away and put the file back, or run"
+            f" `tfmq log repair {data}`, which puts the folder aside and says what is lost with the file."
+        )
+    if error.errno == errno.ENOTDIR:
+        return (
+            f"{_no_folder(path)} is no folder, and a folder belongs there. Move it away and put the folder back, or run"
+            f" `tfmq log repair {data}`, which puts it aside and says what is lost with the folder."
+        )
+    if error.errno == errno.ENOENT and os.path.islink(path):
+        return (
+            f"{path} is a link to {os.readlink(path)}, which is not there. Mount or bring back what it points to, or"
+            " remove the link."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{path} may not be read or written by user {os.geteuid()}. Change its owner or its rights."
+    return None
+
+
+def _no_folder(path: str) -> str:
+    """The part of `path` that is in the way: the system names the whole path."""
+    above = os.path.dirname(path)
+    while above not in ("", "/") and not os.path.isdir(above):
+        path, above = above, os.path.dirname(above)
+    return path

@@ -320,10 +320,11 @@ def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> Non
         made.enter(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
         most = max(most, made.owners_count)
-    assert states == ["", "creating", "open", "growing", *["open"] * 13, "deleting", ""]
+    assert states == ["", "creating", "open", "growing", *["open"] * 13, "deleting", "", ""]
     assert (made.next_id, made.generation, made.groups, made.offsets_count) == (4112, 3, {}, 0)
     assert (most, made.owners_count) == (3, 0)
     assert (made.journal_id, made.applied, made.delay_store) == (17, {17: (4160, 3)}, 18)
     assert list(made.schedules) == []
+    assert made.node == "0123456789abcdef" * 2
     page = Path("docs/formats/catalog.md").read_text()
     assert all(line in page for line in lines)

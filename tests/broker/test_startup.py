@@ -6,8 +6,10 @@ import json
 import pytest
 
 from journal.errors import Corrupt, Locked, NewerFormat
+from journal.names import segment_name
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker.startup import STEPS
+from tfmq.data_folder import decode_version, encode_version
 from tfmq.protocol.commands import Metadata, ResumePartition
 
 VERSION = f"{DATA}/meta/version"
@@ -50,6 +52,63 @@ def test_a_damaged_version_file_is_named(text: bytes) -> None:
     broker.disk.write_file(VERSION, text)
     with pytest.raises(Corrupt, match="version"):
         Broker(broker.disk)
+
+
+def test_no_flipped_bit_of_the_version_file_gives_another_node_or_format() -> None:
+    node = "0123456789abcdef" * 2
+    text = encode_version(node)
+    for position in range(8 * len(text)):
+        changed = bytearray(text)
+        changed[position // 8] ^= 1 << position % 8
+        try:
+            found = decode_version(bytes(changed), "version")
+        except Corrupt:
+            continue
+        assert (found.node, found.checked) == (node, True), f"bit {position}"
+
+
+def test_a_version_file_of_an_older_release_is_read_and_gets_its_checksum() -> None:
+    broker = Broker()
+    node = broker.engine.node
+    broker.engine.house.catalog.register.node = ""
+    broker.stop()
+    broker.disk.write_file(VERSION, json.dumps({"format": 1, "node": node}).encode())
+    again = Broker(broker.disk)
+    assert again.engine.node == again.engine.house.catalog.register.node == node
+    assert decode_version(broker.disk.read_file(VERSION), VERSION).checked
+
+
+def test_a_version_file_of_another_data_folder_is_refused_by_name() -> None:
+    broker = Broker()
+    broker.stop()
+    broker.disk.write_file(VERSION, encode_version("f" * 32))
+    with pytest.raises(Corrupt, match="the catalog beside it is of node"):
+        Broker(broker.disk)
+
+
+@pytest.mark.parametrize("name", ["meta", "delay", "delay/arrivals", "transactions", "archive"])
+def test_a_file_where_a_folder_belongs_is_named(name: str) -> None:
+    broker = Broker()
+    broker.stop()
+    path = f"{DATA}/{name}"
+    if broker.disk.exists(path):
+        broker.disk.rename(path, "/elsewhere")
+    broker.disk.write_file(path, b"")
+    with pytest.raises(NotADirectoryError) as refused:
+        Broker(broker.disk)
+    assert refused.value.filename == path
+
+
+def test_what_recovery_found_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    broker = Broker()
+    broker.create()
+    broker.produce(broker.lease(), 0)
+    broker.stop()
+    path = f"{DATA}/orders-0/{segment_name(0)}"
+    broker.disk.write_file(path, broker.disk.read_file(path)[:50])
+    Broker(broker.disk)
+    (said,) = [record.message for record in caplog.records if "orders-0" in record.message]
+    assert "damaged from 0 to" in said and "tfmq log repair" in said
 
 
 def test_a_damaged_catalog_is_no_ground_to_start_on() -> None:

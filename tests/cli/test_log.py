@@ -108,3 +108,36 @@ def test_what_cannot_be_looked_at_is_a_sentence(offline: Cli, tmp_path: Path, pa
 def test_control_records_have_a_line_of_their_own(offline: Cli, partition: Path) -> None:
     lines = offline("log", "dump", str(partition), "--control").out.decode().splitlines()
     assert len([line for line in lines if "control: " in line and "appended" in line]) == 3
+
+
+def test_what_is_in_the_way_is_named_by_all_who_meet_it(offline: Cli, partition: Path) -> None:
+    data = partition.parent
+    (data / "meta").mkdir()
+    mark = partition / "log.mark"
+    mark.unlink()
+    mark.mkdir()
+    told = offline("log", "verify", str(data))
+    assert told.code == 4 and "a folder where a file belongs" in told.out.decode() + told.err
+    assert str(mark) in told.out.decode().replace("\n", "")
+    alone = offline("log", "repair", str(partition))
+    assert alone.code == 1 and alone.err.startswith(f"tfmq: {mark} is a folder, and a file belongs there.")
+    assert offline("log", "repair", str(data), "--dry-run").code == 0 and mark.is_dir()
+    mended = offline("log", "repair", str(data), "--json")
+    assert mended.code == 0 and mended.json[0]["file"] == str(mark)
+    assert not mark.exists() and (partition / "log.mark.damaged").is_dir()
+    assert offline("log", "verify", str(data)).code == 0
+    assert offline("log", "repair", str(data), "--remove-originals").code == 0
+    assert (partition / "log.mark.damaged").is_dir(), "a folder is not ours to remove"
+
+
+def test_a_link_to_nothing_is_named_and_left_alone(offline: Cli, partition: Path) -> None:
+    data = partition.parent
+    (data / "meta").mkdir()
+    mark = partition / "log.mark"
+    mark.unlink()
+    mark.symlink_to(data / "elsewhere")
+    assert offline("log", "verify", str(data)).code == 4
+    for path in (data, partition):
+        ran = offline("log", "repair", str(path))
+        assert ran.code == 1 and f"{mark} is a link to {data / 'elsewhere'}, which is not there" in ran.err
+    assert mark.is_symlink()

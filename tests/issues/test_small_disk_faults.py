@@ -53,6 +53,8 @@ def test_a_status_that_cannot_be_told_is_an_error_and_the_session_goes_on() -> N
 def test_a_stop_does_not_wait_for_the_rest_of_a_round_of_retention() -> None:
     broker = Broker(queued=True, retention__seconds=1)
     broker.create(partitions=20)
+    broker.advance(2)
+    broker.work()  # the catalog's mark
     broker.clock.advance(61)
     broker.engine.tick(broker.clock.monotonic())
     assert len(broker.jobs) == 1

@@ -2,15 +2,18 @@
 
 import pytest
 
+from journal.names import parse_partition_folder
 from tests.broker.helpers import DATA, Broker
 
 
 def without_catalog(broker: Broker) -> Broker:
     """Another broker whose catalog knows nothing of the partitions' folders."""
     broker.stop()
-    for name in broker.disk.list(f"{DATA}/meta"):
-        if name != "version":
-            broker.disk.unlink(f"{DATA}/meta/{name}")
+    broker.disk.rename(DATA, "/other")
+    Broker(broker.disk, broker.clock).stop()
+    for name in broker.disk.list("/other"):
+        if parse_partition_folder(name) is not None:
+            broker.disk.rename(f"/other/{name}", f"{DATA}/{name}")
     return Broker(broker.disk, broker.clock)
 
 

@@ -11,7 +11,7 @@ from journal.errors import Corrupt, NewerFormat
 from journal.header import HEADER, make_log_id
 from journal.log import Log
 from journal.mark import MarkFile, WrongLog
-from journal.names import segment_name, state_name
+from journal.names import index_name, mark_name, segment_name, state_name
 from journal.recovery import FOLDER, TAIL, FileFound, FolderFound, Tail, TailFound, decide_folder, decide_tail
 from tests.journal.logs import FOLDER as PATH
 from tests.journal.logs import LOG_ID, Bench, make_disk
@@ -226,6 +226,31 @@ def test_end_missing(bench: Bench) -> None:
     assert log.end_offset == 3 * ONE and (reads(log, ONE).first, reads(log, ONE).next) == (ONE, 3 * ONE)
     assert bench.names(".zxQueue")[-1] == segment_name(3 * ONE)
     goes_on(bench)
+
+
+@pytest.mark.parametrize("left", [2 * ONE, ONE + 17, 0])
+def test_end_missing_before_a_snapshot_is_damage_at_once(bench: Bench, left: int) -> None:
+    """The snapshot teaches what the lost bytes said, so that nothing is walked: they are missing all the same."""
+    sent(bench, 3).log.close()
+    change(bench, segment(bench), lambda data: data[:left])
+    whole = left // ONE * ONE
+    for _ in range(2):
+        log = bench.open()
+        assert [(first, next) for first, next, _ in log.damage] == [(whole, 3 * ONE)]
+        assert reads(log, whole).next == 3 * ONE
+        log.close()
+
+
+@pytest.mark.parametrize("name", [mark_name(), segment_name(0), index_name(0), state_name(3 * ONE)])
+def test_a_folder_where_a_file_belongs_is_named_before_anything_is_changed(bench: Bench, name: str) -> None:
+    sent(bench, 3).log.close()
+    if bench.disk.exists(bench.path(name)):
+        bench.disk.unlink(bench.path(name))
+    bench.disk.make_folder(bench.path(name))
+    changes = bench.disk.number
+    with pytest.raises(IsADirectoryError) as refused:
+        bench.open()
+    assert (refused.value.filename, bench.disk.number) == (bench.path(name), changes)
 
 
 def test_missing_segment(bench: Bench) -> None:

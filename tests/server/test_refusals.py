@@ -21,7 +21,10 @@ def system(number: int, path: str = "/data/x") -> OSError:
         (Locked("/data/lock"), ["another tfmq server", "--data"]),
         (NewerFormat("/data/meta/format", 9, 1), ["newer version", "9", "up to 1"]),
         (Full("no space"), ["no space left", "Make some"]),
-        (Corrupt("/data/meta/node", 0, 9, "its checksum"), ["damaged", "/data/meta/node", "backup"]),
+        (
+            Corrupt("/data/meta/node", 0, 9, "its checksum"),
+            ["damaged", "/data/meta/node", "tfmq log repair /data", "backup"],
+        ),
         (
             Corrupt("/data/transactions/0000000000000003.journal", 64, 96, "its checksum"),
             [
@@ -36,6 +39,11 @@ def system(number: int, path: str = "/data/x") -> OSError:
         (system(errno.EROFS), ["read-only"]),
         (system(errno.ENOSPC), ["no space left"]),
         (system(errno.ENOTDIR), ["no folder"]),
+        (system(errno.EISDIR), ["/data/x is a folder", "Move it away", "tfmq log repair /data"]),
+        (
+            Corrupt("/data/delay", 0, 0, "it is missing. Put it back, then start again"),
+            ["not whole", "start again"],
+        ),
         (system(errno.EMFILE), ["ulimit -n"]),
         (system(errno.EIO), ["cannot start", "/data/x"]),
         (NotAllowed("The port is taken."), ["The port is taken."]),

@@ -3,10 +3,9 @@
 Entries handed in during a turn are one append, and whoever waits is told once they are forced: many commits
 share a force. The whole register is in the snapshots of the log, so old segments go. On a full disk a change that
 makes room is written into the room that is kept for it. DATA/meta/version names the format of the whole data folder
-and the node's id; a newer format is refused.
+and the node's id, which the catalog has as well; a newer format is refused.
 """
 
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,18 +14,20 @@ from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.disk import Disk, write_all
-from journal.errors import Corrupt, Full, JournalError, NewerFormat
+from journal.errors import Corrupt, Full, JournalError
 from journal.header import SEQUENCE_COUNT, make_id, make_log_id, make_record
 from journal.log import Log
-from journal.names import join
+from journal.mark import REWRITE_SECONDS, MarkFile
+from journal.names import join, parse_segment_name, parse_state_name, segment_name
 from journal.options import LogOptions
 from journal.shapes import Batch
 from tfmq.broker import faults
-from tfmq.broker.caller import Randomness, Run
+from tfmq.broker.caller import Run
 from tfmq.broker.partition import Waiter
 from tfmq.broker.register import DELETE, GONE, Register, pack
 from tfmq.broker.reserve import Reserve
-from tfmq.data_folder import FORMAT, VERSION_NAME
+from tfmq.broker.timers import Timers
+from tfmq.data_folder import VERSION_NAME, Version, decode_version, encode_version
 from tfmq.errors import UNKNOWN, Busy, DiskFull, StorageStopped, TfmqError
 
 logger = logging.getLogger("tfmq.broker")
@@ -80,6 +81,7 @@ class Catalog:
         reserve: Reserve,
         force: Callable[[Log, int, Waiter], None],
         run: Run,
+        timers: Timers,
     ) -> None:
         self.log = log
         self.register = register
@@ -90,25 +92,43 @@ class Catalog:
         self._queued_bytes = 0
         self._sequence = 0
         self._working = False
+        self._timers = timers
+        self._note_armed = False
 
     @classmethod
     def open(
-        cls, disk: Disk, folder: str, clock: Clock, force: Callable[[Log, int, Waiter], None], run: Run
+        cls,
+        disk: Disk,
+        folder: str,
+        clock: Clock,
+        force: Callable[[Log, int, Waiter], None],
+        run: Run,
+        timers: Timers,
     ) -> "Catalog":
         """Opens or makes the catalog in the existing `folder`. Raises what `Log.open` does, and Corrupt."""
+        _require_end(disk, folder)
         register = Register()
         options = LogOptions(
             segment_bytes=SEGMENT_BYTES, state_bytes=SEGMENT_BYTES, suffix=SUFFIX, verify="records"
         )
         log = Log.open(disk, folder, log_id=LOG_ID, clock=clock, options=options, state=register)
+        for warning in log.recovery.warnings:
+            logger.warning("%s: %s", folder, warning)
         if log.damage:
             first, end, reason = log.damage[0]
+            log.abandon("it is damaged")
             raise Corrupt(folder, first, end, f"{reason}; the broker does not start on a damaged catalog")
+        if log.recovery.snapshot_offset < log.first_offset:
+            log.abandon("its snapshot is missing")
+            reason = (
+                "the snapshot of the catalog is missing or damaged, and the entries before it were given up"
+            )
+            raise Corrupt(folder, 0, log.first_offset, reason)
         if log.stopped is not None:
             _resume(log)
         reserve = Reserve(disk, folder, clock, run)
         reserve.open()
-        return cls(log, register, reserve, force, run)
+        return cls(log, register, reserve, force, run, timers)
 
     def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], forced: bool = True) -> None:
         """Writes `entry` at the end of the turn; `done(None)` once it is forced, `done(error)` if it is not.
@@ -139,6 +159,7 @@ class Catalog:
             self.log.append([batch])
         self.register.enter(entry)
         self.log.force()
+        self._arm_note()
 
     @property
     def due(self) -> bool:
@@ -237,6 +258,8 @@ class Catalog:
     def _wait(self, offset: int, waiters: Sequence[Waiter]) -> None:
         def forced(error: BaseException | None) -> None:
             known = None if error is None else faults.client_error(error, UNKNOWN)
+            if error is None:
+                self._arm_note()
             for waiter in waiters:
                 waiter(known)
 
@@ -244,6 +267,47 @@ class Catalog:
             forced(None)
         else:
             self._force(self.log, offset, forced)
+
+    def _arm_note(self) -> None:
+        """The mark says soon what is forced, also where no other force comes: a start knows by it that a cut catalog
+        was longer.
+        """
+        if not self._note_armed:
+            self._note_armed = True
+            self._timers.after(REWRITE_SECONDS, self._note, deferrable=True)
+
+    def _note(self) -> None:
+        self._note_armed = False
+        work = self.log.note_work()
+        if work is not None:
+            self._run(work, _loud)
+
+
+def _loud(result: Any, error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _require_end(disk: Disk, folder: str) -> None:
+    """Raises Corrupt if the files of the catalog end before what its mark and its newest snapshot say was there, and
+    changes nothing then: what follows is known by a repair from the marks as they are.
+    """
+    children = disk.list(folder)
+    bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
+    states = [offset for name in children if (offset := parse_state_name(name)) is not None]
+    try:
+        marks = MarkFile(disk, folder, LOG_ID).read()
+    except (Corrupt, IsADirectoryError):
+        marks = None  # recovery names it
+    forced = max([*states, marks.forced if marks is not None else 0])
+    first = marks.first if marks is not None else 0
+    path = join(folder, segment_name(bases[-1] if bases else first, SUFFIX))
+    if bases and disk.is_folder(path):
+        return  # recovery names that, too
+    end = bases[-1] + disk.size(path) if bases else first
+    if end < forced:
+        reason = f"the catalog ends at {end}, and was longer: {forced} bytes; the broker does not start on it"
+        raise Corrupt(path if bases else folder, end, forced, reason)
 
 
 def _resume(log: Log) -> None:
@@ -263,37 +327,24 @@ def _tell(queue: list[Change], error: TfmqError) -> None:
         change.done(error)
 
 
-def read_node(disk: Disk, folder: str, randomness: Randomness) -> str:
-    """The node's id from the version file in `folder`, which is made if there is none.
-
-    Raises NewerFormat, Corrupt, OSError, Full.
-    """
+def read_version(disk: Disk, folder: str) -> Version:
+    """The version file in `folder`, which exists. Raises NewerFormat, Corrupt, OSError."""
     path = join(folder, VERSION_NAME)
-    if not disk.exists(path):
-        node = randomness(16).hex()
-        _write_version(disk, folder, path, json.dumps({"format": FORMAT, "node": node}) + "\n")
-        return node
     file = disk.open_read(path)
     try:
-        text = file.pread(file.size(), 0)
+        return decode_version(file.pread(file.size(), 0), path)
     finally:
         file.close()
-    try:
-        fields = json.loads(text)
-        found, node = int(fields["format"]), str(fields["node"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(path, 0, len(text), "it is not the JSON that names format and node") from error
-    if found > FORMAT:
-        raise NewerFormat(path, found, FORMAT)
-    return node
 
 
-def _write_version(disk: Disk, folder: str, path: str, text: str) -> None:
+def write_version(disk: Disk, folder: str, node: str) -> None:
+    """Writes the version file in `folder`, in the place of one that may be there. Raises OSError, Full."""
+    path = join(folder, VERSION_NAME)
     new = path + ".new"
     if disk.exists(new):
         disk.unlink(new)
     file = disk.create(new)
-    write_all(file, [text.encode()], 0)
+    write_all(file, [encode_version(node)], 0)
     file.force()
     file.close()
     disk.rename(new, path)

@@ -7,6 +7,7 @@ operator's word: an empty file DATA/meta/new-delay.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Final, NamedTuple, cast
 
 from journal.control import SOURCE_DELAY
@@ -16,9 +17,10 @@ from journal.names import DAMAGED_SUFFIX, join
 from journal.repair import repair
 from tfmq.broker.arrivals_landing import INCARNATION, NAME, Arrivals, ArrivalsLanding
 from tfmq.broker.delay import Delay
+from tfmq.broker.folders import say_recovery
 from tfmq.broker.house import House
 from tfmq.broker.producers import Producers
-from tfmq.broker.register import DELAY_STORE, LEASE
+from tfmq.broker.register import DELAY_STORE, ID_SLACK, LEASE
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, SUFFIX, arrival_options, damaged_ranges
 from tfmq.delay.buckets import Buckets
@@ -133,7 +135,7 @@ def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
     if not damaged_ranges(opened, buckets.spilled_offset):
         return DelayStore(opened, state, buckets)
     opened.abandon("it is damaged")
-    lost = _mend(house, path)
+    lost = _mend(house, path, {buckets.spilled_offset: buckets.spilled_number})
     return DelayStore(*_open_log(house, path), buckets, lost)
 
 
@@ -148,18 +150,19 @@ def _open_log(house: House, path: str) -> tuple[Log, ArrivalState]:
         options=arrival_options(flush.messages, flush.seconds, _segment_bytes(house)),
         state=state,
     )
+    say_recovery(opened)
     if opened.stopped is not None:
         _resume(opened)
     return opened, state
 
 
-def _mend(house: House, path: str) -> int:
+def _mend(house: House, path: str, starts: Mapping[int, int]) -> int:
     """Keeps what is whole where arrivals that are in no bucket are damaged, as `tfmq log repair` does; how many
     messages are lost. Whatever passed over it would give up for good what is whole beside the damage. Raises OSError,
     Full.
     """
     try:
-        repaired = repair(house.disk, path, suffix=SUFFIX)
+        repaired = repair(house.disk, path, suffix=SUFFIX, starts=starts)
     except (Corrupt, NewerFormat) as error:
         log.error(
             "delayed messages are lost where the arrivals are damaged; they cannot be mended: %s", error
@@ -229,7 +232,7 @@ def _take_over(house: House, store: DelayStore) -> None:
     known = max(store.producers.highest, store.buckets.store_id)
     if known >= register.next_id:
         log.error("the catalog is older than the delayed messages: ids up to %d were given out before", known)
-        house.catalog.enter((LEASE, known + 1, house.clock.wall_ms()))
+        house.catalog.enter((LEASE, known + 1 + ID_SLACK, house.clock.wall_ms()))
 
 
 def join_delay(house: House, store: DelayStore) -> None:

@@ -22,6 +22,7 @@ from tfmq.broker.partition import Partition
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import TopicRow
 from tfmq.broker.topics import Topic, Unopened
+from tfmq.data_folder import misplaced
 
 log = logging.getLogger("tfmq.broker")
 
@@ -131,6 +132,7 @@ class Folders:
             options=options,
             state=producers,
         )
+        say_recovery(opened)
         return Opened(number, opened, producers)
 
     def archive_folder(self, name: str, number: int) -> str:
@@ -167,7 +169,9 @@ class Folders:
                     "its folder was gone at a start: what it held is lost, unless you bring it back"
                 )
         except (OSError, JournalError) as error:
-            log.error("partition %s-%d is not served: %s", topic.name, number, error)
+            log.error(
+                "partition %s-%d is not served: %s", topic.name, number, misplaced(error, self._data) or error
+            )
             return f"{type(error).__name__}: look at the broker's log"
         return self.partition(topic, opened)
 
@@ -221,3 +225,24 @@ class Folders:
         for name in self._disk.list(path):
             self._disk.unlink(join(path, name))
         self._disk.remove_folder(path)
+
+
+def say_recovery(opened: Log) -> None:
+    """Logs what recovery has found and done: an operator learns of damage before a reader does."""
+    found = opened.recovery
+    for warning in found.warnings:
+        log.warning("%s: %s", opened.folder, warning)
+    if found.cut_bytes:
+        kept = (
+            f"a copy is {found.torn_path}"
+            if found.torn_path
+            else "nothing but zeros, or no room to keep them"
+        )
+        log.warning(
+            "%s: %d bytes of an unfinished end were cut off (%s)", opened.folder, found.cut_bytes, kept
+        )
+    for first, next, reason in found.damage:
+        log.error(
+            "%s is damaged from %d to %d: %s. The rest is served; `tfmq log repair` mends it, with the broker stopped",
+            opened.folder, first, next, reason,
+        )  # fmt: skip

@@ -16,24 +16,31 @@ from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
 from journal.record import Block
 from tfmq.broker.schedule_book import ScheduleBook, ScheduleRow
 
-SNAPSHOT_VERSION: Final = 4
+SNAPSHOT_VERSION: Final = 5
 SNAPSHOT_WITH_JOURNAL: Final = 2
 """From this version on it names the transaction journal, and the highest place that was applied of each."""
 SNAPSHOT_WITH_DELAY: Final = 3
 """From this version on it names the store of delayed messages, and has the schedules."""
 SNAPSHOT_WITH_OWNERS: Final = 4
 """From this version on groups have an owner for each partition, before that one member for all."""
+SNAPSHOT_WITH_NODE: Final = 5
+"""From this version on it has the node's id."""
 
 SNAPSHOT_NAME: Final = "the catalog's snapshot"
 
 LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURNAL, DELAY_STORE = range(1, 12)
-SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE, GROUP_OWNERS, SETTINGS, GROUP_GONE = range(12, 18)
-KIND_MAX: Final = GROUP_GONE
+SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE, GROUP_OWNERS, SETTINGS, GROUP_GONE, NODE = range(12, 19)
+KIND_MAX: Final = NODE
 
 CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 
 ID_FIRST: Final = 16
 """Ids below are the house's own (the catalog's log and its records), never leased."""
+
+ID_SLACK: Final = 1 << 20
+"""Ids above the highest that is known, where a catalog has lost its counter: as many may have been leased since. 40
+bits have room for a million such repairs.
+"""
 
 LEASE_SPACING_MS: Final = 600_000
 """Leases within ten minutes count as one of the earliest: ids then look older than they are, which is the
@@ -109,6 +116,8 @@ class Register:
         self.delay_store = 0
         """The store of delayed messages that belongs to this catalog; 0 before there was one."""
         self.schedules = ScheduleBook()
+        self.node = ""
+        """The node's id, as in DATA/meta/version; "" in a catalog from before it was entered."""
 
     def leased_ms(self, producer_id: int) -> int | None:
         """When (at the latest) the range of an id was leased; None if it never was."""
@@ -238,6 +247,9 @@ class Register:
     def _schedule_state(self, *fields: Any) -> None:
         self.schedules.state(*fields)
 
+    def _node(self, node: str) -> None:
+        self.node = node
+
     _RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         LEASE: _lease,
         CREATE: _create,
@@ -256,6 +268,7 @@ class Register:
         GROUP_OWNERS: _group_owners,
         SETTINGS: _settings,
         GROUP_GONE: _group_gone,
+        NODE: _node,
     }
 
     # journal.state.State
@@ -285,6 +298,8 @@ class Register:
             if version >= SNAPSHOT_WITH_DELAY:
                 self.delay_store, schedules, *later = later
                 self.schedules = ScheduleBook(ScheduleRow(*fields) for fields in schedules)
+            if version >= SNAPSHOT_WITH_NODE:
+                self.node, *later = later
         except (TypeError, IndexError) as error:
             raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
@@ -295,7 +310,7 @@ class Register:
         topics = list(self.topics.values())
         applied = [(journal_id, *place) for journal_id, place in self.applied.items()]
         before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
-        return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules)))
+        return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node))
 
     def apply(self, block: Block) -> None:
         """The entries of one block, in recovery."""

@@ -11,18 +11,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from journal.errors import Corrupt, JournalError
+from journal.disk import is_no_folder
+from journal.errors import Corrupt, Full, JournalError
 from journal.force import Forcer
-from journal.names import LOCK_NAME, join, parse_partition_folder
-from tfmq.broker.catalog import Catalog, read_node
+from journal.names import LOCK_NAME, TRANSACTIONS_FOLDER, join, known_in_partition, parse_partition_folder
+from tfmq.broker.catalog import SUFFIX, Catalog, read_version, write_version
+from tfmq.broker.delay_opening import FOLDER_NAME as DELAY_FOLDER
 from tfmq.broker.delay_opening import join_delay, open_delay
 from tfmq.broker.delay_opening import recover as recover_delay
 from tfmq.broker.folders import HOUSE_NAMES
 from tfmq.broker.house import House
-from tfmq.broker.register import CREATING, DELETING, GONE, GROWING, LEASE, OPEN, READY, TopicRow
+from tfmq.broker.register import (
+    CREATING,
+    DELETING,
+    GONE,
+    GROWING,
+    ID_SLACK,
+    LEASE,
+    NODE,
+    OPEN,
+    READY,
+    TopicRow,
+)
 from tfmq.broker.topics import Topic
 from tfmq.broker.transaction_opening import open_store, recover
-from tfmq.data_folder import VERSION_NAME
+from tfmq.data_folder import FOLDER_NAMES, VERSION_NAME
 
 log = logging.getLogger("tfmq.broker")
 
@@ -33,6 +46,10 @@ def data_folder(house: House) -> None:
     Until the version file is there, which is written after this, a start before may have been cut short
     between making a folder and forcing its name; so all of the names are forced again.
     """
+    for name in FOLDER_NAMES:
+        path = join(house.data, name)
+        if house.disk.exists(path) and not house.disk.is_folder(path):
+            raise is_no_folder(path)
     if house.disk.exists(join(house.meta, VERSION_NAME)):
         return
     missing = []
@@ -69,7 +86,8 @@ def meta(house: House) -> None:
                 raise Corrupt(
                     path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to"
                 )
-    house.node = read_node(house.disk, house.meta, house.randomness)
+        write_version(house.disk, house.meta, house.randomness(16).hex())
+    house.node = read_version(house.disk, house.meta).node
 
 
 def forcer(house: House) -> None:
@@ -87,9 +105,38 @@ def forcer(house: House) -> None:
 
 
 def catalog(house: House) -> None:
-    """What must not be forgotten besides messages."""
-    house.catalog = Catalog.open(house.disk, house.meta, house.clock, house.want, house.run)
+    """What must not be forgotten besides messages. Raises Corrupt where it is missing: a new one would know none of the
+    topics.
+    """
+    children = house.disk.list(house.meta)
+    if not any(known_in_partition(name, SUFFIX) for name in children):
+        for name in house.disk.list(house.data):
+            if parse_partition_folder(name) is not None or name in (TRANSACTIONS_FOLDER, DELAY_FOLDER):
+                raise Corrupt(
+                    house.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to"
+                )
+    house.catalog = Catalog.open(house.disk, house.meta, house.clock, house.want, house.run, house.timers)
+    _bind_node(house)
     house.join()
+
+
+def _bind_node(house: House) -> None:
+    """The node's id is that of the version file and of the catalog: handles of delayed messages, dead letters and what
+    Spark has saved name it. Raises Corrupt if they differ.
+    """
+    known = house.catalog.register.node
+    if known and known != house.node:
+        reason = f"it names the node {house.node}, and the catalog beside it is of node {known}"
+        raise Corrupt(join(house.meta, VERSION_NAME), 0, 0, reason)
+    try:
+        if not known and house.catalog.log.stopped is None:
+            house.catalog.enter((NODE, house.node))
+        if not read_version(house.disk, house.meta).checked:
+            write_version(house.disk, house.meta, house.node)
+    except Full as error:
+        log.warning(
+            "the node's id could not be entered in the catalog, the next start tries again: %s", error
+        )
 
 
 def finish_deletions(house: House) -> None:
@@ -132,7 +179,7 @@ def ids(house: House) -> None:
     known = max((each.producers.highest for each in house.topics.partitions()), default=0)
     if known >= house.catalog.register.next_id:
         log.error("the catalog is older than the partitions: ids up to %d were given out before", known)
-        house.catalog.enter((LEASE, known + 1, house.clock.wall_ms()))
+        house.catalog.enter((LEASE, known + 1 + ID_SLACK, house.clock.wall_ms()))
 
 
 def delay(house: House) -> None:

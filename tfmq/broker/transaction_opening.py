@@ -13,7 +13,7 @@ from journal.control import SOURCE_TRANSACTION
 from journal.errors import Corrupt
 from journal.names import join
 from tfmq.broker.house import House
-from tfmq.broker.register import JOURNAL, LEASE
+from tfmq.broker.register import ID_SLACK, JOURNAL, LEASE
 from tfmq.transaction.store import JournalTransactionStore
 
 log = logging.getLogger("tfmq.broker")
@@ -105,7 +105,7 @@ def _take_over(house: House, folder: str, store: JournalTransactionStore) -> Non
     known = store.streams.highest
     if known >= register.next_id:
         log.error("the catalog is older than the journal: ids up to %d were given out before", known)
-        house.catalog.enter((LEASE, known + 1, house.clock.wall_ms()))
+        house.catalog.enter((LEASE, known + 1 + ID_SLACK, house.clock.wall_ms()))
 
 
 def _require_newest(house: House, folder: str, store: JournalTransactionStore) -> None:

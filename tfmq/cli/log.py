@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from journal.block import Block
-from journal.disk import Disk
+from journal.disk import Disk, RealDisk
 from journal.header import FLAG_FILLER, FLAG_TOMBSTONE, HEADER_SIZE, BadRecord, Record, records_of, split_body
 from journal.journal_audit import verify_journal
 from journal.journal_repair import repair_journal
@@ -18,21 +18,32 @@ from journal.segment import Segment
 from journal.survey import Stretch, find_log_id, survey
 from journal.verify import Report, verify
 from tfmq import ids
+from tfmq.broker.data_repair import (
+    DataRepaired,
+    Mended,
+    is_data_folder,
+    repair_catalog,
+    repair_data,
+    repair_version,
+    verify_catalog,
+    verify_data,
+)
 from tfmq.cli import log_delay
 from tfmq.cli.log_arrivals import line_of_note, note_fields
 from tfmq.cli.log_delay import line_of_delayed, rows_of_buckets
 from tfmq.cli.log_transactions import line_of_entry, repair_row, rows_of_journal
 from tfmq.cli.offline import (
-    bucket_files_of,
+    CATALOG_FOLDER,
     checked,
     delay_of,
+    in_words,
     is_house_name,
     is_segment,
-    journal_files_of,
     journal_of,
     locked,
     partitions_of,
     segments_of,
+    size_of,
     suffix_of,
 )
 from tfmq.cli.output import (
@@ -73,8 +84,6 @@ def log() -> None:
 @offline_options
 def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> int:
     """Print the records of a segment file, a partition, the journal, the delayed messages or a data folder."""
-    from journal.disk import RealDisk
-
     disk, segments, journal = RealDisk(), segments_of(checked(path)), journal_of(path)
     rows: Iterator[dict[str, Any]] = (
         {"log": s.parent.name, **row} for s in segments for row in rows_of(disk, s, control)
@@ -206,10 +215,13 @@ def line_of(row: dict[str, Any]) -> str:
 @offline_options
 def verify_command(path: Path, records: bool, output: Output) -> int:
     """Check every block, index and mark; exit code 4 when something is damaged."""
-    files = (*segments_of(checked(path)), *journal_files_of(path), *bucket_files_of(path))
-    total = sum(file.stat().st_size for file in files)
+    with in_words(path):
+        is_data = is_data_folder(RealDisk(), str(path))
+        total = size_of(path if is_data else checked(path))
     with locked(path) as disk, progress(output, f"verifying {path}", total) as advance:
-        reports = list(reports_of(disk, path, records, Moved(advance)))
+        moved = Moved(advance)
+        found = verify_data(disk, str(path), records=records, progress=moved) if is_data else None
+        reports = list(reports_of(disk, path, records, moved)) if found is None else found
     findings = [asdict(finding) for report in reports for finding in report.findings]
     damaged = any(report.damaged for report in reports)
     if output.json:
@@ -233,6 +245,8 @@ def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterato
     for folder in folders:
         report = verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
         report.findings = [f for f in report.findings if not is_house_name(Path(f.file))]
+        if is_meta(disk, folder):
+            report.findings += verify_catalog(disk, str(folder.parent))
         yield report
     journal = journal_of(path)
     if journal is not None:
@@ -276,48 +290,92 @@ def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) 
 @click.option("--dry-run", is_flag=True, help="Say what would be kept and lost; change nothing.")
 @click.option("--remove-originals", "remove", is_flag=True, help="Remove what earlier repairs kept aside.")
 @offline_options
-def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> None:
-    """Mend damaged segments, the transaction journal and the buckets of delayed messages.
+def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> int:
+    """Mend damaged segments, marks, the catalog, the transaction journal and the delayed messages.
 
-    What is lost of a partition or of the journal becomes a gap that readers pass over.
+    What is lost of a partition or of the journal becomes a gap that readers pass over. A catalog is rebuilt from its
+    snapshot and from the folders. It says what is lost and what cannot be known.
     """
-    if checked(path).is_file():
-        raise click.UsageError(f"{path} is a file: give its folder, which is mended as a whole")
-    folders = [path] if any(p.parent == path for p in segments_of(path)) else partitions_of(path)
-    journal, delay = journal_of(path), delay_of(path)
+    with in_words(path):
+        is_data = is_data_folder(RealDisk(), str(path))
+        if not is_data and checked(path).is_file():
+            raise click.UsageError(f"{path} is a file: give its folder, which is mended as a whole")
     with locked(path) as disk:
         if remove:
-            places = {*folders, *filter(None, [journal, delay])}
+            places = kept_in(path)
             gone = [name for place in sorted(places) for name in remove_originals(disk, str(place))]
             output.say(f"removed {counted(len(gone), 'kept original')}")
-            return
-        done = [
-            asdict(d) for f in folders for d in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))
-        ]
-        entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
-        buckets = repair_buckets(disk, str(delay), dry_run=dry_run) if delay is not None else []
+            return 0
+        mended = repair_data if is_data else repair_part
+        done = mended(disk, str(path), dry_run=dry_run)
+    said_so(output, done, dry_run)
+    for error in done.refused:
+        click.echo(f"tfmq: not mended: {error}", err=True)
+    return DAMAGE_FOUND if done.refused else 0
+
+
+def kept_in(path: Path) -> set[Path]:
+    """The folders at `path` in which repairs keep what they replace."""
+    folders = [path] if any(p.parent == path for p in segments_of(path)) else partitions_of(path)
+    others = (path, path / CATALOG_FOLDER, journal_of(path), delay_of(path))
+    return {*folders, *(other for other in others if other is not None and other.is_dir())}
+
+
+def repair_part(disk: Disk, path: str, *, dry_run: bool) -> DataRepaired:
+    """What lies at `path`, which is a folder in a data folder."""
+    place = Path(path)
+    if is_meta(disk, place):
+        data = str(place.parent)
+        catalog = repair_catalog(disk, data, dry_run=dry_run)
+        return DataRepaired([*catalog, *repair_version(disk, data, dry_run=dry_run)])
+    folders = [place] if any(p.parent == place for p in segments_of(place)) else partitions_of(place)
+    journal, delay = journal_of(place), delay_of(place)
+    logs = [each for f in folders for each in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))]
+    entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
+    buckets = repair_buckets(disk, str(delay), dry_run=dry_run) if delay is not None else []
+    return DataRepaired([], logs, entries, buckets)
+
+
+def is_meta(disk: Disk, folder: Path) -> bool:
+    return folder.name == CATALOG_FOLDER and is_data_folder(disk, str(folder.parent))
+
+
+def said_so(output: Output, done: DataRepaired, dry_run: bool) -> None:
     columns = (
         "file",
         "first",
         "next",
         "kept",
         "lost",
-        *(["lost_bytes"] if entries else []),
+        *(["lost_bytes"] if done.journal else []),
         "reason",
         "note",
     )
-    rows = [*done, *map(repair_row, entries), *map(log_delay.repair_row, buckets)]
-    output.rows(rows, columns, "nothing to repair")
+    rows = [
+        *map(folder_row, done.folder),
+        *map(asdict, done.logs),
+        *map(repair_row, done.journal),
+        *map(log_delay.repair_row, done.buckets),
+    ]
+    output.rows(rows, columns, "" if done.refused else "nothing to repair")
     verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
-    if done:
-        kept, lost = sum(d["kept"] for d in done), sum(d["lost"] for d in done)
+    if done.logs:
+        kept, lost = sum(d.kept for d in done.logs), sum(d.lost for d in done.logs)
         output.say(
-            f"{counted(len(done), 'place')}: {counted(kept, 'record')} {verbs[0]}, {lost:,} {verbs[1]}"
+            f"{counted(len(done.logs), 'place')}: {counted(kept, 'record')} {verbs[0]}, {lost:,} {verbs[1]}"
         )
-    if entries:
-        lost = sum(entry.lost for entry in entries)
-        output.say(f"transactions: {counted(len(entries), 'place')}, {counted(lost, 'byte')} {verbs[1]}")
-    if buckets:
-        kept, lost = sum(each.kept for each in buckets), sum(each.lost for each in buckets)
-        mended = counted(len(buckets), "file")
+    if done.journal:
+        lost = sum(entry.lost for entry in done.journal)
+        output.say(f"transactions: {counted(len(done.journal), 'place')}, {counted(lost, 'byte')} {verbs[1]}")
+    if done.buckets:
+        kept, lost = sum(each.kept for each in done.buckets), sum(each.lost for each in done.buckets)
+        mended = counted(len(done.buckets), "file")
         output.say(f"delayed: {mended}: {counted(kept, 'message')} {verbs[0]}, {lost:,} {verbs[1]}")
+
+
+def folder_row(mended: Mended) -> dict[str, Any]:
+    """One thing of the catalog or of the folder itself, in the columns of a repair."""
+    return {
+        "file": mended.file, "first": 0, "next": 0, "kept": 0, "lost": 0, "reason": mended.reason,
+        "note": mended.note,
+    }  # fmt: skip

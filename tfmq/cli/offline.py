@@ -1,8 +1,9 @@
 """What `tfmq log` works on: a segment file, a partition's folder, the folder of transactions or of delayed messages, a
 file in them, or a data folder, of a server that is not running."""
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from journal import names
 from journal.disk import Disk, RealDisk
 from journal.errors import Locked
 from journal.journal_audit import is_journal
+from tfmq.data_folder import misplaced
 from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.bucket_file import parse_bucket_name
 from tfmq.delay.bucket_survey import ARRIVALS_NAME, is_delay
@@ -107,6 +109,32 @@ def checked(path: Path) -> Path:
     return path
 
 
+def size_of(path: Path) -> int:
+    """The bytes that a check of `path` reads, about."""
+    if path.is_file():
+        return path.stat().st_size
+    suffixes = {names.SEGMENT_SUFFIX, names.JOURNAL_SUFFIX, CATALOG_SUFFIX, ARRIVALS_SUFFIX, ".bucket"}
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            if Path(name).suffix in suffixes:
+                with suppress(OSError):  # the check itself names it
+                    total += (Path(folder) / name).stat().st_size
+    return total
+
+
+@contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """What is in the way in a folder is a sentence that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        said = misplaced(error, str(path))
+        if said is None:
+            raise
+        raise click.ClickException(said) from error
+
+
 @contextmanager
 def locked(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
     """The disk, with the lock of the data folder around `path`, where there is one; refused while a server runs."""
@@ -115,15 +143,18 @@ def locked(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
     place = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)
     if place is None:
-        yield disk
+        with in_words(path):
+            yield disk
         return
     try:
-        lock = disk.lock(str(place))
+        with in_words(path):
+            lock = disk.lock(str(place))
     except Locked as error:
         raise click.ClickException(
             f"a server is running on {place.parent}: stop it first, or look at a copy"
         ) from error
     try:
-        yield disk
+        with in_words(path):
+            yield disk
     finally:
         lock.release()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from journal import names
-from journal.disk import Disk
+from journal.disk import Disk, require_files
 from journal.errors import Corrupt
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.bucket_file import HEAD_SIZE, Identity
-from tfmq.delay.bucket_recovery import Decision, Found, decide
+from tfmq.delay.bucket_recovery import Decision, Found, decide, is_house_name
 from tfmq.delay.checkpoint import Checkpoint, CheckpointFile
 
 SALT_SIZE: Final = 8
@@ -36,6 +36,9 @@ class BucketOpening:
 
     def run(self) -> None:
         """Raises as `Buckets.open`."""
+        children = self.disk.list(self.folder)
+        wanted = [name for name in children if is_house_name(name) and not names.is_aside(name)]
+        require_files(self.disk, self.folder, wanted)
         checkpoint = self.file.read()
         if checkpoint is None:
             self._require_none()

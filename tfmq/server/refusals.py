@@ -6,6 +6,7 @@ import errno
 import os
 
 from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
+from tfmq.data_folder import misplaced
 from tfmq.errors import ConfigError, TfmqError
 
 NOT_DONE = 1
@@ -48,12 +49,15 @@ def _of_journal(error: JournalError, data: str) -> str:
         folder = os.path.dirname(error.path)
         return (
             f"The journal of transactions is damaged: {error}. Nothing was changed. `tfmq log verify {folder}` says"
-            " what is left of it; restore the whole data folder from a backup, or see docs/operations.md."
+            f" what is left of it, `tfmq log repair {data}` mends it and says what is lost; or restore the whole data"
+            " folder from a backup (docs/operations.md)."
         )
+    if isinstance(error, Corrupt) and "start again" in error.reason:
+        return f"The data folder {data} is not whole: {error}. See docs/operations.md."
     if isinstance(error, Corrupt):
         return (
-            f"The data folder {data} is damaged: {error}. Restore {error.path} from a backup, or see "
-            "docs/operations.md."
+            f"The data folder {data} is damaged: {error}. `tfmq log repair {data}` mends it and says what is lost and"
+            " what cannot be known; or restore the whole data folder from a backup (docs/operations.md)."
         )
     return f"The server cannot start on {data}: {error}."
 
@@ -67,9 +71,11 @@ def _of_system(error: OSError, data: str) -> str:
         return f"{path} is on a file system that is mounted read-only. Choose another folder with --data."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"There is no space left on the disk of {data}. Make some, then start again."
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        place = path if os.path.exists(path) else data
-        return f"{place} is no folder. Choose another place for the data with --data."
+    if error.errno in (errno.ENOTDIR, errno.EEXIST) and not os.path.isdir(data):
+        return f"{data} is no folder. Choose another place for the data with --data."
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "The limit of open files is too low for the logs of this data folder. Raise it (ulimit -n)."
+    way_on = misplaced(error, data)
+    if way_on is not None:
+        return f"The server cannot start: {way_on}"
     return f"The server cannot start: {path}: {error.strerror or error}."

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Final
 
 from journal import names
 from journal.disk import Disk
+from journal.errors import Corrupt, NewerFormat
 from journal.header import split_id
 from journal.mark import read_log_id
-from tfmq.data_folder import FORMAT, META_NAME, VERSION_NAME
+from tfmq.data_folder import META_NAME, VERSION_NAME, decode_version
 from tfmq.errors import BadRequest, NotSupported, UnknownPartition, UnknownTopic
 from tfmq.spark.ranges import PartitionLog
 
@@ -103,14 +103,14 @@ class FolderTopics:
         finally:
             file.close()
         try:
-            fields = json.loads(text)
-            found, self.node = int(fields["format"]), str(fields["node"])
-        except (ValueError, KeyError, TypeError):
-            return  # half written; its marks have versions of their own
-        if found > FORMAT:
+            self.node = decode_version(text, path).node
+        except Corrupt:
+            return  # damaged; its marks have versions of their own
+        except NewerFormat as error:
             raise NotSupported(
-                f"The data folder {self.path} has format {found}, this tfmq knows up to {FORMAT}: upgrade it here."
-            )
+                f"The data folder {self.path} has format {error.found}, this tfmq knows up to {error.known}: upgrade it"
+                " here."
+            ) from error
 
 
 def _trouble(logs: list[PartitionLog]) -> str:

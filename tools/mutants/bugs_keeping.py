@@ -81,7 +81,7 @@ TOPICS: Final = (
     Mutant(
         "newer-data-folder-opened",
         "a data folder of a later release is refused",
-        "tfmq/broker/catalog.py",
+        "tfmq/data_folder.py",
         "    if found > FORMAT:\n        raise NewerFormat(path, found, FORMAT)\n",
         "",
         [STARTUP],
@@ -243,4 +243,57 @@ READERS_AND_GROUPS: Final = (
     ),
 )
 
-KEEPING: Final = TOPICS + READERS_AND_GROUPS
+REPAIR: Final = "tests/broker/test_data_repair.py"
+
+DATA_FOLDERS: Final = (
+    Mutant(
+        "cut-catalog-is-served-once",
+        "a catalog that ends before its snapshot is refused by the first start",
+        "tfmq/broker/catalog.py",
+        "        _require_end(disk, folder)\n",
+        "",
+        [REPAIR],
+    ),
+    Mutant(
+        "rebuilt-catalog-gives-ids-again",
+        "a rebuilt catalog gives out no id again",
+        "tfmq/broker/data_repair.py",
+        "    register.enter((LEASE, known + 1 + ID_SLACK, register.leases[-1][1] if register.leases else 0))\n",
+        "",
+        [REPAIR],
+    ),
+    Mutant(
+        "version-s-checksum-is-not-looked-at",
+        "no flipped bit of the version file gives another node",
+        "tfmq/data_folder.py",
+        "    if checked is not None and crc32(checked[1]) != int(checked[2], 16):\n",
+        "    if checked is not None and not checked[2]:\n",
+        [STARTUP],
+    ),
+    Mutant(
+        "node-of-another-data-folder-is-taken",
+        "a version file of another data folder is refused",
+        "tfmq/broker/startup.py",
+        "    if known and known != house.node:\n",
+        "    if not house.node:\n",
+        [STARTUP, REPAIR],
+    ),
+    Mutant(
+        "folder-in-the-way-is-met-late",
+        "a folder where a file belongs is named before anything is changed",
+        "journal/opening.py",
+        "        self._require_files()\n        marks, status",
+        "        marks, status",
+        ["tests/journal/test_recovery.py"],
+    ),
+    Mutant(
+        "bytes-before-a-snapshot-are-not-missed",
+        "bytes that are missing before a snapshot are named as damage by the first start",
+        "journal/opening.py",
+        "        if last.end < snapshot.offset:\n",
+        "        if last.end < 0:\n",
+        ["tests/journal/test_recovery.py"],
+    ),
+)
+
+KEEPING: Final = TOPICS + READERS_AND_GROUPS + DATA_FOLDERS

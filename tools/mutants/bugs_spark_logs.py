@@ -137,8 +137,8 @@ SPARK_LOGS: Final = (
         "newer-data-folder-read",
         "a data folder of a newer format is refused",
         "tfmq/spark/folder_topics.py",
-        "        if found > FORMAT:\n",
-        "        if found > FORMAT + 1:\n",
+        "            self.node = decode_version(text, path).node\n        except Corrupt:\n",
+        "            self.node = decode_version(text, path).node\n        except (Corrupt, NewerFormat):\n",
         [TOPICS],
     ),
     Mutant(

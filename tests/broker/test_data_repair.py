@@ -1,0 +1,183 @@
+"""The catalog, the version file, misplaced paths: a start refuses by name, a repair rebuilds what can be known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from journal.errors import Corrupt
+from journal.testing import Moment, SimulatedDisk
+from tests.broker.helpers import DATA, Broker
+from tests.scale import scaled, seeded
+from tfmq.broker.data_repair import Mended, repair_data, verify_data
+from tfmq.broker.register import ID_SLACK
+from tfmq.data_folder import encode_version
+
+META = f"{DATA}/meta"
+VERSION = f"{META}/version"
+
+Change = Callable[[bytes], bytes | None]
+CUTS: dict[str, Change] = {
+    "half": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "deleted": lambda data: None,
+    "rotten": lambda data: data[:200] + b"\xff" * 50 + data[250:],
+}
+
+
+def lived() -> Broker:
+    broker = Broker()
+    broker.create("orders", 2, flush__messages=7)
+    broker.produce(broker.lease(), 0, [b"hello"])
+    assert broker.commit(broker.join(), 77).code == "ok"
+    return broker
+
+
+def change(disk: SimulatedDisk, suffix: str, cut: Change) -> None:
+    (path,) = [f"{META}/{name}" for name in disk.list(META) if name.endswith(suffix)]
+    data = cut(disk.read_file(path))
+    if data is None:
+        disk.unlink(path)
+    else:
+        disk.write_file(path, data)
+
+
+def mended(disk: SimulatedDisk) -> list[Mended]:
+    """What a repair did; the next one finds nothing, and a check no damage."""
+    assert any(report.damaged for report in verify_data(disk, DATA))
+    rehearsed = repair_data(disk, DATA, dry_run=True)
+    done = repair_data(disk, DATA)
+    assert [each.file for each in rehearsed.folder] == [each.file for each in done.folder]
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+    assert repair_data(disk, DATA).folder == [] and not done.refused
+    return done.folder
+
+
+@pytest.mark.parametrize("how", CUTS)
+def test_a_catalog_that_was_closed_is_rebuilt_from_its_snapshot_with_everything(how: str) -> None:
+    broker = lived()
+    broker.stop()
+    before = broker.engine.house.catalog.register.dump()
+    change(broker.disk, ".catalog", CUTS[how])
+    if how != "rotten":  # what the snapshot has is not read at a clean start
+        for _ in range(2):
+            with pytest.raises(Corrupt, match="meta"):
+                Broker(broker.disk, broker.clock)
+    (done,) = mended(broker.disk)
+    assert "which has everything" in done.note
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.house.catalog.register.dump() == before
+    again = again.restart().restart()
+    assert (again.payloads(), again.saved()) == ([b"hello"], {("orders", 0): 77})
+
+
+@pytest.mark.parametrize("how", ["half", "empty", "deleted"])
+def test_a_catalog_that_was_not_closed_is_rebuilt_from_the_folders_and_no_id_comes_again(how: str) -> None:
+    broker = lived()
+    broker.create("bills")
+    used = broker.lease()
+    broker.produce(used, 0, [b"bill"], topic="bills")
+    broker.advance(5)
+    incarnations = [broker.incarnation(name) for name in ("orders", "bills")]
+    disk = broker.disk.crash(keep="everything")
+    change(disk, ".catalog", CUTS[how])
+    with pytest.raises(Corrupt, match="meta"):
+        Broker(disk, broker.clock)
+    done = mended(disk)
+    assert (
+        "not known" in done[0].note and "topic bills with 1 partitions taken from its folders" in done[0].note
+    )
+    again = Broker(disk, broker.clock)
+    assert [again.incarnation(name) for name in ("orders", "bills")] == incarnations
+    assert again.payloads() == [b"hello"] and again.payloads("bills") == [b"bill"]
+    assert again.lease() > used + ID_SLACK // 2
+    again = again.restart().restart()
+    assert again.create("more").code == "ok"
+    assert again.incarnation("more") > used + ID_SLACK // 2
+
+
+def test_a_catalog_that_is_gone_as_a_whole_is_rebuilt_from_the_folders() -> None:
+    broker = lived()
+    node = broker.engine.node
+    used = broker.lease()
+    broker.stop()
+    for name in broker.disk.list(META):
+        if name != "version":
+            broker.disk.unlink(f"{META}/{name}")
+    with pytest.raises(Corrupt, match="the catalog is missing"):
+        Broker(broker.disk, broker.clock)
+    (done,) = mended(broker.disk)
+    assert "topic orders with 2 partitions" in done.note
+    again = Broker(broker.disk, broker.clock).restart()
+    assert (again.payloads(), again.engine.node, again.saved()) == ([b"hello"], node, {})
+    assert again.lease() > used
+    assert again.transact(again.stream(), [("orders", 0, [b"more"])]).state == "committed"
+    assert again.delay(again.lease(), 0).code == "ok"
+
+
+def test_a_power_cut_at_any_moment_of_a_repair_leaves_one_that_goes_on() -> None:
+    broker = lived()
+    broker.advance(5)
+    disk = broker.disk.crash(keep="everything")
+    change(disk, ".catalog", CUTS["half"])
+    moments: list[Moment] = []
+    disk.after = lambda kind, path: moments.append(Moment(disk))
+    repair_data(disk, DATA)
+    disk.after = None
+    generator = seeded("repair of the catalog")
+    for moment in moments:
+        for keep in ("nothing", "everything", *["some"] * scaled(3)):
+            left = moment.crash(generator, keep=keep)
+            repair_data(left, DATA)
+            again = Broker(left, broker.clock).restart()
+            assert again.payloads() == [b"hello"]
+            assert again.lease() > ID_SLACK
+
+
+def test_a_damaged_version_file_is_written_anew_from_the_catalog() -> None:
+    for cut in (*CUTS.values(), lambda data: encode_version("f" * 32)):
+        broker = lived()
+        node = broker.engine.node
+        broker.stop()
+        data = cut(broker.disk.read_file(VERSION))
+        broker.disk.unlink(VERSION)
+        if data is not None:
+            broker.disk.write_file(VERSION, data)
+        with pytest.raises(Corrupt, match="version"):
+            Broker(broker.disk, broker.clock)
+        (done,) = mended(broker.disk)
+        assert node in done.note
+        again = Broker(broker.disk, broker.clock).restart()
+        assert (again.engine.node, again.payloads()) == (node, [b"hello"])
+
+
+def test_a_node_that_nothing_knows_any_more_is_made_anew_and_told() -> None:
+    broker = lived()
+    node = broker.engine.node
+    broker.stop()
+    for name in broker.disk.list(META):
+        broker.disk.unlink(f"{META}/{name}")
+    done = mended(broker.disk)
+    assert "nothing else in the folder had the old one" in done[-1].note
+    again = Broker(broker.disk, broker.clock).restart()
+    assert again.engine.node != node and again.payloads() == [b"hello"]
+
+
+def test_files_and_folders_in_each_others_place_are_put_aside() -> None:
+    broker = lived()
+    broker.stop()
+    mark = f"{DATA}/orders-0/log.mark"
+    broker.disk.unlink(mark)
+    broker.disk.make_folder(mark)
+    broker.disk.rename(f"{DATA}/orders-1", "/elsewhere")
+    broker.disk.write_file(f"{DATA}/orders-1", b"")
+    broker.disk.write_file(f"{DATA}/notes-7", b"somebody's")
+    done = mended(broker.disk)
+    assert {(each.file, each.reason) for each in done} == {
+        (mark, "a folder where a file belongs"),
+        (f"{DATA}/orders-1", "no folder, where a folder belongs"),
+    }
+    assert broker.disk.is_folder(f"{mark}.damaged") and broker.disk.read_file(f"{DATA}/notes-7")
+    again = Broker(broker.disk, broker.clock)
+    assert again.payloads() == [b"hello"]

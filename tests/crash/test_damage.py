@@ -1,0 +1,491 @@
+"""Damage of every kind to every file of a data folder: what a start, a check and a repair make of it.
+
+Invariants, for each file and each kind of damage:
+    a start serves, or refuses with a sentence that names the path and what to do
+    what was not damaged is served, once, in order, whatever else is damaged
+    what is lost lay in the damaged bytes; a check names the damage, unless nothing is lost by it
+    after a repair the next two starts serve; what was decided stays decided, what was prepared is prepared or lost
+    no id is given out again, by nothing that a start or a repair does
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final, NamedTuple
+
+import pytest
+
+from journal.header import HEADER_SIZE, records_of
+from journal.segment import Segment
+from journal.survey import Stretch, find_log_id, survey
+from journal.testing import SimulatedClock, SimulatedDisk
+from journal.testing.tree import Folder, walk
+from tests.broker.helpers import DATA, Broker, after
+from tests.scale import SCALE, seeded
+from tfmq.broker.data_repair import repair_data, verify_data
+from tfmq.protocol import commands
+from tfmq.server import refusals
+
+HOUR: Final = 3_600_000
+TOPICS: Final = {"orders": 2, "bills": 1, "small": 1, "dead.billing": 1, "ticks": 1}
+PREPARED: Final = ("first", "second")
+FOLDER: Final = "a folder"
+END: Final = "the end"
+
+Files = dict[str, bytes | None]
+"""Every path of a disk; None is a folder."""
+
+
+def files_of(disk: SimulatedDisk) -> Files:
+    found = walk(disk.tree.root)
+    return {f"/{path}": None if isinstance(node, Folder) else bytes(node.data) for path, node in found}
+
+
+def disk_of(files: Files) -> SimulatedDisk:
+    disk = SimulatedDisk()
+    for path, data in sorted(files.items()):
+        if data is None:
+            disk.make_folder(path)
+        else:
+            disk.write_file(path, data)
+    disk.tree.force(None)
+    return disk
+
+
+class Life(NamedTuple):
+    """A data folder: its files now and at an earlier clean stop, and the time."""
+
+    files: Files
+    older: Files
+    wall_ms: int
+    highest_id: int
+
+
+class World:
+    """Verbs that give each message a payload of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.broker = Broker(start=False)
+        self.broker.random.count = sum(name.encode()) << 20  # salts and node ids of its own
+        self.broker.engine.start()
+        self.count = 0
+        self.sequences: dict[int, int] = {}
+
+    def payload(self, size: int = 0) -> bytes:
+        self.count += 1
+        return f"{self.name} {self.count:04d}.".encode().ljust(size, b".")
+
+    def produce(self, producer: int, topic: str, partition: int = 0, size: int = 0) -> None:
+        sequence = self.sequences.get(producer, 0)
+        answer = self.broker.produce(
+            producer, sequence, [self.payload(size), self.payload()], topic=topic, partition=partition
+        )
+        assert answer.code == "ok"
+        self.sequences[producer] = sequence + 2
+
+    def work(self, xid: str) -> None:
+        """Of everything some: messages, offsets, delayed ones, a transaction of each kind."""
+        broker = self.broker
+        for topic, partition in (("orders", 0), ("orders", 1), ("bills", 0), ("dead.billing", 0)):
+            producer = broker.lease()
+            for _ in range(4):
+                self.produce(producer, topic, partition)
+        producer = broker.lease()
+        for _ in range(5):
+            self.produce(producer, "small", size=20_000)
+        member = broker.join("billing", topics="orders")
+        offset = broker.log("orders", 0).end_offset
+        assert broker.commit(member, offset, "billing").code == "ok"
+        stream = broker.stream()
+        broker.transact(stream, [("orders", 0, [self.payload()]), ("bills", 0, [self.payload()])])
+        broker.transact(broker.stream(), [("orders", 1, [self.payload()], after(30 * HOUR))])
+        stream = broker.stream()
+        rolled = broker.begin(stream, f"{xid} rolled back")
+        broker.send(stream, rolled, [b"never"])
+        broker.rollback(rolled)
+        stream = broker.stream()
+        began = broker.begin(stream, xid)
+        for topic in ("orders", "bills"):
+            assert broker.send(stream, began, [self.payload()], topic=topic).code == "ok"
+        assert broker.prepare(began).code == "ok"
+        self.delay(24)
+
+    def delay(self, hours: int) -> None:
+        for topic in ("orders", "bills"):
+            producer = self.broker.lease()
+            for number in range(3):
+                due = after((hours + number) * HOUR)
+                assert (
+                    self.broker.delay(producer, number, [self.payload()], due=due, topic=topic).code == "ok"
+                )
+
+
+@cache
+def life(name: str, clean: bool) -> Life:
+    """Two runs of a broker; the later one ends cleanly, or is killed."""
+    world = World(name)
+    for topic, partitions in TOPICS.items():
+        own = {"log__segment_bytes": 1 << 16} if topic == "small" else {}
+        assert world.broker.create(topic, partitions, **own).code == "ok"
+    schedule = commands.AddSchedule("nightly", "0 3 1 1 *", "UTC", "ticks")
+    assert world.broker.ask(schedule, b"tick").code == "ok"
+    world.work("first")
+    world.broker.advance(300)  # delayed messages go to the buckets
+    random = world.broker.random
+    world.broker.stop()
+    older = files_of(world.broker.disk)
+    world.broker = Broker(world.broker.disk, world.broker.clock, start=False)
+    world.broker.random = random
+    world.broker.engine.start()
+    world.broker.advance(120)  # the group's member of the first run is not expected any more
+    world.work("second")
+    world.broker.advance(300)
+    world.delay(40)  # these stay in the arrivals
+    highest = world.broker.lease()
+    if clean:
+        world.broker.stop()
+    else:
+        world.broker.advance(2)  # the marks are as they are in a running broker
+    return Life(files_of(world.broker.disk), older, world.broker.clock.wall_ms(), highest)
+
+
+# What a start shows.
+
+
+@dataclass
+class View:
+    """What a broker has: read at once, and what comes of it when everything prepared is committed and all is due."""
+
+    payloads: dict[tuple[str, int], list[bytes] | None] = field(default_factory=dict)
+    saved: dict[tuple[str, int], int] = field(default_factory=dict)
+    prepared: frozenset[str] = frozenset()
+    schedules: tuple[str, ...] = ()
+    settings: dict[str, dict[str, object]] = field(default_factory=dict)
+    node: str = ""
+    next_id: int = 0
+
+
+def read(broker: Broker, topic: str, partition: int) -> list[bytes] | None:
+    """What can be read, past damage; None of a partition that is not served."""
+    try:
+        log = broker.log(topic, partition)
+    except AssertionError:
+        return None
+    found: list[bytes] = []
+    for segment in log._extent.segments:
+        for item in survey(segment):
+            if (
+                not isinstance(item, Stretch)
+                and item.offset >= log.first_offset
+                and item.next <= log.end_offset
+            ):
+                found += payloads(item.data)
+    return found
+
+
+def payloads(data: memoryview) -> list[bytes]:
+    return [
+        bytes(data[record.position + HEADER_SIZE : record.position + record.size])
+        for record in records_of(data)
+        if not record.flag & 0x60
+    ]
+
+
+def look(broker: Broker) -> View:
+    register = broker.engine.house.catalog.register
+    known = {row.name: row for row in register.topics.values()}
+    found = View(node=broker.engine.node)
+    for topic, partitions in TOPICS.items():
+        for partition in range(partitions):
+            there = topic in known and partition < known[topic].partitions
+            found.payloads[topic, partition] = read(broker, topic, partition) if there else None
+    found.saved = broker.saved("billing")
+    found.prepared = frozenset(str(row["xid"]) for row in broker.listed() if row["state"] == "prepared")
+    found.schedules = tuple(row.name for row in register.schedules)
+    found.settings = {name: dict(row.settings) for name, row in known.items()}
+    return found
+
+
+def end(broker: Broker) -> View:
+    """Everything prepared is committed, and a later start finds everything delayed due."""
+    for row in broker.listed():
+        if row["state"] == "prepared":
+            request = commands.CommitTransaction(row["xid"], row["epoch"], False, False, [])
+            broker.ask(request)
+            broker.work()
+    next_id = broker.lease()
+    broker.stop()
+    broker = started(broker.disk, broker.clock.wall_ms() + 60 * HOUR)
+    broker.advance(5)
+    found = look(broker)
+    found.next_id = min(next_id, broker.lease())
+    return found
+
+
+def started(disk: SimulatedDisk, wall_ms: int) -> Broker:
+    return Broker(disk, SimulatedClock(wall_ms))
+
+
+@cache
+def whole(clean: bool) -> tuple[View, View]:
+    """Of the data folder without damage: at the start, and at the end."""
+    lived = life("life", clean)
+    broker = started(disk_of(lived.files), lived.wall_ms)
+    first = look(broker)
+    return first, end(broker)
+
+
+# Damage.
+
+
+def flipped(place: float) -> Callable[[bytes], bytes]:
+    def flip(data: bytes) -> bytes:
+        position = min(len(data) - 1, int(len(data) * place))
+        changed = bytearray(data)
+        changed[position] ^= 1 << position % 8
+        return bytes(changed)
+
+    return flip
+
+
+def zeroed(data: bytes) -> bytes:
+    """A sector in the middle; of a short file its second half."""
+    first = min(len(data) // 2, max(0, len(data) // 1024 * 512))
+    return data[:first] + bytes(len(data[first : first + 512])) + data[first + 512 :]
+
+
+GARBAGE: Final = "garbage at its end"
+BYTES: Final[dict[str, Callable[[bytes], bytes]]] = {
+    **{f"a bit flipped at {place}": flipped(place) for place in (0, 0.05, 0.3, 0.5, 0.8, 1)},
+    "cut to half": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "a zeroed sector": zeroed,
+    GARBAGE: lambda data: data + bytes(range(1, 200)),
+    "its end twice": lambda data: data + data[-max(1, len(data) // 4) :],
+}
+DELETED, OLDER, OTHER = "deleted", "an older copy", "another file of the kind"
+KINDS: Final = (*BYTES, DELETED, OLDER, FOLDER, OTHER)
+
+
+def other_of(lived: Life, path: str) -> bytes | None:
+    """Another file of the same kind: of another folder of this data, otherwise of another broker's.
+
+    Not of the catalog: all have one log id, and one that ends where this one does, with entries that fit, is taken for
+    it where no snapshot contradicts it.
+    """
+    if path.endswith(".catalog"):
+        return None
+    folder, _, name = path.rpartition("/")
+    suffix = name.rpartition(".")[2] if "." in name else name
+    others = [
+        other
+        for other in lived.files
+        if other != path and other.endswith(suffix) and lived.files[other] != lived.files[path]
+    ]
+    same = [other for other in others if other.rpartition("/")[0] == folder] or others
+    strange = life("other", True).files.get(path)
+    data = lived.files[same[0]] if same else strange
+    return data
+
+
+def damaged(lived: Life, path: str, kind: str) -> Files | None:
+    """The files with one damaged; None where that is none."""
+    files = dict(lived.files)
+    data = files[path]
+    assert data is not None
+    if kind in BYTES:
+        if not data and kind != GARBAGE:
+            return None
+        files[path] = BYTES[kind](data)
+    elif kind == DELETED:
+        del files[path]
+    elif kind == FOLDER:
+        files[path] = None
+    elif kind == OLDER:
+        if path not in lived.older:
+            return None
+        files[path] = lived.older[path]
+    else:
+        files[path] = other_of(lived, path)
+        if files[path] is None:
+            return None
+    return files if files != lived.files else None
+
+
+def cells(clean: bool) -> Iterator[tuple[str, str]]:
+    for path, data in sorted(life("life", clean).files.items()):
+        if data is not None:
+            for kind in KINDS:
+                yield path, kind
+
+
+# What may be lost.
+
+
+def touched(lived: Life, files: Files, path: str) -> set[bytes]:
+    """Payloads of the blocks of a segment in which bytes are not what they were."""
+    before, data = lived.files[path], files.get(path)
+    assert before is not None
+    now = data or b""
+    same = next(
+        (n for n, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now))
+    )
+    behind = len(before)
+    if before and len(now) == len(before):
+        behind = next(n for n in range(len(before), 0, -1) if before[n - 1] != now[n - 1])
+    disk = disk_of(lived.files)
+    folder, _, name = path.rpartition("/")
+    base = int(name.split(".")[0])
+    log_id = find_log_id(disk, path)
+    if log_id is None:
+        return set()
+    suffix = "." + name.split(".")[1]
+    segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
+    found: set[bytes] = set()
+    for item in survey(segment):
+        assert not isinstance(item, Stretch)
+        if item.offset - base < behind and item.next - base > same:
+            found.update(payloads(item.data))
+    return found
+
+
+class Lost(NamedTuple):
+    """What the damage may take: payloads, names of prepared transactions, and what the catalog alone knows. `again`:
+    what may come twice, since the word that a transaction was applied is lost with the bytes.
+    """
+
+    payloads: set[bytes]
+    xids: frozenset[str]
+    catalog: bool
+    again: frozenset[bytes] = frozenset()
+
+
+def may_lose(lived: Life, files: Files, path: str) -> Lost:
+    part = path.removeprefix(f"{DATA}/")
+    first, last = ({p for found in view.payloads.values() for p in found or ()} for view in whole_of(lived))
+    later = last - first
+    if part.endswith(".zxQueue"):
+        return Lost(touched(lived, files, path), frozenset(), False)
+    if part.startswith("transactions/") and part.endswith(".journal"):
+        return Lost(later, frozenset(PREPARED), False)
+    if part.endswith(".bucket"):
+        return Lost(later, frozenset(), False)
+    if part.endswith(".arrivals"):
+        return Lost(later, frozenset(), False, frozenset(later))
+    return Lost(set(), frozenset(), part.endswith(".catalog"))
+
+
+def whole_of(lived: Life) -> tuple[View, View]:
+    return whole(lived is life("life", True))
+
+
+class Trouble(AssertionError):
+    """A promise that is not kept."""
+
+
+def require(kept: object, what: str) -> None:
+    if not kept:
+        raise Trouble(what)
+
+
+def compare(view: View, right: View, lost: Lost, path: str, when: str) -> bool:
+    """Raises Trouble; whether anything is missing."""
+    missing = False
+    for place, expected in right.payloads.items():
+        found = view.payloads[place]
+        assert expected is not None
+        if found is None:
+            own = path.startswith(f"{DATA}/{place[0]}-{place[1]}/")
+            require(own, f"{when}: {place} is not served")
+            missing = True
+            continue
+        twice = {payload for payload in found if found.count(payload) > 1}
+        require(twice <= lost.again, f"{when}: a message of {place} is doubled")
+        kept = [payload for payload in expected if payload in found or payload not in lost.payloads]
+        gone = [payload for payload in kept if payload not in found]
+        require(not gone, f"{when}: {len(gone)} undamaged of {place} are gone, such as {gone[:1]}")
+        strange = [payload for payload in found if payload not in expected]
+        require(not strange, f"{when}: {place} has what it had not, such as {strange[:1]}")
+        # What is applied only now comes in the order of its decisions and dues, which the damage may have changed.
+        require(when == END or found == kept, f"{when}: {place} is in another order")
+        missing |= len(found) < len(expected)
+    for what in ("saved", "schedules", "settings"):
+        same = getattr(view, what) == getattr(right, what)
+        require(same or lost.catalog, f"{when}: {what} {getattr(view, what)}, not {getattr(right, what)}")
+        missing |= not same
+    require(view.prepared <= right.prepared, f"{when}: {view.prepared - right.prepared} is prepared again")
+    require(right.prepared - view.prepared <= lost.xids, f"{when}: {right.prepared - view.prepared} is lost")
+    require(view.node == right.node, f"{when}: another node")
+    return missing or view.prepared != right.prepared
+
+
+def examine(clean: bool, path: str, kind: str, caplog: pytest.LogCaptureFixture) -> str:
+    """One cell. Raises Trouble; what became of it in a word."""
+    lived = life("life", clean)
+    files = damaged(lived, path, kind)
+    if files is None:
+        return "no damage"
+    first, last = whole_of(lived)
+    lost = may_lose(lived, files, path)
+    disk = disk_of(files)
+    findings = [each for report in verify_data(disk, DATA) for each in report.findings]
+    require(files_of(disk) == files, "verify: it changed something")
+    caplog.clear()
+    outcome = "served"
+    try:
+        broker = started(disk, lived.wall_ms)
+    except Exception as error:
+        said = refusals.sentence(error, DATA)
+        require(said is not None, f"start: {type(error).__name__} without a sentence: {error}")
+        assert said is not None
+        folder = path.rpartition("/")[0]
+        require(folder in said, f"start: the sentence names another path: {said}")
+        require("tfmq log repair" in said, f"start: no repair is named: {said}")
+        outcome = "refused"
+    else:
+        missing = compare(look(broker), first, lost, path, "first start")
+        warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        require(not missing or findings or warned, "first start: something is missing, and nothing says so")
+        broker.stop()
+        disk = broker.disk
+    disk = disk_of(files_of(disk))
+    done = repair_data(disk, DATA)
+    require(not done.refused, f"repair: {done.refused}")
+    for when in ("second start", "third start"):
+        try:
+            broker = started(disk, lived.wall_ms)
+        except Exception as error:
+            raise Trouble(f"{when}: {refusals.sentence(error, DATA) or repr(error)}") from error
+        compare(look(broker), first, lost, path, when)
+        broker.stop()
+        disk = disk_of(files_of(broker.disk))
+    left = [each for report in verify_data(disk, DATA) for each in report.findings if each.weight == "damage"]
+    require(not left, f"verify after the repair: {left[:2]}")
+    view = end(started(disk, lived.wall_ms))
+    require(view.next_id > lived.highest_id, f"the id {view.next_id} is given out again")
+    compare(view, last, lost, path, END)
+    return outcome
+
+
+CHOSEN_MIN: Final = 40
+"""Cells of a short run."""
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+def test_every_damage_is_served_around_or_refused_and_repaired(
+    clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    every = list(cells(clean))
+    count = max(CHOSEN_MIN, int(len(every) * SCALE))
+    chosen = every if SCALE >= 1 else seeded("damage", clean).sample(every, min(count, len(every)))
+    troubles = []
+    for path, kind in chosen:
+        try:
+            examine(clean, path, kind, caplog)
+        except Trouble as trouble:
+            troubles.append(f"{path}, {kind}: {trouble}")
+    assert not troubles, f"{len(troubles)} of {len(chosen)}:\n" + "\n".join(troubles)

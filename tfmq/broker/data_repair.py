@@ -1,0 +1,643 @@
+"""Verify and repair of what holds a data folder together: that files are files and folders are folders, the catalog,
+and the version file. docs/operations.md says when it is needed.
+
+The catalog is rebuilt from its newest whole snapshot, from the entries after it that can be read, and from the folders
+of the partitions, the transaction journal and the delayed messages. Ids must never be given out twice, so where entries
+are lost the next ones are far above any that these files show. The result is a new snapshot at an offset that no file
+of the old catalog reaches; it counts before the old files are put aside. A power cut at any moment leaves something
+that the same repair goes on with. Nobody else may write in the folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from journal import names
+from journal.block import Block
+from journal.control import SOURCE_TRANSACTION
+from journal.disk import Disk
+from journal.errors import Corrupt, JournalError
+from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
+from journal.journal_audit import is_journal, verify_journal
+from journal.journal_repair import NO_PLACE, JournalRepaired, repair_journal
+from journal.journal_survey import JournalSurvey
+from journal.mark import MarkFile, Marks, read_log_id
+from journal.repair import Repaired, repair
+from journal.segment import Segment
+from journal.state import Snapshot, Snapshots, read_snapshot
+from journal.survey import Stretch, find_log_id, survey
+from journal.verify import DAMAGE, Finding, Progress, Report, verify
+from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
+from tfmq.broker.register import CREATE, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
+from tfmq.data_folder import FOLDER_NAMES, MARKS, META_NAME, VERSION_NAME
+from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
+from tfmq.delay.bucket_audit import verify_buckets
+from tfmq.delay.bucket_recovery import is_house_name
+from tfmq.delay.bucket_repair import BucketRepaired, repair_buckets
+from tfmq.delay.bucket_survey import ARRIVALS_NAME, BucketSurvey, is_delay
+from tfmq.delay.bucket_survey import FOLDER_NAME as DELAY_FOLDER
+
+META_NAMES: Final = frozenset({VERSION_NAME, "reserve", "new-journal", "new-delay"})
+"""Files in DATA/meta beside the catalog."""
+
+GENERATION_SLACK: Final = 1 << 20
+"""Generations of groups that may have been given out after the last one that is known."""
+
+OFFSET_STEP: Final = 4096
+"""A rebuilt catalog begins at the next multiple of this: above everything that the old files have."""
+
+NO_SNAPSHOT: Final = Snapshot(0, 0, 0, {}, b"")
+
+NOT_KNOWN: Final = (
+    "not known: what was entered since (offsets of groups, schedules, settings of topics, topics deleted);"
+    " ids go on far above the known ones"
+)
+
+
+@dataclass(frozen=True)
+class Mended:
+    """One thing that was mended: `file`, what was wrong with it, and what was done and could not be known."""
+
+    file: str
+    reason: str
+    note: str = ""
+
+
+# Files and folders.
+
+
+def is_data_folder(disk: Disk, path: str) -> bool:
+    """Whether `path` is the data folder of a broker, or what is left of one."""
+    if not disk.is_folder(path):
+        return False
+    children = disk.list(path)
+    found = MARKS.intersection(children) or {"transactions", "delay"}.intersection(children)
+    return bool(found) and not any(names.parse_segment_name(name) is not None for name in children)
+
+
+def _had_broker(disk: Disk, data: str) -> bool:
+    """Whether a broker was started there, so that there must be a catalog."""
+    return bool(MARKS.intersection(disk.list(data)))
+
+
+def wrong_paths(disk: Disk, data: str) -> list[OSError]:
+    """Every path in the data folder that is there and cannot be used as what its name says: a folder where a file
+    belongs, a file where a folder belongs, a link to nothing, one without the rights to read it.
+    """
+    found: list[OSError] = []
+    for path, is_folder in _wanted(disk, data):
+        try:
+            if is_folder:
+                disk.list(path)
+            else:
+                disk.open_read(path).close()
+        except OSError as error:
+            found.append(error)
+    return found
+
+
+def _wanted(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
+    """The paths in a data folder whose names say what they are, and whether that is a folder. A file that only looks
+    like a partition's folder may be anybody's.
+    """
+    known = _known_partitions(disk, data)
+    children = disk.list(data)
+    partitions = [
+        name
+        for name in children
+        if (place := names.parse_partition_folder(name)) is not None
+        and (place in known or disk.is_folder(names.join(data, name)))
+    ]
+    folders = [name for name in FOLDER_NAMES if "/" not in name and name in children] + partitions
+    for name in (*folders, names.LOCK_NAME):
+        if name in children:
+            yield names.join(data, name), name in folders
+    for name in folders:
+        folder = names.join(data, name)
+        for child in _children(disk, folder):
+            if _is_known(name, child):
+                yield names.join(folder, child), name == DELAY_FOLDER and child == ARRIVALS_NAME
+    arrivals = names.join(names.join(data, DELAY_FOLDER), ARRIVALS_NAME)
+    for child in _children(disk, arrivals):
+        if names.known_in_partition(child, ARRIVALS_SUFFIX) and not names.is_aside(child):
+            yield names.join(arrivals, child), False
+
+
+def _known_partitions(disk: Disk, data: str) -> set[tuple[str, int]]:
+    """As the catalog says, if it can be read."""
+    try:
+        topics = CatalogSurvey(disk, data).register.topics
+    except (JournalError, OSError):
+        return set()
+    return {(row.name, number) for row in topics.values() for number in range(row.target)}
+
+
+def _children(disk: Disk, folder: str) -> list[str]:
+    """The names in a folder; none where it is no folder, or may not be read, which is told by itself."""
+    if not disk.is_folder(folder):
+        return []
+    try:
+        return disk.list(folder)
+    except OSError:
+        return []
+
+
+def _is_known(folder: str, child: str) -> bool:
+    if names.is_aside(child):
+        return False
+    if folder == META_NAME:
+        return child in META_NAMES or names.known_in_partition(child, SUFFIX)
+    if folder == DELAY_FOLDER:
+        return child == ARRIVALS_NAME or is_house_name(child)
+    if folder == names.TRANSACTIONS_FOLDER:
+        return names.known_in_transactions(child)
+    return folder != "archive" and names.known_in_partition(child)
+
+
+def put_aside(disk: Disk, path: str) -> str:
+    """Renames a file or folder to `PATH.damaged`, or the first such name with a number that is free; the new path."""
+    kept, number = path + names.DAMAGED_SUFFIX, 0
+    while disk.exists(kept):
+        number += 1
+        kept = f"{path}{names.DAMAGED_SUFFIX}.{number}"
+    disk.rename(path, kept)
+    disk.force_folder(os.path.dirname(path))
+    return kept
+
+
+def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
+    """Puts aside what is no file where a file belongs, and no folder where a folder belongs. Raises OSError for what
+    only an operator can mend: rights that are missing, a link to nothing.
+    """
+    wrong = wrong_paths(disk, data)
+    for error in wrong:
+        if not isinstance(error, IsADirectoryError | NotADirectoryError):
+            raise error
+    done = []
+    for error in wrong:
+        is_folder = isinstance(error, IsADirectoryError)
+        reason = "a folder where a file belongs" if is_folder else "no folder, where a folder belongs"
+        path = str(error.filename)
+        kept = path + names.DAMAGED_SUFFIX if dry_run else put_aside(disk, path)
+        done.append(Mended(path, reason, f"put aside as {kept}; what it took the place of is gone"))
+    return done
+
+
+class Hiding:
+    """A disk without some of its paths, for tools that go on beside them. It only reads."""
+
+    def __init__(self, disk: Disk, hidden: frozenset[str]) -> None:
+        self._disk = disk
+        self._hidden = hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def exists(self, path: str) -> bool:
+        return path not in self._hidden and self._disk.exists(path)
+
+    def is_folder(self, path: str) -> bool:
+        return path not in self._hidden and self._disk.is_folder(path)
+
+    def list(self, path: str) -> list[str]:
+        return [name for name in self._disk.list(path) if names.join(path, name) not in self._hidden]
+
+
+# The version file.
+
+
+def version_fault(disk: Disk, data: str, catalog: Register) -> tuple[str, bool]:
+    """Why DATA/meta/version cannot be used ("" if it can), and whether it is there. Raises NewerFormat, OSError."""
+    meta = names.join(data, META_NAME)
+    if not disk.exists(names.join(meta, VERSION_NAME)):
+        return "it is missing", False
+    try:
+        node = read_version(disk, meta).node
+    except Corrupt as error:
+        return error.reason, True
+    if catalog.node and catalog.node != node:
+        return f"it names the node {node}, and the catalog beside it is of node {catalog.node}", True
+    return "", True
+
+
+def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
+    """Writes DATA/meta/version anew where it is missing, damaged, or of another data folder."""
+    meta = names.join(data, META_NAME)
+    path = names.join(meta, VERSION_NAME)
+    catalog = CatalogSurvey(disk, data).register
+    fault, is_there = version_fault(disk, data, catalog)
+    if not fault:
+        return []
+    node = catalog.node or os.urandom(16).hex()
+    note = f"written anew with the node's id {node}, which the catalog has"
+    if not catalog.node:
+        note = (
+            f"written anew with the new node's id {node}: nothing else in the folder had the old one. Handles of"
+            " delayed messages and dead letters that name the old id are refused as another broker's"
+        )
+    if not dry_run:
+        if is_there:
+            put_aside(disk, path)
+        write_version(disk, meta, node)
+    return [Mended(path, fault, note)]
+
+
+# The catalog.
+
+
+@dataclass
+class CatalogSurvey:
+    """What is left of the catalog of the data folder `data`. It only reads. Raises NewerFormat, OSError.
+
+    `faults`: what is wrong, as (path, reason). `is_complete`: what is wrong lies before the snapshot, and nothing came
+    after it: the register is as it was. `end`: no file of the catalog reaches beyond it.
+    """
+
+    disk: Disk
+    data: str
+    register: Register = field(default_factory=Register)
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    is_complete: bool = True
+    lacks: bool = False
+    """Whether entries are lost, be they in the snapshot or not."""
+    mark_fault: str = ""
+    snapshot: Snapshot = NO_SNAPSHOT
+    marks: Marks | None = None
+    end: int = 0
+    ordinal: int = 0
+    epoch: int = 0
+    append_time: int = 0
+
+    def __post_init__(self) -> None:
+        self.folder = names.join(self.data, META_NAME)
+        children = self.disk.list(self.folder) if self.disk.is_folder(self.folder) else []
+        found = (names.parse_segment_name(name, SUFFIX) for name in children)
+        bases = sorted(base for base in found if base is not None)
+        self._read_mark(names.mark_name() in children)
+        self._read_snapshots(children)
+        marks, snapshot = self.marks, self.snapshot
+        first = marks.first if marks is not None else bases[0] if bases else 0
+        forced = max(snapshot.offset, marks.forced if marks is not None else 0)
+        self.ordinal = max(snapshot.ordinal, marks.forced_ordinal if marks is not None else 0)
+        self.epoch = marks.epoch if marks is not None else 0
+        if not bases and marks is not None and forced == first and snapshot.offset == first:
+            self.end = first  # a rebuilt catalog before its first start
+            return
+        if not bases:
+            self._fault(self.folder, "the log of the catalog is missing", snapshot.offset)
+        if snapshot.offset < first:
+            reason = f"the snapshot is missing or damaged, and the entries before {first} were given up"
+            self._fault(self.folder, reason, names.OFFSET_MAX)
+        end = self._read_segments(bases, first, forced)
+        # Unless something says that the log was closed, entries may have followed whatever is there.
+        closed = marks is not None and marks.clean and marks.forced == snapshot.offset
+        self.is_complete &= closed or not self.lacks
+        if self.mark_fault:
+            self.faults.append((names.join(self.folder, names.mark_name()), self.mark_fault))
+        self.end = max(self.end, end, forced, *bases)
+
+    def _fault(self, path: str, reason: str, next: int) -> None:
+        """Entries before the offset `next` are lost. What lies before the snapshot is in it."""
+        self.faults.append((path, reason))
+        self.lacks = True
+        self.is_complete &= next <= self.snapshot.offset
+
+    def _read_mark(self, is_there: bool) -> None:
+        if not is_there:
+            return
+        try:
+            self.marks = MarkFile(self.disk, self.folder, LOG_ID).read()
+        except Corrupt as error:
+            self.mark_fault = error.reason
+
+    def _read_snapshots(self, children: list[str]) -> None:
+        offsets = (names.parse_state_name(name) for name in children)
+        for offset in sorted((offset for offset in offsets if offset is not None), reverse=True):
+            path = names.join(self.folder, names.state_name(offset))
+            self.end = max(self.end, offset)
+            try:
+                snapshot = read_snapshot(self.disk, self.folder, offset, LOG_ID)
+                self.register.load(snapshot.state)
+            except (Corrupt, ValueError) as error:
+                self.notes.append((path, error.reason if isinstance(error, Corrupt) else str(error)))
+                self.register = Register()
+                continue
+            self.snapshot = snapshot
+            return
+
+    def _read_segments(self, bases: list[int], first: int, forced: int) -> int:
+        """Takes every entry after the snapshot that can be read; answers where the last whole block ends."""
+        end = torn = first
+        pending: tuple[str, str, int] | None = None
+        for base in bases:
+            path = names.join(self.folder, names.segment_name(base, SUFFIX))
+            if base > end and pending is None:
+                pending = (path, f"bytes are missing before it, from {end}", base)
+            segment = Segment.open(self.disk, self.folder, base, LOG_ID, writable=False, suffix=SUFFIX)
+            try:
+                for item in survey(segment):
+                    if pending is not None:
+                        self._fault(*pending)
+                        pending = None
+                    if isinstance(item, Stretch):
+                        torn = base + item.next
+                        pending = (path, f"damaged from {base + item.first} to {torn}: {item.reason}", torn)
+                    else:
+                        end = item.next
+                        forced = max(forced, min(item.control.forced, item.offset))
+                        self._take(path, item)
+            finally:
+                segment.close()
+        # What follows the last whole block counts only as far as something says that it was on the disk.
+        if pending is not None and end < forced:
+            self._fault(pending[0], pending[1], forced)
+        elif bases and end < forced:
+            self._fault(self.folder, f"the log ends at {end}, and {forced} was on the disk", forced)
+        return max(end, torn)
+
+    def _take(self, path: str, block: Block) -> None:
+        control = block.control
+        self.ordinal = max(self.ordinal, control.next_ordinal)
+        self.epoch = max(self.epoch, control.epoch)
+        self.append_time = max(self.append_time, control.append_time)
+        if block.offset < self.snapshot.offset:
+            return
+        for record in records_of(block.data):
+            if record.flag & FLAG_FILLER:
+                self._fault(path, f"entries at {block.offset} were lost", block.next)
+                continue
+            try:
+                body = block.data[record.position + HEADER_SIZE : record.position + record.size]
+                self.register.enter(unpack(bytes(body)))
+            except ValueError as error:
+                self._fault(path, f"an entry does not fit: {error}", block.next)
+
+
+def verify_catalog(disk: Disk, data: str) -> list[Finding]:
+    """What `tfmq log repair` would mend of the catalog as a whole, and of the version file."""
+    survey = CatalogSurvey(disk, data)
+    findings = [Finding(path, 0, 0, reason, "catalog", DAMAGE) for path, reason in survey.faults]
+    fault, _ = version_fault(disk, data, survey.register)
+    if fault:
+        path = names.join(names.join(data, META_NAME), VERSION_NAME)
+        findings.append(Finding(path, 0, 0, fault, "version", DAMAGE))
+    return findings
+
+
+def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
+    """Rebuilds the catalog of `data` where a start would refuse it, and says what it could not know.
+
+    Raises NewerFormat, OSError, Full.
+    """
+    found = CatalogSurvey(disk, data)
+    if not found.faults:
+        return []
+    register = found.register
+    taken_over = [] if found.is_complete else _take_over(disk, data, register)
+    note = "rebuilt from its snapshot, which has everything"
+    if not found.is_complete:
+        offset = found.snapshot.offset
+        of = f"the snapshot at {offset} and what can be read after it" if offset else "what can be read"
+        note = "; ".join([f"rebuilt from {of}, and the folders", *taken_over, NOT_KNOWN])
+    if not dry_run:
+        _write(disk, found)
+    (path, reason), *more = found.faults
+    return [Mended(path, reason, note), *(Mended(path, reason, "as above") for path, reason in more)]
+
+
+def _take_over(disk: Disk, data: str, register: Register) -> list[str]:
+    """What the folders say that the register does not know; each in words. Nothing has its ids again."""
+    said: list[str] = []
+    known = register.next_id - 1
+    topics: dict[int, tuple[str, int]] = {}
+    for name in disk.list(data):
+        place = names.parse_partition_folder(name)
+        log_id = _log_id(disk, names.join(data, name)) if place is not None else None
+        if place is not None and log_id is not None and place[1] == log_id & names.PARTITION_MAX:
+            topic, number = place
+            incarnation = log_id >> 24
+            topics[incarnation] = (topic, max(number + 1, topics.get(incarnation, ("", 0))[1]))
+    for incarnation, (topic, count) in sorted(topics.items()):
+        known = max(known, incarnation)
+        said += _take_topic(register, incarnation, topic, count)
+    known = max(known, *(_take_stores(disk, data, register)))
+    register.enter((LEASE, known + 1 + ID_SLACK, register.leases[-1][1] if register.leases else 0))
+    register.generation += GENERATION_SLACK
+    return said
+
+
+def _take_topic(register: Register, incarnation: int, topic: str, count: int) -> list[str]:
+    row = register.topics.get(incarnation)
+    if row is not None and row.target >= count:
+        return []
+    if row is not None:
+        register.enter((GROW, incarnation, count))
+        register.enter((READY, incarnation))
+        return [f"topic {topic} has {count} partitions by its folders"]
+    for other in [each for each in register.topics.values() if each.name == topic]:
+        # The folders of the name are this one's: the other was deleted.
+        register.enter((GONE, other.incarnation))
+    register.enter((CREATE, topic, incarnation, count, {}))
+    register.enter((READY, incarnation))
+    return [f"topic {topic} with {count} partitions taken from its folders, without settings of its own"]
+
+
+def _log_id(disk: Disk, folder: str, suffix: str = names.SEGMENT_SUFFIX) -> int | None:
+    """Whose a partition's folder is: as its mark says, otherwise as most of its control records do."""
+    if not disk.is_folder(folder):
+        return None
+    try:
+        found = read_log_id(disk, folder)
+    except JournalError:
+        found = None
+    if found is not None:
+        return found
+    segments = [name for name in disk.list(folder) if names.parse_segment_name(name, suffix) is not None]
+    ids = (find_log_id(disk, names.join(folder, name)) for name in segments)
+    return next((log_id for log_id in ids if log_id is not None), None)
+
+
+def _take_stores(disk: Disk, data: str, register: Register) -> tuple[int, int]:
+    """The ids of the transaction journal and of the store of delayed messages, 0 where there is none."""
+    journal_id = store_id = 0
+    transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
+    if disk.is_folder(transactions):
+        journal = JournalSurvey(disk, transactions)
+        journal_id = journal.identity[0] if journal.identity is not None else 0
+        journal.close()
+    if disk.is_folder(delay):
+        buckets = BucketSurvey(disk, delay)
+        store_id = buckets.identity.store_id if buckets.identity is not None else 0
+        buckets.close()
+    register.journal_id = register.journal_id or journal_id
+    register.delay_store = register.delay_store or store_id
+    return journal_id, store_id
+
+
+def _write(disk: Disk, found: CatalogSurvey) -> None:
+    """The snapshot first, then the mark by which the log begins there; the old files go aside last."""
+    folder = found.folder
+    if not disk.exists(folder):
+        disk.make_folder(folder)
+        disk.force_folder(found.data)
+    offset = (found.end // OFFSET_STEP + 1) * OFFSET_STEP
+    time_ms = max(found.append_time, found.snapshot.append_time)
+    for path, _ in found.notes:
+        put_aside(disk, path)
+    known = [name for name in disk.list(folder) if names.known_in_partition(name, SUFFIX)]
+    old = [name for name in known if not names.is_aside(name) and name != names.mark_name()]
+    snapshots = Snapshots(disk, folder, LOG_ID)
+    snapshots.newest(offset)
+    snapshots.write(Snapshot(offset, found.ordinal, time_ms, found.snapshot.sources, found.register.dump()))
+    marks = Marks(offset, found.ordinal, offset, found.ordinal, time_ms, found.epoch + 1)
+    MarkFile(disk, folder, LOG_ID).settle(marks)
+    for name in old:
+        if disk.exists(names.join(folder, name)):  # not one that the new snapshot made needless
+            put_aside(disk, names.join(folder, name))
+
+
+# All of a data folder.
+
+
+def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
+    """(folder, ending of its segments) of the logs in a data folder that have segments: partitions and arrivals."""
+    partitions = [name for name in disk.list(data) if names.parse_partition_folder(name) is not None]
+    folders = [(names.join(data, name), names.SEGMENT_SUFFIX) for name in partitions]
+    arrivals = names.join(names.join(data, DELAY_FOLDER), ARRIVALS_NAME)
+    return [each for each in [*folders, (arrivals, ARRIVALS_SUFFIX)] if _has_segments(disk, *each)]
+
+
+def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:
+    if not disk.is_folder(folder):
+        return False
+    return any(names.parse_segment_name(name, suffix) is not None for name in disk.list(folder))
+
+
+def applied_place(disk: Disk, data: str) -> int:
+    """The highest place of the transaction journal that a log or the catalog has applied; NO_PLACE if none has."""
+    journal = JournalSurvey(disk, names.join(data, names.TRANSACTIONS_FOLDER))
+    journal.close()
+    if journal.identity is None:
+        return NO_PLACE
+    source = (SOURCE_TRANSACTION, journal.identity[0])
+    places = [_applied_of(disk, folder, suffix, source) for folder, suffix in logs_of(disk, data)]
+    places.append(CatalogSurvey(disk, data).register.applied.get(source[1], (NO_PLACE, 0))[0])
+    return max(places)
+
+
+def _applied_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
+    """By the log's newest snapshot, and the control records after it."""
+    log_id = _log_id(disk, folder, suffix)
+    if log_id is None:
+        return NO_PLACE
+    snapshot, _ = Snapshots(disk, folder, log_id).newest(names.OFFSET_MAX)
+    snapshot = snapshot or NO_SNAPSHOT
+    place = snapshot.sources.get(source, (NO_PLACE, 0))[0]
+    for name in disk.list(folder):
+        base = names.parse_segment_name(name, suffix)
+        if base is None or base + disk.size(names.join(folder, name)) <= snapshot.offset:
+            continue
+        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
+        try:
+            for block in segment.sound_blocks(max(0, snapshot.offset - base)):
+                if (block.control.source_kind, block.control.source_id) == source:
+                    place = max(place, block.control.source_high)
+        finally:
+            segment.close()
+    return place
+
+
+def _spilled(disk: Disk, data: str) -> dict[int, int]:
+    """Up to where the arrivals are in the buckets: from there on a start reads them."""
+    delay = names.join(data, DELAY_FOLDER)
+    if not is_delay(disk, delay):
+        return {}
+    buckets = BucketSurvey(disk, delay)
+    buckets.close()
+    found = buckets.checkpoint
+    return {} if found is None else {found.offset: found.number}
+
+
+def verify_data(
+    disk: Disk, data: str, *, records: bool = False, progress: Progress | None = None
+) -> list[Report]:
+    """Checks every file of a data folder; a report for each part. Raises NewerFormat, OSError."""
+    wrong = wrong_paths(disk, data)
+    shapes = Report()
+    for error in wrong:
+        shapes.findings.append(Finding(str(error.filename), 0, 0, _in_words(error), "file"))
+    view = cast(Disk, Hiding(disk, frozenset(str(error.filename) for error in wrong)))
+    reports = [shapes]
+    for folder, suffix in logs_of(view, data):
+        reports.append(verify(view, folder, records=records, suffix=suffix, progress=progress))
+    meta = names.join(data, META_NAME)
+    reports.append(Report())
+    if _has_segments(view, meta, SUFFIX):
+        reports[-1] = verify(view, meta, records=records, suffix=SUFFIX, progress=progress)
+        found = reports[-1].findings
+        reports[-1].findings = [each for each in found if os.path.basename(each.file) not in META_NAMES]
+    if _had_broker(view, data):
+        reports[-1].findings += verify_catalog(view, data)
+    transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
+    if is_journal(view, transactions):
+        reports.append(verify_journal(view, transactions, records=records, progress=progress))
+    if is_delay(view, delay):
+        reports.append(verify_buckets(view, delay, records=records, progress=progress))
+    return reports
+
+
+def _in_words(error: OSError) -> str:
+    if isinstance(error, IsADirectoryError):
+        return "a folder where a file belongs"
+    if isinstance(error, NotADirectoryError):
+        return "no folder, where a folder belongs"
+    if isinstance(error, FileNotFoundError):
+        return "a link to what is not there"
+    return f"cannot be read: {error.strerror}"
+
+
+@dataclass
+class DataRepaired:
+    """What a repair of a data folder did, by parts. `refused`: parts of which nothing could be made, and why."""
+
+    folder: list[Mended] = field(default_factory=list)
+    logs: list[Repaired] = field(default_factory=list)
+    journal: list[JournalRepaired] = field(default_factory=list)
+    buckets: list[BucketRepaired] = field(default_factory=list)
+    refused: list[Corrupt] = field(default_factory=list)
+
+
+def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepaired:
+    """Mends every part of a data folder. A part that cannot be mended keeps none of the others from it.
+
+    Raises NewerFormat, Full, OSError.
+    """
+    done = DataRepaired(repair_paths(disk, data, dry_run=dry_run))
+    hidden = frozenset(mended.file for mended in done.folder)
+    view = cast(Disk, Hiding(disk, hidden)) if dry_run else disk
+    for folder, suffix in logs_of(view, data):
+        try:
+            starts = _spilled(view, data) if suffix == ARRIVALS_SUFFIX else {}
+            done.logs += repair(view, folder, dry_run=dry_run, suffix=suffix, starts=starts)
+        except Corrupt as error:
+            done.refused.append(error)
+    transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
+    if is_journal(view, transactions):
+        try:
+            known = applied_place(view, data)
+            done.journal += repair_journal(view, transactions, dry_run=dry_run, known=known)
+        except Corrupt as error:
+            done.refused.append(error)
+    if is_delay(view, delay):
+        try:
+            done.buckets += repair_buckets(view, delay, dry_run=dry_run)
+        except Corrupt as error:
+            done.refused.append(error)
+    if _had_broker(view, data):
+        done.folder += repair_catalog(view, data, dry_run=dry_run)
+        done.folder += repair_version(view, data, dry_run=dry_run)
+    return done
