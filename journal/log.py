@@ -19,7 +19,7 @@ from journal.block import Block
 from journal.clock import Clock
 from journal.control import CONTROL_SIZE, holds_control_header
 from journal.disk import Disk
-from journal.errors import BadBatch, Closed, Stopped
+from journal.errors import BadBatch, Closed, Full, Stopped
 from journal.extent import Extent
 from journal.header import HEADER_SIZE, SEQUENCE_COUNT, SEQUENCE_MASK, make_record, split_id
 from journal.keeper import Keeper
@@ -347,18 +347,26 @@ class Log(Standing):
         return first
 
     def retain(self, now_ms: int) -> list[str]:
-        """Removes or archives sealed segments by the options; answers their names.
+        """Closes the active segment by its age, removes or archives closed ones, all by the options; answers the names
+        of those that went.
 
-        Raises Stopped, Full, Closed. May run in a worker, also beside appends.
+        Raises Stopped, Full, Closed. May run in a worker, without appends meanwhile.
         """
         self._writable()
         self._keeper.finish_opening()
+        full = None
+        try:
+            self._writer.roll_by_age(now_ms)
+        except Full as error:  # the segments that are closed already can go all the same, which makes room
+            full = error
         extent = self._extent
         sealed = extent.segments[:-1]
         aged = [Aged(segment.base, segment.size, self._reader.newest_ms(segment)) for segment in sealed]
         count = expired(aged, extent.end - extent.segments[0].base, now_ms, self.options)
         left_over = len(sealed) > 0 and extent.segments[1].base <= extent.first
         if not count and not left_over:
+            if full is not None:
+                raise full
             return []
         first, ordinal = extent.first, extent.first_ordinal
         if extent.segments[count].base > first:

@@ -20,13 +20,15 @@ FLUSH_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class LogOptions:
-    """`flush_messages` or `flush_seconds` 0 forces every batch. `retention_*` 0 keeps for ever.
+    """`flush_messages` or `flush_seconds` 0 forces every batch. `retention_*` 0 keeps for ever. `segment_seconds` 0
+    closes segments by their size only, unless `retention_seconds` needs more.
 
     `retention_action` "archive" moves sealed segments to `archive_folder` (which exists) instead of removing them.
     `verify` "records" also checks the checksum of every record of a batch, at 40 % of the produce rate.
     """
 
     segment_bytes: int = SEGMENT_BYTES
+    segment_seconds: float = 0
     flush_messages: int = FLUSH_MESSAGES
     flush_seconds: float = FLUSH_SECONDS
     retention_seconds: float = 0
@@ -36,3 +38,11 @@ class LogOptions:
     state_bytes: int = STATE_BYTES
     verify: Literal["blocks", "records"] = "blocks"
     suffix: str = SEGMENT_SUFFIX
+
+    @property
+    def roll_seconds(self) -> float:
+        """How long after its first append a segment is closed, however small; 0: by its size only.
+
+        Only whole closed segments are removed by age, so it is never longer than `retention_seconds`.
+        """
+        return min(filter(None, (self.segment_seconds, self.retention_seconds)), default=0)

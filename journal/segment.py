@@ -53,6 +53,7 @@ class Segment:
         self._file: File | None = file
         self._index_path = names.join(folder, names.index_name(base))
         self._index: Index | None = None
+        self._oldest_ms: int | None = None
 
     @classmethod
     def create(
@@ -108,6 +109,14 @@ class Segment:
             self._complete(index)
             self._index = index
         return self._index
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """The append time of the first sound block; None without any. The first use reads."""
+        if self._oldest_ms is None and self.size:
+            first = next(self.sound_blocks(), None)
+            self._oldest_ms = None if first is None else first.control.append_time
+        return self._oldest_ms
 
     @property
     def indexed(self) -> bool:
@@ -181,6 +190,7 @@ class Segment:
         """Cuts the file at `position`, which is a block's start. Raises OSError."""
         self.file.truncate(position)
         self.size = position
+        self._oldest_ms = None
         if self._index is not None:
             self._index.cut(position)
             self._index.fault = self._index.fault or "cut"

@@ -77,6 +77,19 @@ class Writer:
         self._note_source(source)
         return append
 
+    def roll_by_age(self, now_ms: int) -> None:
+        """Closes the active segment where `roll_seconds` have passed since its first append, and begins another.
+
+        An empty one stays. May run in a worker, without appends meanwhile. Raises Stopped, Full.
+        """
+        seconds, active = self.options.roll_seconds, self._extent.active
+        oldest_ms = active.oldest_ms if seconds else None
+        if oldest_ms is None or (oldest_ms + seconds * 1000 > now_ms and not active.sealed):
+            return
+        self._keeper.open_for_writes()
+        self._keeper.roll(self.snapshot())
+        self._snapshot_due = self._extent.end + self.options.state_bytes
+
     def append_slices(self, slices: Iterable[Batch], size_bound: int) -> Appended:
         """One atomic append whose batches are written one after the other: an unfinished one is cut off again.
 

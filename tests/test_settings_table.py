@@ -9,7 +9,8 @@ every_key = pytest.mark.parametrize("key", SETTINGS)
 # Names that programs outside of the project use.
 SETTLED = """
     server.data server.listen server.acks server.insecure server.zookeeper flush.messages flush.seconds flush.method
-    log.segment_bytes retention.seconds retention.bytes retention.action topics.auto_create topics.partitions
+    log.segment_bytes log.segment_seconds retention.seconds retention.bytes retention.action topics.auto_create
+    topics.partitions
     transaction.timeout_seconds delay.tick_ms delay.levels server.tls_certificate server.tls_key server.users
     http.listen
 """.split()

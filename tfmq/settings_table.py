@@ -251,6 +251,14 @@ class Log:
         int,
         Setting(Count(1 << 16, 1 << 40, _UNITS_OF_BYTES), "A segment file is closed before it passes this."),
     ] = GIB
+    segment_seconds: Annotated[
+        float,
+        Setting(
+            Seconds(1, YEARS),
+            "A segment file is closed this long after its first message, sooner where retention.seconds is shorter; the"
+            " default applies only where retention.seconds is set.",
+        ),
+    ] = 604_800
     state_bytes: Annotated[
         int,
         Setting(
@@ -270,7 +278,12 @@ class Log:
 @dataclass(frozen=True)
 class Retention:
     seconds: Annotated[
-        float, Setting(Seconds(0, YEARS), "Segments go when all in them is older; 0: never.")
+        float,
+        Setting(
+            Seconds(0, YEARS),
+            "Closed segments go when all in them is older: a message is kept at most this long plus"
+            " log.segment_seconds (or twice this long, if less) plus two minutes; 0: never.",
+        ),
     ] = 0
     bytes: Annotated[
         int,
@@ -379,6 +392,7 @@ TOPIC_KEYS: tuple[str, ...] = (
     "flush.messages",
     "flush.seconds",
     "log.segment_bytes",
+    "log.segment_seconds",
     "log.state_bytes",
     "log.verify",
     "retention.seconds",

@@ -224,6 +224,7 @@ class House:
         archive = values["retention.action"] == "archive"
         return LogOptions(
             segment_bytes=values["log.segment_bytes"],
+            segment_seconds=self._segment_seconds(name, own, values),
             flush_messages=values["flush.messages"],
             flush_seconds=values["flush.seconds"],
             retention_seconds=values["retention.seconds"],
@@ -233,6 +234,13 @@ class House:
             state_bytes=values["log.state_bytes"],
             verify=values["log.verify"],
         )
+
+    def _segment_seconds(self, name: str, own: Mapping[str, Any], values: Mapping[str, Any]) -> float:
+        """The default counts only where segments go by age: elsewhere closing them early gains nothing, and each costs
+        a descriptor for as long as it is there. What somebody set counts everywhere."""
+        key = "log.segment_seconds"
+        was_set = key in own or key in self.config.topic.get(name, {}) or key in self.config.origins
+        return float(values[key]) if was_set or values["retention.seconds"] else 0
 
     def settings(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
         """Every key for one topic: the configuration's section of it, else its own setting, else the

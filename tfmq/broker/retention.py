@@ -1,4 +1,5 @@
-"""Letting go of old messages: whole sealed segments, by age and size, by the clock or by TRUNCATE.
+"""Letting go of old messages: whole sealed segments, by age and size, by the clock or by TRUNCATE. The last segment is
+closed by its age, too, so that it can go.
 
 Also the round in which idle producers are forgotten. One partition at a time, so that housekeeping never
 takes more than one worker.
@@ -64,7 +65,7 @@ class Retention:
                 continue
             partition.producers.expire(self._clock.wall_ms())
             options = partition.log.options
-            if options.retention_seconds or options.retention_bytes:
+            if options.roll_seconds or options.retention_bytes:
                 retain = partial(partition.log.retain, self._clock.wall_ms())
                 partition.exclusively(retain, partial(self._retained, partition))
                 return

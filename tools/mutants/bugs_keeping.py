@@ -162,6 +162,22 @@ READERS_AND_GROUPS: Final = (
         ["tests/broker/test_tags.py"],
     ),
     Mutant(
+        "last-segment-never-closed-by-age",
+        "old messages are removed from a topic without traffic too",
+        "journal/log.py",
+        "            self._writer.roll_by_age(now_ms)\n",
+        "            pass\n",
+        ["tests/broker/test_retention.py"],
+    ),
+    Mutant(
+        "age-of-a-segment-counted-from-its-last-append",
+        "a message is not kept longer because others follow it",
+        "journal/writer.py",
+        "        oldest_ms = active.oldest_ms if seconds else None\n",
+        "        oldest_ms = self._extent.append_time if seconds and active.size else None\n",
+        ["tests/broker/test_retention.py"],
+    ),
+    Mutant(
         "full-disk-floods-the-log",
         "a full disk is one line in the log, and its end is one more",
         "tfmq/broker/reserve.py",
