@@ -1,5 +1,6 @@
 """Administrative acts are in the server's log: what, asked by which client, with which result. Never payloads."""
 
+import inspect
 import logging
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.broker.helpers import Broker, Session, after, handles
 from tfmq.broker.acts import ACTS
 from tfmq.protocol import commands
+from tfmq.protocol.commands import COMMANDS, Command
 
 
 @pytest.fixture
@@ -90,3 +92,11 @@ def test_what_programs_do_all_day_is_told_only_of_operators(lines) -> None:  # t
 
 def test_every_act_is_a_command() -> None:
     assert set(ACTS) <= set(commands.BY_REQUEST)
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in COMMANDS if each.request.shape in ACTS], ids=lambda each: each.name
+)
+def test_the_result_of_an_act_is_made_of_whatever_its_reply_has(command: Command) -> None:
+    """A reply that gets a field more would otherwise be a bug that ends the broker's turn."""
+    inspect.signature(ACTS[command.request.shape].done).bind(*command.reply.names)

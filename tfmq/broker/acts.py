@@ -106,7 +106,7 @@ ACTS: Final[dict[type[Any], Act]] = {
     ),
     commands.CommitTransaction: Act(
         lambda asked: f"commit transaction {asked.xid!r} of epoch {asked.epoch}{_heuristic(asked)}",
-        lambda state, dropped, offsets: state,
+        lambda state, *more: state,
         operator=True,
     ),
     commands.RollbackTransaction: Act(
