@@ -208,3 +208,11 @@ def test_a_power_cut_at_any_moment_while_a_new_journal_is_begun_leaves_one_that_
         assert left.transact(left.stream(), [("orders", 0, [b"x"])]).state == "committed"
         assert left.payloads() == [b"committed", b"x"], f"after {kind} of {path}"
         assert left.restart().payloads() == [b"committed", b"x"], f"after {kind} of {path}"
+
+
+def test_what_the_opening_of_the_journal_found_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    broker, _ = with_one_prepared()
+    newest = max(name for name in broker.disk.list(FOLDER) if name.endswith(".snapshot"))
+    broker.disk.damage(f"{FOLDER}/{newest}", 5, b"\xff")
+    Broker(broker.disk, broker.clock)
+    assert [record for record in caplog.records if newest in record.message]

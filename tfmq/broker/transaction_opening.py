@@ -45,6 +45,8 @@ def open_store(house: House) -> JournalTransactionStore:
         settings=house.transaction_settings,
         decided_ms=house.delay.queue.taken_ms,
     )
+    for warning in store.warnings:
+        log.warning("the journal of transactions: %s", warning)
     try:
         _take_over(house, folder, store)
     except BaseException:

@@ -70,6 +70,8 @@ class JournalTransactionStore(Recording):
         self.counts = ledger.counts
         self.streams = ledger.streams
         self.groups = ledger.groups
+        self.warnings: Sequence[str] = ()
+        """What the opening found that an operator should know, in sentences."""
         self.dropped: Sequence[Transaction] = ()
         """What the start has rolled back, because it was never prepared."""
 
@@ -133,6 +135,7 @@ class JournalTransactionStore(Recording):
             decided_ms=clock.wall_ms if decided_ms is None else decided_ms,
         )
         store._start()
+        store.warnings = tuple(journal.recovery.warnings)
         return store
 
     def _start(self) -> None:
