@@ -16,11 +16,13 @@ import tfmq.aio
 import tfmq.twisted
 from tests import reactor as rig
 from tests.client.handling_rig import TOPIC, Bench
+from tests.dead_letters.helpers import finished
 from tfmq.client.consumer_options import OWN_STORE
 from tfmq.client.listeners import Listeners
 from tfmq.client.work import inline
 from tfmq.dead_letters import default_path
 from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.protocol.commands import HelloReply
 from tfmq.runs import begin_run
 from tfmq.testing import SimulatedBroker
 
@@ -144,9 +146,15 @@ def test_the_store_is_the_groups_own_unless_told_and_named_in_the_log(
         running = begin_run(
             consumer._core, Listeners(), print, workers=1, order="key", beside=inline, wall_clock=time.time
         )
-    assert running.store is not None and running.store.address == str(tmp_path / "tfmq" / "billing.db")
-    assert f"Dead letters of group billing are kept in {tmp_path}" in caplog.text
-    assert list(tmp_path.iterdir()) == [], "it is made when it is needed"
+    assert running.store is not None and running.store.address == str(
+        tmp_path / "tfmq" / "NODE" / "billing.db"
+    )
+    assert "are kept in" not in caplog.text and list(tmp_path.iterdir()) == [], "the broker's id is not known"
+    consumer._core.link.hello = HelloReply(1, "tfmq", "0b1c", {}, 2, [])
+    with caplog.at_level(logging.INFO):
+        assert finished(running.store.take()) is None
+    path = tmp_path / "tfmq" / "0b1c" / "billing.db"
+    assert f"Dead letters of group billing are kept in {path}" in caplog.text and path.exists()
 
 
 def test_consumers_of_a_simulated_broker_leave_nothing_in_the_home_folder(

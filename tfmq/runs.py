@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tfmq.client.consumer_options import OWN_STORE, ConsumerOptions
 from tfmq.client.consuming import Consuming
@@ -17,7 +16,7 @@ from tfmq.client.reach import state_folder_of
 from tfmq.client.running import Running
 from tfmq.client.waiting import Flag
 from tfmq.client.work import Run
-from tfmq.dead_letters import Retrying, default_path, open_dead_letters
+from tfmq.dead_letters import Retrying, open_dead_letters
 from tfmq.errors import BadRequest, Closed
 
 log = logging.getLogger("tfmq.consumer")
@@ -63,7 +62,8 @@ def begin_run(
         core, store, order=order, tracebacks=tracebacks, wall_clock=wall_clock, raise_flag=raise_flag
     )
     if store is not None:
-        log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
+        if options.dead_letters != OWN_STORE:  # that one's path is not known before the broker is reached
+            log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
         running.retry_loop = Retrying(store, running.again, now=core.link.now, wall_clock=wall_clock)
     core.positions.ledgers.running = True
     return running
@@ -73,14 +73,11 @@ def open_store(
     options: ConsumerOptions, beside: Run, core: Consuming, wall_clock: Callable[[], float]
 ) -> DeadLetters | None:
     """The store of dead letters that a consumer was told; None: there is none. Raises BadRequest."""
-    where: Any = options.dead_letters
+    where = options.dead_letters
     if where is None or (options.group is None and where == OWN_STORE):
         return None
     if options.group is None:
         raise BadRequest("dead_letters= needs a group: the letters of a store belong to one.")
-    folder = state_folder_of(core.link)
-    if where == OWN_STORE and folder is not None:
-        where = default_path(options.group, Path(folder))
     return open_dead_letters(
         where,
         group=options.group,
@@ -89,4 +86,5 @@ def open_store(
         run=beside,
         link=core.link,
         wall_clock=wall_clock,
+        folder=state_folder_of(core.link),
     )

@@ -39,6 +39,21 @@ def test_stores_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 of these had been under way" in said and "2 dead letters passed over" in said
 
 
+def test_letters_of_another_broker_are_named_with_both_brokers(capsys: pytest.CaptureFixture[str]) -> None:
+    desks: Any = [
+        Scripted(Report(1, targets={"a": 1}, foreign={"0b1c": 2}, broker="2d3e")),
+        Scripted(Report(foreign={"0b1c": 1, "": 1}, broker="2d3e")),
+    ]
+    assert redriven(desks, Wish(), OUTPUT) == 1
+    said = capsys.readouterr().err
+    assert (
+        "3 dead letters left, of the broker 0b1c: --servers is the broker 2d3e;" in said and "--force" in said
+    )
+    assert "1 dead letter left, of an unknown broker" in said
+    assert redriven(desks, Wish(), Output(None, True, False)) == 1
+    assert '"foreign": {"0b1c": 3, "": 1}' in capsys.readouterr().out
+
+
 def test_a_limit_counts_over_all_stores() -> None:
     desks: Any = [
         Scripted(Report(3, 1, targets={"a": 3})),

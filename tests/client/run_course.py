@@ -25,6 +25,7 @@ from tfmq.dead_letters import Retrying
 from tfmq.dead_letters.course import after
 from tfmq.dead_letters.keeping import GroupDeadLetters
 from tfmq.dead_letters.letter import FAILING, HANDLED, RETRYING, WAITING, Letter
+from tfmq.dead_letters.selection import START, Page
 from tfmq.dead_letters.shelf import Step
 from tfmq.testing import SimulatedBroker
 
@@ -62,11 +63,15 @@ class Shelf:
                     self.finished.add((letter.partition, letter.offset))
         return found
 
-    def due(self, group: str, now_ms: int) -> Operation[str | None]:
+    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
         yield from ()
         return min(((time, id) for time, id in self._times() if time <= now_ms), default=(0, None))[1]
 
-    def next_due_ms(self, group: str) -> Operation[int | None]:
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        yield from ()
+        return []
+
+    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
         yield from ()
         return min((time for time, _ in self._times()), default=None)
 

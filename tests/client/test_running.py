@@ -8,6 +8,7 @@ import sqlite3
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,68 @@ def test_retry_later_lets_the_lane_go_on_and_brings_it_again_at_its_time(bench: 
     assert bench.handled == ["a", "b", "a"]
     assert 600 <= times[2] - times[0] < 610
     assert bench.letters()["a"].state == "handled"
+
+
+def two_brokers(tmp_path: Path) -> tuple[SimulatedBroker, Bench, SimulatedBroker, Bench]:
+    """With a topic, messages at the same places, a group and a store of dead letters that are called alike."""
+    first, second = SimulatedBroker(seed=1), SimulatedBroker(seed=2)
+    benches = Bench(first, tmp_path), Bench(second, tmp_path)
+    second.clock.advance(3)
+    for bench in benches:
+        bench.send("a", "b")
+    return first, benches[0], second, benches[1]
+
+
+def put_off(message: Any) -> None:
+    if message.text == "a":
+        raise tfmq.RetryLater(3)
+
+
+def test_what_waits_is_handled_by_consumers_of_its_own_broker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, ours, second, theirs = two_brokers(tmp_path)
+    with first, second:
+        ours.run(put_off, until=2)
+        theirs.run(until=2)
+        second.clock.advance(3600)
+        theirs.send("c")
+
+        def go_on(message: Any) -> None:
+            if message.text == "c":
+                second.clock.advance(600)
+                theirs.send("d")
+
+        theirs.run(go_on, until=2)
+        assert theirs.handled == ["a", "b", "c", "d"]
+        (letter,) = (each for each in ours.letters().values() if each.state == "waiting")
+        assert f"they are of the broker {letter.broker}, and this one is" in caplog.text
+        first.clock.advance(10)
+        ours.run(until=1)
+        assert ours.handled == ["a", "b", "a"]
+        assert ours.letters()["a"].state == "handled"
+
+
+def test_what_an_earlier_release_kept_is_handled_where_its_message_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That release did not say of which broker a letter is; the other broker has another message at the same place."""
+    first, ours, second, theirs = two_brokers(tmp_path)
+    with first, second, caplog.at_level(logging.INFO):
+        ours.run(put_off, until=2)
+        with closing(sqlite3.connect(ours.store)) as database, database:
+            database.execute("UPDATE tfmq_dead_letters SET broker = ''")
+        second.clock.advance(3600)
+        theirs.run(lambda message: second.clock.advance(600), until=2)
+        assert theirs.handled == ["a", "b"] and "have their messages at this one" not in caplog.text
+        assert "of the broker of an unknown id" in caplog.text
+        first.clock.advance(10)
+        ours.run(until=1)
+        assert ours.handled == ["a", "b", "a"]
+        assert (
+            caplog.text.count("did not say of which broker they are, and have their messages at this one")
+            == 1
+        )
 
 
 def test_a_retried_letter_that_fails_waits_longer_and_is_dead_in_the_end(bench: Bench) -> None:

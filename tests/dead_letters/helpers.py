@@ -112,11 +112,14 @@ class Mortal:
     ) -> Operation[list[Letter]]:
         return self._shelf.find(selection, after, count, whole=whole)
 
-    def due(self, group: str, now_ms: int) -> Operation[str | None]:
-        return self._shelf.due(group, now_ms)
+    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        return self._shelf.due(group, now_ms, broker)
 
-    def next_due_ms(self, group: str) -> Operation[int | None]:
-        return self._shelf.next_due_ms(group)
+    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
+        return self._shelf.next_due_ms(group, broker)
+
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        return self._shelf.waiting_for_others(group, broker, after)
 
     def get(self, id: str) -> Operation[Letter | None]:
         return self._shelf.get(id)

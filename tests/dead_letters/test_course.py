@@ -87,6 +87,8 @@ EVENTS: dict[str, events.Event] = {
     "retry": events.Retry(50, 3),
     "drop": events.Drop(50),
     "drop by force": events.Drop(50, True),
+    "adopt": events.Adopt(50, "node-2"),
+    "adopt by force": events.Adopt(50, "node-2", True),
     "claim": events.Claim(50, "you"),
     "claim also what waits": events.Claim(50, "you", True),
     "depart again": events.Depart(50, "me", JOURNEY._replace(sequence=4)),
@@ -98,6 +100,7 @@ EVENTS: dict[str, events.Event] = {
     "return from no place": events.Return(50, "me"),
 }
 LANE = ("begin", "note", "note what was begun")
+ADOPTED = ("adopt", "adopt by force")
 TABLE = {
     FAILING: {
         "keep dead": DEAD,
@@ -108,6 +111,7 @@ TABLE = {
         "pass": HANDLED,
         "drop": DROPPED,
         "drop by force": DROPPED,
+        **dict.fromkeys(ADOPTED, FAILING),
     },
     WAITING: {
         "note": WAITING,
@@ -121,6 +125,7 @@ TABLE = {
         "drop": DROPPED,
         "drop by force": DROPPED,
         "claim also what waits": REDRIVING,
+        **dict.fromkeys(ADOPTED, WAITING),
     },
     RETRYING: {
         "note": RETRYING,
@@ -135,6 +140,7 @@ TABLE = {
         "failed for good": DEAD,
         "put off": WAITING,
         "give back": WAITING,
+        **dict.fromkeys(ADOPTED, RETRYING),
     },
     DEAD: {
         "note": DEAD,
@@ -147,6 +153,7 @@ TABLE = {
         "drop by force": DROPPED,
         "claim": REDRIVING,
         "claim also what waits": REDRIVING,
+        **dict.fromkeys(ADOPTED, DEAD),
     },
     REDRIVING: {
         "note": REDRIVING,
@@ -157,10 +164,27 @@ TABLE = {
         "drop by force": DROPPED,
         "arrive": REDRIVEN,
         "return": DEAD,
+        **dict.fromkeys(ADOPTED, REDRIVING),
     },
-    REDRIVEN: {"keep dead": DEAD, "keep waiting": WAITING, **dict.fromkeys(LANE, FAILING)},
-    HANDLED: {"keep dead": DEAD, "keep waiting": WAITING, **dict.fromkeys(LANE, FAILING)},
-    DROPPED: {**dict.fromkeys(LANE, FAILING), "keep dead": DEAD, "keep waiting": WAITING, "retry": WAITING},
+    REDRIVEN: {
+        "keep dead": DEAD,
+        "keep waiting": WAITING,
+        **dict.fromkeys(LANE, FAILING),
+        **dict.fromkeys(ADOPTED, REDRIVEN),
+    },
+    HANDLED: {
+        "keep dead": DEAD,
+        "keep waiting": WAITING,
+        **dict.fromkeys(LANE, FAILING),
+        **dict.fromkeys(ADOPTED, HANDLED),
+    },
+    DROPPED: {
+        **dict.fromkeys(LANE, FAILING),
+        "keep dead": DEAD,
+        "keep waiting": WAITING,
+        "retry": WAITING,
+        **dict.fromkeys(ADOPTED, DROPPED),
+    },
 }
 
 
@@ -196,6 +220,25 @@ def test_one_that_comes_back_while_it_is_under_way_stays_under_way() -> None:
     letter = done(letter_in(REDRIVING), keep(50))
     assert letter.journey == JOURNEY and letter.token == "me"
     assert letter.failures[-1].at_ms == failure(50).at_ms
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_letter_that_names_its_broker_is_another_ones_by_force_only(state: str) -> None:
+    letter = replace(letter_in(state), broker="node-1")
+    assert after(letter, EVENTS["adopt"]) is None
+    assert done(letter, EVENTS["adopt by force"]).broker == "node-2"
+    assert done(letter_in(state), EVENTS["adopt"]).broker == "node-2"
+
+
+def test_a_message_that_its_consumer_meets_again_names_the_broker() -> None:
+    met = replace(NEW, calls=0, calls_left=3, broker="node-1")
+    again = replace(met, failures=(failure(60),))
+    for event in (
+        events.Keep(50, again),
+        events.Note(50, again),
+        events.Begin(50, replace(met, failures=())),
+    ):
+        assert done(letter_in(FAILING), event).broker == "node-1"
 
 
 def test_calls_of_a_lane_are_counted_over_the_death_of_its_consumer() -> None:

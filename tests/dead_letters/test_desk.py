@@ -55,6 +55,16 @@ def test_looking_and_changing_need_no_broker(desk: Desk) -> None:
     assert desk.counts() == {("billing", WAITING): 2, ("billing", DEAD): 1, ("billing", DROPPED): 1}
 
 
+def test_by_force_one_is_handled_by_consumers_of_the_broker_that_is_named(path: Path) -> None:
+    with SimulatedBroker() as broker, Desk(path, broker.servers) as desk:
+        (first, second, *_) = [each.id for each in desk.letters(Selection(states=(DEAD,)))]
+        desk.retry([first])
+        desk.retry([second], force=True)
+        found = {each.id: (each.state, each.broker) for each in desk.letters()}
+        assert found[first] == (WAITING, "") and found[second][0] == WAITING
+        assert found[second][1] == desk.redrive(Wish(dry=True)).broker != ""
+
+
 def test_what_cannot_be_done_is_told_for_each(desk: Desk) -> None:
     ids = [each.id for each in desk.letters()]
     desk.drop(ids[:1])
@@ -137,6 +147,10 @@ def test_the_stores_of_consumers_that_were_told_of_none_are_found(
     for group in ("shipping", "billing"):
         SqlStore(Address("path", default_path(group))).apply([keeping(1, group=group)])
     assert default_stores() == [default_path("billing"), default_path("shipping")]
+    SqlStore(Address("path", default_path("billing", broker="0b1c"))).apply([keeping(2)])
+    assert sorted(default_stores("billing")) == sorted(
+        [default_path("billing"), default_path("billing", broker="0b1c")]
+    )
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,12 +17,14 @@ from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import Link
 from tfmq.client.servers import parse_servers
 from tfmq.dead_letters import open_dead_letters
-from tfmq.dead_letters.address import OWN_STORE, Address
+from tfmq.dead_letters.address import OWN_STORE, Address, broker_name, default_path, own_path
+from tfmq.dead_letters.desk import default_stores
 from tfmq.dead_letters.letter import DEAD, FAILING, HANDLED, WAITING
 from tfmq.dead_letters.opening import open_shelf
 from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
 from tfmq.dead_letters.topic_shelf import TopicShelf
-from tfmq.errors import BadRequest
+from tfmq.errors import BadRequest, StoreFailed
+from tfmq.protocol.commands import HelloReply
 from tfmq.testing import SimulatedBroker
 
 
@@ -36,9 +38,42 @@ def test_nothing_is_made_before_something_is_kept(tmp_path: Path) -> None:
 
 
 def test_who_is_told_of_none_has_the_groups_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file for each broker; so two brokers on one machine do not share one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    store = open_dead_letters(OWN_STORE, group="billing", calls_max=6, wall_clock=Time())
-    assert store.address == str(tmp_path / "tfmq" / "billing.db")
+    for node in ("0b1c", "2d3e"):
+        link = nowhere()
+        store = open_dead_letters(OWN_STORE, group="billing", calls_max=6, wall_clock=Time(), link=link)
+        assert store.address == str(tmp_path / "tfmq" / "NODE" / "billing.db")
+        assert finished(store.take()) is None, "nobody knows which broker's are its own"
+        with pytest.raises(StoreFailed, match="not reached yet"):
+            finished(store.keep(message(1), [failure()]))
+        link.hello = hello(node)
+        assert finished(store.keep(message(1), [failure()])) == DEAD
+        assert store.address == str(tmp_path / "tfmq" / node / "billing.db")
+        store.close()
+    assert default_stores("billing") == [
+        str(tmp_path / "tfmq" / each / "billing.db") for each in ("0b1c", "2d3e")
+    ]
+
+
+def test_a_store_that_an_earlier_release_made_is_used_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    earlier = SqlStore(Address("path", default_path("billing")))
+    assert earlier.counts() == {}
+    link = nowhere()
+    link.hello = hello("0b1c")
+    store = open_dead_letters(OWN_STORE, group="billing", calls_max=6, wall_clock=Time(), link=link)
+    assert finished(store.keep(message(1), [failure()])) == DEAD
+    assert store.address == earlier.name and earlier.counts() == {("billing", DEAD): 1}
+    assert own_path("shipping", "0b1c") == str(tmp_path / "tfmq" / "0b1c" / "shipping.db")
+
+
+def test_a_broker_cannot_name_a_file_elsewhere() -> None:
+    node = "../../etc"
+    assert broker_name(node) != node and broker_name(node).isalnum()
+    assert broker_name("0b1c") == "0b1c" and broker_name("") == ""
 
 
 def test_each_address_has_its_kind_of_store(tmp_path: Path) -> None:
@@ -65,6 +100,10 @@ def test_what_programs_use_is_there_and_loads_no_database_before() -> None:
     assert done.stdout == "False\n"
     assert all(getattr(dead_letters, name) is not None for name in dead_letters.__all__)
     assert not hasattr(dead_letters, "Bury")
+
+
+def hello(node: str) -> HelloReply:
+    return HelloReply(1, "tfmq", node, {}, 2, [])
 
 
 def nowhere() -> Link:

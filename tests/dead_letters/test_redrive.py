@@ -20,6 +20,7 @@ from tests.scale import scaled, seeded
 from tfmq.client.waiting import Operation, Wait
 from tfmq.dead_letters import events
 from tfmq.dead_letters.letter import DEAD, DROPPED, REDRIVEN, REDRIVING
+from tfmq.dead_letters.opening import find_broker, known_broker
 from tfmq.dead_letters.redrive import Redrive, Report, Wish
 from tfmq.dead_letters.selection import Selection
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError, TimedOut, UnknownTopic
@@ -72,6 +73,14 @@ def redrive(
     finally:
         process.kill()
     return work.report, shelf.steps
+
+
+def broker_of(process: Process) -> str:
+    """The id of the broker that it reaches."""
+    found = known_broker(process.link)
+    if found is None:
+        found = process.run(find_broker(process.link, process.link.now() + 30))
+    return found
 
 
 def states(broker: SimulatedBroker, store: Path | str) -> Counter[str]:
@@ -433,6 +442,32 @@ def test_places_that_the_broker_forgot_are_looked_up(broker: SimulatedBroker, tm
     assert again(broker) == texts
 
 
+def test_letters_of_another_broker_are_left_unless_they_are_forced(tmp_path: Path) -> None:
+    """Both have the topic, with messages at the same places."""
+    store = tmp_path / "dead.db"
+    with SimulatedBroker(seed=1) as first, SimulatedBroker(seed=2) as second:
+        texts = fill(first, store, 3)
+        second.clock.advance(5)
+        fill(second, tmp_path / "unused.db", 3)
+        second.clock.advance(60)
+        process = Process(first, store)
+        name = broker_of(process)
+        letters = process.run(process.shelf.find(Selection()))
+        known = [(each.id, events.Adopt(each.kept_ms, name)) for each in letters[:2]]
+        process.run(process.shelf.apply(known))
+        process.kill()
+        for dry in (True, False):
+            report, _ = redrive(second, store, Wish(dry=dry))
+            assert (report.sent, report.foreign) == (0, {name: 2, "": 1})
+        assert again(second) == [] and states(first, store) == {DEAD: 3}
+        assert report.broker not in ("", name)
+        report, _ = redrive(first, store, Wish(limit=1))
+        assert (report.sent, report.foreign) == (1, {})
+        report, _ = redrive(second, store, Wish(force=True))
+        assert (report.sent, report.foreign) == (2, {}) and set(again(second)) < set(texts)
+        assert states(first, store) == {REDRIVEN: 3}
+
+
 def test_a_message_that_is_too_large_by_now_stops_no_other(tmp_path: Path) -> None:
     with SimulatedBroker({"limits.message_bytes": 2000}) as broker:
         store = tmp_path / "dead.db"
@@ -441,7 +476,12 @@ def test_a_message_that_is_too_large_by_now_stops_no_other(tmp_path: Path) -> No
         (large, *_) = process.run(process.shelf.find(Selection(), whole=True))
         assert large.body is not None
         grown = replace(
-            large, id="f" * 16, offset=10**9, body=large.body._replace(payload=b"x" * 300_000), failures=()
+            large,
+            id="f" * 16,
+            broker=broker_of(process),
+            offset=10**9,
+            body=large.body._replace(payload=b"x" * 300_000),
+            failures=(),
         )
         process.run(process.shelf.apply([(grown.id, events.Keep(large.kept_ms, grown))]))
         process.kill()

@@ -21,6 +21,7 @@ from tfmq.dead_letters.address import Address
 from tfmq.dead_letters.letter import DEAD, letter_of
 from tfmq.dead_letters.selection import Selection
 from tfmq.dead_letters.sql_store import ENDED_MS_KEPT, SqlShelf, SqlStore
+from tfmq.dead_letters.table import TABLE
 from tfmq.errors import StoreFailed
 from tools.rigs.postgresql import PostgresServer
 
@@ -51,6 +52,37 @@ def test_many_threads_that_keep_the_same_make_one_letter_each(store: SqlStore) -
         thread.join(60)
     assert errors == []
     assert store.counts() == {("billing", DEAD): 5}
+
+
+def test_the_table_of_an_earlier_release_gets_its_new_column_in_place(store: SqlStore) -> None:
+    """While several open it; that release goes on writing rows without it."""
+    store.apply([keeping(1)])
+    with store.database.writing() as connection:
+        connection.exec_driver_sql("ALTER TABLE tfmq_dead_letters DROP COLUMN broker")
+    store.close()
+    errors: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            assert SqlStore(store.database.address).counts() == {("billing", DEAD): 1}
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    (letter,) = store.find(Selection())
+    assert letter.broker == ""
+    store.apply([(letter.id, events.Adopt(20, "node-1"))])
+    old = ", ".join(each.name for each in TABLE.c if each.name != "broker")
+    with store.database.writing() as connection:
+        insert = f"INSERT INTO tfmq_dead_letters (id, {old.removeprefix('id, ')})"
+        row = old.replace("id, group_name", "'0123', 'other'", 1)
+        connection.exec_driver_sql(f"{insert} SELECT {row} FROM tfmq_dead_letters")
+    assert sorted(each.broker for each in store.find(Selection())) == ["", "node-1"]
 
 
 def test_several_at_once_are_no_trouble_for_a_database_that_is_serializable(

@@ -25,7 +25,9 @@ from tfmq.packing import pack, unpack
 
 LARGE = 1 << 23
 LETTER = replace(
-    letter_of(message(1, b"\x00x", key=b"\xff", tag="new"), "billing"), calls=3, failures=(failure(),)
+    letter_of(message(1, b"\x00x", key=b"\xff", tag="new"), "billing", "node-1"),
+    calls=3,
+    failures=(failure(),),
 )
 EVENTS: list[events.Event] = [
     events.Keep(10, LETTER, 50),
@@ -41,6 +43,7 @@ EVENTS: list[events.Event] = [
     events.GiveBack(16, "me"),
     events.Retry(17, 6),
     events.Drop(18, True),
+    events.Adopt(18, "node-1", True),
     events.Claim(19, "me", True),
     events.Depart(20, "me", Journey("again", 8, 3, 99, 5, 1 << 40, "node-1")),
     events.Arrive(21, 99, 5, -1),

@@ -25,6 +25,7 @@ HEAD = re.compile(r"# (at the end of )?(\S+\.\w+)\n")
 PORTS: Final = ("8367", "8000")
 NAMELESS: Final = (
     (re.compile(r"\b[0-9a-f]{16}\b"), "ID"),
+    (re.compile(r"\b[0-9a-f]{8}\b"), "BROKER"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?"), "TIME"),
     (re.compile(r"[A-Z][a-z]+ \d+, \d{4} - \d\d:\d\d:\d\d"), "TIME"),
     (re.compile(r"\bversion \d+\.\d+[.\d]*"), "VERSION"),

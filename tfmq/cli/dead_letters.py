@@ -25,7 +25,9 @@ STATES = ("failing", "waiting", "retrying", "dead", "redriving", "redriven", "ha
 OPEN = ("failing", "waiting", "retrying", "dead", "redriving")
 """What somebody, or something, has still to look after."""
 ERROR_CHARACTERS = 60
-COLUMNS = ("id", "state", "group", "message", "key", "calls", "kept", "error")
+COLUMNS = ("id", "state", "group", "broker", "message", "key", "calls", "kept", "error")
+BROKER_CHARACTERS = 8
+"""Of a broker's id, in a table; enough to tell those of one person's machine from each other."""
 
 
 class Choice(NamedTuple):
@@ -106,7 +108,6 @@ def state_option(command: Function) -> Function:
 @contextmanager
 def desks(choice: Choice, output: Output) -> Iterator[list["Desk"]]:
     """The stores that are meant, open. Raises `TfmqError` for one that was named and is not there."""
-    from tfmq.dead_letters.address import default_path
     from tfmq.dead_letters.desk import Desk, default_stores
 
     with ExitStack() as stack:
@@ -115,9 +116,7 @@ def desks(choice: Choice, output: Output) -> Iterator[list["Desk"]]:
             desk.check()
             yield [desk]
             return
-        wanted = default_stores()
-        if choice.group is not None:
-            wanted = [each for each in wanted if each == default_path(choice.group)]
+        wanted = default_stores(choice.group)
         found = [stack.enter_context(Desk(each, output.servers)) for each in wanted]
         yield [each for each in found if each.is_there()]
 
@@ -156,6 +155,7 @@ def row_of(letter: "Letter") -> dict[str, Any]:
         "id": letter.id,
         "state": letter.state,
         "group": letter.group,
+        "broker": letter.broker or None,
         "topic": letter.topic,
         "partition": letter.partition,
         "offset": letter.offset,
@@ -185,6 +185,7 @@ def readable(letter: "Letter") -> dict[str, str]:
         "id": letter.id,
         "state": letter.state,
         "group": letter.group,
+        "broker": letter.broker[:BROKER_CHARACTERS] or "-",
         "message": f"{letter.topic}-{letter.partition} {letter.offset}",
         "key": printable(row["key"] or "-"),
         "calls": str(letter.calls),

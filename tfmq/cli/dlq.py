@@ -187,13 +187,20 @@ def chosen_options(command: Any) -> Any:
     show_default=True,
     help="Calls of its handler, after which it is dead again.",
 )
+@click.option(
+    "--force", is_flag=True, help="By a consumer at the broker of --servers, also those of another broker."
+)
 @output_options
-def retry(ids: tuple[str, ...], choice: Choice, everything: bool, calls: int, output: Output) -> int:
-    """Have dead letters handled again by their consumer, which looks for them every few seconds."""
+def retry(
+    ids: tuple[str, ...], choice: Choice, everything: bool, calls: int, force: bool, output: Output
+) -> int:
+    """Have dead letters handled again by a consumer of their group at their broker, which looks for them every few
+    seconds."""
     with desks(choice, output) as found:
         meant = chosen(found, ids, choice, everything, ("dead", "waiting"))
         results = [
-            (desk, letters, desk.retry([each.id for each in letters], calls)) for desk, letters in meant
+            (desk, letters, desk.retry([each.id for each in letters], calls, force=force))
+            for desk, letters in meant
         ]
     return tell(
         output, results, "retried", "will be handled again by a running consumer of the group", choice
@@ -267,6 +274,7 @@ def tell(output: Output, results: Results, word: str, what: str, choice: Choice)
     help="Pass over what was redriven so often before.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@click.option("--force", is_flag=True, help="Also those of another broker than the one at --servers.")
 @output_options
 def redrive(
     ids: tuple[str, ...],
@@ -276,6 +284,7 @@ def redrive(
     count: int | None,
     loop_limit: int,
     dry_run: bool,
+    force: bool,
     output: Output,
 ) -> int:
     """Send dead letters to their topic again, each once, also where this is killed: run it again, it goes on."""
@@ -286,7 +295,7 @@ def redrive(
         full = tuple(sendable(known(found, each, choice)[1]) for each in ids)
         if dry_run and not found:
             output.say(none_there(choice))
-        wish = Wish(choice.selection((), full), to_topic, rate, count, loop_limit, dry_run)
+        wish = Wish(choice.selection((), full), to_topic, rate, count, loop_limit, dry_run, force)
         return redriven(found, wish, output)
 
 

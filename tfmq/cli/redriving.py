@@ -35,7 +35,7 @@ def redriven(desks: Sequence["Desk"], wish: "Wish", output: Output) -> int:
                 raise
             add(total, own)
     tell(total, wish, output)
-    return NOT_DONE if total.unsure or total.unsendable else 0
+    return NOT_DONE if total.unsure or total.unsendable or total.foreign else 0
 
 
 def add(total: "Report", more: "Report") -> None:
@@ -46,6 +46,9 @@ def add(total: "Report", more: "Report") -> None:
     total.unsure += more.unsure
     for topic, number in more.targets.items():
         total.count(topic, number)
+    total.broker = more.broker or total.broker
+    for broker, number in more.foreign.items():
+        total.foreign[broker] = total.foreign.get(broker, 0) + number
 
 
 def tell(total: "Report", wish: "Wish", output: Output) -> None:
@@ -53,7 +56,7 @@ def tell(total: "Report", wish: "Wish", output: Output) -> None:
     if output.json:
         row: dict[str, Any] = {"dry_run": wish.dry, "sent": total.sent, "resumed": total.resumed}
         row.update(targets=total.targets, passed_over=total.looping)
-        row.update(unsendable=total.unsendable, unsure=total.unsure)
+        row.update(unsendable=total.unsendable, unsure=total.unsure, foreign=total.foreign)
         output.object(row)
         return
     where = ", ".join(f"{number:,} to {topic}" for topic, number in sorted(total.targets.items()))
@@ -65,6 +68,17 @@ def tell(total: "Report", wish: "Wish", output: Output) -> None:
         output.say(
             f"{counted(total.looping, 'dead letter')} passed over: redriven {wish.loop_limit} times before and back"
             " again; look at them first (tfmq dlq show), or raise --loop-limit"
+        )
+    for broker, number in sorted(total.foreign.items()):
+        of = (
+            f"of the broker {broker}"
+            if broker
+            else "of an unknown broker, which an earlier release did not note"
+        )
+        click.echo(
+            f"{counted(number, 'dead letter')} left, {of}: --servers is the broker {total.broker}; name that one's"
+            " address, or --force sends them to this one",
+            err=True,
         )
     for sentence in (*total.unsendable, *total.unsure):
         click.echo(sentence, err=True)

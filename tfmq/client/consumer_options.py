@@ -35,7 +35,7 @@ TIMEOUT_SECONDS: Final = 30.0
 """How long a commit, a seek or a close tries."""
 RETRIES: Final = 5
 """Calls of a handler after the first one."""
-OWN_STORE: Final = "~/.local/state/tfmq/GROUP.db"
+OWN_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
 """Stands for the dead letters of whoever names no store."""
 BROKER: Final = "broker"
 STRATEGIES: Final = (STICKY, RANGE, CONSISTENT_HASH)

@@ -89,7 +89,9 @@ class DeadLetters(Protocol):
     how long a message that was taken stays with its taker unless it is renewed.
     """
 
-    address: str
+    @property
+    def address(self) -> str: ...
+
     lease_seconds: float
 
     def begin(self, message: ReceivedMessage[Any]) -> Operation[str]:

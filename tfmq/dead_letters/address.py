@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from tfmq import limits
 from tfmq.errors import BadRequest
 from tfmq.urls import shown_url
 
+_NODE: Final = re.compile(r"[0-9A-Za-z_-]{0,64}")
 TOPIC_PREFIX: Final = "topic:"
 SUFFIX: Final = ".db"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\+[A-Za-z0-9_]+)?://")
@@ -54,10 +56,25 @@ def state_folder() -> Path:
     return (Path(told) if told else Path.home() / ".local" / "state") / "tfmq"
 
 
-OWN_STORE: Final = "~/.local/state/tfmq/GROUP.db"
-"""What a consumer's `dead_letters` says unless it is told: `default_path` of its group."""
+OWN_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
+"""What a consumer's `dead_letters` says unless it is told: `own_path` of its group and its broker."""
 
 
-def default_path(group: str, folder: Path | None = None) -> str:
-    """The store of a group that was told of none: ~/.local/state/tfmq/GROUP.db, or the one in `folder`."""
-    return str((folder or state_folder()) / f"{group}{SUFFIX}")
+def default_path(group: str, folder: Path | None = None, broker: str = "") -> str:
+    """The store of a group of `broker` that was told of none: ~/.local/state/tfmq/NODE/GROUP.db, or one in `folder`;
+    without a broker the one that earlier releases used for all brokers, ~/.local/state/tfmq/GROUP.db."""
+    return str((folder or state_folder()) / broker / f"{group}{SUFFIX}")
+
+
+def own_path(group: str, broker: str) -> str:
+    """`default_path`; a store that an earlier release made is used further, as long as there is no newer one."""
+    found, earlier = default_path(group, broker=broker), default_path(group)
+    return earlier if os.path.isfile(earlier) and not os.path.exists(found) else found
+
+
+def broker_name(node: str) -> str:
+    """A broker's id as it stands in letters and paths: as it is, or, where a broker calls itself something that is no
+    name of a folder, its hash."""
+    if _NODE.fullmatch(node):
+        return node
+    return hashlib.sha256(node.encode(errors="replace")).hexdigest()[:32]

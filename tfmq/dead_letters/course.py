@@ -39,6 +39,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         events.Note: (FAILING, DEAD),
         events.Pass: (HANDLED,),
         events.Drop: (DROPPED,),
+        events.Adopt: (FAILING,),
     },
     WAITING: {
         events.Keep: (WAITING, DEAD),
@@ -48,6 +49,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         events.Retry: (WAITING,),
         events.Drop: (DROPPED,),
         events.Claim: (REDRIVING,),
+        events.Adopt: (WAITING,),
     },
     RETRYING: {
         events.Keep: (RETRYING, DEAD),
@@ -59,6 +61,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         events.Failed: (WAITING, DEAD),
         events.PutOff: (WAITING, DEAD),
         events.GiveBack: (WAITING,),
+        events.Adopt: (RETRYING,),
     },
     DEAD: {
         events.Keep: (DEAD,),
@@ -67,6 +70,7 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         events.Retry: (WAITING,),
         events.Drop: (DROPPED,),
         events.Claim: (REDRIVING,),
+        events.Adopt: (DEAD,),
     },
     REDRIVING: {
         events.Keep: (REDRIVING,),
@@ -77,14 +81,26 @@ NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         events.Arrive: (REDRIVEN,),
         events.Return: (DEAD,),
         events.Drop: (DROPPED,),
+        events.Adopt: (REDRIVING,),
     },
-    REDRIVEN: {events.Keep: (WAITING, DEAD), events.Begin: (FAILING, DEAD), events.Note: (FAILING, DEAD)},
-    HANDLED: {events.Keep: (WAITING, DEAD), events.Begin: (FAILING, DEAD), events.Note: (FAILING, DEAD)},
+    REDRIVEN: {
+        events.Keep: (WAITING, DEAD),
+        events.Begin: (FAILING, DEAD),
+        events.Note: (FAILING, DEAD),
+        events.Adopt: (REDRIVEN,),
+    },
+    HANDLED: {
+        events.Keep: (WAITING, DEAD),
+        events.Begin: (FAILING, DEAD),
+        events.Note: (FAILING, DEAD),
+        events.Adopt: (HANDLED,),
+    },
     DROPPED: {
         events.Keep: (WAITING, DEAD),
         events.Begin: (FAILING, DEAD),
         events.Note: (FAILING, DEAD),
         events.Retry: (WAITING,),
+        events.Adopt: (DROPPED,),
     },
 }
 """State ("": there is no letter), event -> the states that may follow. What is not here does nothing. Besides, `Keep`
@@ -116,7 +132,7 @@ def _kept(letter: Letter | None, event: events.Keep) -> Letter:
     if _is_told(letter, event.letter):
         return letter
     joined = letter.with_failures([each for each in event.letter.failures if each not in letter.failures])
-    joined = replace(joined, body=event.letter.body or letter.body)
+    joined = _of_broker(replace(joined, body=event.letter.body or letter.body), event.letter)
     if letter.state == REDRIVING:
         return joined
     joined = replace(joined, calls=letter.calls + event.letter.calls)
@@ -128,6 +144,11 @@ def _kept(letter: Letter | None, event: events.Keep) -> Letter:
         left = letter.calls_left + (1 if put_off else 0)  # that costs no call
         event = event._replace(letter=replace(event.letter, calls_left=max(1, left)))
     return _revived(joined, event)
+
+
+def _of_broker(letter: Letter, met: Letter) -> Letter:
+    """Its consumer met the message again: so it is of the broker that this consumer reads."""
+    return letter if letter.broker or not met.broker else replace(letter, broker=met.broker)
 
 
 def _is_told(letter: Letter, repeated: Letter) -> bool:
@@ -158,7 +179,7 @@ def _begun(letter: Letter | None, event: events.Begin) -> Letter:
     left = letter.calls_left if letter is not None and letter.state == FAILING else event.letter.calls_left
     if letter is not None and left <= 0:
         return _dead(letter, Failure(event.at_ms, ENDED_IN_WORK))
-    found = replace(event.letter, kept_ms=event.at_ms) if letter is None else letter
+    found = replace(event.letter, kept_ms=event.at_ms) if letter is None else _of_broker(letter, event.letter)
     return _in_lane(replace(found, calls=found.calls + 1), max(0, left - 1), FAILING)
 
 
@@ -169,7 +190,7 @@ def _noted(letter: Letter | None, event: events.Note) -> Letter:
     if letter is None:
         found, left = replace(event.letter, kept_ms=event.at_ms), event.letter.calls_left - 1
     else:
-        found = letter.with_failures(event.letter.failures)
+        found = _of_broker(letter.with_failures(event.letter.failures), event.letter)
         if letter.state not in (FAILING, *ENDED):
             return replace(found, calls=letter.calls + count)
         left = letter.calls_left - count if letter.state == FAILING else event.letter.calls_left - 1
@@ -262,6 +283,10 @@ def _dropped(letter: Letter, event: events.Drop) -> Letter | None:
     return replace(letter, state=DROPPED, next_ms=0, token="", lease_ms=0)
 
 
+def _adopted(letter: Letter, event: events.Adopt) -> Letter | None:
+    return replace(letter, broker=event.broker) if event.force or not letter.broker else None
+
+
 def _claimed(letter: Letter, event: events.Claim) -> Letter | None:
     """One that was claimed and has no place yet was never sent: whoever comes may claim it again."""
     if letter.state == WAITING and not event.waiting:
@@ -308,6 +333,7 @@ _STEPS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
     events.GiveBack: _given_back,
     events.Retry: _retried,
     events.Drop: _dropped,
+    events.Adopt: _adopted,
     events.Claim: _claimed,
     events.Depart: _departed,
     events.Arrive: _arrived,

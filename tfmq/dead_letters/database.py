@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import create_engine, event, inspect
+from sqlalchemy import Column, create_engine, event, inspect
 from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 
 from journal.disk import Disk, RealDisk
 from tfmq.client.dead_letters import StoreUnusable
 from tfmq.dead_letters.address import ALLOWED, Address
-from tfmq.dead_letters.table import METADATA, TABLE
+from tfmq.dead_letters.table import ADDED, METADATA, TABLE
 from tfmq.errors import BadRequest, StoreFailed
 from tfmq.offsets.hopeless import is_hopeless
 
@@ -118,6 +119,7 @@ class Database:
             except SQLAlchemyError:  # another process may have made it in the same moment
                 if not inspect(engine).has_table(TABLE.name):
                     raise
+            _add_columns(engine)
             self._has_table = True
         return engine
 
@@ -162,6 +164,23 @@ class Database:
             event.listen(engine, "connect", _log_ahead)
         event.listen(engine, "begin", _lock_at_once)
         return engine
+
+
+def _add_columns(engine: Engine) -> None:
+    """Those that the table of an earlier release does not have, in place."""
+    for column in _missing(engine):
+        words = str(CreateColumn(column).compile(dialect=engine.dialect))
+        try:
+            with engine.begin() as connection:
+                connection.exec_driver_sql(f"ALTER TABLE {TABLE.name} ADD COLUMN {words}")
+        except SQLAlchemyError:  # another process may have added it in the same moment
+            if column in _missing(engine):
+                raise
+
+
+def _missing(engine: Engine) -> list[Column[Any]]:
+    there = {each["name"] for each in inspect(engine).get_columns(TABLE.name)}
+    return [each for each in ADDED if each.name not in there]
 
 
 def make_folder(folder: Path, disk: Disk | None = None) -> None:

@@ -22,7 +22,8 @@ from tfmq.client.work import inline
 from tfmq.dead_letters import events
 from tfmq.dead_letters.address import SUFFIX, Address, parse_address, state_folder
 from tfmq.dead_letters.letter import Letter
-from tfmq.dead_letters.redrive import Redrive, Report, Wish
+from tfmq.dead_letters.opening import find_broker
+from tfmq.dead_letters.redrive import TIMEOUT_SECONDS, Redrive, Report, Wish
 from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
 from tfmq.dead_letters.shelf import Shelf
 from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
@@ -34,10 +35,11 @@ CALLS = 6
 """How often one that a person has handled again may fail before it is dead again: as a new message with `retries=5`."""
 
 
-def default_stores() -> list[str]:
-    """The stores of this user's consumers that were told of none."""
-    folder = state_folder()
-    return sorted(str(each) for each in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+def default_stores(group: str | None = None) -> list[str]:
+    """The stores of this user's consumers that were told of none, of all brokers; or those of one group."""
+    folder, name = state_folder(), f"{'*' if group is None else group}{SUFFIX}"
+    found = [*folder.glob(name), *folder.glob(f"*/{name}")] if folder.is_dir() else []
+    return sorted(str(each) for each in found if each.is_file())
 
 
 class Desk:
@@ -109,9 +111,15 @@ class Desk:
 
     # Changing
 
-    def retry(self, ids: Iterable[str], calls: int = CALLS) -> list[Letter | None]:
-        """Have these handled again, soon, by a consumer of their group; None for one that is not there, or whose state
-        does not allow it. `ids` are whole."""
+    def retry(self, ids: Iterable[str], calls: int = CALLS, *, force: bool = False) -> list[Letter | None]:
+        """Have these handled again, soon, by a consumer of their group at their broker; None for one that is not there,
+        or whose state does not allow it. `ids` are whole. `force`: by one at the broker of `servers`, also those that
+        are of another broker, or do not say of which."""
+        if force:
+            link, driver = self._reached()
+            broker = driver.run(find_broker(link, link.now() + TIMEOUT_SECONDS))
+            ids = list(ids)
+            self._each(ids, events.Adopt(self._now_ms(), broker, True))
         return self._each(ids, events.Retry(self._now_ms(), calls))
 
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:

@@ -101,6 +101,14 @@ class Drop(NamedTuple):
     force: bool = False
 
 
+class Adopt(NamedTuple):
+    """Its message is of this broker. `force`: also where it says another one."""
+
+    at_ms: int
+    broker: str
+    force: bool = False
+
+
 class Claim(NamedTuple):
     """`token` sends it again. `waiting`: also one that is to be handled again."""
 
@@ -148,6 +156,7 @@ Event = (
     | GiveBack
     | Retry
     | Drop
+    | Adopt
     | Claim
     | Depart
     | Arrive

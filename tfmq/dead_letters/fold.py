@@ -46,14 +46,21 @@ class Fold:
             del self.letters[id], self.places[id]
             self._coming.pop(id, None)
 
-    def due(self, group: str, now_ms: int) -> str | None:
-        """The id of the one that should have been handled longest ago."""
-        found = [(time, id) for time, id in self._times(group) if time <= now_ms]
+    def due(self, group: str, now_ms: int, broker: str = "") -> str | None:
+        """The id of the one of `broker` that should have been handled longest ago."""
+        found = [(time, id) for time, id in self._times(group, broker) if time <= now_ms]
         return min(found)[1] if found else None
 
-    def next_due_ms(self, group: str) -> int | None:
-        """When the next one is due."""
-        return min((time for time, _ in self._times(group)), default=None)
+    def next_due_ms(self, group: str, broker: str = "") -> int | None:
+        """When the next one of `broker` is due."""
+        return min((time for time, _ in self._times(group, broker)), default=None)
+
+    def waiting_for_others(self, group: str, broker: str, behind: Page, count: int) -> list[Letter]:
+        """At most `count` letters of the group that wait and are of other brokers, as `find`."""
+        waiting = [each for each in self._coming.values() if each.group == group]
+        others = [each for each in waiting if each.broker not in ("", broker)]
+        others = [each for each in others if (each.kept_ms, each.id) > behind]
+        return sorted(others, key=lambda each: (each.kept_ms, each.id))[:count]
 
     def find(self, selection: Selection, behind: Page, count: int) -> list[Letter]:
         """At most `count`, in the order in which they were first kept."""
@@ -61,11 +68,12 @@ class Fold:
         meant = [each for each in meant if (each.kept_ms, each.id) > behind]
         return sorted(meant, key=lambda each: (each.kept_ms, each.id))[:count]
 
-    def _times(self, group: str) -> list[tuple[int, str]]:
+    def _times(self, group: str, broker: str) -> list[tuple[int, str]]:
+        """One that names no broker is of the broker that has this topic."""
         return [
             (each.next_ms if each.state == WAITING else each.lease_ms, each.id)
             for each in self._coming.values()
-            if each.group == group
+            if each.group == group and each.broker in ("", broker)
         ]
 
 

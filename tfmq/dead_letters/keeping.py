@@ -14,6 +14,7 @@ from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.waiting import Operation
 from tfmq.dead_letters import events
 from tfmq.dead_letters.letter import DEAD, RETRYING, Letter, letter_of
+from tfmq.dead_letters.selection import START, Page
 from tfmq.dead_letters.shelf import Shelf
 from tfmq.dead_letters.waits import wait_ms
 from tfmq.message import BORN_MS_MAX
@@ -26,6 +27,12 @@ TAKES_MAX: Final = 100
 """So many are looked at in one `take`: others took them first, or their calls were used up."""
 
 
+OTHERS_SECONDS: Final = 60.0
+"""How often is looked for letters that wait and do not say that they are this broker's."""
+UNKNOWN_SECONDS: Final = 0.25
+"""Between two looks whether the broker was reached: until then nobody knows which letters are its own."""
+
+
 def in_ms(now_ms: int, seconds: float) -> int:
     """The time in so many seconds, in ms since 1970; none that a calendar or a database has not."""
     return min(BORN_MS_MAX, now_ms + max(1, round(min(seconds * 1000, BORN_MS_MAX))))
@@ -33,7 +40,9 @@ def in_ms(now_ms: int, seconds: float) -> int:
 
 class GroupDeadLetters:
     """See the protocol. `calls_max`: how often a handler is called with one message before it is dead; `token` names
-    this consumer; `jitter` gives numbers from 0 to 1.
+    this consumer; `jitter` gives numbers from 0 to 1. `broker`: the id of the broker whose messages are handled, None
+    while it was not reached yet; letters of others are not taken. `stands_here`: whether the broker has the message of
+    a letter that does not say of which broker it is; None: that cannot be told now.
     """
 
     lease_seconds = LEASE_SECONDS
@@ -48,15 +57,24 @@ class GroupDeadLetters:
         codec: Codec | None = None,
         jitter: Callable[[], float] = random.random,
         token: str = "",
+        broker: Callable[[], str | None] = lambda: "",
+        stands_here: Callable[[Letter], Operation[bool | None]] | None = None,
     ) -> None:
         self.shelf = shelf
-        self.address = shelf.name
         self._group = group
         self._calls_max = calls_max
         self._wall_clock = wall_clock
         self._codec = codec
         self._jitter = jitter
         self._token = token or uuid.uuid4().hex
+        self._broker = broker
+        self._stands_here = stands_here
+        self._others_ms: int | None = None
+        self._left: frozenset[str] = frozenset()
+
+    @property
+    def address(self) -> str:
+        return self.shelf.name
 
     def keep(
         self,
@@ -71,9 +89,7 @@ class GroupDeadLetters:
         count = len(failures) - begun if calls is None else calls
         now_ms = self._now_ms()
         left = 0 if retry_after is None else max(1, self._calls_max - max(0, count - 1))
-        letter = replace(letter_of(message, self._group), calls=count, calls_left=left).with_failures(
-            failures
-        )
+        letter = replace(self._letter_of(message), calls=count, calls_left=left).with_failures(failures)
         next_ms = 0 if retry_after is None else in_ms(now_ms, retry_after)
         step = (letter.id, events.Keep(now_ms, letter, next_ms, begun))
         (kept,) = yield from self.shelf.apply([step])
@@ -82,11 +98,11 @@ class GroupDeadLetters:
         return kept.state
 
     def begin(self, message: ReceivedMessage[Any]) -> Operation[str]:
-        letter = replace(letter_of(message, self._group), calls_left=self._calls_max)
+        letter = replace(self._letter_of(message), calls_left=self._calls_max)
         return (yield from self._in_lane(letter.id, events.Begin(self._now_ms(), letter)))
 
     def note(self, message: ReceivedMessage[Any], failure: Failure, *, begun: bool = False) -> Operation[str]:
-        letter = replace(letter_of(message, self._group), calls_left=self._calls_max).with_failures([failure])
+        letter = replace(self._letter_of(message), calls_left=self._calls_max).with_failures([failure])
         return (yield from self._in_lane(letter.id, events.Note(self._now_ms(), letter, begun)))
 
     def _in_lane(self, id: str, event: events.Event) -> Operation[str]:
@@ -96,13 +112,17 @@ class GroupDeadLetters:
         return found.state
 
     def passed(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        id = letter_of(message, self._group).id
+        id = self._letter_of(message).id
         yield from self.shelf.apply([(id, events.Pass(self._now_ms()))])
 
     def take(self) -> Operation[Due | None]:
+        broker = self._broker()
+        if broker is None:
+            return None
+        yield from self._look_at_others(broker)
         for _ in range(TAKES_MAX):
             now_ms = self._now_ms()
-            id = yield from self.shelf.due(self._group, now_ms)
+            id = yield from self.shelf.due(self._group, now_ms, broker)
             if id is None:
                 return None
             token = f"{self._token}{uuid.uuid4().hex[:8]}"
@@ -115,8 +135,50 @@ class GroupDeadLetters:
                 return Due(id, whole.message(self._codec), taken.calls, taken.put_offs, token)
         return None
 
+    def _look_at_others(self, broker: str) -> Operation[None]:
+        """Letters that wait and do not name `broker`. Those that name none, as an earlier release kept
+        them, are its own if it has their messages; the others are left to the consumers of theirs."""
+        now_ms = self._now_ms()
+        if self._others_ms is not None and abs(now_ms - self._others_ms) < OTHERS_SECONDS * 1000:
+            return
+        self._others_ms = now_ms
+        adopted, left, page = 0, [], START
+        while others := (yield from self.shelf.waiting_for_others(self._group, broker, page)):
+            page = Page(others[-1].kept_ms, others[-1].id)
+            own = []
+            for each in others:
+                found: bool | None = False
+                if not each.broker and self._stands_here is not None and each.id not in self._left:
+                    found = yield from self._stands_here(each)
+                if found:
+                    own.append((each.id, events.Adopt(now_ms, broker)))
+                elif found is not None:
+                    left.append(each)
+            adopted += sum(each is not None for each in (yield from self.shelf.apply(own)))
+        if adopted:
+            log.info(
+                "%d dead letters in %s did not say of which broker they are, and have their messages at this one"
+                " (%s): its consumers handle them.",
+                adopted,
+                self.address,
+                broker,
+            )
+        if not self._left.issuperset(each.id for each in left):
+            log.warning(
+                "%d waiting dead letters in %s are not handled here: they are of the broker %s, and this one is %s."
+                " tfmq dlq retry --force has them handled here.",
+                len(left),
+                self.address,
+                ", ".join(sorted({each.broker or "of an unknown id" for each in left})),
+                broker,
+            )
+        self._left = frozenset(each.id for each in left)
+
     def seconds_until_due(self) -> Operation[float | None]:
-        due_ms = yield from self.shelf.next_due_ms(self._group)
+        broker = self._broker()
+        if broker is None:
+            return UNKNOWN_SECONDS
+        due_ms = yield from self.shelf.next_due_ms(self._group, broker)
         return None if due_ms is None else max(0.0, (due_ms - self._now_ms()) / 1000)
 
     def renew(self, due: Due) -> Operation[bool]:
@@ -162,6 +224,9 @@ class GroupDeadLetters:
         if letter.state == DEAD:
             kind = letter.error.partition(":")[0]
             log.warning("%s is dead letter %s (%s) in %s", letter.origin, letter.id, kind, self.address)
+
+    def _letter_of(self, message: ReceivedMessage[Any]) -> Letter:
+        return letter_of(message, self._group, self._broker() or "")
 
     def _now_ms(self) -> int:
         return round(self._wall_clock() * 1000)

@@ -60,6 +60,7 @@ class Letter:
 
     Of the message: `group` of the consumer, `topic`, `incarnation`, `partition`, `offset`, `next_offset`, `ordinal`,
     `message_id`, `appended_ms`, `epoch`, `payload_bytes` (-1: a tombstone); `body` is None where it was not asked for.
+    `broker`: the id of the broker that has the topic; "" where an earlier release kept the letter, which did not say.
 
     `calls` of the handler so far, `calls_left` that may still fail before it is dead, `put_offs`; `next_ms`: when it is
     handled again; `kept_ms`: when it was first kept; `changed_ms`; `token`: who has it at the moment, until `lease_ms`.
@@ -92,6 +93,7 @@ class Letter:
     failures: tuple[Failure, ...] = ()
     journey: Journey | None = None
     sent_offset: int = -1
+    broker: str = ""
     body: Body | None = None
 
     @property
@@ -122,7 +124,7 @@ class Letter:
         return ReceivedMessage(self.body.payload, *place, attribute, origin)
 
 
-def letter_of(message: ReceivedMessage[Any], group: str) -> Letter:
+def letter_of(message: ReceivedMessage[Any], group: str, broker: str = "") -> Letter:
     """The letter that `message` would be, without a history."""
     origin, attribute = message.origin, _readable(message.attribute_bytes)
     payload = message.payload
@@ -142,6 +144,7 @@ def letter_of(message: ReceivedMessage[Any], group: str) -> Letter:
         redrives=attribute.redrives,
         key=attribute.key,
         tag=attribute.tag,
+        broker=broker,
         body=Body(payload, message.attribute_bytes),
     )
 

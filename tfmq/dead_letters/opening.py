@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from tfmq.client.asking import ask
 from tfmq.client.dead_letters import DeadLetters
 from tfmq.client.link import Link
 from tfmq.client.received import Codec
+from tfmq.client.waiting import Operation
 from tfmq.client.work import Run, inline
-from tfmq.dead_letters.address import OWN_STORE, default_path, parse_address
+from tfmq.dead_letters.address import OWN_STORE, broker_name, default_path, own_path, parse_address
 from tfmq.dead_letters.keeping import GroupDeadLetters
-from tfmq.dead_letters.shelf import Shelf
-from tfmq.errors import BadRequest
+from tfmq.dead_letters.letter import Letter
+from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
+from tfmq.dead_letters.shelf import Shelf, Step
+from tfmq.errors import BadRequest, StoreFailed, TfmqError
+from tfmq.protocol.commands import Ping
+
+log = logging.getLogger("tfmq.consumer")
+
+LOOK_SECONDS = 10.0
+"""How long is asked whether the broker has the message of one letter."""
 
 
 def open_dead_letters(
@@ -24,17 +36,62 @@ def open_dead_letters(
     run: Run = inline,
     link: Link | None = None,
     wall_clock: Callable[[], float],
+    folder: str | None = None,
 ) -> DeadLetters:
     """The store of `group` at `where`: a path, a SQLAlchemy URL or "topic:NAME" (see `address`); `OWN_STORE`: the one
     that a group has unless it is told. Nothing is opened yet.
 
     `calls_max`: how often a handler is called with one message before it is dead (`retries` + 1) · `codec`: what makes
     `message.value` of those that are handled again · `run`: does the work of a database, as for offset storages ·
-    `link`: the consumer's, which only a topic needs · `wall_clock`: seconds since 1970 (`reach` gives it).
+    `link`: the consumer's, which says whose letters are its own; only a topic cannot do without · `wall_clock`: seconds
+    since 1970 (`reach` gives it) · `folder`: where `OWN_STORE` is, GROUP.db, for a broker that has a folder of its own.
     Raises `BadRequest` for what names no store.
     """
-    shelf = open_shelf(default_path(group) if where == OWN_STORE else where, run=run, link=link)
-    return GroupDeadLetters(shelf, group, calls_max, wall_clock=wall_clock, codec=codec)
+
+    def broker() -> str | None:
+        return "" if link is None else known_broker(link)
+
+    shelf: Shelf
+    if where == OWN_STORE and folder is None:
+        shelf = OwnShelf(group, broker, run)
+    else:
+        own = None if folder is None else default_path(group, Path(folder))
+        shelf = open_shelf(own if where == OWN_STORE and own is not None else where, run=run, link=link)
+    return GroupDeadLetters(
+        shelf,
+        group,
+        calls_max,
+        wall_clock=wall_clock,
+        codec=codec,
+        broker=broker,
+        stands_here=None if link is None else lambda letter: _stands_here(link, letter),
+    )
+
+
+def known_broker(link: Link) -> str | None:
+    """The id of the broker that the link reaches, as letters have it; None: it reached none yet."""
+    return None if link.hello is None else broker_name(link.hello.node)
+
+
+def find_broker(link: Link, until: float) -> Operation[str]:
+    """Likewise, when it is reached. Raises `ConnectionFailed`."""
+    found = known_broker(link)
+    if found is None:
+        yield from ask(link, Ping(), until)
+        found = known_broker(link)
+    assert found is not None, "it answered"
+    return found
+
+
+def _stands_here(link: Link, letter: Letter) -> Operation[bool | None]:
+    from tfmq.dead_letters.whole import stands_here
+
+    if link.state != "ready":
+        return None
+    try:
+        return (yield from stands_here(link, letter, link.now() + LOOK_SECONDS))
+    except TfmqError:
+        return None
 
 
 def open_shelf(where: str | os.PathLike[str], *, run: Run = inline, link: Link | None = None) -> Shelf:
@@ -52,3 +109,65 @@ def open_shelf(where: str | os.PathLike[str], *, run: Run = inline, link: Link |
     from tfmq.dead_letters.topic_shelf import TopicShelf
 
     return TopicShelf(link, address.value)
+
+
+class OwnShelf:
+    """The store of a group that was told of none: a file whose path has the id of the broker in it, so it is known when
+    the broker is. All verbs raise `StoreFailed` before that. See `Shelf`."""
+
+    def __init__(self, group: str, broker: Callable[[], str | None], run: Run = inline) -> None:
+        self._group = group
+        self._broker = broker
+        self._run = run
+        self._known: tuple[str, Shelf] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its path; with NODE in place of the broker's id as long as that is not known."""
+        if self._known is not None:
+            return self._known[1].name
+        return default_path(self._group, broker="NODE")
+
+    def _opened(self) -> Shelf:
+        broker = self._broker()
+        if broker is None:
+            raise StoreFailed(
+                "The broker was not reached yet, and the path of the dead letters has its id in it: they are kept, and"
+                " handled again, when it is."
+            )
+        if self._known is None or self._known[0] != broker:
+            self.close()
+            shelf = open_shelf(own_path(self._group, broker), run=self._run)
+            log.info("Dead letters of group %s are kept in %s.", self._group, shelf.name)
+            self._known = (broker, shelf)
+        return self._known[1]
+
+    def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
+        return self._opened().apply(steps)
+
+    def find(
+        self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
+    ) -> Operation[list[Letter]]:
+        return self._opened().find(selection, after, count, whole=whole)
+
+    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        return self._opened().due(group, now_ms, broker)
+
+    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
+        return self._opened().next_due_ms(group, broker)
+
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        return self._opened().waiting_for_others(group, broker, after)
+
+    def get(self, id: str) -> Operation[Letter | None]:
+        return self._opened().get(id)
+
+    def counts(self) -> Operation[dict[tuple[str, str], int]]:
+        return self._opened().counts()
+
+    def prune(self, now_ms: int) -> Operation[int]:
+        return self._opened().prune(now_ms)
+
+    def close(self) -> None:
+        if self._known is not None:
+            self._known[1].close()

@@ -22,10 +22,13 @@ from tfmq.client.numbered import Stream, lease_id, locate_end
 from tfmq.client.operations import find_topics
 from tfmq.client.waiting import Operation, Wait
 from tfmq.dead_letters import events
+from tfmq.dead_letters.address import TOPIC_PREFIX
 from tfmq.dead_letters.departure import Fate, close_run, content_of_letter, send_run
 from tfmq.dead_letters.letter import DEAD, REDRIVING, WAITING, Journey, Letter
+from tfmq.dead_letters.opening import find_broker
 from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
 from tfmq.dead_letters.shelf import Shelf
+from tfmq.dead_letters.whole import stands_here
 from tfmq.errors import BadRequest, DecodeFailed, MessageTooLarge, UnknownTopic
 from tfmq.ids import sequences_left
 from tfmq.protocol.commands import BY_LATEST
@@ -42,7 +45,7 @@ TIMEOUT_SECONDS: Final = 60.0
 class Wish(NamedTuple):
     """`selection` of the letters (dead ones; with ids also waiting ones) · `to_topic` instead of where each came from ·
     `rate`: at most so many a second · `limit`: so many in all · `loop_limit`: those sent again so often are passed over
-    · `dry`: only count."""
+    · `dry`: only count · `force`: also those of another broker."""
 
     selection: Selection = Selection()
     to_topic: str | None = None
@@ -50,12 +53,14 @@ class Wish(NamedTuple):
     limit: int | None = None
     loop_limit: int = LOOP_LIMIT
     dry: bool = False
+    force: bool = False
 
 
 @dataclass
 class Report:
     """`sent`: in a topic now · `resumed`: of these had been under way · `looping`: passed over for the loop limit ·
-    `unsendable`, `unsure`: a sentence for each · `targets`: topic -> how many."""
+    `unsendable`, `unsure`: a sentence for each · `targets`: topic -> how many · `foreign`: left, as they are of another
+    broker: its id ("": not known) -> how many · `broker`: the one that was reached."""
 
     sent: int = 0
     resumed: int = 0
@@ -63,6 +68,8 @@ class Report:
     unsendable: list[str] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
     targets: dict[str, int] = field(default_factory=dict)
+    foreign: dict[str, int] = field(default_factory=dict)
+    broker: str = ""
 
     def count(self, topic: str, number: int) -> None:
         """So many more for `topic`."""
@@ -102,6 +109,7 @@ class Redrive:
         """First what is under way, then what is wished for. Raises what keeps it from going on; then what was begun
         stays under way, and `report` says how far it came."""
         started_ms = self._now_ms()
+        self.report.broker = yield from find_broker(self._link, self._until())
         if not self._wish.dry:
             yield from self._resume()
         until_ms = self._wish.selection.until_ms
@@ -142,8 +150,14 @@ class Redrive:
     # What is wished for
 
     def _send_page(self, letters: Sequence[Letter]) -> Operation[None]:
-        able = [each for each in letters if each.redrives < self._wish.loop_limit]
-        self.report.looping += len(letters) - len(able)
+        own = []
+        for each in letters:
+            if (yield from self._is_own(each)):
+                own.append(each)
+            else:
+                self.report.foreign[each.broker] = self.report.foreign.get(each.broker, 0) + 1
+        able = [each for each in own if each.redrives < self._wish.loop_limit]
+        self.report.looping += len(own) - len(able)
         if self._wish.limit is not None:
             able = able[: self._wish.limit - self._done()]
         by_target: dict[tuple[str, int], list[Letter]] = {}
@@ -157,6 +171,17 @@ class Redrive:
             for batch in self._batches(meant):
                 yield from self._pace(len(batch))
                 yield from self._send_batch(target, batch)
+
+    def _is_own(self, letter: Letter) -> Operation[bool]:
+        """Whether it is of the broker that is sent to. One that does not say is, where that broker has its message, or
+        the store itself."""
+        if self._wish.force or letter.broker == self.report.broker:
+            return True
+        if letter.broker:
+            return False
+        if self._shelf.name.startswith(TOPIC_PREFIX):
+            return True
+        return (yield from stands_here(self._link, letter, self._until()))
 
     def _target(self, letter: Letter) -> Operation[tuple[str, int]]:
         """The partition that it came from; in another topic the one that the key, or the number, chooses."""

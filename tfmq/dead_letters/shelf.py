@@ -17,7 +17,10 @@ Step = tuple[str, Event]
 class Shelf(Protocol):
     """All verbs raise `StoreFailed`. Letters come without their bodies unless `whole` asks for them."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As a person writes it, without a password."""
+        ...
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
         """Each event happens to its letter, as `course` says, and is committed when this ends. The letter behind it, or
@@ -32,12 +35,16 @@ class Shelf(Protocol):
         without it."""
         ...
 
-    def due(self, group: str, now_ms: int) -> Operation[str | None]:
-        """The id of the one that should have been handled longest ago; None: none is due."""
+    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        """The id of the one of `broker` that should have been handled longest ago; None: none is due."""
         ...
 
-    def next_due_ms(self, group: str) -> Operation[int | None]:
-        """When the next one is due, in ms since 1970; None: nothing waits."""
+    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
+        """When the next one of `broker` is due, in ms since 1970; None: nothing waits."""
+        ...
+
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        """Letters of the group that wait, and do not say that they are of `broker`: at most a page, as `find`."""
         ...
 
     def get(self, id: str) -> Operation[Letter | None]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Select, and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
@@ -81,8 +81,9 @@ class SqlStore:
         self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> list[Letter]:
         """At most `count` letters, in the order in which they were first kept, from behind `after` on."""
-        behind = or_(T.kept_ms > after.kept_ms, and_(T.kept_ms == after.kept_ms, T.id > after.id))
-        query = _chosen(select(*BRIEF), selection).where(behind).order_by(T.kept_ms, T.id).limit(count)
+        query = (
+            _chosen(select(*BRIEF), selection).where(_behind(after)).order_by(T.kept_ms, T.id).limit(count)
+        )
         with self.database.reading() as connection:
             found = [_letter(row) for row in connection.execute(query).mappings()]
             if not whole:
@@ -98,21 +99,31 @@ class SqlStore:
             row = connection.execute(select(TABLE).where(T.id == id)).mappings().first()
         return None if row is None else _letter(row)
 
-    def due(self, group: str, now_ms: int) -> str | None:
-        """The id of the one that should have been handled longest ago."""
-        query = select(T.id).where(T.group_name == group)
+    def due(self, group: str, now_ms: int, broker: str = "") -> str | None:
+        """The id of the one of `broker` that should have been handled longest ago."""
+        query = select(T.id).where(T.group_name == group, T.broker == broker)
         waiting = query.where(T.state == WAITING, T.next_ms <= now_ms).order_by(T.next_ms, T.id).limit(1)
         left = query.where(T.state == RETRYING, T.lease_ms <= now_ms).order_by(T.lease_ms, T.id).limit(1)
         with self.database.reading() as connection:
             return connection.scalar(left) or connection.scalar(waiting)
 
-    def next_due_ms(self, group: str) -> int | None:
-        """When the next one is due, in ms since 1970."""
-        waiting = select(func.min(T.next_ms)).where(T.group_name == group, T.state == WAITING)
-        left = select(func.min(T.lease_ms)).where(T.group_name == group, T.state == RETRYING)
+    def next_due_ms(self, group: str, broker: str = "") -> int | None:
+        """When the next one of `broker` is due, in ms since 1970."""
+        own = (T.group_name == group, T.broker == broker)
+        waiting = select(func.min(T.next_ms)).where(*own, T.state == WAITING)
+        left = select(func.min(T.lease_ms)).where(*own, T.state == RETRYING)
         with self.database.reading() as connection:
             found = [connection.scalar(each) for each in (waiting, left)]
         return min((int(each) for each in found if each is not None), default=None)
+
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> list[Letter]:
+        """Letters of the group that wait, and do not say that they are of `broker`; at most a page."""
+        query = select(*BRIEF).where(
+            T.group_name == group, T.state.in_((WAITING, RETRYING)), T.broker != broker
+        )
+        query = query.where(_behind(after)).order_by(T.kept_ms, T.id).limit(PAGE_LETTERS)
+        with self.database.reading() as connection:
+            return [_letter(row) for row in connection.execute(query).mappings()]
 
     def counts(self) -> dict[tuple[str, str], int]:
         """How many letters there are: (group, state) -> number."""
@@ -131,6 +142,10 @@ class SqlStore:
 
     def close(self) -> None:
         self.database.close()
+
+
+def _behind(page: Page) -> ColumnElement[bool]:
+    return or_(T.kept_ms > page.kept_ms, and_(T.kept_ms == page.kept_ms, T.id > page.id))
 
 
 def _letter(row: Mapping[Any, Any]) -> Letter:
@@ -202,11 +217,14 @@ class SqlShelf:
     ) -> Operation[list[Letter]]:
         return work(self._run, partial(self.store.find, selection, after, count, whole=whole))
 
-    def due(self, group: str, now_ms: int) -> Operation[str | None]:
-        return work(self._run, partial(self.store.due, group, now_ms))
+    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        return work(self._run, partial(self.store.due, group, now_ms, broker))
 
-    def next_due_ms(self, group: str) -> Operation[int | None]:
-        return work(self._run, partial(self.store.next_due_ms, group))
+    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
+        return work(self._run, partial(self.store.next_due_ms, group, broker))
+
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        return work(self._run, partial(self.store.waiting_for_others, group, broker, after))
 
     def get(self, id: str) -> Operation[Letter | None]:
         return work(self._run, partial(self.store.get, id))

@@ -32,6 +32,7 @@ NAME: Final = "tfmq_dead_letters"
 NAME_CHARACTERS: Final = 249
 STATE_CHARACTERS: Final = 16
 TOKEN_CHARACTERS: Final = 40
+BROKER_CHARACTERS: Final = 64
 LARGE_BYTES: Final = 1 << 31
 """MySQL chooses the kind of a column by it; a payload has at most 63 MiB."""
 
@@ -71,6 +72,7 @@ TABLE: Final = Table(
     Column("failures", LONG, nullable=False),
     Column("journey", Text),
     Column("sent_offset", BigInteger, nullable=False),
+    Column("broker", String(BROKER_CHARACTERS), nullable=False, server_default=""),
     Column("attribute", LargeBinary(LARGE_BYTES)),
     Column("payload", LargeBinary(LARGE_BYTES)),
     UniqueConstraint(
@@ -84,13 +86,15 @@ TABLE: Final = Table(
     Index("tfmq_dead_letters_due", "group_name", "state", "next_ms"),
     Index("tfmq_dead_letters_kept", "kept_ms", "id"),
 )
+ADDED: Final = (TABLE.c.broker,)
+"""Columns that tables of earlier releases do not have; each has a default, with which these go on writing."""
 BODY: Final = (TABLE.c.attribute, TABLE.c.payload)
 BRIEF: Final = tuple(column for column in TABLE.c if column.name not in ("attribute", "payload"))
 """All columns but those that may be large."""
 
 _SAME: Final = (
     "id topic incarnation next_offset ordinal appended_ms payload_bytes state calls calls_left put_offs redrives"
-    " next_ms kept_ms changed_ms token lease_ms tag sent_offset"
+    " next_ms kept_ms changed_ms token lease_ms tag sent_offset broker"
 ).split()
 
 

@@ -36,6 +36,7 @@ KINDS: Final[Mapping[type[Any], str]] = {
     events.GiveBack: "give_back",
     events.Retry: "retry",
     events.Drop: "drop",
+    events.Adopt: "adopt",
     events.Claim: "claim",
     events.Depart: "depart",
     events.Arrive: "arrive",
@@ -44,7 +45,7 @@ KINDS: Final[Mapping[type[Any], str]] = {
 _BY_KIND: Final = {kind: shape for shape, kind in KINDS.items()}
 _LETTER: Final = (
     "group topic incarnation partition offset next_offset ordinal message_id appended_ms epoch payload_bytes"
-    " calls calls_left redrives key tag"
+    " calls calls_left redrives key tag broker"
 ).split()
 
 

@@ -106,14 +106,18 @@ class TopicShelf:
                 read.append(letter)
         return read
 
-    def due(self, group: str, now_ms: int) -> Operation[str | None]:
+    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
         yield from self._look()
-        return self._fold.due(group, now_ms)
+        return self._fold.due(group, now_ms, broker)
 
-    def next_due_ms(self, group: str) -> Operation[int | None]:
+    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
         if self._link.now() - self._looked_at >= LOOK_SECONDS:
             yield from self._look()
-        return self._fold.next_due_ms(group)
+        return self._fold.next_due_ms(group, broker)
+
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        yield from self._look()
+        return self._fold.waiting_for_others(group, broker, after, PAGE_LETTERS)
 
     def counts(self) -> Operation[dict[tuple[str, str], int]]:
         yield from self._look()

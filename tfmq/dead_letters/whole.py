@@ -13,7 +13,7 @@ from tfmq.client.waiting import Operation
 from tfmq.dead_letters.course import after
 from tfmq.dead_letters.letter import Body, Letter
 from tfmq.dead_letters.topic_events import event_of
-from tfmq.errors import OffsetOutOfRange, StoreFailed, UnknownTopic
+from tfmq.errors import Damaged, OffsetOutOfRange, StoreFailed, UnknownTopic
 
 EVENT_BYTES: Final = 64 << 10
 """Asked for at once: the block of one event, which the broker gives whole even where it is larger."""
@@ -35,6 +35,18 @@ def whole_letter(
     if letter is None or letter.body is not None:
         return letter
     return replace(letter, body=(yield from _body_of(link, letter, until)))
+
+
+def stands_here(link: Link, letter: Letter, until: float) -> Operation[bool]:
+    """Whether the broker has the letter's message at its offset: the same id, appended at the same time."""
+    stands = Stream(letter.topic, letter.incarnation, letter.partition, 0)
+    try:
+        message = yield from _message_at(link, stands, letter.offset, until)
+    except (UnknownTopic, Damaged):
+        return False
+    if message is None:
+        return False
+    return (message.id, message.origin.append_ms) == (letter.message_id, letter.appended_ms)
 
 
 def _body_of(link: Link, letter: Letter, until: float) -> Operation[Body]:

@@ -11,6 +11,7 @@ SHELF: Final = "tests/dead_letters/test_shelf.py"
 STORE: Final = "tests/dead_letters/test_sql_store.py"
 TABLE: Final = "tests/dead_letters/test_table.py"
 KEEPING: Final = "tests/dead_letters/test_keeping.py"
+RUNNING: Final = "tests/client/test_running.py"
 RETRYING: Final = "tests/dead_letters/test_retrying.py"
 REDRIVE: Final = "tests/dead_letters/test_redrive.py"
 TOPIC: Final = "tests/dead_letters/test_topic_shelf.py"
@@ -79,8 +80,8 @@ KEPT: Final = (
         "another-group-s-letters-taken",
         "another group's letters are not taken",
         _STORE,
-        "        query = select(T.id).where(T.group_name == group)\n",
-        "        query = select(T.id)\n",
+        "        query = select(T.id).where(T.group_name == group, T.broker == broker)\n",
+        "        query = select(T.id).where(T.broker == broker)\n",
         [f"{KEEPING}::test_another_groups_letters_are_not_taken"],
     ),
     Mutant(
@@ -116,6 +117,38 @@ KEPT: Final = (
         [f"{KEEPING}::test_a_dead_letter_is_kept_with_its_history"],
     ),
     Mutant(
+        "letters-of-another-broker-are-taken",
+        "a consumer handles again only what waits of its own broker",
+        _STORE,
+        "query = select(T.id).where(T.group_name == group, T.broker == broker)",
+        "query = select(T.id).where(T.group_name == group)",
+        [f"{RUNNING}::test_what_waits_is_handled_by_consumers_of_its_own_broker"],
+    ),
+    Mutant(
+        "letters-without-a-broker-are-anybody-s",
+        "a letter that names no broker is of the one that has its message",
+        "tfmq/dead_letters/whole.py",
+        "    return (message.id, message.origin.append_ms) == (letter.message_id, letter.appended_ms)\n",
+        "    return message.id == letter.message_id\n",
+        [f"{RUNNING}::test_what_an_earlier_release_kept_is_handled_where_its_message_is"],
+    ),
+    Mutant(
+        "redrive-to-another-broker",
+        "a redrive leaves letters of another broker, unless it is forced",
+        _REDRIVE,
+        "        if self._wish.force or letter.broker == self.report.broker:\n",
+        "        if self._wish.force or letter.broker:\n",
+        [f"{REDRIVE}::test_letters_of_another_broker_are_left_unless_they_are_forced"],
+    ),
+    Mutant(
+        "brokers-share-the-default-store",
+        "the default store is one of the group at its broker",
+        "tfmq/dead_letters/address.py",
+        "found, earlier = default_path(group, broker=broker), default_path(group)",
+        "found, earlier = default_path(group), default_path(group)",
+        ["tests/dead_letters/test_opening.py::test_who_is_told_of_none_has_the_groups_own"],
+    ),
+    Mutant(
         "waits-between-calls-do-not-grow",
         "waits between calls grow",
         _KEEPING,
@@ -138,8 +171,8 @@ AGAIN: Final = (
         "loop-limit-ignored",
         "what came back so often is passed over",
         _REDRIVE,
-        "        able = [each for each in letters if each.redrives < self._wish.loop_limit]\n",
-        "        able = [each for each in letters if each.redrives >= 0]\n",
+        "        able = [each for each in own if each.redrives < self._wish.loop_limit]\n",
+        "        able = [each for each in own if each.redrives >= 0]\n",
         [f"{REDRIVE}::test_what_comes_back_again_and_again_is_passed_over"],
     ),
     Mutant(

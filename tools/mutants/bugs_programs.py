@@ -44,8 +44,8 @@ PROGRAMS: Final = (
         "unknown-fate-is-success",
         "what nobody knows is said, and is no success",
         _REDRIVING,
-        "    return NOT_DONE if total.unsure or total.unsendable else 0\n",
-        "    return NOT_DONE if total.unsendable else 0\n",
+        "    return NOT_DONE if total.unsure or total.unsendable or total.foreign else 0\n",
+        "    return NOT_DONE if total.unsendable or total.foreign else 0\n",
         [REDRIVING],
     ),
     Mutant(
