@@ -51,6 +51,18 @@ def test_a_topic_from_its_making_to_its_end(admin: tfmq.Admin) -> None:
         admin.topic("orders")
 
 
+def test_a_running_producer_makes_a_deleted_topic_anew_without_a_failed_send(
+    admin: tfmq.Admin, servers: str
+) -> None:
+    with tfmq.Producer(servers) as producer:
+        for number in range(3):
+            assert producer.send("deleted", b"%d" % number, key="k").result(SECONDS).offset == 0
+            later = producer.send("deleted", b"later", delay=3600).result(SECONDS)
+            assert producer.cancel(later.delayed) == "cancelled"
+            assert admin.topic("deleted").messages == 1
+            admin.delete_topic("deleted")
+
+
 def test_places_and_groups(admin: tfmq.Admin, servers: str) -> None:
     with tfmq.Producer(servers) as producer:
         results = [producer.send("places", b"%d" % n).result(SECONDS) for n in range(5)]

@@ -64,6 +64,7 @@ class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
         self.partitions = partitions
         self.limits = limits or {}
         self.incarnations: dict[str, int] = {}
+        self.deleted = 0
         self.auto_create = True
         self.logs: dict[tuple[str, int], list[Stored]] = defaultdict(list)
         self.streams: dict[tuple[str, int, int], int] = {}
@@ -101,7 +102,7 @@ class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
         names = list(self.incarnations) if request.topics is None else request.topics
         for name in names:
             if request.create and self.auto_create:
-                self.incarnations.setdefault(name, 7 + len(self.incarnations))
+                self.incarnations.setdefault(name, 7 + len(self.incarnations) + self.deleted)
         rows = [
             commands.TopicRow(
                 name,
@@ -171,6 +172,7 @@ class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
     def delete(self, topic: str) -> None:
         """The topic and what is in it."""
         del self.incarnations[topic]
+        self.deleted += 1
         for number in range(self.partitions):
             self.logs.pop((topic, number), None)
 

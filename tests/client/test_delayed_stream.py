@@ -220,20 +220,18 @@ def test_a_batch_never_straddles_the_last_sequence(rig: SenderRig) -> None:
     assert [each.sequence for each in produced(rig)][-5:] == [SEQUENCES - 2, SEQUENCES - 1, 0, 1, 2]
 
 
-def test_a_topic_that_is_gone_ends_only_what_was_for_it(rig: SenderRig) -> None:
+def test_a_topic_that_is_gone_is_made_anew_for_what_was_for_it_and_nothing_else_waits(rig: SenderRig) -> None:
     rig.settle(later(rig, b"0"), later(rig, b"a", topic="bills"))
     rig.broker.delete("orders")
-    lost = [later(rig, b"1"), later(rig, b"2"), later(rig, b"3")]
+    moved = [later(rig, b"1"), later(rig, b"2"), later(rig, b"3")]
     others = [later(rig, b"%c" % letter, topic="bills") for letter in b"bcd"]
     plain = rig.send(b"p", topic="bills")
-    rig.settle(*lost, *others, plain)
-    for each in lost:
-        with pytest.raises(UnknownTopic):
-            each.result()
+    rig.settle(*moved, *others, plain)
+    assert all(each.result().delayed for each in moved)
     assert rig.broker.delayed_payloads("bills") == [b"a", b"b", b"c", b"d"]
     assert len(successions(rig)) == 1, "one hole, however many batches were for it"
     rig.settle(later(rig, b"4"))
-    assert rig.broker.delayed_payloads("orders")[1:] == [b"4"]
+    assert rig.broker.delayed_payloads("orders")[1:] == [b"1", b"2", b"3", b"4"]
 
 
 def test_batches_for_a_gone_topic_make_one_hole_even_where_the_broker_sees_the_gap_first(
@@ -242,12 +240,12 @@ def test_batches_for_a_gone_topic_make_one_hole_even_where_the_broker_sees_the_g
     rig.settle(later(rig, b"0"), later(rig, b"a", topic="bills"))
     rig.broker.delete("orders")
     rig.broker.plan(Produce, UnknownTopic(), SequenceGap(), SequenceGap(), SequenceGap())
-    lost = [later(rig, b"%d" % number) for number in range(1, 4)]
+    moved = [later(rig, b"%d" % number) for number in range(1, 4)]
     other = later(rig, b"b", topic="bills")
-    rig.settle(*lost, other)
-    assert all(isinstance(each.error(), UnknownTopic) for each in lost)
+    rig.settle(*moved, other)
+    assert all(each.result().delayed for each in moved)
     assert rig.broker.delayed_payloads("bills") == [b"a", b"b"] and len(successions(rig)) == 1
-    assert len([each for each in produced(rig) if each.topic == "orders"]) == 4, "none of them again"
+    assert len([each for each in produced(rig) if each.topic == "orders"]) == 7, "each of them once again"
 
 
 def test_what_gathers_for_a_topic_that_is_gone_goes_to_the_new_one() -> None:
@@ -259,8 +257,8 @@ def test_what_gathers_for_a_topic_that_is_gone_goes_to_the_new_one() -> None:
     gathering = later(rig, b"2")
     assert gathering[0] is not lost[0]
     rig.settle(lost, gathering)
-    assert isinstance(lost.error(), UnknownTopic) and gathering.result().delayed
-    assert rig.broker.delayed_payloads() == [b"0", b"2"]
+    assert lost.result().delayed and gathering.result().delayed
+    assert rig.broker.delayed_payloads() == [b"0", b"1", b"2"]
 
 
 def test_what_waits_for_a_topic_to_be_known_is_delayed_too() -> None:

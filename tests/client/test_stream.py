@@ -204,14 +204,58 @@ def test_what_could_not_be_sent_in_time_was_not_done(rig: SenderRig) -> None:
     assert rig.broker.payloads("orders")[0] == b"0" and rig.broker.payloads("orders")[-1] == b"2"
 
 
-def test_a_deleted_topic_fails_what_was_meant_for_it_and_is_made_anew_for_what_comes(rig: SenderRig) -> None:
+def test_a_deleted_topic_is_made_anew_for_what_was_on_its_way_in_order(rig: SenderRig) -> None:
     rig.settle(rig.send(b"0"))
     rig.broker.delete("orders")
-    lost = [rig.send(b"1"), rig.send(b"2")]
-    rig.settle(*lost)
-    assert all(isinstance(each.error(), UnknownTopic) for each in lost)
-    rig.settle(rig.send(b"3"))
-    assert rig.broker.payloads("orders") == [b"3"]
+    sent = []
+    for number in range(1, 6):
+        sent.append(rig.send(b"%d" % number))
+        rig.sender.hurry([sent[-1][0]])
+    gathering = rig.send(b"6")
+    rig.settle(*sent, gathering)
+    assert [each.result().offset is not None for each in sent] == [True] * 5
+    assert rig.broker.payloads("orders") == [b"%d" % number for number in range(1, 7)]
+    assert not rig.sender.outstanding and rig.sender.used_bytes == 0
+
+
+def test_a_batch_that_may_be_stored_in_the_deleted_topic_is_not_sent_to_the_new_one(rig: SenderRig) -> None:
+    rig.settle(rig.send(b"0"))
+    rig.broker.plan(Produce, LOSE, UnknownTopic())
+    doubtful = rig.send(b"1")
+    rig.settle(doubtful)
+    error = doubtful.error()
+    assert isinstance(error, UnknownTopic) and error.outcome == "unknown"
+    assert rig.broker.payloads("orders") == [b"0", b"1"], "it was stored once, and is not sent again"
+
+
+def test_a_topic_that_is_not_made_anew_fails_what_was_on_its_way(rig: SenderRig) -> None:
+    rig.settle(rig.send(b"0"))
+    rig.broker.delete("orders")
+    rig.broker.auto_create = False
+    lost = rig.send(b"1")
+    rig.settle(lost)
+    error = lost.error()
+    assert isinstance(error, UnknownTopic) and error.outcome == "not done"
+
+
+def test_a_topic_that_is_made_anew_with_other_partitions_takes_none_of_it(rig: SenderRig) -> None:
+    """Its keys would be in other partitions than those of what comes."""
+    rig.settle(rig.send(b"0", key=b"k"))
+    rig.broker.delete("orders")
+    rig.broker.partitions += 1
+    lost = rig.send(b"1", key=b"k")
+    rig.settle(lost)
+    error = lost.error()
+    assert isinstance(error, UnknownTopic) and error.outcome == "not done" and "another number" in str(error)
+
+
+def test_a_topic_that_is_deleted_again_and_again_is_given_up(rig: SenderRig) -> None:
+    rig.settle(rig.send(b"0"))
+    rig.broker.plan(Produce, UnknownTopic(), UnknownTopic(), UnknownTopic())
+    lost = rig.send(b"1")
+    rig.settle(lost)
+    assert isinstance(lost.error(), UnknownTopic)
+    assert len([each for each in rig.broker.requests if isinstance(each, Produce)]) == 3
 
 
 def test_a_batch_never_straddles_the_last_sequence(rig: SenderRig) -> None:

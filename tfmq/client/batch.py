@@ -52,6 +52,7 @@ class Batch(Waitable):
         "is_open",
         "leaves_at",
         "looked_at",
+        "moved_from",
         "overhead_bytes",
         "owner",
         "part",
@@ -95,6 +96,8 @@ class Batch(Waitable):
         self.encoded: Encoded | None = None
         self.attempts = 0
         self.bounced: TfmqError | None = None
+        self.moved_from = 0
+        """How many partitions the topic had that was deleted before this came there; 0: it was for no such topic."""
         self.error: TfmqError | None = None
         self.positions: Sequence[tuple[int, int]] = ()
         self.durability = ""

@@ -14,7 +14,7 @@ from tfmq.client.call import Call
 from tfmq.client.cluster import Topic
 from tfmq.client.delayed_batch import DelayedBatch
 from tfmq.client.stream import Stream, produce, told
-from tfmq.errors import TfmqError, UnknownTopic
+from tfmq.errors import NOT_DONE, TfmqError, UnknownTopic
 from tfmq.protocol.commands import Produce
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class DelayedStream(Stream):
     def __init__(self, sender: Sender) -> None:
         super().__init__(sender, NO_TOPIC, 0)
         self.doors: dict[tuple[str, int], Door] = {}
-        self._gone_topics: set[tuple[str, int]] = set()
+        self._gone_topics: dict[tuple[str, int], Topic] = {}
+        self._moving: list[DelayedBatch] = []
+        """For topics that are gone, and not stored there: they go to those that are made anew."""
 
     def door(self, topic: Topic, partition: int) -> Door:
         """That of a partition of this incarnation of the topic."""
@@ -96,37 +98,60 @@ class DelayedStream(Stream):
         super()._stored(call, batch)
 
     def _refused(self, batch: Batch, error: TfmqError) -> None:
-        super()._refused(batch, error)
-        if isinstance(error, UnknownTopic):
-            self._close_doors(cast(DelayedBatch, batch), error)
+        if not isinstance(error, UnknownTopic):
+            super()._refused(batch, error)
+            return
+        home = cast(DelayedBatch, batch).home
+        assert home is not None, "placed"
+        self._gone_topics[home.name, home.incarnation] = home
+        if batch.attempts <= 1 and not batch.moved_from:
+            self._hole = True
+            self._land(batch)
+            self._moving.append(cast(DelayedBatch, batch))
+        else:
+            super()._refused(batch, error)
 
     def _begin(self, producer_id: int) -> None:
-        """What bounced off a hole on its way to a topic that is gone would only make the next hole."""
-        for batch in self._strays(self.flight):
+        """The hole is closed: what was for a topic that is gone, and would only make the next one, goes to the topic
+        that is made anew, in the order in which it was sent.
+        """
+        moving, self._moving = self._moving, []
+        strays = self._strays(self.flight)
+        for batch in strays:
             self._land(batch)
-            self._sender.fail(batch, UnknownTopic())
-        self._gone_topics.clear()
+        waiting = self._strays(self.queue)
+        for batch in waiting:
+            self.queue.remove(batch)
+        doors = self._close_doors()
         super()._begin(producer_id)
-
-    def _close_doors(self, batch: DelayedBatch, error: TfmqError) -> None:
-        """The topic is gone: what comes for it asks for it anew; what waits for it here fails."""
-        home = batch.home
-        assert home is not None, "placed"
-        self._gone_topics.add((home.name, home.incarnation))
-        self._sender.forget(home)
-        for stray in self._strays(self.queue):
-            self.queue.remove(stray)
-            self._sender.fail(stray, told(error, stray))
-        closed = [
-            door
-            for door in self.doors.values()
-            if (door.topic.name, door.topic.incarnation) in self._gone_topics
-        ]
-        for door in closed:
-            if self.doors.get((door.topic.name, door.partition)) is door:
-                del self.doors[door.topic.name, door.partition]
+        for batch in (*moving, *strays, *waiting):
+            assert batch.home is not None, "placed"
+            if batch.moved_from:
+                self._sender.fail(batch, UnknownTopic(outcome=NOT_DONE))
+            else:
+                self._sender.move(batch, batch.home)
+        for door in doors:
             if door.open is not None:
                 self._sender.close_batch(door.open)
+
+    def _fail_all(self, error: TfmqError) -> None:
+        moving, self._moving = self._moving, []
+        for batch in moving:
+            self._sender.fail(batch, told(error, batch))
+        for door in self._close_doors():
+            if door.open is not None:
+                self._sender.close_batch(door.open)
+        super()._fail_all(error)
+
+    def _close_doors(self) -> list[Door]:
+        """Topics are gone: what comes for one asks for it anew. The doors to their partitions."""
+        gone, self._gone_topics = self._gone_topics, {}
+        for home in gone.values():
+            self._sender.forget(home)
+        closed = [door for door in self.doors.values() if (door.topic.name, door.topic.incarnation) in gone]
+        for door in closed:
+            del self.doors[door.topic.name, door.partition]
+        return closed
 
     def _strays(self, batches: Any) -> list[DelayedBatch]:
         """Those of `batches` whose topic is gone."""

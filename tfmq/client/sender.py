@@ -34,6 +34,7 @@ from tfmq.errors import (
     TfmqError,
     TimedOut,
     UnknownPartition,
+    UnknownTopic,
 )
 from tfmq.limits import MESSAGE_BYTES
 from tfmq.message import Message, encode_attribute
@@ -146,12 +147,26 @@ class Sender:
         self.failures.append(batch)
         batch.failed(error)
 
-    def drop(self, stream: Stream) -> None:
-        """Forget a partition of a topic that is gone; its next message asks for the topic anew."""
+    def drop(self, stream: Stream, moving: Sequence[Batch] = ()) -> None:
+        """Forget a partition of a topic that is gone; its next message asks for the topic anew. Those of `moving`,
+        of which nothing is stored, go first.
+        """
         self.streams.drop(stream)
         self.forget(stream.topic)
+        for batch in moving:
+            self.move(batch, stream.topic)
         if stream.open is not None:
             self.close_batch(stream.open)
+
+    def move(self, batch: Batch, gone: Topic) -> None:
+        """Nothing of the batch was stored in the topic that is `gone`: it goes to the one that is made anew."""
+        batch.unnumber()
+        batch.attempts, batch.bounced, batch.moved_from = 0, None, len(gone.partitions)
+        lane = self.lanes.lane(batch.topic)
+        if lane.topic is None:
+            self.lanes.wait(lane, batch)
+        else:
+            self.route(lane.topic, batch, KEYLESS)
 
     def forget(self, topic: Topic) -> None:
         """The topic, or this incarnation of it, is gone."""
@@ -377,6 +392,12 @@ class Sender:
             partition = batch.partition
             if partition < 0:
                 partition = choose_partition(self.selector, topic, message)
+            if batch.moved_from not in (0, len(topic.partitions)):
+                raise UnknownTopic(
+                    f"The topic {topic.name} was deleted, and made anew with another number of partitions: the"
+                    " messages that were on their way are not stored. Send them again.",
+                    outcome=NOT_DONE,
+                )
             if partition >= len(topic.partitions):
                 raise UnknownPartition(f"{topic.name} has only {len(topic.partitions)} partitions now.")
         except TfmqError as error:

@@ -13,6 +13,7 @@ acknowledged as written and were lost in a crash.
     pausing     the broker was busy; sends the same again soon
     succeeding  waits for the successor id
     troubled    the successor could not be had; asks again when there is something to send
+    gone        the topic is not there any more; waits likewise, then what is not stored goes to the new topic
 """
 
 from __future__ import annotations
@@ -207,12 +208,14 @@ class Stream:
         if error is None:
             self._stored(call, batch)
         elif self.has_one_topic and isinstance(error, UnknownTopic):
-            self._land(batch)
-            self._sender.fail(batch, told(error, batch))
-            self._gone(error)
-            return
+            batch.bounced = error
+            self.state = "gone"
         else:
             self._refused(batch, error)
+        if self.state == "gone":
+            if not self._calls:
+                self._gone(error if isinstance(error, UnknownTopic) else UnknownTopic())
+            return
         if self.state == "ready" and (self._hole or batch.bounced is not None):
             self.state = "landing"
         if self.state == "landing" and not self._calls:
@@ -347,9 +350,24 @@ class Stream:
     # Endings
 
     def _gone(self, error: TfmqError) -> None:
-        """The topic is not there any more."""
-        self._sender.drop(self)
-        self._fail_all(error)
+        """The topic is not there any more, and everything is answered: what cannot be stored there goes to the topic
+        that is made anew, in the order in which it was sent; what may be stored there fails, its fate unknown.
+        """
+        moving: list[Batch] = []
+        for batch in list(self.flight):
+            self._land(batch)
+            self._sort_out(batch, error, moving)
+        while self.queue:
+            self._sort_out(self.queue.popleft(), error, moving)
+        self._sender.drop(self, moving)
+
+    def _sort_out(self, batch: Batch, error: TfmqError, moving: list[Batch]) -> None:
+        """Once is enough: a topic that is deleted again and again takes nothing."""
+        if batch.attempts <= 1 and not batch.moved_from:
+            moving.append(batch)
+        else:
+            batch.unnumber()
+            self._sender.fail(batch, told(error, batch))
 
     def _fail_all(self, error: TfmqError) -> None:
         """Fail what waits; what is in flight and unanswered settles by itself."""

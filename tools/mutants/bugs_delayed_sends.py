@@ -68,8 +68,8 @@ DELAYED_SENDS: Final = (
         "one-hole-after-the-other-for-a-gone-topic",
         "batches for a topic that is gone make one hole, however many they are",
         "tfmq/client/delayed_stream.py",
-        "        for batch in self._strays(self.flight):\n",
-        "        for batch in self._strays([]):\n",
+        "        strays = self._strays(self.flight)\n",
+        "        strays = self._strays([])\n",
         [DELAYS],
     ),
     Mutant(

@@ -125,6 +125,22 @@ OPERATING: Final = (
         ["tests/server/test_service.py"],
     ),
     Mutant(
+        "doubtful-batch-sent-to-the-new-topic",
+        "what may be stored in a deleted topic is not sent again to the one that is made anew",
+        "tfmq/client/stream.py",
+        "        if batch.attempts <= 1 and not batch.moved_from:\n",
+        "        if not batch.moved_from:\n",
+        ["tests/client/test_stream.py"],
+    ),
+    Mutant(
+        "keys-sent-to-other-partitions",
+        "a topic that is made anew with other partitions takes no batch of the deleted one",
+        "tfmq/client/sender.py",
+        "            if batch.moved_from not in (0, len(topic.partitions)):\n",
+        "            if batch.moved_from < 0:\n",
+        ["tests/client/test_stream.py"],
+    ),
+    Mutant(
         "hang-up-ends-the-server",
         "SIGHUP never ends the server",
         "tfmq/server/main.py",
