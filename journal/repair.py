@@ -92,6 +92,11 @@ def repair(
         return []
     marks, mark_fault = _read_mark(disk, folder, log_id)
     done = _mend_states(disk, folder, log_id, dry_run)
+    if marks is not None and not dry_run and any(marks.first <= start < bases[0] for start in starts):
+        # Somebody goes on reading where no segment is any more: one of fillers takes their place.
+        disk.create(names.join(folder, names.segment_name(marks.first, suffix))).close()
+        disk.force_folder(folder)
+        bases.insert(0, marks.first)
     starts = {**_starts(disk, folder, log_id, marks), **starts}
     edge = _Edge(marks.first_ordinal if marks is not None and bases[0] <= marks.first else None)
     for number, base in enumerate(bases):
