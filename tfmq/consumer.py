@@ -60,7 +60,7 @@ class Consumer(Generic[Value]):
         offsets: where offsets are stored: "broker", "file:PATH", "sql:URL", "zookeeper://...", or an `OffsetStorage`.
         retries: for `run`: how often a message is tried again after its first failure, before it is a dead letter.
         dead_letters: for `run`: where dead letters are stored. A path or a SQLAlchemy URL, "topic:NAME", or None: stop
-            with the error. Default: an SQLite file on this machine, logged at the start.
+            with the error. Default: an SQLite file on this machine for each broker and group, logged at the start.
         tags: only messages with one of these tags. "a || b" is both, "*" is all.
         where: a function of a message; only messages for which it returns a true value are delivered.
         codec: makes `message.value` from the payload, see `tfmq.codecs`.
