@@ -56,6 +56,17 @@ def test_they_are_made_with_the_same_arguments(blocking: type, other: type) -> N
     assert [each.kind for each in theirs] == [each.kind for each in mine]
 
 
+@pytest.mark.parametrize("face", [tfmq, aio, twisted], ids=lambda face: face.__name__)
+def test_a_client_shows_what_it_was_told_without_a_broker(face: Any) -> None:
+    servers, name = "127.0.0.1:1", face.__name__
+    assert repr(face.Producer(servers, group="shop")) == f"<{name}.Producer 127.0.0.1:1 group='shop'>"
+    assert repr(face.Admin([servers, "b:2"])) == f"<{name}.Admin 127.0.0.1:1,b:2>"
+    consumer = face.Consumer(servers, topics="orders", group="billing")
+    assert repr(consumer) == f"<{name}.Consumer 127.0.0.1:1 topics='orders' group='billing'>"
+    assert "topics='o.*'" in repr(face.Consumer(servers, topics=re.compile("o.*")))
+    assert "topics=['a', 'b']" in repr(face.Consumer(servers, topics=["a", "b"]))
+
+
 @pytest.mark.parametrize(("blocking", "other"), OTHERS)
 def test_the_docs_are_the_same(blocking: type, other: type) -> None:
     """What one face adds stands behind; what is said of all of them is said in all of them."""

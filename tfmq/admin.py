@@ -16,6 +16,7 @@ from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import SECONDS
 from tfmq.client.reach import reach
 from tfmq.client.schedules import ScheduleDescription, ScheduleWish
+from tfmq.client.servers import described
 from tfmq.client.transaction_descriptions import (
     CommitGroupDescription,
     CommitGroupEnd,
@@ -289,6 +290,9 @@ class Admin:
     def close(self) -> None:
         """Drop the connection."""
         self._driver.close()
+
+    def __repr__(self) -> str:
+        return described(self, self._driver.link.servers)
 
     def __enter__(self) -> Admin:
         return self

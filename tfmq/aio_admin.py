@@ -18,6 +18,7 @@ from tfmq.client.dues import Delay, Moment
 from tfmq.client.link import SECONDS
 from tfmq.client.reach import reach
 from tfmq.client.schedules import ScheduleDescription, ScheduleWish
+from tfmq.client.servers import described
 from tfmq.client.transaction_descriptions import (
     CommitGroupDescription,
     CommitGroupEnd,
@@ -200,6 +201,9 @@ class Admin:
 
     async def close(self) -> None:
         await self._driver.close()
+
+    def __repr__(self) -> str:
+        return described(self, self._driver.link.servers)
 
     async def __aenter__(self) -> Admin:
         return self

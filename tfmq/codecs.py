@@ -4,18 +4,23 @@
     for message in tfmq.Consumer(topics="orders", codec=tfmq.codecs.json): message.value
 
 `json` and `msgpack` take what their formats know; `pydantic(Model)` validates in both directions and needs the
-package pydantic. Any object with `encode(value) -> bytes` and `decode(data) -> value` is a codec.
+package pydantic. Any object with `encode(value) -> bytes` and `decode(data) -> value` is a codec. `codec=` also takes
+one for each topic, `{"orders": tfmq.codecs.pydantic(Order), "bills": tfmq.codecs.json}`; a topic that is not in it has
+none.
 """
 
 from __future__ import annotations
 
 import json as _json
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
 from tfmq.errors import BadRequest, DecodeFailed
+from tfmq.limits import valid_name
 
 Value = TypeVar("Value")
+Made = TypeVar("Made")
 
 
 class Codec(Protocol[Value]):
@@ -24,6 +29,25 @@ class Codec(Protocol[Value]):
     def encode(self, value: Value) -> bytes: ...
 
     def decode(self, data: bytes) -> Value: ...
+
+
+def codec_of(codec: Made | Mapping[str, Made] | None, topic: str) -> Made | None:
+    """The one for `topic`, of what a producer or a consumer was given; None: there is none."""
+    return codec.get(topic) if isinstance(codec, Mapping) else codec
+
+
+def check_codec(codec: Any, method: str) -> None:
+    """Raises `BadRequest` for what has no such method, or is no topic's name where it names topics."""
+    for topic, each in codec.items() if isinstance(codec, Mapping) else ((None, codec),):
+        if topic is not None and not valid_name(topic):
+            raise BadRequest(
+                f"codec= names {topic!r}, which is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -"
+            )
+        if each is not None and (isinstance(each, str) or not hasattr(each, method)):
+            raise BadRequest(
+                f"A codec has encode and decode, as tfmq.codecs.json has; {each!r} is none. codec= takes one for all"
+                ' topics, or one for each, as {"orders": tfmq.codecs.json}.'
+            )
 
 
 class _Json:

@@ -1,7 +1,7 @@
 """The blocking consumer: one method a line over `tfmq.client.consuming`; every wait happens in the calling thread."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -33,6 +33,7 @@ from tfmq.client.positions import PartitionName
 from tfmq.client.reach import reach
 from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.run_threads import ThreadRun
+from tfmq.client.servers import described
 from tfmq.client.start import Start, seek_question
 from tfmq.hooks import Hook
 from tfmq.runs import begin_run, open_store
@@ -63,7 +64,7 @@ class Consumer(Generic[Value]):
             with the error. Default: an SQLite file on this machine for each broker and group, logged at the start.
         tags: only messages with one of these tags. "a || b" is both, "*" is all.
         where: a function of a message; only messages for which it returns a true value are delivered.
-        codec: makes `message.value` from the payload, see `tfmq.codecs`.
+        codec: makes `message.value` from the payload, see `tfmq.codecs`; one for all topics, or a dict by topic.
         hooks: see `tfmq.Hook`.
         strategy: how the partitions are shared in a group: "sticky" moves the fewest, "range", "consistent_hash".
         broadcast: True: every machine reads the whole topic, with offsets of its own. A text replaces the machine's
@@ -99,7 +100,7 @@ class Consumer(Generic[Value]):
         dead_letters: str | os.PathLike[str] | None = OWN_STORE,
         tags: str | Iterable[str] | None = None,
         where: Where = None,
-        codec: Codec[Value] | None = None,
+        codec: Codec[Value] | Mapping[str, Codec[Value]] | None = None,
         hooks: Sequence[Hook] = (),
         strategy: Literal["sticky", "range", "consistent_hash"] = "sticky",
         broadcast: bool | str = False,
@@ -269,6 +270,12 @@ class Consumer(Generic[Value]):
         finally:
             self._handling.close()
             self._driver.close()
+
+    def __repr__(self) -> str:
+        options = self._core.options
+        return described(
+            self, self._core.link.servers, topics=options.subscription.shown, group=options.group
+        )
 
     def __enter__(self) -> "Consumer[Value]":
         return self

@@ -21,6 +21,7 @@ from tfmq.client.producing import (
     ProducerCore,
     Settings,
 )
+from tfmq.client.servers import described
 from tfmq.client.transaction_checks import Check
 from tfmq.codecs import Codec
 from tfmq.errors import TfmqError
@@ -49,7 +50,8 @@ class Producer:
         batch_bytes: the size at which a batch is full.
         buffer_bytes: memory for messages that are not acknowledged yet; when it is full, `send` waits.
         selector: a `PartitionSelector` or the name of one. None: by the key, and without a key in turn, by batch.
-        codec: makes payloads of other values than bytes and text, see `tfmq.codecs`.
+        codec: makes payloads of other values than bytes and text, see `tfmq.codecs`; one for all topics, or a dict with
+            one by topic.
         timeout: seconds that `send` waits for room, and after which an undelivered message fails.
         hooks: see `tfmq.Hook`.
         client_id: the name of this client in the broker's log: 1 to 100 letters, digits, ".", "_" or "-". None:
@@ -68,7 +70,7 @@ class Producer:
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
         selector: PartitionSelector | str | None = None,
-        codec: Codec[Any] | None = None,
+        codec: Codec[Any] | Mapping[str, Codec[Any]] | None = None,
         timeout: float = TIMEOUT_SECONDS,
         hooks: Sequence[Hook] = (),
         client_id: str | None = None,
@@ -132,7 +134,7 @@ class Producer:
 
     def _append(self, topic: str, message: Message) -> Delivery:
         core, driver = self._core, self._driver
-        data = core.payload(message)
+        data = core.payload(topic, message)
         with driver.lock:
             delivery = core.append(topic, message, data) if core.may_append(topic, message) else None
             if core.link.has_output or core.link.wants_connection():
@@ -244,6 +246,9 @@ class Producer:
     def xa(self) -> XAResource:
         """This producer as a resource of a transaction manager."""
         return XAResource(self)
+
+    def __repr__(self) -> str:
+        return described(self, self._core.link.servers, group=self._core.group)
 
     def __enter__(self) -> Producer:
         return self

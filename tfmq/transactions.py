@@ -77,7 +77,7 @@ class Transaction(TransactionHandle):
 
     def _append(self, topic: str, message: Message) -> Delivery:
         core, driver, link = self._core, self._driver, self._producer.link
-        data = self._producer.payload(message)
+        data = self._producer.payload(topic, message)
         with driver.lock:
             delivery = core.append(topic, message, data) if core.may_append(topic) else None
             if link.has_output:

@@ -32,6 +32,7 @@ from tfmq.client.producing import (
     ProducerCore,
     Settings,
 )
+from tfmq.client.servers import described
 from tfmq.client.transaction_checks import Check
 from tfmq.codecs import Codec
 from tfmq.errors import Busy, TfmqError
@@ -62,7 +63,7 @@ class Producer:
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
         selector: PartitionSelector | str | None = None,
-        codec: Codec[Any] | None = None,
+        codec: Codec[Any] | Mapping[str, Codec[Any]] | None = None,
         timeout: float = TIMEOUT_SECONDS,
         hooks: Sequence[Hook] = (),
         client_id: str | None = None,
@@ -104,7 +105,7 @@ class Producer:
         """
         core = self._core
         message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        delivery = await self._driver.run(core.sending(topic, message, core.payload(message)))
+        delivery = await self._driver.run(core.sending(topic, message, core.payload(topic, message)))
         return await delivery
 
     def send_nowait(
@@ -124,7 +125,7 @@ class Producer:
         """
         core = self._core
         message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        data = core.payload(message)
+        data = core.payload(topic, message)
         if not core.sender.has_room():
             raise Busy(f"The buffer of {core.options.buffer_bytes} bytes is full: wait for something first.")
         delivery = core.append(topic, message, data)
@@ -192,6 +193,9 @@ class Producer:
 
     def xa(self) -> XAResource:
         return XAResource(self)
+
+    def __repr__(self) -> str:
+        return described(self, self._core.link.servers, group=self._core.group)
 
     async def __aenter__(self) -> Producer:
         return self

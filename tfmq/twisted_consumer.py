@@ -1,7 +1,7 @@
 """The Twisted consumer: one method a line over `tfmq.client.consuming`; a cancelled Deferred leaves it usable."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -35,6 +35,7 @@ from tfmq.client.positions import PartitionName
 from tfmq.client.reach import reach
 from tfmq.client.received import Codec, ReceivedMessage, Value
 from tfmq.client.run_deferreds import DeferredRun
+from tfmq.client.servers import described
 from tfmq.client.start import Start, seek_question
 from tfmq.hooks import Hook
 from tfmq.runs import begin_run, open_store
@@ -64,7 +65,7 @@ class Consumer(Generic[Value]):
         dead_letters: str | os.PathLike[str] | None = OWN_STORE,
         tags: str | Iterable[str] | None = None,
         where: Where = None,
-        codec: Codec[Value] | None = None,
+        codec: Codec[Value] | Mapping[str, Codec[Value]] | None = None,
         hooks: Sequence[Hook] = (),
         strategy: Literal["sticky", "range", "consistent_hash"] = "sticky",
         broadcast: bool | str = False,
@@ -219,6 +220,12 @@ class Consumer(Generic[Value]):
         finally:
             self._handling.close()
             await self._driver.close()
+
+    def __repr__(self) -> str:
+        options = self._core.options
+        return described(
+            self, self._core.link.servers, topics=options.subscription.shown, group=options.group
+        )
 
     async def __aenter__(self) -> "Consumer[Value]":
         return self

@@ -50,7 +50,7 @@ class Transaction(TransactionHandle):
         """Here a Deferred gives the handle, which a coroutine may await behind the commit."""
         core = self._core
         message = self._producer.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        data = self._producer.payload(message)
+        data = self._producer.payload(topic, message)
         if not core.may_append(topic):
             return await self._driver.run(core.sending(topic, message, data))
         delivery = core.append(topic, message, data)

@@ -61,6 +61,22 @@ def payments() -> list[Payment]:
     return []
 
 
+def both() -> list[Order | Payment]:
+    """One client for two topics: a codec for each."""
+    codecs: dict[str, tfmq.codecs.Codec[Any]] = {
+        "typed-orders": tfmq.codecs.pydantic(Order),
+        "typed-payments": PaymentCodec(),
+    }
+    with tfmq.Producer(codec=codecs) as producer:
+        producer.send("typed-orders", Order(number=2, item="cup")).result()
+        producer.send("typed-payments", Payment(2, 500)).result()
+    consumer: tfmq.Consumer[Order | Payment] = tfmq.Consumer(topics=list(codecs), codec=codecs)
+    with consumer:
+        messages = consumer.poll(timeout=10)
+        assert_type(messages, list[tfmq.ReceivedMessage[Order | Payment]])
+        return [message.value for message in messages]
+
+
 def anything() -> list[Any]:
     """JSON is anything; without a codec there is text, and bytes, which are None for a tombstone."""
     with tfmq.Consumer(topics="typed-orders", codec=tfmq.codecs.json) as consumer:
@@ -74,7 +90,7 @@ def anything() -> list[Any]:
 
 
 def main() -> None:
-    print(orders(), payments(), anything())
+    print(orders(), payments(), both(), anything())
 
 
 if __name__ == "__main__":

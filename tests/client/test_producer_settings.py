@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import tfmq
 from tfmq.client.producer_settings import Settings
 from tfmq.errors import BadRequest
 from tfmq.protocol.commands import ACKS_WRITTEN
@@ -36,3 +37,10 @@ def test_what_makes_no_sense_is_refused_by_its_value(wrong: dict[str, Any]) -> N
     with pytest.raises(BadRequest) as caught:
         FINE._replace(**wrong).options()
     assert str(next(iter(wrong.values()))) in caught.value.sentence
+
+
+@pytest.mark.parametrize("codec", [{"orders": "json"}, {"no topic!": tfmq.codecs.json}])
+def test_one_codec_by_topic_is_checked_topic_by_topic(codec: Any) -> None:
+    FINE._replace(codec={"orders": tfmq.codecs.json}).options()
+    with pytest.raises(BadRequest, match=r"'json' is none|names 'no topic!'"):
+        FINE._replace(codec=codec).options()

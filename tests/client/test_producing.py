@@ -54,7 +54,7 @@ def test_a_topic_is_learned_before_a_key_chooses() -> None:
     rig = CoreRig(broker=FakeBroker(4))
     message = rig.core.message("orders", b"x", key="k")
     assert not rig.core.may_append("orders", message)
-    delivery = rig.run(rig.core.sending("orders", message, rig.core.payload(message)))
+    delivery = rig.run(rig.core.sending("orders", message, rig.core.payload("orders", message)))
     assert delivery[0].partition >= 0
     assert rig.core.may_append("orders", message)
 
@@ -118,9 +118,14 @@ def test_flush_and_close_are_bounded() -> None:
 
 def test_a_codec_makes_payloads_but_not_tombstones() -> None:
     core = CoreRig(DEFAULTS._replace(codec=json)).core
-    assert core.payload(Message({"a": 1})) == b'{"a":1}'
-    assert core.payload(Message(None)) is None
+    assert core.payload("orders", Message({"a": 1})) == b'{"a":1}'
+    assert core.payload("orders", Message(None)) is None
     assert not core.plain
+    by_topic = CoreRig(DEFAULTS._replace(codec={"orders": json})).core
+    assert by_topic.payload("orders", Message({"a": 1})) == b'{"a":1}'
+    assert by_topic.payload("bills", Message("plain")) == b"plain"
+    with pytest.raises(TypeError, match="codec"):
+        by_topic.payload("bills", Message({"a": 1}))
 
 
 def test_a_selector_of_ones_own_is_asked_and_named_ones_are_found() -> None:

@@ -83,6 +83,11 @@ def test_an_attribute_that_cannot_be_read_fails_the_field_and_not_the_message(ra
 
 def test_it_shows_where_it_is_and_never_what_it_says() -> None:
     assert repr(received(b"secret")) == "<message orders-0 offset 0 ordinal 0: 6 bytes>"
+    assert repr(received(b"secret", key="42", tag="new")) == (
+        "<message orders-0 offset 0 ordinal 0 key '42' tag 'new': 6 bytes>"
+    )
+    assert len(repr(received(b"", key=b"k" * 1000))) < 120
+    assert repr(received(b"secret", raw=b"\xc1")).endswith("with an attribute that cannot be read: 6 bytes>")
 
 
 def test_it_can_be_sent_to_another_process() -> None:

@@ -289,6 +289,27 @@ def test_what_cannot_be_decoded_is_a_dead_letter_at_once(bench: Bench) -> None:
     assert bench.letters()["{"].state == "dead"
 
 
+def test_each_topic_may_have_a_codec_of_its_own_also_when_it_is_handled_again(bench: Bench) -> None:
+    with bench.broker.producer(codec={TOPIC: tfmq.codecs.json}) as producer:
+        producer.send(TOPIC, {"number": 1}).result()
+        producer.send("notes", "plain").result()
+        with pytest.raises(TypeError, match="codec"):
+            producer.send("bills", {"number": 2})
+    seen: list[Any] = []
+
+    def handler(message: Any) -> None:
+        seen.append(message.value)
+        if seen.count({"number": 1}) == 1 and message.topic == TOPIC:
+            raise tfmq.RetryLater(1)
+
+    bench.run(handler, until=3, topics=[TOPIC, "notes"], codec={TOPIC: tfmq.codecs.json})
+    assert seen.count({"number": 1}) == 2 and seen.count(b"plain") == 1
+    with pytest.raises(tfmq.BadRequest, match="does not read"):
+        bench.open(codec={"oders": tfmq.codecs.json})
+    with pytest.raises(tfmq.BadRequest, match="one for each"):
+        bench.open(codec={TOPIC: "json"})
+
+
 def test_retry_later_lets_the_lane_go_on_and_brings_it_again_at_its_time(bench: Bench) -> None:
     bench.send("a", "b")
     times = []

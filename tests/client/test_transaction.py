@@ -538,7 +538,7 @@ def test_plain_delayed_and_transactional_sends_mixed_never_trip_the_sequence_rul
         transaction = rig.begin(f"x{number}" if number % 4 == 0 else None)
         deliveries.append(rig.send(transaction, b"t%02d" % number, delay=delay))
         message = rig.core.message("orders", b"p%02d" % number, delay=delay)
-        deliveries.append(rig.run(rig.core.sending("orders", message, rig.core.payload(message))))
+        deliveries.append(rig.run(rig.core.sending("orders", message, rig.core.payload("orders", message))))
         rig.commit(transaction)
     rig.run(rig.core.flushing(30.0))
     assert all(each.error() is None for each in deliveries)

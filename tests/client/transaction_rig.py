@@ -40,7 +40,7 @@ class TransactionRig(CoreRig):
         self, transaction: TransactionCore, payload: Any, topic: str = "orders", **fields: Any
     ) -> Delivery:
         message = self.core.message(topic, payload, **fields)
-        sending = transaction.sending(topic, message, self.core.payload(message))
+        sending = transaction.sending(topic, message, self.core.payload(topic, message))
         delivery: Delivery = self.run(sending)
         return delivery
 

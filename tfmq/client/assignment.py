@@ -27,6 +27,7 @@ from tfmq.client.offset_storage import StoredOffset
 from tfmq.client.positions import UNKNOWN, PartitionName, Place, Positions
 from tfmq.client.start import EARLIEST, LATEST, Question
 from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.codecs import codec_of
 from tfmq.errors import NotSupported, TfmqError, UnknownTopic
 from tfmq.protocol.commands import Locate
 
@@ -324,7 +325,7 @@ class Assignment:
             self._group.handover.came(taken)
 
     def _add_feed(self, name: PartitionName, incarnation: int, place: Place) -> None:
-        decoder = Decoder(name.topic, name.partition, incarnation, self._options.codec)
+        decoder = Decoder(name.topic, name.partition, incarnation, codec_of(self._options.codec, name.topic))
         self._fetcher.add(Feed(name, incarnation, place, decoder))
         log.debug("Reading %s from offset %d.", name, place.offset)
 

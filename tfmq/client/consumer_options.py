@@ -14,6 +14,7 @@ from tfmq.client.positions import PartitionName
 from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.start import Question, Start, question
 from tfmq.client.subscription import Subscription
+from tfmq.codecs import check_codec
 from tfmq.errors import BadRequest
 from tfmq.hooks import checked_hooks
 from tfmq.protocol.commands import READ
@@ -63,7 +64,7 @@ class ConsumerOptions(NamedTuple):
     dead_letters: str | os.PathLike[str] | None
     tags: frozenset[str] | None
     where: Where
-    codec: Codec | None
+    codec: Codec | Mapping[str, Codec] | None
     hooks: tuple[Any, ...]
     strategy: str
     coordinator: str | None
@@ -94,7 +95,7 @@ class Arguments(NamedTuple):
     dead_letters: str | os.PathLike[str] | None = OWN_STORE
     tags: str | Iterable[str] | None = None
     where: Where = None
-    codec: Codec | None = None
+    codec: Codec | Mapping[str, Codec] | None = None
     hooks: Sequence[Any] = ()
     strategy: str = STICKY
     broadcast: bool | str = False
@@ -127,6 +128,9 @@ def checked(given: Arguments, *, awaits: bool = True) -> ConsumerOptions:
     _check(given, by_broker)
     _check_functions(given, awaits)
     _check_letters(given.dead_letters, subscription)
+    for topic in given.codec if isinstance(given.codec, Mapping) else ():
+        if not subscription.reads(topic):
+            raise BadRequest(f"codec= has one for the topic {topic}, which this consumer does not read.")
     return ConsumerOptions(
         subscription=subscription,
         group=_group(given.group, given.broadcast),
@@ -186,9 +190,7 @@ def _check(given: Arguments, by_broker: bool) -> None:
         refresh_every=given.refresh_every,
     )
     _check_bytes(fetch_bytes=given.fetch_bytes, prefetch_bytes=given.prefetch_bytes)
-    codec = given.codec
-    if codec is not None and (isinstance(codec, str) or not hasattr(codec, "decode")):
-        raise BadRequest(f"A codec has encode and decode, as tfmq.codecs.json has; {codec!r} is none.")
+    check_codec(given.codec, "decode")
 
 
 def _check_functions(given: Arguments, awaits: bool) -> None:

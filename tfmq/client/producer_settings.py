@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfmq.client.partition_selector import PartitionSelector
 from tfmq.client.sender import Options
-from tfmq.codecs import Codec
+from tfmq.codecs import Codec, check_codec
 from tfmq.errors import BadRequest
 from tfmq.hooks import Hook
 from tfmq.limits import valid_name
@@ -33,7 +33,7 @@ class Settings(NamedTuple):
     batch_bytes: int
     buffer_bytes: int
     selector: PartitionSelector | str | None
-    codec: Codec[Any] | None
+    codec: Codec[Any] | Mapping[str, Codec[Any]] | None
     timeout: float
     hooks: Sequence[Hook]
     client_id: str | None = None
@@ -52,10 +52,7 @@ class Settings(NamedTuple):
             raise BadRequest(
                 f"batch_bytes is at most {BATCH_BYTES_MAX}, not {self.batch_bytes}; larger gain nothing."
             )
-        if self.codec is not None and (isinstance(self.codec, str) or not hasattr(self.codec, "encode")):
-            raise BadRequest(
-                f"A codec has encode and decode, as tfmq.codecs.json has; {self.codec!r} is none."
-            )
+        check_codec(self.codec, "encode")
         acks = None if self.acks is None else ACKS[self.acks]
         batch_bytes = min(int(self.batch_bytes), int(self.buffer_bytes))
         return Options(acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout))

@@ -27,6 +27,7 @@ from tfmq.client.strict_partitions import StrictPartitions
 from tfmq.client.taking import Taking, cut, in_time
 from tfmq.client.transactions import Transactions
 from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.codecs import codec_of
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TfmqError, TimedOut
 from tfmq.hooks import checked_hooks
 from tfmq.limits import valid_name
@@ -135,11 +136,12 @@ class ProducerCore:
             message = message._replace(key=bytes(message.key))
         return message
 
-    def payload(self, message: Message) -> bytes | None:
+    def payload(self, topic: str, message: Message) -> bytes | None:
         """The payload's bytes, a copy where the caller could change them. Raises `TypeError` naming the codecs."""
         value = message.payload
         if self.codec is not None and value is not None:
-            value = self.codec.encode(value)
+            codec = codec_of(self.codec, topic)
+            value = value if codec is None else codec.encode(value)
         data = payload_bytes(value)
         return data if data is None or type(data) is bytes else bytes(data)
 
@@ -234,7 +236,7 @@ class ProducerCore:
     ) -> Operation[None]:
         for each in messages:
             message = self.checked(topic, each)
-            payload = self.payload(message)
+            payload = self.payload(topic, message)
             yield from self._making_room()
             batch, index = self.append(topic, message, payload, called_at)
             deliveries.add(batch, index, 1)

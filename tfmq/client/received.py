@@ -17,6 +17,8 @@ from tfmq.message import Attribute, decode_attribute
 DECODED_KEPT: Final = 64
 """Decoded attributes that are remembered: several fields of one message are read one after the other."""
 NO_ATTRIBUTE: Final = Attribute()
+SHOWN_CHARACTERS: Final = 40
+"""Of a key or a tag, in a `repr`."""
 
 
 if TYPE_CHECKING:
@@ -95,6 +97,11 @@ class LazyAttribute:
 
 
 _opened = lru_cache(DECODED_KEPT)(LazyAttribute)
+
+
+def shortened(text: str) -> str:
+    """At most `SHOWN_CHARACTERS` of it."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
 def moment(time_ms: int) -> datetime:
@@ -217,8 +224,16 @@ class ReceivedMessage(_Fields, Generic[Value]):
             raise self._unreadable(f"the codec cannot decode the payload ({error})") from error
 
     def __repr__(self) -> str:
+        """Where it stands, its key and tag, and the size of its payload; never the payload."""
         size = "tombstone" if self.payload is None else f"{len(self.payload)} bytes"
-        return f"<message {self.topic}-{self.partition} offset {self.offset} ordinal {self.ordinal}: {size}>"
+        words = [f"<message {self.topic}-{self.partition} offset {self.offset} ordinal {self.ordinal}"]
+        try:
+            named = {"key": self.key, "tag": self.tag}
+        except DecodeFailed:
+            named = {}
+            words.append("with an attribute that cannot be read")
+        words += [f"{name} {shortened(repr(each))}" for name, each in named.items() if each is not None]
+        return f"{' '.join(words)}: {size}>"
 
     def _unreadable(self, reason: str) -> DecodeFailed:
         return DecodeFailed(f"{self.topic}-{self.partition} at offset {self.offset}: {reason}.")

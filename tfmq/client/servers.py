@@ -105,3 +105,11 @@ def _port(port: str, text: str) -> int:
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise BadRequest(f"{port!r} in {text!r} is not a port; a port is a number from 1 to 65535.")
     return int(port)
+
+
+def described(client: object, servers: Iterable[object], **told: object) -> str:
+    """A client as `repr` shows it, with what it was told: <tfmq.Consumer 127.0.0.1:8367 group='billing'>."""
+    module = type(client).__module__.partition("_")[0]
+    face = "tfmq" if module in ("tfmq.producer", "tfmq.consumer", "tfmq.admin") else module
+    words = [f"{name}={value!r}" for name, value in told.items() if value]
+    return f"<{' '.join([f'{face}.{type(client).__name__}', ','.join(map(str, servers)), *words])}>"

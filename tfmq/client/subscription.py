@@ -22,6 +22,15 @@ class Subscription(NamedTuple):
     numbers: frozenset[int] | None = None
     single: frozenset[PartitionName] = frozenset()
 
+    @property
+    def shown(self) -> str | list[str]:
+        """What is read, as `repr` of a consumer shows it."""
+        if self.pattern is not None:
+            return self.pattern.pattern
+        if self.single:
+            return sorted(map(str, self.single))
+        return self.topics[0] if len(self.topics) == 1 else list(self.topics)
+
     @staticmethod
     def of(
         topics: str | Sequence[str] | re.Pattern[str] | None,

@@ -147,7 +147,7 @@ class TransactionCore:
             else:
                 for item in taking.chunk:
                     message = producer.checked(topic, in_time(item, when))
-                    payload = producer.payload(message)
+                    payload = producer.payload(topic, message)
                     yield from self._making_room()
                     deliveries.add(*self.append(topic, message, payload), 1)
 

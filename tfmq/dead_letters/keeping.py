@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from tfmq.client.dead_letters import Due, Failure
 from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.waiting import Operation
+from tfmq.codecs import codec_of
 from tfmq.dead_letters import events
 from tfmq.dead_letters.letter import DEAD, RETRYING, Letter, letter_of
 from tfmq.dead_letters.selection import START, Page
@@ -54,7 +55,7 @@ class GroupDeadLetters:
         calls_max: int,
         *,
         wall_clock: Callable[[], float],
-        codec: Codec | None = None,
+        codec: Codec | Mapping[str, Codec] | None = None,
         jitter: Callable[[], float] = random.random,
         token: str = "",
         broker: Callable[[], str | None] = lambda: "",
@@ -132,7 +133,9 @@ class GroupDeadLetters:
                 continue
             whole = yield from self.shelf.get(id)
             if whole is not None and whole.token == token:
-                return Due(id, whole.message(self._codec), taken.calls, taken.put_offs, token)
+                return Due(
+                    id, whole.message(codec_of(self._codec, whole.topic)), taken.calls, taken.put_offs, token
+                )
         return None
 
     def _look_at_others(self, broker: str) -> Operation[None]:

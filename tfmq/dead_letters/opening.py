@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfmq.client.asking import ask
@@ -32,7 +32,7 @@ def open_dead_letters(
     *,
     group: str,
     calls_max: int,
-    codec: Codec | None = None,
+    codec: Codec | Mapping[str, Codec] | None = None,
     run: Run = inline,
     link: Link | None = None,
     wall_clock: Callable[[], float],

@@ -174,6 +174,22 @@ LANES_AND_CALLS: Final = (
         ],
     ),
     Mutant(
+        "letters-are-read-without-their-topic-s-codec",
+        "each topic may have a codec of its own, also for what is handled again",
+        "tfmq/dead_letters/keeping.py",
+        "whole.message(codec_of(self._codec, whole.topic))",
+        "whole.message(None)",
+        [f"{RUNNING}::test_each_topic_may_have_a_codec_of_its_own_also_when_it_is_handled_again"],
+    ),
+    Mutant(
+        "one-codec-for-all-topics",
+        "a topic that is not among those with a codec has none",
+        "tfmq/codecs.py",
+        "    return codec.get(topic) if isinstance(codec, Mapping) else codec\n",
+        "    return next(iter(codec.values())) if isinstance(codec, Mapping) else codec\n",
+        [f"{RUNNING}::test_each_topic_may_have_a_codec_of_its_own_also_when_it_is_handled_again"],
+    ),
+    Mutant(
         "traceback-not-logged",
         "a failed call is logged with its traceback",
         "tfmq/client/listeners.py",

@@ -1,7 +1,9 @@
 """Threads over one connection: whoever waits reads, nobody is forgotten, nothing stands still."""
 
+import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ import pytest
 
 from tests.client.fake_broker import CUT, HOLD, SWALLOW, FakeBroker, listening
 from tests.scale import scaled
+from tfmq.client.drivers import blocking
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import Link
 from tfmq.client.operations import request, sleep
@@ -67,6 +70,27 @@ def test_a_lone_thread_reads_for_itself(client: Client) -> None:
     before = threading.active_count()
     assert client.ping() > 0
     assert threading.active_count() <= before + 1  # the broker's end has one
+
+
+def test_waiting_inside_a_running_event_loop_is_logged_once(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking, "_told_of_loop", False)
+
+    async def program() -> None:
+        await asyncio.to_thread(client.ping)
+        assert "tfmq.aio" not in caplog.text, "a thread of its own stops no loop"
+        monkeypatch.setitem(sys.modules, "ipykernel", blocking)
+        client.ping()
+        assert "tfmq.aio" not in caplog.text, "a cell of a notebook has nothing else to do"
+        monkeypatch.delitem(sys.modules, "ipykernel")
+        client.ping()
+        client.ping()
+
+    client.ping()
+    assert "tfmq.aio" not in caplog.text
+    asyncio.run(program())
+    assert caplog.text.count("use tfmq.aio there") == 1
 
 
 def test_many_threads_share_the_connection(client: Client, broker: FakeBroker) -> None:

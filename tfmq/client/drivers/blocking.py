@@ -11,7 +11,9 @@ Everything built on the link is touched under `lock` only. Users' callbacks run 
 
 from __future__ import annotations
 
+import logging
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -29,11 +31,29 @@ from tfmq.client.waiting import Flag, Operation, Waitable
 from tfmq.client.work import in_a_thread
 from tfmq.errors import Closed, NotAllowed
 
+log = logging.getLogger("tfmq.client")
+
 Result = TypeVar("Result")
 FOREVER_SECONDS = 3600.0
 """The longest single `poll`; then the leader looks around once and polls again."""
 CLOSE_SECONDS = 5.0
 READ_WRITE = select.POLLIN | select.POLLOUT
+
+
+_told_of_loop = False
+
+
+def _tell_of_loop() -> None:
+    """Log, once in a process, that a call waits inside a running event loop. In a notebook that is as it should be: its
+    cells run in the loop of the kernel, one at a time."""
+    global _told_of_loop
+    events = sys.modules.get("asyncio.events")
+    if events is not None and events._get_running_loop() is not None and "ipykernel" not in sys.modules:
+        _told_of_loop = True
+        log.warning(
+            "A blocking tfmq client is used inside a running asyncio event loop, which stands still while it waits:"
+            " use tfmq.aio there, or call it in a thread (asyncio.to_thread)."
+        )
 
 
 class Ticker(Protocol):
@@ -118,6 +138,8 @@ class BlockingDriver:
         waiter = Waiter(tuple(targets), self._waiters)
         if waiter.done:
             return True
+        if not _told_of_loop:
+            _tell_of_loop()
         deadline = self.clock() + (FOREVER_SECONDS * 10_000 if seconds is None else seconds)
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise NotAllowed("Selectors, codecs and hooks must not wait for the broker.")
