@@ -104,7 +104,10 @@ number = 5
     ("name", "sentence"),
     [
         ("boom", "factories.py:3: LookupError: no table"),
-        ("needs", "called without arguments: missing a required argument: 'name'"),
+        (
+            "needs",
+            "cannot be called without arguments, as `tfmq run` calls a function that makes a consumer: missing",
+        ),
         ("later", "is a coroutine function; what makes a consumer is a plain one"),
         ("twisted", "is a tfmq.twisted.Consumer, which your own program runs in its reactor"),
         ("number", "is an int, not a tfmq.Consumer"),

@@ -185,7 +185,8 @@ def made_by(factory: Any, target: str) -> Any:
         inspect.signature(factory).bind()
     except TypeError as error:
         raise click.UsageError(
-            f"{target} is to make a consumer, and is called without arguments: {error}."
+            f"{target} cannot be called without arguments, as `tfmq run` calls a function that makes a consumer:"
+            f" {error}."
         ) from None
     except ValueError:
         pass  # of some that are built in nothing is known

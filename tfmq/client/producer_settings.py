@@ -41,7 +41,9 @@ class Settings(NamedTuple):
     def options(self) -> Options:
         """How the sender is set. Raises `BadRequest` for values that make no sense."""
         if self.acks is not None and self.acks not in ACKS:
-            raise BadRequest(f"acks is None, {', '.join(map(repr, ACKS))}, not {self.acks!r}.")
+            raise BadRequest(
+                f"acks={self.acks!r} is not known; it takes None or one of {', '.join(map(repr, ACKS))}."
+            )
         if self.group is not None and not valid_name(self.group):
             raise BadRequest(f"{self.group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
         for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):

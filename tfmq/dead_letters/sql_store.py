@@ -149,7 +149,7 @@ def _behind(page: Page) -> ColumnElement[bool]:
 
 
 def _letter(row: Mapping[Any, Any]) -> Letter:
-    """Raises `StoreFailed` for a row that somebody changed by hand into what no letter is."""
+    """Raises `StoreFailed` for a row that was changed by hand and is no valid letter any more."""
     try:
         return letter_of_row(row)
     except (ValueError, TypeError) as error:
