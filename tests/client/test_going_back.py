@@ -18,7 +18,7 @@ from tfmq import twisted
 from tfmq.client.positions import PartitionName
 from tfmq.client.start import seek_question
 from tfmq.dead_letters.keeping import GroupDeadLetters
-from tfmq.errors import Busy, NotAllowed
+from tfmq.errors import Busy, DiskFull, NotAllowed
 from tfmq.protocol import commands as wire
 from tfmq.testing import SimulatedBroker
 
@@ -198,6 +198,22 @@ def test_nothing_is_handed_out_and_nothing_saved_before_the_broker_has_said(
     assert len(broker.sent(wire.CommitOffsets)) == 1
     assert script.poll(seconds=0) == []
     assert script.poll(seconds=60) == [b"1", b"2", b"3", b"4"]
+
+
+def test_the_broker_is_asked_again_where_its_error_passes_and_the_next_call_raises_any_other(
+    broker: Broker,
+) -> None:
+    filled(broker)
+    script = consuming(broker)
+    script.poll(count=2)
+    broker.fail[wire.ReadOffsets] = [DiskFull("planted")]
+    standing(script).came_to_nothing()
+    assert script.poll(seconds=60) == [b"0", b"1", b"2", b"3", b"4"]
+    assert broker.fail[wire.ReadOffsets] == []
+    broker.fail[wire.ReadOffsets] = [NotAllowed("planted")]
+    standing(script).came_to_nothing()
+    with pytest.raises(NotAllowed, match="planted"):
+        script.poll(seconds=60)
 
 
 def test_a_seek_meanwhile_has_its_way(broker: Broker) -> None:
