@@ -6,16 +6,20 @@ Virtual time: a broker runs on a simulated disk and clock.
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from journal.control import SOURCE_TRANSACTION
+from journal.shapes import Batch
 from journal.testing import Moment, crash_states
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import SEED, scaled
+from tfmq.broker.destination import BrokerDestination
 from tfmq.broker.schedule_firing import TOPIC_GONE
 from tfmq.broker.schedule_watch import LOOK_SECONDS, PORTION_STEPS, STALE_MAX
 from tfmq.delay.misfire import ALL_MAX
+from tfmq.errors import MessageTooLarge
 from tfmq.protocol import commands
 
 RULES = ["one", "all", "skip"]
@@ -198,6 +202,28 @@ def test_a_topic_that_is_made_anew_in_the_middle_of_a_catch_up_gets_nothing_of_t
     assert again.times() == [] and again.schedule()["state"] == "active"
     again.until("2026-11-23T09:01:01")
     assert hours(again.times()) == ["09:01"]
+
+
+def test_a_message_that_its_partition_does_not_take_any_more_is_left_out_and_holds_up_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Scheduling.with_topic()
+    broker.add("0 9 * * *", payload=bytes(2000))
+    broker.add("0 9 * * *", "small")
+    check = BrokerDestination.check_batch
+
+    def smaller(self: BrokerDestination, partition: Any, batch: Batch) -> None:
+        if len(batch.data) > 1000:
+            raise MessageTooLarge(size_bytes=len(batch.data), max_bytes=1000)
+        check(self, partition, batch)
+
+    monkeypatch.setattr(BrokerDestination, "check_batch", smaller)
+    broker.until("2026-11-23T09:00:01")
+    assert len(broker.times()) == 1
+    assert "is larger than" in broker.schedule()["trouble"] and not broker.schedule("small")["trouble"]
+    monkeypatch.undo()
+    broker.until("2026-11-24T09:00:01")
+    assert len(broker.times()) == 3
 
 
 def test_retention_cannot_take_away_what_says_that_it_was_sent() -> None:

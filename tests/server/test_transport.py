@@ -299,6 +299,19 @@ def test_a_broken_connection_is_lost_once(error: OSError) -> None:
     assert net.all_given_back()
 
 
+@pytest.mark.parametrize("begun", [b"", frame(b"x" * 100_000)[:50]])
+def test_a_read_that_finds_nothing_waits_and_one_that_fails_ends_the_connection(begun: bytes) -> None:
+    net = Net()
+    connection, socket, sink = connected(net)
+    if begun:
+        net.bring(connection, begun)
+    net.poll(connection)
+    assert sink.lost == 0, "the system said readable, and was wrong"
+    socket.broken = ConnectionResetError(104, "reset")
+    net.poll(connection)
+    assert sink.lost == 1
+
+
 def test_an_address_is_written_as_people_write_it() -> None:
     assert address_text("127.0.0.1", 1) == "127.0.0.1:1"
     assert address_text("::1", 1) == "[::1]:1"
