@@ -14,6 +14,16 @@ def produced(rig: SenderRig) -> list[Produce]:
     return [each for each in rig.broker.requests if isinstance(each, Produce)]
 
 
+def test_what_was_delivered_is_counted_in_messages_batches_and_bytes() -> None:
+    rig = SenderRig(batch_bytes=1)
+    deliveries = [rig.send(bytes(size)) for size in (10, 200)]
+    assert (rig.sender.sent_messages, rig.sender.sent_bytes) == (0, 0)
+    rig.settle(*deliveries)
+    sizes = [each[0].size_bytes for each in deliveries]
+    assert (rig.sender.sent_messages, rig.sender.sent_batches) == (2, 2)
+    assert rig.sender.sent_bytes == sum(sizes) > 210
+
+
 def test_nothing_goes_before_its_linger_time() -> None:
     rig = SenderRig(linger_ms=50)
     rig.settle(rig.send(b"first"))

@@ -55,6 +55,15 @@ def test_a_force_brings_what_it_builds_on(tree: Tree) -> None:
     assert (durable(tree, "a"), durable(tree, "b")) == ([], ["y"])
 
 
+def test_a_force_brings_what_it_builds_on_also_over_others_in_between(tree: Tree) -> None:
+    tree.add(3, "a/x", Content())
+    tree.add(4, "b/z", Content())
+    tree.rename(5, "a/x", "b/y")
+    tree.force(tree.folder("b"))
+    assert tree.pending == [], "else the file could come back under its old name, too"
+    assert (durable(tree, "a"), durable(tree, "b")) == ([], ["y", "z"])
+
+
 def test_a_removed_name_may_be_used_again(tree: Tree) -> None:
     first, second = Content(b"1"), Content(b"2")
     tree.add(3, "a/x", first)

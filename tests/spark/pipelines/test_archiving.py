@@ -51,6 +51,8 @@ def test_every_message_is_archived_once_as_it_is(spark_server: LiveServer, topic
     outcome = archived(folder, topic, wire(spark_server), **SMALL)
     assert (outcome.messages, outcome.resumed, outcome.gaps) == (300, False, [])
     assert outcome.steps > 1 and outcome.files > outcome.steps
+    kept = list(folder.rglob("*.parquet"))
+    assert (outcome.files, outcome.size_bytes) == (len(kept), sum(each.stat().st_size for each in kept))
     rows = by_manifest(folder, topic)
     assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
     assert by_listing(folder) == rows
