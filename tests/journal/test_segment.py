@@ -223,7 +223,7 @@ def test_the_block_of_every_position_is_found(disk: SimulatedDisk) -> None:
     for position in [*starts, *(rng.randrange(segment.size) for _ in range(scaled(100)))]:
         block = next(b for b in found if b.offset - BASE <= position < b.next - BASE)
         assert segment.place_of_position(position) == (block.offset - BASE, block.control.first_ordinal)
-    assert segment.place_of_position(segment.size).position == segment.size
+    assert segment.place_of_position(segment.size) == (segment.size, segment.index.end_ordinal)
 
 
 def test_behind_damaged_records_the_walk_goes_on_at_the_next_block(disk: SimulatedDisk) -> None:
