@@ -199,6 +199,22 @@ def test_a_member_that_lost_the_partition_commits_nothing(
     assert (orders(fresh), kept()) == ([], None)
 
 
+@pytest.mark.parametrize("of_connection", [False, True])
+def test_what_was_refused_does_not_count_as_saved_even_where_the_program_goes_on_to_commit(
+    fresh: Engine, consumer: tfmq.Consumer[Any], open_one: Open, kept: Kept, of_connection: bool
+) -> None:
+    message = next(consumer)
+    told: list[Any] = []
+    positions = consumer._core.positions
+    positions.saved_elsewhere = told.append  # type: ignore[method-assign]
+    positions.entrusted = told.append  # type: ignore[method-assign]
+    open_one().claim("billing", 1 << 40, [ORDERS])
+    with Session(fresh) as session, session.begin(), pytest.raises(Fenced):
+        where = session.connection() if of_connection else session
+        tfmq.sql.commit_offsets(where, consumer, message)
+    assert (kept(), told) == (None, [])
+
+
 def test_behind_a_refusal_the_other_partitions_of_the_batch_come_again(
     fresh: Engine, broker: SimulatedBroker, open_one: Open
 ) -> None:
