@@ -125,7 +125,9 @@ def test_a_dead_letter_that_is_handled_again_is_in_nobodys_lane_and_can_be_taken
     other.cancelled = True
     assert [lanes.next(0), lanes.next(0), lanes.next(0)] == [letter, mine, None]
     lanes.done(letter)
+    assert not lanes.has_ready
     lanes.add(letter)
+    assert lanes.has_ready
     assert (lanes.next_letter(), lanes.next_letter()) == (letter, None)
 
 

@@ -75,6 +75,15 @@ def test_another_process_is_refused_until_this_one_is_gone(store: LocalStore) ->
     assert taken.stdout == "[('orders', 0)]\n"
 
 
+def test_a_second_close_leaves_alone_what_others_have_opened_since(store: LocalStore, tmp_path: Path) -> None:
+    keep(store, b"a")
+    store.close()
+    others = [os.open(tmp_path, os.O_RDONLY) for _ in range(8)]
+    store.close()
+    for descriptor in others:
+        os.close(descriptor)  # raises where it is closed already
+
+
 def test_a_forked_child_has_nothing_of_its_parents(store: LocalStore) -> None:
     keep(store, b"a")
     child = os.fork()

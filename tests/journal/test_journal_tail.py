@@ -131,6 +131,8 @@ def test_only_so_much_of_a_torn_tail_and_so_many_of_them_are_kept() -> None:
         journal.send(2, TORN_SIZE_MAX + 1000 if journal.number < 3 else 50)
         journal.disk.write_file(journal.file(), journal.disk.read_file(journal.file())[:-1])
         journal.kill()
+        assert journal.disk.crash(keep="nothing").list(FOLDER) == journal.disk.list(FOLDER)
+    assert journal.disk.closed_unforced == [], "a copy that is not forced is evidence that a power cut takes"
     torn = [name for name in journal.disk.list(FOLDER) if parse_torn_name(name) is not None]
     assert len(torn) == TORN_FILES_MAX
     assert all(len(journal.disk.read_file(journal.path(name))) <= TORN_SIZE_MAX for name in torn)
