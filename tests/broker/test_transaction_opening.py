@@ -106,6 +106,7 @@ def test_another_broker_s_journal_is_refused() -> None:
             broker.disk.write_file(WORD, b"")
         with pytest.raises(Corrupt, match="belongs to this data"):
             Broker(broker.disk, broker.clock)
+        assert {file.path for file in broker.disk.open_files} <= {DATA}, "it holds no file of the journal"
 
 
 def test_the_word_beside_a_whole_journal_is_taken_back_and_changes_nothing() -> None:
