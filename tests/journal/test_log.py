@@ -283,6 +283,18 @@ def test_append_times_never_go_back(bench: Bench) -> None:
     assert bench.log.oldest_ms == first and (bench.log.newest_ms or 0) > first
 
 
+def test_retention_by_size_leaves_as_much_after_many_rounds_as_after_the_first() -> None:
+    bench = Bench(segment_bytes=1000, retention_bytes=5000)
+    log, left = bench.open(), []
+    for _ in range(6):
+        for _ in range(10):
+            bench.send(size=300)
+        log.retain(0)
+        left.append(log.end_offset - log.first_offset)
+    assert log.first_offset > 5000
+    assert all(5000 <= each < 7000 for each in left[2:]), left
+
+
 def test_flush_is_due_after_so_many_messages_or_so_many_seconds() -> None:
     bench = Bench(flush_messages=5, flush_seconds=10)
     log = bench.open()
