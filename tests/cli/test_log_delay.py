@@ -10,7 +10,9 @@ import pytest
 from journal import Log, RealDisk, SystemClock
 from journal.header import make_id, make_log_id, make_record
 from tests.cli.conftest import Cli
+from tfmq.cli.log import Moved, reports_of
 from tfmq.cli.log_delay import line_of_delayed
+from tfmq.cli.offline import bucket_files_of, segments_of
 from tfmq.delay.arrivals import LOG_ID, ArrivedBatch, arrival_options
 from tfmq.delay.buckets import Buckets
 
@@ -128,3 +130,14 @@ def test_a_running_server_is_not_disturbed(offline: Cli, data: Path) -> None:
 def test_a_bucket_that_cannot_be_read_is_named() -> None:
     row = {"kind": "damaged", "due": 0, "file": "f", "position": 1, "next": 9, "reason": "rotten"}
     assert line_of_delayed(row).endswith("DAMAGED from 1 to 9 of f: rotten")
+
+
+def test_the_bar_of_a_verification_moves_by_each_file_once(data: Path) -> None:
+    steps: list[int] = []
+    assert len(list(reports_of(RealDisk(), data, False, Moved(steps.append)))) == 3
+    files = (*segments_of(data), *bucket_files_of(data))
+    assert sum(steps) == sum(file.stat().st_size for file in files) and min(steps) > 0
+    moved, far = Moved(steps.append), len(steps)
+    for path, done in (("a", 10), ("a", 30), ("b", 5)):
+        moved(path, done, 100)
+    assert steps[far:] == [10, 20, 5]

@@ -140,6 +140,10 @@ def test_the_command_prints_json_and_says_by_its_exit_code_what_it_found(
     assert run(command, "audit", [str(data)]) == 4
     printed = capsys.readouterr()
     assert "damaged block" in printed.out and "1 finding" in printed.err
+    shutil.rmtree(data / f"{LATER}-1")
+    assert run(command, "audit", [str(data), "--json"]) == 4
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert {(each["kind"], each["topic"], each["partition"]) for each in found} >= {(kinds.FOLDER, LATER, 1)}
 
 
 @pytest.mark.parametrize(
