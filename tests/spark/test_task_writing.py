@@ -55,6 +55,12 @@ def test_all_tasks_together_are_the_verdict(task: Task) -> None:
     assert sorted(each or b"" for each in task.visible()) == [b"", b"a", b"b", b"c"]
 
 
+def test_the_owner_of_a_part_says_which_batch_it_is_of(task: Task) -> None:
+    task.write(7, [b"a"])
+    (found,) = task.broker.admin().transactions()
+    assert (found.state, found.owner.partition(" at ")[0]) == ("prepared", "tfmq-spark batch 7")
+
+
 def test_a_task_without_rows_asks_the_broker_for_nothing_and_counts(task: Task) -> None:
     task.broker.stop()
     empty = task.write(0, [], [])
