@@ -45,9 +45,10 @@ def first_file(bench: Bench) -> str:
 
 
 def mend(bench: Bench) -> list[tuple[str, int, int]]:
+    open_before = set(bench.disk.open_files)
     planned = repair_buckets(bench.disk, FOLDER, dry_run=True)
     done = repair_buckets(bench.disk, FOLDER)
-    assert done == planned
+    assert done == planned and bench.disk.open_files == open_before
     return [(each.file.rpartition("/")[2], each.kept, each.lost) for each in done]
 
 
