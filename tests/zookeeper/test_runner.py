@@ -90,6 +90,20 @@ def test_questions_are_answered_in_turn_and_changes_are_told(
     assert nodes.exists(f"{root}/a") is None
 
 
+def test_only_what_was_cut_short_is_asked_again_without_a_change(
+    zookeeper: ZooKeeperServer, root: str, told: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "AGAIN_SECONDS", 0.0)
+    asker = Asker(f"{root}/a")
+    running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
+    running.start()
+    assert told.wait(60)
+    told.clear()
+    assert not told.wait(0.2)
+    running.close(30)
+    assert (len(asker.answers), asker.told) == (2, ["connected", "heard"])
+
+
 def test_a_session_gets_as_much_time_as_zookeeper_gives(
     zookeeper: ZooKeeperServer, root: str, told: threading.Event
 ) -> None:
