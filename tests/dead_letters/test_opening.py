@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.dead_letters.helpers import Process, Time, failure, finished, message
+from tests.dead_letters.test_shelf import keeping
 from tfmq import dead_letters
 from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import Link
 from tfmq.client.servers import parse_servers
-from tfmq.dead_letters import open_dead_letters
+from tfmq.dead_letters import events, open_dead_letters
 from tfmq.dead_letters.address import OWN_STORE, Address, broker_name, default_path, own_path
 from tfmq.dead_letters.desk import default_stores
-from tfmq.dead_letters.letter import DEAD, FAILING, HANDLED, WAITING
+from tfmq.dead_letters.letter import DEAD, DROPPED, FAILING, HANDLED, WAITING
 from tfmq.dead_letters.opening import open_shelf
 from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
 from tfmq.dead_letters.topic_shelf import TopicShelf
@@ -54,6 +55,23 @@ def test_who_is_told_of_none_has_the_groups_own(tmp_path: Path, monkeypatch: pyt
     assert default_stores("billing") == [
         str(tmp_path / "tfmq" / each / "billing.db") for each in ("0b1c", "2d3e")
     ]
+
+
+def test_before_the_broker_is_reached_nothing_is_done_and_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the loop over waiting letters does at each start; what ended long ago is forgotten when it is reached."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    there = SqlStore(Address("path", default_path("billing", broker="0b1c")))
+    there.apply([keeping(1), (keeping(1)[0], events.Drop(20))])
+    assert there.counts() == {("billing", DROPPED): 1}
+    link = nowhere()
+    store = open_dead_letters(OWN_STORE, group="billing", calls_max=6, wall_clock=Time(), link=link)
+    assert finished(store.take()) is None and (finished(store.seconds_until_due()) or 0) > 0
+    finished(store.tidy())
+    link.hello = hello("0b1c")
+    assert finished(store.take()) is None
+    assert there.counts() == {}
 
 
 def test_a_store_that_an_earlier_release_made_is_used_further(

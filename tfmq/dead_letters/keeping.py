@@ -71,6 +71,7 @@ class GroupDeadLetters:
         self._broker = broker
         self._stands_here = stands_here
         self._others_ms: int | None = None
+        self._untidy = False
         self._left: frozenset[str] = frozenset()
 
     @property
@@ -120,6 +121,8 @@ class GroupDeadLetters:
         broker = self._broker()
         if broker is None:
             return None
+        if self._untidy:
+            yield from self.tidy()
         yield from self._look_at_others(broker)
         for _ in range(TAKES_MAX):
             now_ms = self._now_ms()
@@ -207,6 +210,10 @@ class GroupDeadLetters:
         return bool((yield from self._settle(due, events.GiveBack(self._now_ms(), due.token))))
 
     def tidy(self) -> Operation[None]:
+        """Before the broker is reached it is not known which store that is: it is done when it is."""
+        self._untidy = self._broker() is None
+        if self._untidy:
+            return
         while (yield from self.shelf.prune(self._now_ms())):
             pass
 
