@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.fakes import Net
+from tests.server.fakes import Failed, Net
 from tfmq.errors import BadFrame
 from tfmq.limits import KIB, MIB
-from tfmq.server.transport import LINGER_SECONDS, UNSENT_BYTES_PAUSE, address_text
+from tfmq.server.transport import LINGER_SECONDS, SLICE_SECONDS, UNSENT_BYTES_PAUSE, address_text
 
 
 def frame(content: bytes) -> bytes:
@@ -315,3 +315,51 @@ def test_a_read_that_finds_nothing_waits_and_one_that_fails_ends_the_connection(
 def test_an_address_is_written_as_people_write_it() -> None:
     assert address_text("127.0.0.1", 1) == "127.0.0.1:1"
     assert address_text("::1", 1) == "[::1]:1"
+
+
+COST_SECONDS = 0.005
+
+
+class Slow(Sink):
+    """Each frame takes `COST_SECONDS`."""
+
+    def frame_received(self, view: memoryview, hold: Any) -> None:
+        super().frame_received(view, hold)
+        self.transport.reactor.rightNow += COST_SECONDS
+
+
+def test_many_busy_connections_share_what_one_may_take_of_a_turn() -> None:
+    net = Net()
+    sinks = [Slow() for _ in range(30)]
+    for sink in sinks:
+        connection, socket = net.connect(sink)
+        socket.incoming.append(frame(b"abcd") * 40)
+        connection.doRead()
+    begun, calls = net.reactor.seconds(), net.reactor.calls
+    net.reactor.calls = []
+    for call in calls:  # the next turn
+        call.func(*call.args)
+    assert net.reactor.seconds() - begun <= SLICE_SECONDS + len(sinks) * COST_SECONDS
+    net.reactor.advance(0)
+    assert [len(sink.frames) for sink in sinks] == [40] * 30 and net.traffic.put_off == 0
+
+
+def test_one_busy_connection_takes_no_more_than_its_slice_of_a_turn() -> None:
+    net = Net()
+    connection, socket, sink = *net.connect(slow := Slow()), slow
+    socket.incoming.append(frame(b"abcd") * 40)
+    connection.doRead()
+    assert len(sink.frames) * COST_SECONDS <= SLICE_SECONDS + COST_SECONDS
+    net.reactor.advance(0)
+    assert len(sink.frames) == 40
+
+
+def test_a_connection_that_is_lost_while_its_requests_are_put_off_is_forgotten() -> None:
+    net = Net()
+    connection, socket, sink = *net.connect(slow := Slow()), slow
+    socket.incoming.append(frame(b"abcd") * 40)
+    connection.doRead()
+    connection.connectionLost(Failed(ConnectionResetError()))
+    before = len(sink.frames)
+    net.reactor.advance(0)
+    assert len(sink.frames) == before and net.traffic.put_off == 0

@@ -68,6 +68,8 @@ class Traffic:
         self.clock = clock
         self.arena = ReceiveArena(pool)
         self.unsent_bytes = 0
+        self.put_off = 0
+        """Connections with requests that wait for the next turn: what they take of it is shared among them."""
         self.set_limits(limits)
         self._call_later = call_later
         self.receiving_bytes = 0

@@ -46,8 +46,8 @@ reset.
 CROWDED_BYTES = 4096
 """One read takes no more while memory for half frames is short: so their beginnings do not add up either."""
 SLICE_SECONDS = 0.05
-"""One connection's requests take no more of a turn, but for the one that is under way: a read may hold thousands
-whose answers cost a tenth of a second each.
+"""The requests of connections with more than one turn takes have so much of a turn together, and one request each: a
+read may hold thousands whose answers cost a tenth of a second each, and a hundred connections may have such reads.
 """
 SLICE = "slice"
 """The reason of that pause."""
@@ -171,7 +171,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _take_frames(self, view: memoryview, hold: Buffer) -> None:
         position, end = 0, len(view)
         protocol, now = self.protocol, self._traffic.clock.monotonic
-        deadline = now() + SLICE_SECONDS
+        deadline = now() + SLICE_SECONDS / (1 + self._traffic.put_off)
         while end - position >= 4:
             if self._ending or self.disconnecting or self._aborting or self.disconnected:
                 return
@@ -193,11 +193,13 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _put_off(self, rest: bytes) -> None:
         """What is left of a read waits until the others had their turn."""
         self.pause(SLICE)
+        self._traffic.put_off += 1
         self.reactor.callLater(0, self._go_on, rest)
 
     def _go_on(self, rest: bytes) -> None:
+        self._traffic.put_off -= 1
         self.resume(SLICE)
-        if rest:
+        if rest and not self.disconnected:
             buffer = self._traffic.pool.allocate(len(rest))
             buffer.view[:] = rest
             try:
