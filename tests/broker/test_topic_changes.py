@@ -206,6 +206,18 @@ def test_a_topic_deleted_while_its_log_rolls_waits_for_the_worker() -> None:
     assert rolling.code in ("ok", "unknown_topic")
 
 
+def test_a_stop_does_not_wait_for_topics_that_are_still_to_be_made() -> None:
+    broker = Broker(queued=True)
+    answers = [broker.ask(CreateTopic(name, 100, {})) for name in "abc"]
+    stopped: list[bool] = []
+    broker.engine.stop(lambda: stopped.append(True))
+    broker.work()
+    assert stopped == [True]
+    assert [(answer.code, answer.failure.outcome) for answer in answers] == [("busy", "not done")] * 3
+    assert not any(name.startswith(("a-", "b-", "c-")) for name in broker.disk.list(DATA))
+    assert Broker(broker.disk).ask(Metadata(None, False)).topics == []
+
+
 def test_a_creation_that_fails_is_taken_back() -> None:
     broker = Broker()
     broker.disk.faults.fail("create", path="orders-1")

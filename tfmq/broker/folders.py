@@ -18,11 +18,13 @@ from journal.log import Log
 from journal.mark import WrongLog
 from journal.names import join, mark_name, parse_partition_folder, partition_folder
 from journal.options import LogOptions
+from tfmq.broker.faults import STOPPING
 from tfmq.broker.partition import Partition
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import TopicRow
 from tfmq.broker.topics import Topic, Unopened
 from tfmq.data_folder import misplaced
+from tfmq.errors import Busy
 
 log = logging.getLogger("tfmq.broker")
 
@@ -60,6 +62,8 @@ class Folders:
         self._disk, self._data, self._clock = disk, data, clock
         self._options, self._producers = options, producers
         self.partition = partition
+        self.stopping = False
+        """No topic is made or grown any more, also not the rest of one that is under way."""
 
     def path(self, name: str, number: int) -> str:
         return join(self._data, partition_folder(name, number))
@@ -72,11 +76,13 @@ class Folders:
 
         The paths of folders that were not there go into `made`, so that only those are removed again: one that
         was there may hold what nobody else has. What an interrupted attempt left behind is taken up. Raises
-        OSError, Full, Corrupt (WrongLog: another topic's folder).
+        OSError, Full, Corrupt (WrongLog: another topic's folder), Busy once the broker is stopping.
         """
         opened: list[Opened] = []
         try:
             for number in range(topic.partitions, topic.target):
+                if self.stopping:
+                    raise Busy(STOPPING)
                 path = self.path(topic.name, number)
                 if not self._disk.exists(path):
                     self._disk.make_folder(path)

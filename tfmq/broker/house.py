@@ -407,6 +407,7 @@ class House:
     def stop(self, done: Callable[[], None]) -> None:
         """See `Engine.stop`."""
         self.open = False
+        self.folders.stopping = True
         self._stopped = done
         self.polls.close()
         self.groups.stop()

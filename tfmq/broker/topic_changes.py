@@ -27,6 +27,7 @@ from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
     BadRequest,
+    Busy,
     NotAllowed,
     StorageStopped,
     TopicExists,
@@ -167,6 +168,8 @@ class TopicChanges:
 
     def _refusal(self, name: str, count: int) -> BaseException | None:
         """Why the topic cannot be made."""
+        if self._folders.stopping:
+            return Busy(faults.STOPPING)
         if self._topics.find(name) is not None:
             return TopicExists(f"There is a topic {name} already.")
         if any(each.name == name for each in self._catalog.register.topics.values()):
