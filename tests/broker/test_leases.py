@@ -2,10 +2,11 @@
 
 import random
 
+from journal.header import PRODUCER_ID_MAX
 from journal.testing import Moment, crash_states
 from tests.broker.helpers import Broker
 from tests.scale import SEED, scaled
-from tfmq.broker.leases import RANGE, RANGE_SECONDS
+from tfmq.broker.leases import IDS_PER_SECOND, RANGE, RANGE_SECONDS
 
 
 def test_leases_are_contiguous_and_never_overlap() -> None:
@@ -29,6 +30,27 @@ def test_no_id_is_given_twice_over_any_crash() -> None:
     for moment, last in moments:
         for disk in crash_states(moment, scaled(5), random.Random(SEED)):
             assert Broker(disk).lease() > last
+
+
+def test_an_older_copy_that_is_started_later_gives_no_id_again() -> None:
+    broker = Broker()
+    broker.lease()
+    broker.stop()
+    copy = next(iter(crash_states(Moment(broker.disk), 1, random.Random(SEED))))  # all of it was forced
+    went_on = Broker(broker.disk, broker.clock)
+    went_on.advance(60)
+    given = went_on.lease(1024) + 1023
+    went_on.advance(RANGE / IDS_PER_SECOND)
+    restored = Broker(copy, went_on.clock)
+    assert restored.lease() > given
+
+
+def test_a_clock_that_is_wrong_by_centuries_leaves_half_of_the_ids() -> None:
+    broker = Broker()
+    broker.lease()
+    broker.clock.jump_wall(1000 * 365.25 * 86_400)
+    broker.advance(RANGE_SECONDS + 1)
+    assert PRODUCER_ID_MAX // 2 <= broker.lease() <= PRODUCER_ID_MAX // 2 + RANGE
 
 
 def test_one_force_serves_many_leases() -> None:

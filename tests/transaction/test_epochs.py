@@ -15,7 +15,7 @@ from tests.scale import scaled
 from tests.transaction.desk import FOLDER, Desk
 from tests.transaction.stores import Store
 from tfmq.errors import Busy, DiskFull, StorageStopped
-from tfmq.transaction.epochs import AHEAD, RANGE, Epochs
+from tfmq.transaction.epochs import AHEAD, RANGE, Epochs, first_epoch
 
 Forced = Callable[[BaseException | None], None]
 
@@ -31,6 +31,16 @@ class Leases:
         end, forced = self.asked.pop(0)
         forced(error)
         return end
+
+
+def test_the_first_epoch_of_a_start_is_beyond_what_a_folder_gave_that_this_one_is_an_older_copy_of() -> None:
+    begun = 1_800_000_000_000
+    went_on = first_epoch(5 * RANGE, begun)
+    assert went_on > 5 * RANGE
+    assert first_epoch(5 * RANGE, begun + 9_000) > went_on + RANGE
+    assert first_epoch(went_on + RANGE, begun - 9_000) == went_on + RANGE, "a clock that was set back"
+    assert first_epoch(1, begun) == 1, "a new folder is no copy"
+    assert first_epoch(5, 1 << 62) < 1 << 62, "a clock that is wrong by centuries"
 
 
 def test_epochs_rise_one_by_one() -> None:

@@ -3,6 +3,9 @@
 They are taken from ranges that are forced before the first id of them is given out, and what is left of a
 range after a stop, or after an hour, is never used: so an id is given out at most an hour after its range
 was leased, and the age of an id is known to the hour.
+
+A data folder may be an older copy of one that went on: its counter is behind ids that are in use. So a range begins
+at the clock's number where that is higher (`IDS_PER_SECOND`), except in a folder that never gave an id.
 """
 
 from collections import deque
@@ -17,6 +20,13 @@ from tfmq.errors import ServerError
 
 RANGE: Final = 4096
 """Ids leased at once: one force serves many; 40 bits last for ever at one range an hour and more."""
+
+IDS_PER_SECOND: Final = 256
+CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
+"""The clock's number is 256 for each second since November 2023. A range is 4,096, so a copy that is started 16 seconds
+after the folder it was taken from leased its last range gives none of its ids again."""
+CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
+"""A clock that is wrong by centuries uses up no more than half of all ids; the true time reaches it in 2091."""
 
 RANGE_SECONDS: Final = 3600.0
 """Older ranges are given up; far below the time after which ids expire."""
@@ -53,7 +63,7 @@ class Leases:
             taken(first, None)
 
     def _refill(self) -> None:
-        begin = self._catalog.register.next_id
+        begin = self._begin()
         end = begin + RANGE
         if end > PRODUCER_ID_MAX:
             self._fail(ServerError("All 2^40 ids have been given out; this data folder cannot go on."))
@@ -68,6 +78,14 @@ class Leases:
             self._serve()
 
         self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)
+
+    def _begin(self) -> int:
+        """Where the next range begins. What lies between the counter and the clock's number is given up."""
+        register = self._catalog.register
+        if not register.leases:
+            return register.next_id
+        seconds = self._clock.wall_ms() // 1000 - CLOCK_BEGIN_SECONDS
+        return max(register.next_id, min(seconds * IDS_PER_SECOND, CLOCK_ID_MAX))
 
     def _fail(self, error: BaseException) -> None:
         waiting, self._waiting = self._waiting, deque()

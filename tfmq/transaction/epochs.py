@@ -2,7 +2,8 @@
 of the same name can never meet a newer one.
 
 They are taken from ranges; a range is forced to the disk before its first epoch is given out, and what is left of it
-after a stop is never used.
+after a stop is never used. The journal may be an older copy of one that went on, so the first range of a start begins
+at the clock's number where that is higher.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,20 @@ AHEAD: Final = RANGE // 2
 WAITING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
 )
+
+
+EPOCHS_PER_SECOND: Final = 1 << 17
+"""More than can be given out, so the clock's number passes each range within eight seconds."""
+CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
+CLOCK_EPOCH_MAX: Final = 1 << 61
+
+
+def first_epoch(end: int, wall_ms: int) -> int:
+    """The first epoch of a start: not below `end`, where the journal's ranges end, and, unless no range was ever leased
+    (`end` is 1), not below the clock's number."""
+    if end <= 1:
+        return end
+    return max(end, min((wall_ms // 1000 - CLOCK_BEGIN_SECONDS) * EPOCHS_PER_SECOND, CLOCK_EPOCH_MAX))
 
 
 class Epochs:

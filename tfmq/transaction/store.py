@@ -18,7 +18,7 @@ from tfmq.limits import PRODUCER_IDLE_SECONDS
 from tfmq.transaction import operations, slices, states
 from tfmq.transaction.checkpoints import Checkpoints
 from tfmq.transaction.commit_groups import CommitGroups
-from tfmq.transaction.epochs import RANGE, Epochs
+from tfmq.transaction.epochs import RANGE, Epochs, first_epoch
 from tfmq.transaction.holds import Holds
 from tfmq.transaction.ledger import Ledger
 from tfmq.transaction.outcomes import LOCAL_PREFIX, Outcome, Outcomes
@@ -140,7 +140,7 @@ class JournalTransactionStore(Recording):
 
     def _start(self) -> None:
         self.dropped = self._ledger.recovered(Holds(self._journal))
-        first = self._ledger.epochs_end
+        first = first_epoch(self._ledger.epochs_end, self._clock.wall_ms())
         if self._ledger.repaired:
             first += RANGE  # of one that is lost nobody knows which were given out
         lease = self._epochs_operation(first + RANGE)
