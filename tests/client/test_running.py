@@ -503,8 +503,10 @@ def test_the_place_is_saved_before_messages_ever_further_behind_a_start_begin(be
     assert (seen[32], seen[39]) == (bench.place("32"), bench.place("32"))
 
 
-def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(bench: Bench) -> None:
-    """A recursion without an end; words as long as a payload, of which some cannot be written."""
+def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A recursion without an end; words as long as a payload, of which some cannot be written. The log is bounded too."""
 
     class Unspeakable(Exception):
         def __str__(self) -> str:
@@ -526,6 +528,9 @@ def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(bench: Bench) -> N
         "mute": "Unspeakable",
     }
     assert all(len(each.error) <= 1000 and len(each.traceback) <= 8000 for each in found.values())
+    logged = [logging.Formatter().format(record) for record in caplog.records if "failed" in record.msg % record.args]
+    assert len(logged) == 3 and all(len(each.encode()) < 9000 for each in logged)
+    assert [each for each in logged if "\\udc80" in each] and all("in handler" in each for each in logged[:1])
 
 
 # The store

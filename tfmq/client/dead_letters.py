@@ -47,8 +47,8 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, at_ms: int) -> Failure:
         """The failure that `error` is."""
-        lines = _printed(traceback.format_exception, error)
-        sentence = " ".join(_printed(_without_source, error).split())
+        lines = printed(traceback.format_exception, error)
+        sentence = " ".join(printed(_without_source, error).split())
         return cls(at_ms, sentence[:ERROR_CHARACTERS], lines[-TRACEBACK_CHARACTERS:])
 
 
@@ -61,8 +61,9 @@ def _without_source(error: BaseException) -> list[str]:
     return [f"{type(error).__name__}: {error.msg}"]
 
 
-def _printed(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
-    """As Python prints it, in letters that can be stored; of an error that cannot be printed its class."""
+def printed(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
+    """The text that `form` makes of `error`, in letters that can be stored; of an error that cannot be printed its
+    class."""
     try:
         text = "".join(form(error))
     except Exception:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from tfmq import limits
+from tfmq.client.dead_letters import TRACEBACK_CHARACTERS, printed
 from tfmq.client.ledger import IN_WORK
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.steering import Reject, RetryLater
@@ -21,6 +23,7 @@ log = logging.getLogger("tfmq.consumer")
 Listener = Callable[[ReceivedMessage[Any]], Any]
 """Called with a message; what it returns is awaited where that can be. Returning acknowledges."""
 Function = TypeVar("Function", bound=Listener)
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _OURS: Final = "tfmq.client."
 """Modules between a worker and the user's function; their frames are left out at the head of a traceback."""
 
@@ -169,12 +172,22 @@ def log_failure(
     else:
         cause = error
         level, words = logging.WARNING, f"a call of its handler failed ({type(error).__name__}){then}."
-    log.log(level, "%s: %s", place, words, exc_info=_exc_info(cause) if tracebacks else None)
+    exc_info = _exc_info(cause) if tracebacks else None
+    text = "" if exc_info is None else _bounded(exc_info)
+    log.log(level, "%s: %s%s", place, words, text and f"\n{text}", exc_info=None if text else exc_info)
 
 
-def _exc_info(
-    error: BaseException | None,
-) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
+def _bounded(exc_info: ExcInfo) -> str:
+    """The end of the traceback's text where all of it is too long for a log, or cannot be encoded; otherwise "" """
+    text = printed(lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1])
+    try:
+        whole = "".join(traceback.format_exception(*exc_info)).encode()
+    except Exception:  # a lone surrogate, or an error that cannot be printed
+        whole = None
+    return "" if whole is not None and len(text) <= TRACEBACK_CHARACTERS else text[-TRACEBACK_CHARACTERS:]
+
+
+def _exc_info(error: BaseException | None) -> ExcInfo | None:
     """What a log record carries of `error`; None where a codec's words would be in it."""
     if error is None or _quotes_payload(error):
         return None
