@@ -218,7 +218,10 @@ class _Repair:
         forced = max(end, self.survey.forced(file))
         for gap in self.survey.parts(file):
             if isinstance(gap, Gap) and gap.first < forced:
-                yield gap if gap.later else gap._replace(next=max(gap.next, end))
+                # After the last snapshot's place there may be too few bytes, of a foreign file, for a filler: it is
+                # made longer where nothing follows.
+                ends = [start + HEADER_SIZE for start in self._starts(gap)]
+                yield gap if gap.later else gap._replace(next=max(gap.next, end, *ends))
 
     def _fill(
         self,
@@ -242,11 +245,14 @@ class _Repair:
 
     def _fillers(self, gap: Gap) -> Iterator[tuple[int, int]]:
         """(place, size) of the fillers of a gap; one begins wherever a replay may."""
-        starts = {head.place for head in self.survey.snapshots.values() if gap.first < head.place < gap.next}
-        for begin, end in pairwise([gap.first, *sorted(starts), gap.next]):
+        for begin, end in pairwise([gap.first, *sorted(self._starts(gap)), gap.next]):
             for part in _parts(end - begin):
                 yield begin, part
                 begin += part
+
+    def _starts(self, gap: Gap) -> set[int]:
+        """Places of snapshots in a gap."""
+        return {head.place for head in self.survey.snapshots.values() if gap.first < head.place < gap.next}
 
     def _replace(self, path: str, file: JournalFile | None, patches: list[_Patch]) -> None:
         """The original is kept aside, the mended file made and forced, then renamed over the original."""

@@ -88,10 +88,19 @@ def repair(
     )
     paths = [names.join(folder, names.segment_name(base, suffix)) for base in bases]
     log_id = _whose(disk, folder, paths)
-    if log_id is None or not bases:
+    if log_id is None:
         return []
     marks, mark_fault = _read_mark(disk, folder, log_id)
     done = _mend_states(disk, folder, log_id, dry_run)
+    if not bases:
+        if marks is None or marks.first == marks.forced:
+            return done
+        # No segment is left: the log goes on where the mark knows that it ended, as a start would have it.
+        bases = [marks.forced]
+        if dry_run:
+            return [*done, _begin_later(disk, folder, log_id, marks, bases, suffix, dry_run)]
+        disk.create(names.join(folder, names.segment_name(marks.forced, suffix))).close()
+        disk.force_folder(folder)
     if marks is not None and not dry_run and any(marks.first <= start < bases[0] for start in starts):
         # Somebody goes on reading where no segment is any more: one of fillers takes their place.
         disk.create(names.join(folder, names.segment_name(marks.first, suffix))).close()
@@ -174,12 +183,13 @@ def _begin_later(
     disk: Disk, folder: str, log_id: int, marks: Marks, bases: list[int], suffix: str, dry_run: bool
 ) -> Repaired:
     """Segments are missing at the beginning: the log begins with the first that is there."""
-    ordinal = marks.first_ordinal
-    segment = Segment.open(disk, folder, bases[0], log_id, writable=False, suffix=suffix)
-    try:
-        block = next(segment.sound_blocks(), None)
-    finally:
-        segment.close()
+    block = None
+    if disk.exists(names.join(folder, names.segment_name(bases[0], suffix))):
+        segment = Segment.open(disk, folder, bases[0], log_id, writable=False, suffix=suffix)
+        try:
+            block = next(segment.sound_blocks(), None)
+        finally:
+            segment.close()
     ordinal = block.control.first_ordinal if block is not None else marks.forced_ordinal
     if not dry_run:
         forced = max(marks.forced, bases[0])

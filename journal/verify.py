@@ -28,7 +28,7 @@ from journal.header import (
     split_body,
 )
 from journal.index import Index
-from journal.mark import MarkFile, Marks
+from journal.mark import MarkFile, Marks, read_log_id
 from journal.segment import Segment
 from journal.state import read_snapshot
 from journal.survey import Stretch, find_log_id, survey
@@ -93,7 +93,9 @@ def verify(
     children = disk.list(path)
     partitions = [child for child in children if names.parse_partition_folder(child) is not None]
     partitions = [child for child in partitions if disk.is_folder(names.join(path, child))]
-    is_partition = any(names.parse_segment_name(child, suffix) is not None for child in children)
+    is_partition = names.mark_name() in children or any(
+        names.parse_segment_name(child, suffix) is not None for child in children
+    )
     if not is_partition and not partitions:
         raise FileNotFoundError(f"{path} holds neither segment files nor folders of partitions")
     for folder in [path] if is_partition else [names.join(path, child) for child in partitions]:
@@ -269,10 +271,12 @@ class _Folder:
             self.find(child, 0, 0, "a name that the journal does not give", "name", NOTE)
 
     def _mark(self, bases: list[int]) -> None:
-        if self.log_id is None:
-            return
         file = names.mark_name()
         try:
+            if not bases:
+                self.log_id = read_log_id(self.disk, self.folder)
+            if self.log_id is None:
+                return
             marks = MarkFile(self.disk, self.folder, self.log_id).read()
         except Corrupt as error:
             self.find(file, error.first, error.next, error.reason, "mark")
@@ -283,6 +287,10 @@ class _Folder:
                 self.find(file, 0, 0, "it is missing, and there are segments", "mark", NOTE)
             elif marks is not None and bases:
                 self._compare_mark(file, marks, bases)
+            elif marks is not None and marks.first < marks.forced:
+                self.find(
+                    file, marks.first, marks.forced, "bytes are missing: there is no segment file", "first"
+                )
 
     def _compare_mark(self, file: str, marks: Marks, bases: list[int]) -> None:
         end = self.end or 0

@@ -528,7 +528,11 @@ def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(
         "mute": "Unspeakable",
     }
     assert all(len(each.error) <= 1000 and len(each.traceback) <= 8000 for each in found.values())
-    logged = [logging.Formatter().format(record) for record in caplog.records if "failed" in record.msg % record.args]
+    logged = [
+        logging.Formatter().format(record)
+        for record in caplog.records
+        if "failed" in record.msg % record.args
+    ]
     assert len(logged) == 3 and all(len(each.encode()) < 9000 for each in logged)
     assert [each for each in logged if "\\udc80" in each] and all("in handler" in each for each in logged[:1])
 

@@ -11,6 +11,7 @@ Invariants, for each file and each kind of damage:
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -488,4 +489,6 @@ def test_every_damage_is_served_around_or_refused_and_repaired(
             examine(clean, path, kind, caplog)
         except Trouble as trouble:
             troubles.append(f"{path}, {kind}: {trouble}")
+        except Exception as error:
+            troubles.append(f"{path}, {kind}: {error!r} in {traceback.extract_tb(error.__traceback__)[-1]}")
     assert not troubles, f"{len(troubles)} of {len(chosen)}:\n" + "\n".join(troubles)

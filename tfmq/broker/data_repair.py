@@ -504,11 +504,17 @@ def _write(disk: Disk, found: CatalogSurvey) -> None:
 
 
 def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
-    """(folder, ending of its segments) of the logs in a data folder that have segments: partitions and arrivals."""
+    """(folder, ending of its segments) of the logs in a data folder that have segments, or had: partitions and
+    arrivals.
+    """
     partitions = [name for name in disk.list(data) if names.parse_partition_folder(name) is not None]
     folders = [(names.join(data, name), names.SEGMENT_SUFFIX) for name in partitions]
     arrivals = names.join(names.join(data, DELAY_FOLDER), ARRIVALS_NAME)
-    return [each for each in [*folders, (arrivals, ARRIVALS_SUFFIX)] if _has_segments(disk, *each)]
+    return [each for each in [*folders, (arrivals, ARRIVALS_SUFFIX)] if _has_log(disk, *each)]
+
+
+def _has_log(disk: Disk, folder: str, suffix: str) -> bool:
+    return _has_segments(disk, folder, suffix) or disk.exists(names.join(folder, names.mark_name()))
 
 
 def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:
