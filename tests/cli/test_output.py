@@ -67,6 +67,15 @@ def test_no_column_is_left_out_however_narrow_the_terminal_is(
     assert all(value in shown for value in row.values())
 
 
+def test_a_name_of_blanks_has_a_line_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    output().rows([{"xid": " " * 90, "state": "prepared" * 8}], ["xid", "state"], "none")
+    assert "prepared" * 8 in capsys.readouterr().out
+
+
 WIDE = {
     "id": "0123456789abcdef",
     "state": "heuristic_committed",

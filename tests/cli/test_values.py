@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from tfmq.cli.values import Duration, Moment, Place, Property, duration_seconds, point_in_time
+from tfmq.cli.values import Count, Duration, Moment, Place, Property, duration_seconds, point_in_time
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,13 @@ def test_a_duration_option_says_what_to_write() -> None:
     assert Duration().convert("3s", None, None) == 3.0
     with pytest.raises(click.BadParameter, match="30s"):
         Duration().convert("soon", None, None)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "9" * 30, "9" * 5_000])
+def test_what_is_no_count_is_told_and_not_shown_at_length(text: str) -> None:
+    with pytest.raises(click.UsageError, match="no number of partitions: write a whole number") as caught:
+        Count("partitions").convert(text, None, None)
+    assert len(caught.value.message) < 120
 
 
 def test_a_property_is_key_and_value() -> None:

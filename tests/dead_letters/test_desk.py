@@ -151,6 +151,8 @@ def test_the_stores_of_consumers_that_were_told_of_none_are_found(
     assert sorted(default_stores("billing")) == sorted(
         [default_path("billing"), default_path("billing", broker="0b1c")]
     )
+    for pattern in ("*", "/billing", "**x", "[b]illing", "../billing"):
+        assert default_stores(pattern) == [], "a group's name is no pattern of files"
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

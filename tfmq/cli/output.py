@@ -243,9 +243,10 @@ def print_lines(
                 line += BETWEEN + piece if line else piece
             if cell_len(line) > width and len(text) > UNBROKEN_WIDTH:
                 # A word that is longer than a line stays in one piece, so that it can be copied.
-                *lines, line = wrap(
+                lines = wrap(
                     line, width, subsequent_indent=BETWEEN, break_long_words=False, break_on_hyphens=False
                 )
+                line = lines.pop() if lines else ""  # a name may be nothing but blanks
                 click.echo("".join(f"{each}\n" for each in lines), nl=False)
         click.echo(line)
 

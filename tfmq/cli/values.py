@@ -81,8 +81,10 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
         text = str(value)
-        if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-            self.fail(f"{text!r} is no number of {self.what}: write a whole number from 1 on", param, context)
+        if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) < 10**19:
+            self.fail(
+                f"{text[:40]!r} is no number of {self.what}: write a whole number from 1 on", param, context
+            )
         return int(text)
 
 

@@ -37,9 +37,10 @@ CALLS = 6
 
 def default_stores(group: str | None = None) -> list[str]:
     """The stores of this user's consumers that were told of none, of all brokers; or those of one group."""
-    folder, name = state_folder(), f"{'*' if group is None else group}{SUFFIX}"
-    found = [*folder.glob(name), *folder.glob(f"*/{name}")] if folder.is_dir() else []
-    return sorted(str(each) for each in found if each.is_file())
+    folder = state_folder()
+    found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")] if folder.is_dir() else []
+    meant = [each for each in found if group is None or each.name == f"{group}{SUFFIX}"]
+    return sorted(str(each) for each in meant if each.is_file())
 
 
 class Desk:
