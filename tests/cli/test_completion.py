@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -65,3 +66,11 @@ def test_without_a_broker_nothing_is_offered_and_nothing_said(
 ) -> None:
     assert completed("tfmq read or", "127.0.0.1:1", capfd, monkeypatch) == []
     assert completed("tfmq read or", "file:/nowhere", capfd, monkeypatch) == []
+
+
+@pytest.mark.parametrize("words", ["read", "group show", "delay show", "schedule show", "tx show"])
+def test_completing_starts_no_broker(
+    words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert completed(f"tfmq {words} d", f"file:{tmp_path / 'data'}", capfd, monkeypatch) == []
+    assert not (tmp_path / "data").exists()

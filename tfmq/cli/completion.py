@@ -18,7 +18,7 @@ ITEMS: Final = 200
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def offered(names: "Callable[[Admin], Iterable[str]]") -> Complete:
+def offered(names: "Callable[[Admin], Iterable[str | CompletionItem]]") -> Complete:
     """What the shell offers for an argument: names that the broker knows; where none answers soon, nothing."""
 
     def complete(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
@@ -30,8 +30,9 @@ def offered(names: "Callable[[Admin], Iterable[str]]") -> Complete:
             return []  # it would start a broker
         try:
             with Admin(servers, timeout=SECONDS) as admin:
-                found = (each for each in names(admin) if each.startswith(start) and each.isprintable())
-                return [CompletionItem(each) for each in islice(found, ITEMS)]
+                items = (CompletionItem(each) if isinstance(each, str) else each for each in names(admin))
+                found = (each for each in items if each.value.startswith(start) and each.value.isprintable())
+                return list(islice(found, ITEMS))
         except TfmqError:
             return []
 

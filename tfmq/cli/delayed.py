@@ -95,20 +95,13 @@ def as_moment(edge: int) -> datetime | int:
     return edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge)
 
 
-def handles(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
-    """What the shell offers; where no broker answers soon, nothing."""
-    from tfmq.admin import Admin
-
-    try:
-        with Admin(context.params.get("servers"), timeout=completion.SECONDS) as admin:
-            found = admin.delayed(limit=completion.ITEMS)
-    except TfmqError:
-        return []
-    return [
+handles: Final = completion.offered(
+    lambda admin: (
         CompletionItem(each.handle, help=f"{each.topic} {time_text(each.due_ms)}")
-        for each in found
-        if each.handle.startswith(start)
-    ]
+        for each in admin.delayed(limit=completion.ITEMS)
+    )
+)
+"""What the shell offers."""
 
 
 def row_of(found: "DelayedDescription") -> dict[str, Any]:
