@@ -54,6 +54,10 @@ def test_a_table_is_narrow_and_steers_no_terminal() -> None:
     assert set(found) == set(COLUMNS)
     assert len(found["error"]) == ERROR_CHARACTERS and "\x1b" not in found["error"]
     assert readable(replace(LETTER, key=None))["key"] == "-"
+    strange = readable(replace(LETTER, id="\x1b[2J", group="\x1b[2J", topic="\x1b[2J", broker="\x1b[2J"))
+    assert not any("\x1b" in each for each in strange.values()), (
+        "who may write to the topic may write anything"
+    )
 
 
 def test_whole_it_is_what_send_reads() -> None:

@@ -54,6 +54,15 @@ def test_letters_of_another_broker_are_named_with_both_brokers(capsys: pytest.Ca
     assert '"foreign": {"0b1c": 3, "": 1}' in capsys.readouterr().out
 
 
+def test_what_strangers_wrote_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    clear = "\x1b[2J"
+    report = Report(targets={clear: 1}, foreign={clear: 1}, broker="2d3e", unsure=[clear], unsendable=[clear])
+    desks: Any = [Scripted(report)]
+    assert redriven(desks, Wish(), OUTPUT) == 1
+    said = capsys.readouterr()
+    assert "\x1b" not in said.err + said.out and said.err.count("[2J") == 4
+
+
 def test_a_limit_counts_over_all_stores() -> None:
     desks: Any = [
         Scripted(Report(3, 1, targets={"a": 3})),

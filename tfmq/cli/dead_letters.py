@@ -182,11 +182,11 @@ def readable(letter: "Letter") -> dict[str, str]:
     """As a table has it."""
     row = row_of(letter)
     return {
-        "id": letter.id,
+        "id": printable(letter.id),
         "state": letter.state,
-        "group": letter.group,
-        "broker": letter.broker[:BROKER_CHARACTERS] or "-",
-        "message": f"{letter.topic}-{letter.partition} {letter.offset}",
+        "group": printable(letter.group),
+        "broker": printable(letter.broker[:BROKER_CHARACTERS]) or "-",
+        "message": f"{printable(letter.topic)}-{letter.partition} {letter.offset}",
         "key": printable(row["key"] or "-"),
         "calls": str(letter.calls),
         "kept": time_text(letter.kept_ms),

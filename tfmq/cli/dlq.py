@@ -252,7 +252,10 @@ def tell(output: Output, results: Results, word: str, what: str, choice: Choice)
         return NOT_DONE if left else 0
     output.say(f"{counted(len(done), 'dead letter')}: {what}" if done or left else none_there(choice))
     for each in left:
-        click.echo(f"{each.id} is left as it is: its state was {each.state}, or changed meanwhile", err=True)
+        click.echo(
+            f"{printable(each.id)} is left as it is: its state was {each.state}, or changed meanwhile",
+            err=True,
+        )
     return NOT_DONE if left else 0
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfmq.cli.output import Output, counted, progress
+from tfmq.cli.output import Output, counted, printable, progress
 from tfmq.errors import TfmqError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def tell(total: "Report", wish: "Wish", output: Output) -> None:
         row.update(unsendable=total.unsendable, unsure=total.unsure, foreign=total.foreign)
         output.object(row)
         return
-    where = ", ".join(f"{number:,} to {topic}" for topic, number in sorted(total.targets.items()))
+    where = ", ".join(f"{number:,} to {printable(topic)}" for topic, number in sorted(total.targets.items()))
     word = "would be sent" if wish.dry else "sent"
     output.say(f"{counted(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}")
     if total.resumed:
@@ -71,7 +71,7 @@ def tell(total: "Report", wish: "Wish", output: Output) -> None:
         )
     for broker, number in sorted(total.foreign.items()):
         of = (
-            f"of the broker {broker}"
+            f"of the broker {printable(broker)}"
             if broker
             else "of an unknown broker, which an earlier release did not note"
         )
@@ -81,4 +81,4 @@ def tell(total: "Report", wish: "Wish", output: Output) -> None:
             err=True,
         )
     for sentence in (*total.unsendable, *total.unsure):
-        click.echo(sentence, err=True)
+        click.echo(printable(sentence), err=True)

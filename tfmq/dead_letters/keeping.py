@@ -14,6 +14,7 @@ from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.waiting import Operation
 from tfmq.codecs import codec_of
 from tfmq.dead_letters import events
+from tfmq.dead_letters.address import broker_name
 from tfmq.dead_letters.letter import DEAD, RETRYING, Letter, letter_of
 from tfmq.dead_letters.selection import START, Page
 from tfmq.dead_letters.shelf import Shelf
@@ -175,7 +176,7 @@ class GroupDeadLetters:
                 " tfmq dlq retry --force has them handled here.",
                 len(left),
                 self.address,
-                ", ".join(sorted({each.broker or "of an unknown id" for each in left})),
+                ", ".join(sorted({broker_name(each.broker) or "of an unknown id" for each in left})),
                 broker,
             )
         self._left = frozenset(each.id for each in left)
