@@ -8,13 +8,12 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 from click.shell_completion import CompletionItem
 
 from tfmq.cli import completion
 from tfmq.cli.output import EPOCH, age_text, iso_text, printable, size_text, time_text
 from tfmq.cli.topics import known_topic
-from tfmq.errors import TfmqError, UnknownTopic
+from tfmq.errors import UnknownTopic
 from tfmq.message import BORN_MS_MAX
 from tfmq.protocol.handles import parse_handle
 
