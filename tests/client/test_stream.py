@@ -323,3 +323,20 @@ def test_whatever_breaks_acknowledged_messages_are_there_once_and_in_order(
         assert set(acknowledged) <= set(stored)
         refused = {p for p, d in sent.items() if d[0].error and d[0].error.outcome == "not done"}
         assert not refused & set(stored)
+
+
+def test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later(
+    rig: SenderRig,
+) -> None:
+    """Another partition may hear first that the topic is gone."""
+    rig.broker.partitions = 2
+    rig.settle(rig.send(b"0", partition=0), rig.send(b"0", partition=1))
+    rig.broker.plan(Produce, Busy("Too much waits."))
+    put_off = [rig.send(b"1", partition=0), rig.send(b"2", partition=0)]
+    rig.advance(0.02)
+    rig.broker.delete("orders")
+    rig.settle(rig.send(b"1", partition=1))
+    assert not put_off[0].done(), "the pause is not over"
+    later = rig.send(b"3", partition=0)
+    rig.settle(*put_off, later)
+    assert rig.broker.payloads("orders", 0) == [b"1", b"2", b"3"]

@@ -153,8 +153,7 @@ class Sender:
         """
         self.streams.drop(stream)
         self.forget(stream.topic)
-        for batch in moving:
-            self.move(batch, stream.topic)
+        stream.release(moving)
         if stream.open is not None:
             self.close_batch(stream.open)
 

@@ -14,12 +14,14 @@ acknowledged as written and were lost in a crash.
     succeeding  waits for the successor id
     troubled    the successor could not be had; asks again when there is something to send
     gone        the topic is not there any more; waits likewise, then what is not stored goes to the new topic
+    held        the topic was made anew; waits until the stream of the old one has nothing under way: that goes first
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, ClassVar
 
@@ -69,6 +71,8 @@ class Stream:
         self.topic = topic
         self.partition = partition
         self.state = "fresh"
+        self.successor: Stream | None = None
+        """Of the same partition of the topic that was made anew: held until this one has nothing under way."""
         self.open: Batch | None = None
         """The batch that gathers messages for this partition."""
         self.queue: deque[Batch] = deque()
@@ -116,8 +120,28 @@ class Stream:
         if self.idle:
             self._let_go()
 
+    def hold(self, stream: Stream) -> None:
+        """Have the stream of the topic made anew wait: what is under way here may have to go there, before the rest."""
+        stream.state, self.successor = "held", stream
+
+    def release(self, first: Sequence[Batch] = ()) -> None:
+        """Let the one that is held go on, with `first` before what it has."""
+        held, self.successor = self.successor, None
+        waiting: list[Batch] = []
+        if held is not None:
+            waiting = list(held.queue)
+            held.queue.clear()
+        for batch in first:
+            self._sender.move(batch, self.topic)
+        if held is not None:
+            held.queue.extend(waiting)
+            held.state = "fresh"
+            held.pump()
+
     def _let_go(self) -> None:
         """Nothing is under way: what somebody waits for goes now."""
+        if self.successor is not None:
+            self.release()
         if self.open is not None and self.open.urgent:
             self._sender.close_batch(self.open)
 
@@ -203,7 +227,7 @@ class Stream:
         self._calls -= 1
         batch.attempts += max(0, call.sends - 1)
         error = call.error
-        if isinstance(error, Busy) and call.sends == 1:
+        if isinstance(error, Busy | SequenceGap) and call.sends == 1:
             batch.attempts -= 1  # of this sending it is known that nothing came
         if error is None:
             self._stored(call, batch)
@@ -380,6 +404,8 @@ class Stream:
             batch.unnumber()
             late = isinstance(error, TimedOut)
             self._sender.fail(batch, self._sender.late(batch) if late else told(error, batch))
+        if self.idle and self.successor is not None:
+            self.release()
 
 
 def produce(batch: Batch, topic: Topic, acks: int) -> Produce:

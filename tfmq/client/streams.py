@@ -56,7 +56,14 @@ class Streams:
         key = (topic.name, partition)
         stream = self.plain.get(key)
         if stream is None or stream.topic.incarnation != topic.incarnation:
+            before = stream
+            if before is not None and before.open is not None:
+                gathered, before.open = before.open, None
+                self._sender.close_batch(gathered)  # which may make the stream that is asked for
+                return self.entrance(topic, partition, delayed)
             stream = self.plain[key] = Stream(self._sender, topic, partition)
+            if before is not None and (not before.idle or before.state == "held"):
+                before.hold(stream)
         return stream
 
     def find(self, batch: Batch) -> Entrance | None:

@@ -36,6 +36,16 @@ PRODUCER: Final = (
         [STREAM],
     ),
     Mutant(
+        "later-sends-overtake-in-a-topic-made-anew",
+        "what was on its way to a deleted topic is stored in the new one before what is sent later",
+        "tfmq/client/streams.py",
+        "                before.hold(stream)\n",
+        "                pass\n",
+        [
+            "tests/client/test_stream.py::test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later"
+        ],
+    ),
+    Mutant(
         "order-swapped-after-a-reconnect",
         "requests that go out again keep their order",
         "tfmq/client/link.py",
