@@ -93,6 +93,15 @@ def test_errors_are_the_systems(tree: Tree, call, number: int) -> None:  # type:
         call(tree)
 
 
+def test_a_folder_that_holds_something_is_not_replaced(tree: Tree) -> None:
+    tree.add(3, "b/x", Content())
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
+        tree.rename(4, "a", "b")
+    assert [path for path, _ in walk(tree.root)] == ["a", "b", "b/x"]
+    tree.rename(4, "b", "a")
+    assert [path for path, _ in walk(tree.root)] == ["a", "a/x"]
+
+
 def test_walking_tells_every_path_in_order(tree: Tree) -> None:
     tree.add(3, "b/x", Content())
     tree.add(4, "c", Content())
