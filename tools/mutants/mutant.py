@@ -20,9 +20,13 @@ COPIED = (
     "tools",
     "conf",
     "docs",
+    "examples",
     "setup.cfg",
     "pyproject.toml",
     "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
 )
 TRY_SECONDS = 240
 TEST_SECONDS = 120
