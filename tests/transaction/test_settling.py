@@ -1,12 +1,16 @@
 """Written everywhere is not enough: a decision is settled when all of it is on the disk."""
 
+from array import array
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 from journal.testing import SimulatedClock
 from tests.transaction.desk import BILLS, ORDERS
 from tests.transaction.targets import Append, Targets
 from tfmq.broker.timers import Timers
-from tfmq.effects import Mark
+from tfmq.effects import Delayed, Mark
+from tfmq.transaction.applying import Applier
 from tfmq.transaction.course import Course
 from tfmq.transaction.settling import RETRY_SECONDS, SOON_SECONDS, Part, Settling
 from tfmq.transaction.transaction import Decision, Target
@@ -165,3 +169,27 @@ def test_at_the_end_everything_is_forced_that_can_be() -> None:
 
 def test_with_nothing_to_force_the_end_comes_at_once() -> None:
     assert force_all(Scene())() == 1
+
+
+def test_due_times_are_given_back_also_where_a_sweep_sees_the_force_before_they_are_noted() -> None:
+    """A force tells those who asked one after the other: the first sweeps what the others wait to hear of."""
+    scene, each, settled = Scene(), course(100), list[Decision]()
+    each.offsets = [-1]
+    store = cast(Any, SimpleNamespace(journal_id=5, settle=settled.append))
+    applier = Applier(
+        store,
+        scene.targets,
+        timers=scene.timers,
+        run=lambda work, done: None,
+        release=lambda size: None,
+        ended=lambda ended: None,
+    )
+    scene.settling = applier.settling
+    delayed = Delayed(7, 0, array("Q", [1, 2, 3]))
+    applier.note_delayed(Mark(ORDERS, 1000, (), [delayed]), [(each, [0], [delayed])])
+    scene.write(ORDERS, each)
+    scene.targets.target(ORDERS).forced = 1
+    scene.advance()
+    scene.targets.force(ORDERS)
+    assert each.delayed == {0: delayed} and settled == [each.decision]
+    assert applier.dues == 0

@@ -177,6 +177,8 @@ class Applier:
                     self.dues += course.dues - before
                 if course.known:
                     course.tell()
+                if course.safe:  # others had it forced before this was told
+                    self._settle(course)
 
         self.destination.when_forced(mark, forced)
 

@@ -71,8 +71,8 @@ class Course:
 
     @property
     def safe(self) -> bool:
-        """All of it is written, and all of that on the disk."""
-        return self.applied and not self.left and not self.unforced
+        """All of it is written, all of that on the disk, and what an answer tells of it is noted."""
+        return self.applied and not self.left and not self.unforced and not self.unsure
 
     @property
     def known(self) -> bool:

@@ -125,7 +125,7 @@ APPLIED: Final = (
         "journal-let-go-before-the-force",
         "the journal keeps a decision until all of it is on the disk",
         "tfmq/transaction/course.py",
-        "        return self.applied and not self.left and not self.unforced\n",
+        "        return self.applied and not self.left and not self.unforced and not self.unsure\n",
         "        return self.applied and not self.left\n",
         [COURSE, SETTLING, APPLYING],
     ),
@@ -192,6 +192,14 @@ APPLIED: Final = (
         "        self._recalled = StorageStopped(",
         "        StorageStopped(",
         [CONVOY, "tests/issues/test_convoy_over_a_resumption.py"],
+    ),
+    Mutant(
+        "settled-before-its-due-times-are-noted",
+        "what is kept to tell due times is given back, or no handles of transactions are told any more",
+        "tfmq/transaction/course.py",
+        "not self.unforced and not self.unsure",
+        "not self.unforced",
+        [SETTLING],
     ),
     Mutant(
         "window-not-kept",
