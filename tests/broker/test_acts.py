@@ -90,6 +90,17 @@ def test_what_programs_do_all_day_is_told_only_of_operators(lines) -> None:  # t
     )
 
 
+def test_what_a_peer_sent_forges_no_line_and_fills_no_log(lines) -> None:  # type: ignore[no-untyped-def]
+    broker = Broker()
+    broker.create()
+    lines()
+    for key in ("x\n2026-11-22 ERROR forged", "y" * 100_000):
+        assert broker.ask(commands.SetTopic("orders", 0, {key: 1}, [])).code == "bad_request"
+    found = lines()
+    assert len(found) == 2
+    assert all("\n" not in line and len(line) < 2000 for line in found)
+
+
 def test_every_act_is_a_command() -> None:
     assert set(ACTS) <= set(commands.BY_REQUEST)
 

@@ -187,6 +187,16 @@ def test_a_rule_that_is_read_again_holds_without_a_restart() -> None:
     assert broker.disk.list(f"{DATA}/archive/orders-0") and broker.log().first_offset > 0
 
 
+def test_of_two_readings_the_later_one_holds_though_the_archive_of_the_first_is_made_after_it() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    broker.engine.reload(config(retention__seconds=600, retention__action="archive"))
+    broker.engine.reload(config(retention__seconds=700))
+    broker.work()
+    options = broker.log().options
+    assert (options.retention_seconds, options.retention_action) == (700, "delete")
+
+
 def test_limits_that_are_read_again_hold_for_all_parts() -> None:
     broker = Broker()
     broker.create()

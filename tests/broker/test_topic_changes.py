@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from journal.testing import Moment, crash_states
-from tests.broker.helpers import DATA, Broker
+from tests.broker.helpers import DATA, Broker, config
 from tests.scale import SEED, scaled
 from tfmq.config import load
 from tfmq.protocol.commands import (
@@ -87,6 +87,31 @@ def test_settings_are_answered_once_they_are_on_the_disk() -> None:
     assert not answer.done and broker.log().options.flush_messages == 1000
     broker.work()
     assert answer.code == "ok" and broker.log().options.flush_messages == 3
+
+
+def test_settings_with_an_archive_hold_when_they_are_answered() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    answer = broker.ask(SetTopic("orders", 0, {"retention.seconds": 60, "retention.action": "archive"}, []))
+    while not answer.done:
+        broker.step()
+    assert broker.log().options.retention_action == "archive"
+
+
+@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_configuration_read_while_a_log_is_made_holds_for_that_log(steps: int, grows: bool) -> None:
+    broker = Broker(queued=True)
+    if grows:
+        broker.create()
+    answer = broker.ask(GrowTopic("orders", 2) if grows else CreateTopic("orders", 1, {}))
+    for _ in range(steps):
+        if broker.jobs:
+            broker.step()
+    broker.engine.reload(config(flush__messages=7))
+    broker.work()
+    assert answer.code == "ok"
+    assert broker.log("orders", 1 if grows else 0).options.flush_messages == 7
 
 
 def test_settings_that_cannot_change_are_refused_in_a_sentence() -> None:

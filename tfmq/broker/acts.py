@@ -15,6 +15,9 @@ from tfmq.protocol import commands
 
 log = logging.getLogger("tfmq.broker")
 
+RESULT_SHOWN: Final = 1000
+"""Letters of a result that the log shows."""
+
 
 class Act(NamedTuple):
     """How one command is told. `done`: what the reply's fields say. With `operator` only what an operator's client
@@ -49,6 +52,8 @@ class Recorded:
         self._reply.error(error)
 
     def _log(self, result: str) -> None:
+        # A sentence may repeat what the peer sent: a line break in it would forge a line.
+        result = "".join(letter if letter.isprintable() else "?" for letter in result[:RESULT_SHOWN])
         log.info("%s, asked by %s: %s", self._act.what(self._request), self._session.identity, result)
 
 

@@ -256,19 +256,21 @@ class House:
         for topic in self.topics.all():
             self.apply_settings(topic)
 
-    def apply_settings(self, topic: Topic) -> None:
-        """The settings of the topic, as they are now, for its logs. An archive that they need is made first."""
+    def apply_settings(self, topic: Topic, *, has_archives: bool = False) -> None:
+        """The settings of the topic, as they are now, for its logs. An archive that they need is made first, unless the
+        topic `has_archives` already.
+        """
         for partition in topic.partitions:
             if isinstance(partition, Partition):
                 options = self.log_options(topic.name, partition.number, topic.settings)
-                if options != partition.log.options:
-                    self._apply_options(partition, options)
+                if options == partition.log.options:
+                    continue
+                if has_archives or options.archive_folder is None:
+                    partition.set_options(options)
+                else:
+                    self._apply_with_archive(topic, partition, options.archive_folder)
 
-    def _apply_options(self, partition: Partition, options: LogOptions) -> None:
-        if options.archive_folder is None:
-            partition.set_options(options)
-            return
-
+    def _apply_with_archive(self, topic: Topic, partition: Partition, folder: str) -> None:
         def made(result: Any, error: BaseException | None) -> None:
             if error is not None:
                 log.error(
@@ -276,9 +278,10 @@ class House:
                     partition.name, partition.number, error,
                 )  # fmt: skip
             elif not partition.gone:
-                partition.set_options(options)
+                # The settings of now: they may have changed again while the folder was made.
+                partition.set_options(self.log_options(topic.name, partition.number, topic.settings))
 
-        self.chores.run(partial(self.folders.make_archive, options.archive_folder), made)
+        self.chores.run(partial(self.folders.make_archive, folder), made)
 
     def fixed_settings(self, name: str) -> dict[str, str]:
         """What the configuration says of one topic, with the place where it does: that comes before its own."""

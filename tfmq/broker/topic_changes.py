@@ -61,12 +61,12 @@ class TopicChanges:
         gone: Callable[[int], None],
         resumed: Callable[[int], None],
         made: Callable[[Topic], None],
-        apply: Callable[[Topic], None],
+        apply: Callable[..., None],
         fixed: Callable[[str], Mapping[str, str]],
     ) -> None:
         """`gone(incarnation)` when a deletion is decided, `resumed(log id)` when a partition takes writes again,
-        `made(topic)` when it is there, or has grown, `apply(topic)` when its settings are others. `fixed(name)`: what
-        the configuration says of the topic, with the place where it does.
+        `made(topic)` when it is there, or has grown, `apply(topic)` when its settings may be others than its logs have.
+        `fixed(name)`: what the configuration says of the topic, with the place where it does.
         """
         self._topics = topics
         self._gone, self._resumed, self._made = gone, resumed, made
@@ -219,6 +219,7 @@ class TopicChanges:
         there = self._topics.find(topic.name) or Topic(topic, [])
         there.partitions.extend(self._folders.partition(topic, each) for each in opened)
         self._topics.put(there)
+        self._apply(there)  # the configuration may have been read again while the logs were opened
         self._made(there)
         end(None)
 
@@ -331,7 +332,7 @@ class TopicChanges:
 
         def stored() -> None:
             topic.settings = settings
-            self._apply(topic)
+            self._apply(topic, has_archives=True)
             end(None)
 
         def submit() -> None:
@@ -425,6 +426,7 @@ class TopicChanges:
                 return
             if isinstance(result, Partition):
                 topic.partitions[request.partition] = result
+                self._apply(topic)  # the settings may have changed while its log was opened
             now = topic.partitions[request.partition]
             if isinstance(now, Partition):
                 now.wake()
