@@ -1,6 +1,7 @@
 """The configuration: who has the last word, and what a wrong value is told."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -259,3 +260,23 @@ def test_what_is_read_again_must_fit_what_stays() -> None:
 
 def test_what_can_be_read_again_are_keys() -> None:
     assert set(SETTINGS) >= RELOADED
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 100_000, ".".join("a" * 5000) + " = 1", "[limits]\nx = " + "9" * 5000]
+)
+def test_what_no_parser_takes_is_one_sentence(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load(str(file))
+
+
+def test_a_pipe_is_not_read_again(tmp_path: Path) -> None:
+    """A server that runs would wait for it."""
+    file = tmp_path / "server.toml"
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match="no regular file"):
+        load(str(file), again=True)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(str(tmp_path / "missing"), again=True)

@@ -80,12 +80,16 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
     sets: Iterable[str] = (),
+    again: bool = False,
 ) -> Config:
     """The configuration. `flags`: key -> value of options of their own such as `--data`; `sets`: "KEY=VALUE"
-    each.
+    each. `again`: it was read before, by a server that runs now.
 
     Raises `ConfigError`; also for a file that is named and cannot be read.
     """
+    if file and again and Path(file).exists() and not Path(file).is_file():
+        # The server would wait for a pipe, or take what is left of it, nothing, for the configuration.
+        raise ConfigError(f"{file} is no regular file, and only such a one can be read again.")
     given = [
         *(_from_file(file) if file else ()),
         *_from_environment(environment or {}),
@@ -222,13 +226,19 @@ def is_loopback(host: str) -> bool:
 # Where values come from
 
 
-def _from_file(path: str) -> Iterator[Given]:
+def _from_file(path: str) -> list[Given]:
     try:
-        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return list(_given(path, tomllib.loads(Path(path).read_text(encoding="utf-8"))))
     except OSError as error:
         raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # too long a number, or too deep a list, is neither of tomllib's own
         raise ConfigError(f"The configuration {path} is not TOML: {error}.") from None
+
+
+def _given(path: str, tree: dict[str, Any]) -> Iterator[Given]:
     topics = tree.pop("topic", {})
     if not isinstance(topics, dict):
         raise ConfigError(f'In {path}, topic must be written as [topic."NAME"].')

@@ -80,7 +80,7 @@ def main(
     if check_config:
         click.echo(configuration.describe(config))
         return
-    sys.exit(run(config, load))
+    sys.exit(run(config, partial(load, again=True)))
 
 
 def run(config: Config, load: Callable[[], Config]) -> int:
