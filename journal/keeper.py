@@ -12,7 +12,7 @@ from journal.disk import Disk
 from journal.errors import Full, Stopped
 from journal.extent import Extent
 from journal.gate import Gate
-from journal.mark import REWRITE_SECONDS, MarkFile
+from journal.mark import REWRITE_SECONDS, MarkFile, next_epoch, with_start
 from journal.opening import Opening
 from journal.options import LogOptions
 from journal.retention import dispose
@@ -117,6 +117,7 @@ class Keeper:
             with extent.loading:
                 index_ready = extent.active.index is not None
             if extent.clean and index_ready:
+                self._begin_epoch()
                 extent.clean = False
                 self.settle()
         except OSError as error:
@@ -124,6 +125,16 @@ class Keeper:
         except Full:
             extent.clean = True
             raise
+
+    def _begin_epoch(self) -> None:
+        """The first append of a start begins an epoch: the folder may be an older copy of one that went on, whose
+        readers know other records from here on."""
+        extent = self._extent
+        if extent.end > 0:
+            epoch = next_epoch(extent.epoch, self._clock.wall_ms(), cut=False)
+            with extent.lock:
+                extent.starts = with_start(extent.starts, epoch, extent.end)
+                extent.epoch = epoch
 
     def finish_opening(self) -> None:
         """What recovery left undone on a full disk. Raises Stopped, Full."""

@@ -114,7 +114,9 @@ class Log(Standing):
         return log
 
     def _adopt(self, start_offset: int, *, resume: bool) -> None:
-        opening = Opening(self._disk, self.folder, self.log_id, self.options, self._state, start_offset)
+        opening = Opening(
+            self._disk, self.folder, self.log_id, self._clock, self.options, self._state, start_offset
+        )
         opening.run(resume=resume)
         self.recovery, self._extent = opening.report, opening.extent
         self._keeper = Keeper(self._disk, self.folder, self._clock, self.options, opening)

@@ -26,6 +26,10 @@ START: Final = Struct(">IQ")
 BIT_CLEAN: Final = 1
 BIT_STOPPED: Final = 2
 
+EPOCH_CLOCK_MIN: Final = 1 << 30
+EPOCH_CLOCK_MAX: Final = 0xF000_0000
+"""A clock that is wrong by a century leaves numbers for more epochs than a log can have."""
+
 STARTS_MAX: Final = 128
 """Cuts that are remembered; beyond, the oldest two become one that is a little too careful. They fit a slot."""
 
@@ -98,13 +102,30 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
 
 
 def with_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
-    """`starts` after a cut at `offset`: earlier cuts at or above it say nothing more, and are left out."""
+    """`starts` after an epoch began at `offset`: earlier ones at or above it say nothing more, and are left out."""
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
-        # For readers between the two epochs the lower place is too careful: they go back further than they must.
-        kept[:2] = [(kept[1][0], kept[0][1])]
+        uncut = next((start for start in kept if _is_uncut(start[0])), None)
+        if uncut is not None:
+            # Nothing was cut there: it only tells who has read in another copy of the folder.
+            kept.remove(uncut)
+        else:
+            # For readers between the two epochs the lower place is too careful: they go back further than they must.
+            kept[:2] = [(kept[1][0], kept[0][1])]
     return tuple(kept)
+
+
+def next_epoch(epoch: int, wall_ms: int, *, cut: bool) -> int:
+    """The epoch after `epoch`: the clock's second where that is higher, so that a folder and an older copy of it that
+    is started later do not give their epochs the same number. Odd where the log was `cut`, even where it was not."""
+    found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
+    return found + (found % 2 != cut)
+
+
+def _is_uncut(epoch: int) -> bool:
+    """Earlier releases counted epochs from 1, and each was a cut."""
+    return epoch >= EPOCH_CLOCK_MIN and epoch % 2 == 0
 
 
 def cut_since(starts: tuple[tuple[int, int], ...], epoch: int) -> int | None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 from journal import names
+from journal.clock import Clock
 from journal.control import CONTROL_SIZE
 from journal.disk import Disk, require_files, write_all
 from journal.errors import Corrupt, Full
 from journal.extent import Extent, limit_of
 from journal.header import FLAG_CONTROL, BadRecord, body_holds, records_of
-from journal.mark import MarkFile, Marks, WrongLog, with_start
+from journal.mark import MarkFile, Marks, WrongLog, next_epoch, with_start
 from journal.options import LogOptions
 from journal.recovery import Damage, FileFound, FolderFound, Recovery, Tail, Walk, decide_folder
 from journal.replay import PIECE_BYTES, Replay
@@ -43,11 +44,19 @@ class Opening:
     """
 
     def __init__(
-        self, disk: Disk, folder: str, log_id: int, options: LogOptions, state: State, start_offset: int
+        self,
+        disk: Disk,
+        folder: str,
+        log_id: int,
+        clock: Clock,
+        options: LogOptions,
+        state: State,
+        start_offset: int,
     ) -> None:
         self._disk = disk
         self._folder = folder
         self._log_id = log_id
+        self._clock = clock
         self._options = options
         self._state = state
         self._start_offset = start_offset
@@ -152,7 +161,7 @@ class Opening:
         extent.forced_ordinal = extent.end_ordinal = ordinal
         extent.epoch = max(FIRST_EPOCH, marks.epoch)
         if forced > marks.first:
-            extent.epoch += 1
+            extent.epoch = next_epoch(extent.epoch, self._clock.wall_ms(), cut=True)
             extent.starts = with_start(marks.starts, extent.epoch, forced)
         self.mark.settle(extent.marks())
         extent.segments = (self._new_segment(forced),)
@@ -277,7 +286,7 @@ class Opening:
                 extent.active.seal()
                 extent.replace((*extent.segments, self._new_segment(extent.end)))
             extent.forced_to(*end)
-            epoch = extent.epoch + 1
+            epoch = next_epoch(extent.epoch, self._clock.wall_ms(), cut=True)
             starts = with_start(extent.starts, epoch, extent.end)
             self.mark.settle(extent.marks()._replace(epoch=epoch, starts=starts))
             extent.epoch, extent.starts = epoch, starts

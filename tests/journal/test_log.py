@@ -247,6 +247,30 @@ def test_a_reader_from_before_a_cut_is_told_where_to_go_back_to(bench: Bench) ->
     assert log.read(seen, 1000, epoch=log.epoch).data
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_reader_of_a_folder_is_told_when_an_older_copy_of_it_went_on_in_its_place(
+    bench: Bench, clean: bool
+) -> None:
+    bench.send(3)
+    bench.log.force()
+    if clean:
+        bench.log.close()
+    cut, copy = bench.log.end_offset, bench.disk.crash(keep="nothing")
+    log = bench.open()
+    bench.send(3)
+    seen, epoch = log.end_offset, log.epoch
+    bench.clock.advance(5)
+    bench.disk, bench.sequence = copy, 3
+    log = bench.open()
+    for _ in range(5):
+        bench.send(3)
+    log.force()
+    with pytest.raises(CutAway) as error:
+        log.read(seen, 1000, epoch=epoch)
+    assert error.value.cut == cut
+    assert log.read(cut, 1000, epoch=epoch).data
+
+
 def test_the_highest_position_of_a_source_is_kept_over_snapshots_and_retention() -> None:
     bench = Bench(segment_bytes=1000, retention_bytes=1000)
     log = bench.open()

@@ -19,6 +19,7 @@ from journal.mark import (
     cut_since,
     decode_marks,
     encode_marks,
+    next_epoch,
     with_start,
 )
 from tests.journal.logs import FOLDER, LOG_ID, make_disk
@@ -80,6 +81,24 @@ def test_a_reader_is_sent_back_to_the_lowest_cut_since_its_epoch(cuts: list[int]
         starts = with_start(starts, epoch, offset)
     for epoch in range(len(cuts) + 1):
         assert cut_since(starts, epoch) == (min(cuts[epoch:]) if cuts[epoch:] else None)
+
+
+def test_starts_without_a_cut_are_forgotten_before_any_cut() -> None:
+    starts = with_start((), 7, 5)
+    epoch = next_epoch(7, 1_800_000_000_000, cut=True)
+    starts = with_start(starts, epoch, 8)
+    cuts = list(starts)
+    for number in range(1, 3 * STARTS_MAX):
+        epoch = next_epoch(epoch, 1_800_000_000_000, cut=False)
+        starts = with_start(starts, epoch, 10 * number)
+    assert len(starts) == STARTS_MAX and list(starts[:2]) == cuts and starts[-1] == (epoch, 10 * number)
+
+
+def test_an_epoch_has_the_number_of_the_clock_and_rises_whatever_that_says() -> None:
+    assert next_epoch(3, 1_800_000_000_000, cut=True) == 1_800_000_001
+    assert next_epoch(3, 1_800_000_000_000, cut=False) == 1_800_000_000
+    assert next_epoch(1_900_000_000, 1_800_000_000_000, cut=False) == 1_900_000_002
+    assert next_epoch(3, 1 << 62, cut=False) < 1 << 32
 
 
 def test_beyond_so_many_cuts_a_reader_goes_back_too_far_rather_than_not_far_enough() -> None:
