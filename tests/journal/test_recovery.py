@@ -143,7 +143,7 @@ def test_not_closed_but_whole(bench: Bench) -> None:
     sent(bench, 3)
     epoch = bench.log.epoch
     log = bench.kill()
-    assert log.recovery.labels == ["not closed", "whole"] and log.epoch == epoch + 1
+    assert log.recovery.labels == ["not closed", "whole"] and log.epoch > epoch
     goes_on(bench)
 
 

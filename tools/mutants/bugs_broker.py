@@ -225,6 +225,22 @@ STREAMS: Final = (
         ["tests/broker/test_effect_work.py"],
     ),
     Mutant(
+        "older-copy-gives-ids-again",
+        "an older copy of a data folder gives no id that the folder gave later",
+        "tfmq/broker/leases.py",
+        "        begin = self._begin()\n",
+        "        begin = self._catalog.register.next_id\n",
+        [LEASES],
+    ),
+    Mutant(
+        "stop-waits-for-topics",
+        "a stop does not wait for topics that are still to be made",
+        "tfmq/broker/folders.py",
+        "                if self.stopping:\n",
+        "                if False:\n",
+        [CHANGES],
+    ),
+    Mutant(
         "leases-not-forced",
         "no id is given out before its range is forced",
         "tfmq/broker/leases.py",

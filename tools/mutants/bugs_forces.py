@@ -102,7 +102,7 @@ FORCES: Final = (
         "epoch-not-raised",
         "a reader from before a cut is told",
         "journal/opening.py",
-        "            epoch = extent.epoch + 1\n",
+        "            epoch = next_epoch(extent.epoch, self._clock.wall_ms(), cut=True)\n",
         "            epoch = extent.epoch\n",
         [LOG],
     ),

@@ -18,6 +18,14 @@ ENUMERATION: Final = (
 
 CHECKS: Final = (
     Mutant(
+        "older-copy-goes-on-in-the-same-epoch",
+        "a reader is told when an older copy of the folder went on in its place",
+        "journal/keeper.py",
+        "                self._begin_epoch()\n",
+        "",
+        [LOG],
+    ),
+    Mutant(
         "batch-block-checksum-unchecked",
         "bytes damaged on the way to the broker are refused before the first is written",
         "journal/batch.py",
