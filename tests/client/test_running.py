@@ -887,6 +887,21 @@ def test_a_letter_whose_retry_fails_is_logged_with_its_traceback(
     assert record.exc_info is not None and str(record.exc_info[1]) == "still no price"
 
 
+def test_a_reason_that_may_repeat_the_words_of_a_codec_is_not_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.send("card 4711")
+
+    def handler(message: Any) -> None:
+        try:
+            print(message.value)
+        except tfmq.DecodeFailed as error:
+            raise tfmq.Reject(f"no order: {error}") from None
+
+    bench.run(handler, until=1, codec=Secret())
+    assert "its handler rejected it." in caplog.text and "4711" not in caplog.text
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_words_of_a_codec_quote_payloads_and_are_not_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture, wrapped: bool

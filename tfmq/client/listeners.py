@@ -165,7 +165,7 @@ def log_failure(
     place = f"{message.topic}-{message.partition} at offset {message.offset}"
     if isinstance(error, Reject | RetryLater):
         cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        reason = f": {error.reason}" if tracebacks and error.reason else ""
+        reason = f": {error.reason}" if tracebacks and error.reason and not _quotes_payload(error) else ""
         level, words = logging.WARNING, f"its handler rejected it{reason}."
         if isinstance(error, RetryLater):
             level, words = logging.INFO, f"its handler put it off for {error.seconds:g} s{reason}."
