@@ -78,6 +78,16 @@ def test_a_stopped_log_refuses_and_nothing_was_done(broker: Broker) -> None:
     assert getattr(error, "outcome", "") == "not done" and "start the broker again" in str(error)
 
 
+def test_what_was_written_when_its_force_failed_may_have_happened(broker: Broker) -> None:
+    told: list[BaseException | None] = []
+    broker.delay(broker.lease(), 0, due=after(HOUR), acks=ACKS_WRITTEN, turn=False)
+    broker.disk.faults.fail("force", path="arrivals/")
+    broker.engine.house.delay.partition.write()
+    landing(broker).when_forced(broker.arrivals.end_offset, told.append)
+    broker.engine.turn_ended()
+    assert [getattr(error, "outcome", None) for error in told] == ["unknown"]
+
+
 def test_a_full_disk_is_told(broker: Broker) -> None:
     broker.delay(broker.lease(), 0, due=after(HOUR))
     broker.disk.space_bytes = broker.disk.used_bytes()

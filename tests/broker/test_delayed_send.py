@@ -130,6 +130,14 @@ def test_a_repeat_of_what_is_given_up_is_answered_without_its_dues(broker: Broke
     assert again.code == "ok" and again.repeated and again.delayed is None
 
 
+def test_a_repeat_of_which_the_disk_does_not_tell_may_have_happened(broker: Broker) -> None:
+    producer = broker.lease()
+    broker.delay(producer, 0)
+    broker.disk.faults.fail("read", path="arrivals/")
+    again = broker.delay(producer, 0)
+    assert again.failure is not None and again.failure.outcome == "unknown"
+
+
 def test_a_successor_closes_a_delayed_stream_and_no_other(broker: Broker) -> None:
     producer = broker.lease()
     broker.delay(producer, 0, [b"a", b"b"])

@@ -111,3 +111,4 @@ def test_a_stopped_catalog_refuses_and_says_so(broker: Broker) -> None:
     told += apply(broker, offsets(broker, 20, 100))
     told += apply(broker, offsets(broker, 5, 100))
     assert [getattr(error, "code", None) for _, error in told] == ["storage_stopped"] * 3
+    assert [getattr(error, "outcome", None) for _, error in told] == ["unknown", "not done", "unknown"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -98,8 +99,12 @@ def test_a_first_place_that_is_refused_is_another_members_to_choose() -> None:
     logs = two(broker)
     broker.stolen.add(("orders", broker.topics["orders"][0], 0))
     script = Script(broker, group="g", start="latest")
-    script.poll(1.0)
+    membership = script.core.membership
+    assert membership is not None
+    with patch.object(membership, "refused", wraps=membership.refused) as given_up:
+        script.poll(1.0)
     assert {name.partition for name in script.core.fetcher.feeds} == {1}
+    assert {name.partition for call in given_up.call_args_list for name in call.args[0]} == {0}
     broker.stolen.clear()
     assert starts(script) == {1: logs[1].end}
     script.pass_time(20)

@@ -64,12 +64,16 @@ def test_a_claim_keeps_the_offset_and_a_claimed_row_without_one_is_not_read(engi
         assert generations(connection) == {A: 4, B: 4}
 
 
-def test_a_row_that_comes_between_the_look_and_the_insert_is_changed_instead(engine: Engine) -> None:
+@pytest.mark.parametrize("generation", [2, 3])
+@pytest.mark.parametrize("before", ["is_select", "is_insert"])
+def test_a_row_that_comes_between_the_look_and_the_insert_is_changed_instead(
+    engine: Engine, before: str, generation: int
+) -> None:
     with engine.begin() as connection:
         made: list[bool] = []
 
         def comes_between(_: Connection, element: object, *__: object) -> None:
-            if getattr(element, "is_insert", False) and not made:
+            if getattr(element, before, False) and not made:
                 made.append(True)
                 connection.execute(table.TABLE.insert().values(row))
 
@@ -81,7 +85,7 @@ def test_a_row_that_comes_between_the_look_and_the_insert_is_changed_instead(eng
             "record_index": 0,
             "incarnation": 0,
             "log_epoch": 0,
-            "generation": 2,
+            "generation": generation,
         }
         event.listen(connection, "before_execute", comes_between)
         assert table.save(connection, "billing", {A: StoredOffset(9, generation=3)}) == {}
