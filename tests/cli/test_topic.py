@@ -1,12 +1,15 @@
 """`tfmq topic` on a live broker."""
 
 import re
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Cli
+from tfmq.admin import Admin
 from tfmq.cli.output import Output
 from tfmq.cli.topic import tell_trouble
+from tfmq.producer import Producer
 
 
 def test_a_topic_is_made_shown_grown_and_deleted(cli: Cli, topic: str) -> None:
@@ -145,6 +148,22 @@ def test_a_purge_removes_what_is_older_and_moves_groups_to_what_is_left(cli: Cli
     assert cli("read", topic, "-g", topic).out == b"c\n"
     assert cli("topic", "purge", topic, "--yes", "--json").json["moved"] == []
     assert cli("read", topic).out == b""
+
+
+def test_what_is_sent_while_a_purge_runs_does_not_change_its_count(
+    cli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("send", topic, "a", "b", "c")
+    purge = Admin.purge
+
+    def purge_and_send(admin: Admin, *arguments: Any) -> Any:
+        purged = purge(admin, *arguments)
+        with Producer() as producer:
+            producer.send(topic, "later").result()
+        return purged
+
+    monkeypatch.setattr(Admin, "purge", purge_and_send)
+    assert cli("topic", "purge", topic, "--yes").err == f"removed 3 messages of {topic}\n"
 
 
 def test_an_offset_of_several_partitions_is_none_to_purge_before(cli: Cli, topic: str) -> None:

@@ -506,7 +506,7 @@ def test_the_place_is_saved_before_messages_ever_further_behind_a_start_begin(be
 def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A recursion without an end; words as long as a payload, of which some cannot be written. The log is bounded too."""
+    """A recursion without an end; words as long as a payload, of which some cannot be written. The log is bounded."""
 
     class Unspeakable(Exception):
         def __str__(self) -> str:

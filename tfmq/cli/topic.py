@@ -251,7 +251,8 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
             confirm(f"remove the messages of {where}{until}, for ever")
         purged = admin.purge(name, partition, before)
         left = admin.topic(name)
-    count = found.messages - left.messages
+    before_it = {each.partition: each.first_ordinal for each in found.partitions}
+    count = sum(each.first_ordinal - before_it.get(each.partition, 0) for each in left.partitions)
     if output.json:
         rows = [{"partition": each, "first_offset": first} for each, first in purged.first_offsets.items()]
         output.object({"topic": name, "partitions": rows, "moved": purged.moved, "left": purged.left})
