@@ -153,7 +153,8 @@ def test_a_partition_that_could_not_be_opened_is_stopped_and_not_gone() -> None:
     assert isinstance(error_of(lambda: destination(again).check(key(again), 1)), StorageStopped)
     assert isinstance(apply(again, append(again, 2))[1], StorageStopped)
     assert not destination(again).forced(Mark(key(again), 0, ()))
-    assert isinstance(forced(again, Mark(key(again), 0, ()))[0], StorageStopped)
+    (closed,) = forced(again, Mark(key(again), 0, ()))
+    assert isinstance(closed, StorageStopped) and closed.outcome == "not done"
 
 
 def test_a_slice_is_half_a_segment_at_most_and_a_batch_that_fits_none_is_refused() -> None:
@@ -208,7 +209,8 @@ def test_what_a_resumption_cut_away_is_told_by_the_applied_place() -> None:
     broker.disk.faults.clear()
     left = Broker(broker.disk.crash(keep="nothing"), broker.clock)
     assert destination(left).applied(key(left), SOURCE) == (1, 1)
-    assert isinstance(forced(left, mark)[0], StorageStopped)
+    (lost,) = forced(left, mark)
+    assert isinstance(lost, StorageStopped) and lost.outcome == "unknown"
 
 
 def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_forced() -> None:

@@ -215,6 +215,10 @@ def test_truncate_gives_up_what_lies_before_an_offset() -> None:
     assert broker.fetch(0).code == "offset_out_of_range"
     assert broker.fetch(first).code == "ok"
     assert broker.ask(Truncate("orders", broker.incarnation() + 1, 0, 5)).code == "unknown_topic"
+    broker.log().stop("a test stops it")
+    stopped = broker.ask(request)
+    assert stopped.code == "storage_stopped" and stopped.failure is not None
+    assert stopped.failure.outcome == "not done"
 
 
 def test_what_producers_sent_is_known_after_their_segments_went() -> None:
