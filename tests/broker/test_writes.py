@@ -84,6 +84,19 @@ def test_a_repeat_waits_for_the_durability_that_it_asks_for() -> None:
     assert repeat.repeated and repeat.durability == ACKS_SYNCED
 
 
+def test_a_repeat_that_the_disk_does_not_show_may_have_happened(broker: Broker) -> None:
+    producer = broker.lease()
+    for number in range(3):
+        broker.produce(producer, 2 * number, [b"x", b"y"], turn=False)
+    broker.engine.turn_ended()
+    again = Broker(broker.disk, broker.clock, start=False)
+    broker.engine.house.lock.release()
+    again.engine.start()
+    again.disk.faults.fail("read", path="orders-0/", times=None)
+    repeat = again.produce(producer, 2, [b"x", b"y"])
+    assert repeat.failure is not None and repeat.failure.outcome == "unknown"
+
+
 def test_a_repeat_after_a_restart_is_found_inside_a_joined_block(broker: Broker) -> None:
     producer = broker.lease()
     answers = [broker.produce(producer, 2 * n, [b"x", b"y"], turn=False) for n in range(3)]

@@ -251,10 +251,26 @@ def test_close_fails_what_is_open_and_takes_nothing_more(rig: Rig) -> None:
     call = rig.link.call(Ping())
     rig.exchange()
     rig.link.close()
-    with pytest.raises(Abandoned):
+    with pytest.raises(Abandoned) as sent:
         call.result()
+    assert sent.value.outcome == "unknown"
     with pytest.raises(Closed):
         rig.link.call(Ping())
+
+
+@pytest.mark.parametrize("end", ["close", "abandon"])
+def test_what_never_left_was_not_done_and_what_left_may_have_been(rig: Rig, end: str) -> None:
+    rig.broker.plan(Ping, HOLD)
+    left = rig.link.call(Ping())
+    rig.exchange()
+    rig.cut()
+    waits = rig.link.call(Ping())
+    for call, outcome in ((left, "unknown"), (waits, "not done")):
+        if end == "close":
+            rig.link.close()
+        else:
+            rig.link.abandon(call)
+        assert call.error is not None and call.error.outcome == outcome
 
 
 def test_without_a_reply_a_call_is_done_once_it_is_written(rig: Rig) -> None:
