@@ -259,3 +259,29 @@ def test_cancels_alone_do_not_fill_the_arrivals() -> None:
     assert log.end_offset == desk.buckets.spilled_offset
     again = desk.kill()
     assert again.queue.pending == 0 and not again.listed().rows
+
+
+def test_no_more_than_a_bound_is_out_of_the_wheel_and_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firing, "MOVING_ROWS", 8)
+    desk = Desk()
+    sent = desk.send([b"%02d" % number for number in range(50)], 10)
+    lines, moving = desk.queue._lines, []
+    put = lines.put
+
+    def noted(*found: object) -> None:
+        put(*found)  # type: ignore[arg-type]
+        moving.append(lines.moving)
+
+    monkeypatch.setattr(lines, "put", noted)
+    desk.advance(5)
+    assert desk.visible() == [each.payload for each in sent]
+    assert 0 < max(moving) <= 8
+
+
+def test_an_effect_is_no_larger_than_its_partition_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    monkeypatch.setattr(desk.targets, "slice_bytes", lambda key: 400)
+    sent = desk.send([bytes([number]) * 100 for number in range(20)], 10)
+    desk.advance(5)
+    assert desk.visible() == [each.payload for each in sent]
+    assert max(len(each.records) for each in desk.targets.target(ORDERS).appends) <= 3
