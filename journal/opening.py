@@ -81,6 +81,11 @@ class Opening:
         self.report.labels.append(row.label)
         if not resume:
             self.extent.stopped = marks.stopped
+            if status == "none" and files:
+                self.report.warnings.append(
+                    "log.mark is missing or empty: the log is taken from its segments; whether it was stopped, and"
+                    " where its end was cut, is not known"
+                )
             if status == "damaged" and files:
                 self.extent.stopped = "log.mark was damaged, so it is not known whether the log was stopped"
         if row.decision.create:

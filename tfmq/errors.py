@@ -129,9 +129,17 @@ class MessageTooLarge(TfmqError):
 
 
 class StorageStopped(TfmqError):
+    """With a detail `reason` and no sentence of its own, the sentence gives the reason."""
+
     number, code = 11, "storage_stopped"
-    happened = "The partition takes no writes, because its disk failed."
-    advice = "Mend the disk, then run tfmq topic resume. Reading goes on."
+    happened = "The partition takes no writes: it was stopped, and tfmq topic show has the reason."
+    advice = "Mend what the reason names, then run tfmq topic resume. What is on the disk can be read."
+
+    def __init__(self, sentence: str = "", **given: Any) -> None:
+        reason = given.get("reason")
+        if not sentence and reason:
+            sentence = f"The partition takes no writes: {str(reason).rstrip('.')}. {self.advice}"
+        super().__init__(sentence, **given)
 
 
 class DiskFull(TfmqError):

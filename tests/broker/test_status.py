@@ -1,6 +1,6 @@
 """What STATUS says: numbers that add up, and every trouble by its name."""
 
-from tests.broker.helpers import Broker, after
+from tests.broker.helpers import DATA, Broker, after
 from tfmq.protocol.commands import Status
 
 
@@ -25,6 +25,17 @@ def test_it_names_what_is_in_trouble() -> None:
     assert broker.ask(Status()).status["stopped"] == [
         {"topic": "orders", "partition": 0, "reason": "its disk failed"}
     ]
+
+
+def test_it_names_what_is_not_served() -> None:
+    broker = Broker()
+    broker.create(partitions=2)
+    broker.stop()
+    broker.disk.rename(f"{DATA}/orders-1", "/elsewhere")
+    broker.disk.write_file(f"{DATA}/orders-1", b"")
+    (stopped,) = Broker(broker.disk).ask(Status()).status["stopped"]
+    assert (stopped["topic"], stopped["partition"]) == ("orders", 1)
+    assert "a folder belongs there" in stopped["reason"]
 
 
 def test_it_says_what_waits_for_its_time() -> None:

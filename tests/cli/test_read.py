@@ -249,6 +249,58 @@ def test_a_lag_behind_damage_at_the_end_is_none(simulated: SimulatedBroker) -> N
         assert consumer.lag() == 0
 
 
+def lose_the_folder(broker: SimulatedBroker) -> None:
+    broker.disk.rename(folder_of(0), "/elsewhere")
+
+
+def put_a_file_there(broker: SimulatedBroker) -> None:
+    lose_the_folder(broker)
+    broker.disk.write_file(folder_of(0), b"")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("options", [[], ["-g", "billing"]])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(lose_the_folder, "its folder was gone"), (put_a_file_there, "a folder belongs there")],
+)
+def test_a_partition_that_cannot_be_read_is_named_after_the_rest_and_is_exit_code_1(
+    offline: Cli,
+    simulated: SimulatedBroker,
+    change: Callable[[SimulatedBroker], None],
+    reason: str,
+    options: list[str],
+) -> None:
+    simulated.stop()
+    change(simulated)
+    simulated.start()
+    ran = offline("read", "orders", *options)
+    assert (ran.code, sorted(ran.lines)) == (1, "4 5 6 7".split())
+    assert ran.err.startswith("tfmq: orders-0 is ") and reason in ran.err
+    assert offline("read", "orders", "--partition", "1").code == 0
+    alone = offline("read", "orders", "--partition", "0")
+    assert (alone.code, alone.out) == (1, b"") and reason in alone.err
+
+
+@pytest.mark.parametrize("change", [lose_the_folder, put_a_file_there])
+def test_a_resumption_says_what_it_gives_up_or_why_nothing_was_resumed(
+    offline: Cli, simulated: SimulatedBroker, change: Callable[[SimulatedBroker], None]
+) -> None:
+    simulated.stop()
+    change(simulated)
+    simulated.start()
+    (listed,) = offline("topic", "list", "--json").json
+    assert (listed["state"], listed["states"]) == ("stopped, open", {"stopped": 1, "open": 1})
+    ran = offline("topic", "resume", "orders")
+    if change is lose_the_folder:
+        assert ran.code == 0 and "orders-0 begins again without messages" in ran.err
+        assert offline("read", "orders").code == 0
+    else:
+        assert (
+            ran.code == 1 and "orders-0 is still stopped" in ran.err and "a folder belongs there" in ran.err
+        )
+
+
 @pytest.mark.parametrize(
     ("template", "letter"), [("%z", "%z"), ("%k%", "%"), ("%%%y", "%y"), ("a % b", "% ")]
 )

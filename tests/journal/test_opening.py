@@ -17,7 +17,7 @@ import pytest
 from journal.errors import CutAway, Full, Stopped
 from journal.shapes import Appended
 from journal.testing import SimulatedDisk
-from tests.journal.logs import Bench
+from tests.journal.logs import FOLDER, Bench
 from tests.scale import scaled, seeded
 
 
@@ -258,3 +258,17 @@ def test_on_a_full_disk_recovery_waits_for_space_and_reading_goes_on() -> None:
     assert bench.log.end_offset > end
     assert bench.read_all() == bench.expected(0, 10)
     assert bench.crash("everything").count == 10
+
+
+def test_a_mark_that_is_missing_beside_segments_is_told_once() -> None:
+    for content in (None, b"", bytes(8192)):
+        bench = Bench()
+        assert not bench.open().recovery.warnings
+        bench.send(3)
+        bench.log.force()
+        bench.disk.unlink(f"{FOLDER}/log.mark")
+        if content is not None:
+            bench.disk.write_file(f"{FOLDER}/log.mark", content)
+        (told,) = bench.kill().recovery.warnings
+        assert told.startswith("log.mark is missing or empty")
+        assert not bench.kill().recovery.warnings and bench.log.stopped is None

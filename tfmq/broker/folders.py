@@ -19,7 +19,7 @@ from journal.mark import WrongLog
 from journal.names import join, mark_name, parse_partition_folder, partition_folder
 from journal.options import LogOptions
 from tfmq.broker.faults import STOPPING
-from tfmq.broker.partition import Partition
+from tfmq.broker.partition import LOST, Partition
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import TopicRow
 from tfmq.broker.topics import Topic, Unopened
@@ -171,15 +171,14 @@ class Folders:
                 self._disk.force_folder(self._data)
             opened = self.open(topic, number)
             if missing:
-                opened.log.stop(
-                    "its folder was gone at a start: what it held is lost, unless you bring it back"
-                )
+                opened.log.stop(f"{LOST}: what it held is lost, unless you bring it back")
         except (OSError, JournalError) as error:
-            log.error(
-                "partition %s-%d is not served: %s", topic.name, number, misplaced(error, self._data) or error
-            )
-            return f"{type(error).__name__}: look at the broker's log"
-        return self.partition(topic, opened)
+            reason = str(misplaced(error, self._data) or error)
+            log.error("partition %s-%d is not served: %s", topic.name, number, reason)
+            return reason
+        partition = self.partition(topic, opened)
+        partition.tell_stop()
+        return partition
 
     def strangers(self, topics: Mapping[int, TopicRow]) -> list[str]:
         """Folders that look like partitions and belong to no topic; they are left alone."""

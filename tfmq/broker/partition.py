@@ -32,6 +32,9 @@ logger = logging.getLogger("tfmq.broker")
 
 GONE = "The topic {name} was deleted."
 
+LOST: Final = "its folder was gone at a start"
+"""How the reason of a partition's stop begins when its folder was not there."""
+
 SEGMENT_PART: Final = 2
 """An append takes at most half a segment, control records included, unless one batch alone is larger."""
 
@@ -370,17 +373,23 @@ class Partition:
 
     def _tell_trouble(self, error: BaseException, size_bytes: int = 0) -> None:
         """Puts a stop or a full disk into the server's log, once until it is over."""
+        if self.log.stopped is None and isinstance(error, DiskFull):
+            self._full_disk.refused(f"{self.name}-{self.number}", size_bytes)
+        self.tell_stop()
+
+    def tell_stop(self) -> None:
+        """Puts a stop into the server's log, once until it is over."""
         reason = self.log.stopped
-        if reason is None:
-            if isinstance(error, DiskFull):
-                self._full_disk.refused(f"{self.name}-{self.number}", size_bytes)
-        elif reason != self._told:
+        if reason is not None and reason != self._told:
             self._told = reason
             logger.error("%s-%d takes no messages: %s; %s", self.name, self.number, reason, self.advice())
 
     def advice(self) -> str:
-        """What an operator does once its disk works again."""
-        return f"mend the disk, then: tfmq topic resume {self.name} --partition {self.number}"
+        """What an operator does about its stop."""
+        resume = f"tfmq topic resume {self.name} --partition {self.number}"
+        if (self.log.stopped or "").startswith(LOST):
+            return f"put the folder back with the server stopped, or give up what it held: {resume}"
+        return f"mend the disk, then: {resume}"
 
     def _tell_idle(self) -> None:
         while self._idle and not self.working:

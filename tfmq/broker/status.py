@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tfmq.broker.topics import state_of, why_stopped
+
 if TYPE_CHECKING:
     from tfmq.broker.house import House
 
@@ -12,9 +14,10 @@ def status(house: House) -> dict[str, Any]:
     """Numbers since its start of storage, not of traffic. Cheap: nothing is read from the disk."""
     partitions = list(house.topics.partitions())
     stopped = [
-        {"topic": each.name, "partition": each.number, "reason": each.log.stopped or ""}
-        for each in partitions
-        if each.log.stopped is not None
+        {"topic": topic.name, "partition": number, "reason": why_stopped(each)}
+        for topic in house.topics.all()
+        for number, each in enumerate(topic.partitions)
+        if state_of(each) == "stopped"
     ]
     return {
         "node": house.node,

@@ -121,6 +121,11 @@ def state_of(partition: Partition | Unopened) -> str:
     return "stopped" if isinstance(partition, str) else partition.state
 
 
+def why_stopped(partition: Partition | Unopened) -> str:
+    """Why it takes no records, also where it could not be opened; "" where it takes some."""
+    return partition if isinstance(partition, str) else partition.log.stopped or ""
+
+
 def describe(number: int, partition: Partition | Unopened) -> dict[str, Any]:
     """One partition as DESCRIBE_TOPIC tells of it."""
     if isinstance(partition, str):

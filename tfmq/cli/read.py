@@ -28,6 +28,7 @@ from tfmq.cli.values import Place, client_id_option
 from tfmq.ids import print_id
 
 if TYPE_CHECKING:
+    from tfmq.client.descriptions import PartitionDescription
     from tfmq.client.received import ReceivedMessage
     from tfmq.consumer import Consumer
 
@@ -79,34 +80,63 @@ def read(
     client_id: str | None,
     output: Output,
 ) -> int:
-    """Print the messages of TOPIC, one payload a line, from the earliest to the present end."""
+    """Print the messages of TOPIC, one payload a line, from the earliest to the present end.
+
+    A stopped partition that may hold messages which cannot be read is named on standard error after the rest, and the
+    exit code is 1, unless -n COUNT messages were printed.
+    """
     from tfmq.consumer import Consumer
 
     line = formatter(output, template)
-    ends = present_ends(output, topic, partition)
+    ends, unserved, troubles = present_state(output, topic, partition)
     if isinstance(start, int):
         check_offset(topic, start, ends)
+    if follow or unserved == ends.keys():
+        tell(troubles)
+    if unserved == ends.keys():
+        return 1
+    ends = {number: end for number, end in ends.items() if number not in unserved}
+    # One that is not served would end the reading of all.
+    chosen = sorted(ends) if unserved or partition is not None else []
     consumer = Consumer(
         output.servers,
-        topics=None if partition is not None else topic,
-        partitions=[(topic, partition)] if partition is not None else None,
+        topics=None if chosen else topic,
+        partitions=[(topic, number) for number in chosen] or None,
         group=group,
         start=start,
         tags=tag,
         on_damage="skip",
         client_id=client_id,
     )
-    out = sys.stdout.buffer
+    out, printed = sys.stdout.buffer, 0
     with consumer, progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance:
         for messages in wanted(consumer, None if follow else Ends(output, topic, ends, group), count):
             out.writelines(map(line, messages))
             out.flush()  # before the next poll says that these are processed
             advance(len(messages))
-        return DAMAGE_FOUND if consumer.stats()["skipped"] else 0
+            printed += len(messages)
+        damaged = bool(consumer.stats()["skipped"])
+    if not follow:
+        tell(troubles)
+    return DAMAGE_FOUND if damaged else int(bool(troubles) and printed != count)
+
+
+def tell(troubles: list[str]) -> None:
+    for trouble in troubles:
+        click.echo(f"tfmq: {trouble}", err=True)
 
 
 def present_ends(output: Output, topic: str, partition: int | None) -> dict[int, int]:
     """How far each partition can be read as it is now. Raises UnknownTopic with the nearest name."""
+    return present_state(output, topic, partition)[0]
+
+
+def present_state(
+    output: Output, topic: str, partition: int | None
+) -> tuple[dict[int, int], set[int], list[str]]:
+    """How far each partition can be read as it is now, those that are not served, and a sentence for each that may
+    hold, or has held, what cannot be read. Raises UnknownTopic with the nearest name.
+    """
     from tfmq.admin import Admin
     from tfmq.errors import UnknownPartition
 
@@ -114,12 +144,32 @@ def present_ends(output: Output, topic: str, partition: int | None) -> dict[int,
         found = known_topic(admin, topic)
     # A broker asked for what is written and not forced yet forces it, unless the partition is stopped.
     ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in found.partitions}
+    unserved = {p.partition for p in found.partitions if not p.is_served}
+    troubles = {p.partition: why for p in found.partitions if (why := unread(topic, p))}
     if partition is None:
-        return ends
+        return ends, unserved, list(troubles.values())
     if partition not in ends:
         count = counted(len(ends), "partition")
         raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
-    return {partition: ends[partition]}
+    return (
+        {partition: ends[partition]},
+        unserved & {partition},
+        [why for number, why in troubles.items() if number == partition],
+    )
+
+
+def unread(topic: str, found: "PartitionDescription") -> str:
+    """Why messages of a stopped partition may be missing in what is printed; "" where none are."""
+    if found.state != "stopped":
+        return ""
+    name = f"{topic}-{found.partition}"
+    if not found.is_served:
+        return f"{name} is not served, its messages are missing here: {found.reason}"
+    if found.is_lost:
+        return f"{name} is stopped, its messages may be missing here: {found.reason}"
+    if found.end_offset > found.forced_offset:
+        return f"{name} is stopped, its last messages may be missing here: {found.reason}"
+    return ""
 
 
 def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:

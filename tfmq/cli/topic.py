@@ -36,19 +36,20 @@ def topic() -> None:
 def row_of(found: "TopicDescription") -> dict[str, Any]:
     """A topic in one line: what all its partitions come to."""
     parts = found.partitions
-    states = sorted({p.state for p in parts})
+    states = sorted({p.state for p in parts}, key=lambda state: (state == "open", state))
     return {
         "topic": found.name,
         "partitions": len(parts),
         "messages": found.messages,
         "size_bytes": found.size_bytes,
-        "state": states[0] if len(states) == 1 else states,
+        "state": ", ".join(states),
+        "states": {state: sum(p.state == state for p in parts) for state in states},
     }
 
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
     """The same row for a table: the size as a person reads it."""
-    shown = {key: value for key, value in row.items() if key != "size_bytes"}
+    shown = {key: value for key, value in row.items() if key not in ("size_bytes", "states")}
     return {**shown, "size": size_text(row["size_bytes"])}
 
 
@@ -149,7 +150,7 @@ def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
     number = row["partition"]
     if row["state"] == "stopped":
         output.say(f"partition {number} takes no messages: {row['reason']}")
-        output.say(f"  when the disk is well again: tfmq topic resume {name} --partition {number}")
+        output.say(f"  when that is mended: tfmq topic resume {name} --partition {number}")
     for damage in row["damage"]:
         output.say(
             f"partition {number} is damaged from {damage['first']} to {damage['next']}: {damage['reason']}"
@@ -210,16 +211,32 @@ def grow(name: str, partitions: int, output: Output) -> None:
 @click.argument("name", shell_complete=completion.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Which one [every one that is stopped].")
 @output_options
-def resume(name: str, partition: int | None, output: Output) -> None:
-    """Let a stopped partition take messages again, once its disk is well."""
+def resume(name: str, partition: int | None, output: Output) -> int:
+    """Let a stopped partition take messages again, once its disk is well.
+
+    Of one whose folder was gone at a start, what the folder held is given up. Exit code 1 if one stays stopped.
+    """
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
-        found = known_topic(admin, name)
-        stopped = [p.partition for p in found.partitions if p.state == "stopped"]
+        before = {p.partition: p for p in known_topic(admin, name).partitions}
+        stopped = [number for number, p in before.items() if p.state == "stopped"]
         chosen = stopped if partition is None else [partition]
-        states = [{"topic": name, "partition": n, "state": admin.resume(name, n)} for n in chosen]
-    output.rows(states, ("topic", "partition", "state"), f"no partition of {name} is stopped")
+        states = {number: admin.resume(name, number) for number in chosen}
+        after = {p.partition: p.reason for p in admin.topic(name).partitions}
+    rows = [
+        {"topic": name, "partition": n, "state": state} | ({"reason": after[n]} if state == "stopped" else {})
+        for n, state in states.items()
+    ]
+    output.rows(rows, ("topic", "partition", "state"), f"no partition of {name} is stopped")
+    for number, state in states.items():
+        if state == "stopped":
+            click.echo(f"tfmq: {name}-{number} is still stopped: {after[number]}", err=True)
+        elif before[number].is_lost:
+            output.say(
+                f"{name}-{number} begins again without messages: what its lost folder held is given up"
+            )
+    return 1 if "stopped" in states.values() else 0
 
 
 @topic.command(

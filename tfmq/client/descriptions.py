@@ -33,6 +33,16 @@ class PartitionDescription(NamedTuple):
         """How many messages it holds."""
         return self.end_ordinal - self.first_ordinal
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is stopped because its folder was gone at a start of the broker."""
+        return self.state == "stopped" and self.reason.startswith("its folder was gone")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the broker could open it."""
+        return self.epoch > 0
+
 
 class TopicDescription(NamedTuple):
     """One topic with all its partitions. `settings`: what it has of its own; `effective`: what holds for it, key ->

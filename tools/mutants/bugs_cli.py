@@ -94,4 +94,22 @@ COMMAND_LINE: Final = (
         '    return int(row["offset"])\n',
         ["tests/cli/test_group.py::test_where_nothing_is_saved_there_is_no_offset_and_not_minus_one"],
     ),
+    Mutant(
+        "unread-partition-is-exit-code-0",
+        "tfmq read leaves with exit code 1 where a partition could not be read",
+        "tfmq/cli/read.py",
+        "    if not found.is_served:\n",
+        "    if found.epoch < 0:\n",
+        [
+            "tests/cli/test_read.py::test_a_partition_that_cannot_be_read_is_named_after_the_rest_and_is_exit_code_1"
+        ],
+    ),
+    Mutant(
+        "not-served-is-not-stopped",
+        "the status names partitions that are not served",
+        "tfmq/broker/status.py",
+        '        if state_of(each) == "stopped"\n',
+        '        if state_of(each) == "stopped" and not isinstance(each, str)\n',
+        ["tests/broker/test_status.py::test_it_names_what_is_not_served"],
+    ),
 )

@@ -66,8 +66,8 @@ TOPICS: Final = (
         "missing-folder-made-in-silence",
         "a partition whose folder is gone takes no writes until somebody looked",
         "tfmq/broker/folders.py",
-        "            if missing:\n                opened.log.stop(\n",
-        "            if not path:\n                opened.log.stop(\n",
+        "            if missing:\n                opened.log.stop(",
+        "            if not path:\n                opened.log.stop(",
         [STARTUP],
     ),
     Mutant(
