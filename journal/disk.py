@@ -142,10 +142,22 @@ class RealDisk:
         return RealFile(_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), path)
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        # Not os.path.lexists, which takes a path that may not be looked at for one that is not there.
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def is_folder(self, path: str) -> bool:
-        return os.path.isdir(path)
+        try:
+            return stat.S_ISDIR(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link to itself
+                return False
+            raise
 
     def list(self, path: str) -> list[str]:
         return sorted(os.listdir(path))

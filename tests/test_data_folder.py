@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.data_folder import HARMLESS, MARKS, check_data_folder
+from journal.disk import RealDisk
+from journal.names import mark_name, segment_name
+from tfmq.broker.data_repair import is_data_folder
+from tfmq.data_folder import HARMLESS, OWN, check_data_folder
 from tfmq.errors import ConfigError
 
 
@@ -21,11 +24,20 @@ def test_a_file_is_somebody_elses_to_refuse(tmp_path: Path) -> None:
     check_data_folder(str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("mark", [*sorted(MARKS), "orders-0"])
+@pytest.mark.parametrize("mark", [*sorted(OWN), f"orders-0/{segment_name(0)}", f"orders-0/{mark_name()}"])
 def test_a_brokers_folder_may_be_taken_whatever_else_is_in_it(tmp_path: Path, mark: str) -> None:
     (tmp_path / "letter.txt").touch()
-    (tmp_path / mark).mkdir()
+    (tmp_path / mark).mkdir(parents=True)
     check_data_folder(str(tmp_path))
+
+
+def test_a_folder_named_like_a_partition_may_be_anybodys(tmp_path: Path) -> None:
+    (tmp_path / "dbus-1" / "system.d").mkdir(parents=True)
+    (tmp_path / "note-2").touch()
+    (tmp_path / "lock").touch()
+    with pytest.raises(ConfigError, match="other things in it"):
+        check_data_folder(str(tmp_path))
+    assert not is_data_folder(RealDisk(), str(tmp_path))
 
 
 @pytest.mark.parametrize(("strangers", "told"), [(("a.txt",), "a.txt"), (("a", "b", "c"), "a and 2 more")])

@@ -6,11 +6,12 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.errors import Corrupt, NewerFormat
-from journal.names import LOCK_NAME, parse_partition_folder
+from journal.names import LOCK_NAME, mark_name, parse_partition_folder, parse_segment_name
 from tfmq.error_base import NOT_DONE
 from tfmq.errors import ConfigError
 
@@ -21,14 +22,27 @@ FORMAT: Final = 1
 """The layout of the data folder as a whole."""
 STARTING_NAME: Final = "starting"
 MARKS: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
-"""A broker, or who starts one, makes these before anything else: a folder with one of them is a broker's."""
+"""A broker, or who starts one, makes these before anything else: where one of them is, there must be a catalog."""
+OWN: Final = frozenset({META_NAME, "transactions", "delay"})
+"""A folder with one of these is a broker's, and so is one with a partition (`is_log`). `lock` and `starting` alone are
+not enough: other programs have files of these names too."""
 FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")
 """In a data folder, beside those of partitions."""
 HARMLESS: Final = frozenset(
-    {"address", "server.log", "server.log.1", "lost+found", ".snapshot", ".gitignore", ".gitkeep"}
+    {
+        LOCK_NAME,
+        STARTING_NAME,
+        "address",
+        "server.log",
+        "server.log.1",
+        "lost+found",
+        ".snapshot",
+        ".gitignore",
+        ".gitkeep",
+    }
 )
-"""What may stand in a folder that counts as empty: a log that the shell opened, a disk of its own, a folder that is
-kept in a repository."""
+"""What may stand in a folder that counts as empty: what a start makes before DATA/meta, a log that the shell opened, a
+disk of its own, a folder that is kept in a repository."""
 
 
 _CHECKED = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
@@ -72,7 +86,7 @@ def check_data_folder(path: str) -> None:
         names = sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
         return  # it will be made, or the sentence for that is another's
-    if MARKS.intersection(names) or any(parse_partition_folder(name) is not None for name in names):
+    if is_brokers(names, lambda name: os.listdir(os.path.join(path, name))):
         return
     others = [name for name in names if name not in HARMLESS]
     if others:
@@ -81,6 +95,27 @@ def check_data_folder(path: str) -> None:
             " empty one, or one that is not there yet.",
             outcome=NOT_DONE,
         )
+
+
+def is_brokers(names: Iterable[str], children: Callable[[str], Iterable[str]]) -> bool:
+    """Whether the folder with these names in it is a broker's, or what is left of one. `children` lists the folder NAME
+    in it. A folder `dbus-1` is named like a partition and may be anybody's: it has to hold a log. Raises OSError.
+    """
+    if OWN.intersection(names):
+        return True
+    for name in names:
+        if parse_partition_folder(name) is not None:
+            try:
+                if is_log(children(name)):
+                    return True
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # a file, or a link to nothing
+    return False
+
+
+def is_log(names: Iterable[str]) -> bool:
+    """Whether the folder with these names in it holds the log of a partition."""
+    return any(name == mark_name() or parse_segment_name(name) is not None for name in names)
 
 
 def _some(names: list[str]) -> str:
@@ -111,7 +146,8 @@ def misplaced(error: BaseException, data: str) -> str | None:
             " remove the link."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"{path} may not be read or written by user {os.geteuid()}. Change its owner or its rights."
+        user = f"user {os.geteuid()} ({error.strerror})"
+        return f"{path} may not be read or written by {user}. Change its owner or its rights."
     return None
 
 

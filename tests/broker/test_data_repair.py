@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +15,7 @@ from tests.scale import scaled, seeded
 from tfmq.broker.data_repair import Mended, repair_data, verify_data
 from tfmq.broker.register import ID_SLACK
 from tfmq.data_folder import encode_version
+from tfmq.server.refusals import sentence
 
 META = f"{DATA}/meta"
 VERSION = f"{META}/version"
@@ -181,3 +184,47 @@ def test_files_and_folders_in_each_others_place_are_put_aside() -> None:
     assert broker.disk.is_folder(f"{mark}.damaged") and broker.disk.read_file(f"{DATA}/notes-7")
     again = Broker(broker.disk, broker.clock)
     assert again.payloads() == [b"hello"]
+
+
+class Forbidding(SimulatedDisk):
+    """Nobody may look into the folder `forbidden`."""
+
+    forbidden = ""
+
+    def _look(self, path: str, *, inside: bool) -> None:
+        if self.forbidden and (path.startswith(self.forbidden + "/") or (inside and path == self.forbidden)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    def exists(self, path: str) -> bool:
+        self._look(path, inside=False)
+        return super().exists(path)
+
+    def is_folder(self, path: str) -> bool:
+        self._look(path, inside=False)
+        return super().is_folder(path)
+
+    def list(self, path: str) -> list[str]:
+        self._look(path, inside=True)
+        return super().list(path)
+
+
+@pytest.mark.parametrize("folder", ["meta", "orders-0", "delay", "transactions"])
+def test_a_folder_that_may_not_be_read_is_no_damage_of_what_is_in_it(folder: str) -> None:
+    disk = Forbidding()
+    broker = Broker(disk)
+    broker.create("orders", 2)
+    broker.stop()
+    disk.forbidden = f"{DATA}/{folder}"
+    if folder != "orders-0":  # without one partition the others are served
+        with pytest.raises(PermissionError, match=folder) as refused:
+            Broker(broker.disk, broker.clock)
+        told = sentence(refused.value, DATA)
+        assert told is not None and "no rights" in told and "repair" not in told
+    findings = [each for report in verify_data(broker.disk, DATA) for each in report.findings]
+    assert [(each.file, each.what) for each in findings] == [
+        (f"{DATA}/{folder}", "cannot be read: Permission denied")
+    ]
+    with pytest.raises(PermissionError):
+        repair_data(broker.disk, DATA)
+    disk.forbidden = ""
+    assert Broker(broker.disk, broker.clock).engine.node == broker.engine.node

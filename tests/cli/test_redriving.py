@@ -9,7 +9,7 @@ import pytest
 from tfmq.cli.output import Output
 from tfmq.cli.redriving import add, redriven
 from tfmq.dead_letters.redrive import Report, Wish
-from tfmq.errors import TimedOut
+from tfmq.errors import BadRequest, TfmqError, TimedOut, UnknownTopic
 
 
 class Scripted:
@@ -91,3 +91,21 @@ def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixtur
     said = capsys.readouterr().err
     assert "7 dead letters sent" in said and "run the same again" in said
     assert desks[1].wishes == []
+
+
+@pytest.mark.parametrize(
+    ("error", "dry", "told"),
+    [
+        (BadRequest("no topic name"), False, ""),
+        (UnknownTopic("no topic nosuch"), True, ""),
+        (UnknownTopic("no topic nosuch"), False, "with that mended, run the same again"),
+    ],
+)
+def test_what_cannot_succeed_is_not_to_be_run_again(
+    capsys: pytest.CaptureFixture[str], error: TfmqError, dry: bool, told: str
+) -> None:
+    desks: Any = [Scripted(Report(), error)]
+    with pytest.raises(TfmqError):
+        redriven(desks, Wish(dry=dry), OUTPUT)
+    said = capsys.readouterr().err
+    assert told in said and ("the same again" in said) == bool(told)

@@ -206,18 +206,21 @@ def test_a_shell_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: pytest
 
 def test_a_folder_with_other_things_in_it_is_not_taken(brokers: Brokers) -> None:
     (brokers.path / "todo.txt").write_text("water the flowers\n")
-    with pytest.raises(ConnectionFailed, match=r"has other things in it \(todo.txt\)") as caught:
+    (brokers.path / "todo-1").mkdir()
+    with pytest.raises(ConnectionFailed, match=r"has other things in it \(todo-1 and 1 more\)") as caught:
         Folder(str(brokers.path), brokers.start).find()
     assert not caught.value.retriable
     assert brokers.started == 0
-    assert [each.name for each in brokers.path.iterdir()] == ["todo.txt"]
+    assert sorted(each.name for each in brokers.path.iterdir()) == ["todo-1", "todo.txt"]
 
 
 @pytest.mark.parametrize(
-    "names", [[], ["lost+found", "server.log"], ["todo.txt", "lock"], ["meta", "a", "b"], ["orders-0"]]
+    "names",
+    [[], ["lost+found", "server.log"], ["starting", "lock"], ["meta", "a", "b"], ["orders-0/log.mark"]],
 )
 def test_an_empty_folder_is_taken_and_one_of_a_broker(brokers: Brokers, names: list[str]) -> None:
     for name in names:
+        (brokers.path / name).parent.mkdir(exist_ok=True)
         (brokers.path / name).touch()
     assert "starts" in not_ready(Folder(str(brokers.path / "."), brokers.start))
     assert brokers.started == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 import traceback
 from pathlib import Path
@@ -19,7 +20,8 @@ from tfmq.dead_letters.address import Address, parse_address
 from tfmq.dead_letters.database import Database, make_folder
 from tfmq.dead_letters.letter import DEAD
 from tfmq.dead_letters.sql_store import SqlStore
-from tfmq.errors import BadRequest, StoreFailed
+from tfmq.errors import BadRequest, NotSupported, StoreFailed
+from tfmq.offsets.sql import SqlOffsets
 from tools.rigs.postgresql import PostgresServer
 
 
@@ -237,3 +239,25 @@ def test_a_forked_child_opens_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
     engines.append(found._connected())
     assert engines[0] is engines[1] is not engines[2]
     found.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "remedy"),
+    [
+        (
+            "postgresql+psycopg2://me@db/x",
+            "psycopg2",
+            r'pip install "tfmq\[postgresql\]", and write .* postgresql\+psycopg://',
+        ),
+        ("postgresql+psycopg://me@db/x", "psycopg", r'pip install "tfmq\[postgresql\]"\.'),
+        ("mysql+pymysql://me@db/x", "pymysql", r"pip install pymysql\."),
+    ],
+)
+def test_a_driver_that_is_not_installed_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, url: str, module: str, remedy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(BadRequest, match=f"is not installed .*{remedy}"):
+        database(url)
+    with pytest.raises(NotSupported, match=f"is not installed .*{remedy}"):
+        SqlOffsets(url).read("billing", [])

@@ -340,7 +340,7 @@ def test_a_folder_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     server = filled(tmp_path)
     version = server.data / "meta" / "version"
     ours = version.read_bytes()
-    version.write_bytes(ours.replace(b'"format": 1', b'"format": 2'))
+    version.write_bytes(b'{"format": 2, "node": "%s"}' % (b"f" * 32))
     before = contents(server.data)
     ended = tfmq_server("--data", str(server.data), "--listen", "127.0.0.1:0")
     assert ended.code == 1

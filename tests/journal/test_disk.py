@@ -191,3 +191,24 @@ def test_an_anchor_of_another_disk_is_refused(tmp_path: Path) -> None:
         RealDisk().sync_file_system(simulated.open_anchor(""))
     with pytest.raises(TypeError):
         simulated.sync_file_system(RealDisk().open_anchor(str(tmp_path)))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    def refused(path: str) -> os.stat_result:
+        raise OSError(code, os.strerror(code), path)
+
+    (tmp_path / "file").touch()
+    disk = RealDisk()
+    assert not disk.exists(str(tmp_path / "file/x")) and not disk.is_folder(str(tmp_path / "none/x"))
+    (tmp_path / "loop").symlink_to("loop")
+    assert disk.exists(str(tmp_path / "loop")) and not disk.is_folder(str(tmp_path / "loop"))
+    monkeypatch.setattr(os, "lstat", refused)
+    monkeypatch.setattr(os, "stat", refused)
+    for call in (disk.exists, disk.is_folder):
+        with pytest.raises(OSError, match="file") as caught:
+            call(str(tmp_path / "file"))
+        assert caught.value.errno == code
+    monkeypatch.undo()

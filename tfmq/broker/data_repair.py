@@ -32,7 +32,7 @@ from journal.survey import Stretch, find_log_id, survey
 from journal.verify import DAMAGE, Finding, Progress, Report, verify
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
 from tfmq.broker.register import CREATE, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
-from tfmq.data_folder import FOLDER_NAMES, MARKS, META_NAME, VERSION_NAME
+from tfmq.data_folder import FOLDER_NAMES, MARKS, META_NAME, OWN, VERSION_NAME, is_brokers, is_log
 from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.bucket_audit import verify_buckets
 from tfmq.delay.bucket_recovery import is_house_name
@@ -74,8 +74,12 @@ def is_data_folder(disk: Disk, path: str) -> bool:
     if not disk.is_folder(path):
         return False
     children = disk.list(path)
-    found = MARKS.intersection(children) or {"transactions", "delay"}.intersection(children)
-    return bool(found) and not any(names.parse_segment_name(name) is not None for name in children)
+    if is_log(children):
+        return False
+    if OWN.intersection(children):
+        return True
+    started = bool(MARKS.intersection(children))
+    return started and is_brokers(children, lambda name: disk.list(names.join(path, name)))
 
 
 def _had_broker(disk: Disk, data: str) -> bool:
@@ -137,10 +141,8 @@ def _known_partitions(disk: Disk, data: str) -> set[tuple[str, int]]:
 
 def _children(disk: Disk, folder: str) -> list[str]:
     """The names in a folder; none where it is no folder, or may not be read, which is told by itself."""
-    if not disk.is_folder(folder):
-        return []
     try:
-        return disk.list(folder)
+        return disk.list(folder) if disk.is_folder(folder) else []
     except OSError:
         return []
 
@@ -197,13 +199,16 @@ class Hiding:
         return getattr(self._disk, name)
 
     def exists(self, path: str) -> bool:
-        return path not in self._hidden and self._disk.exists(path)
+        return not self._hides(path) and self._disk.exists(path)
 
     def is_folder(self, path: str) -> bool:
-        return path not in self._hidden and self._disk.is_folder(path)
+        return not self._hides(path) and self._disk.is_folder(path)
 
     def list(self, path: str) -> list[str]:
         return [name for name in self._disk.list(path) if names.join(path, name) not in self._hidden]
+
+    def _hides(self, path: str) -> bool:
+        return any(path == hidden or path.startswith(f"{hidden}/") for hidden in self._hidden)
 
 
 # The version file.
@@ -586,7 +591,7 @@ def verify_data(
         reports[-1] = verify(view, meta, records=records, suffix=SUFFIX, progress=progress)
         found = reports[-1].findings
         reports[-1].findings = [each for each in found if os.path.basename(each.file) not in META_NAMES]
-    if _had_broker(view, data):
+    if _had_broker(view, data) and not any(_keeps_from(error, meta) for error in wrong):
         reports[-1].findings += verify_catalog(view, data)
     transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
     if is_journal(view, transactions):
@@ -594,6 +599,14 @@ def verify_data(
     if is_delay(view, delay):
         reports.append(verify_buckets(view, delay, records=records, progress=progress))
     return reports
+
+
+def _keeps_from(error: OSError, folder: str) -> bool:
+    """Whether it keeps from looking at `folder`, or a file in it, which is there: nothing is known to be missing."""
+    if isinstance(error, IsADirectoryError | NotADirectoryError | FileNotFoundError):
+        return False
+    path = str(error.filename)
+    return folder in (path, os.path.dirname(path))
 
 
 def _in_words(error: OSError) -> str:

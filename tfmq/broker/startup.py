@@ -35,7 +35,7 @@ from tfmq.broker.register import (
 )
 from tfmq.broker.topics import Topic
 from tfmq.broker.transaction_opening import open_store, recover
-from tfmq.data_folder import FOLDER_NAMES, VERSION_NAME
+from tfmq.data_folder import FOLDER_NAMES, VERSION_NAME, is_log
 
 log = logging.getLogger("tfmq.broker")
 
@@ -81,13 +81,23 @@ def meta(house: House) -> None:
     """
     if not house.disk.exists(join(house.meta, VERSION_NAME)):
         for name in house.disk.list(house.data):
-            if parse_partition_folder(name) is not None and name not in HOUSE_NAMES:
+            if _is_partition(house, name) and name not in HOUSE_NAMES:
                 path = join(house.meta, VERSION_NAME)
                 raise Corrupt(
                     path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to"
                 )
         write_version(house.disk, house.meta, house.randomness(16).hex())
     house.node = read_version(house.disk, house.meta).node
+
+
+def _is_partition(house: House, name: str) -> bool:
+    """Whether the folder `name` holds a partition's log: others may be named like one."""
+    path = join(house.data, name)
+    return (
+        parse_partition_folder(name) is not None
+        and house.disk.is_folder(path)
+        and is_log(house.disk.list(path))
+    )
 
 
 def forcer(house: House) -> None:
@@ -111,7 +121,7 @@ def catalog(house: House) -> None:
     children = house.disk.list(house.meta)
     if not any(known_in_partition(name, SUFFIX) for name in children):
         for name in house.disk.list(house.data):
-            if parse_partition_folder(name) is not None or name in (TRANSACTIONS_FOLDER, DELAY_FOLDER):
+            if _is_partition(house, name) or name in (TRANSACTIONS_FOLDER, DELAY_FOLDER):
                 raise Corrupt(
                     house.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to"
                 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli.output import Output, counted, printable, progress
-from tfmq.errors import TfmqError
+from tfmq.errors import BadRequest, TfmqError
 
 if TYPE_CHECKING:
     from tfmq.dead_letters.desk import Desk
@@ -28,10 +28,14 @@ def redriven(desks: Sequence["Desk"], wish: "Wish", output: Output) -> int:
             own = Report()
             try:
                 desk.redrive(wish._replace(limit=left), advance, own)
-            except TfmqError:
+            except TfmqError as error:
                 add(total, own)
                 tell(total, wish, output)
-                output.say("it is not done: run the same again, it goes on where it was")
+                if not wish.dry and not isinstance(error, BadRequest):
+                    first = (
+                        "run the same again" if error.retriable else "with that mended, run the same again"
+                    )
+                    output.say(f"it is not done: {first}, it goes on where it was")
                 raise
             add(total, own)
     tell(total, wish, output)

@@ -24,7 +24,7 @@ from tfmq.client.dead_letters import StoreUnusable
 from tfmq.dead_letters.address import ALLOWED, Address
 from tfmq.dead_letters.table import ADDED, METADATA, TABLE
 from tfmq.errors import BadRequest, StoreFailed
-from tfmq.offsets.hopeless import is_hopeless
+from tfmq.offsets.hopeless import driver_remedy, is_hopeless
 
 BUSY_SECONDS: Final = 30.0
 """How long one process waits for another one's transaction, which has at most a page of letters."""
@@ -229,7 +229,11 @@ def _url(address: Address) -> Any:
             )
         url.get_dialect().import_dbapi()
         return url
-    except (NoSuchModuleError, ImportError) as error:
+    except ImportError as error:
+        raise BadRequest(
+            f"The driver of {address} is not installed ({error}): {driver_remedy(url.drivername, error)}."
+        ) from None
+    except NoSuchModuleError as error:
         raise BadRequest(f"{address} names no database that SQLAlchemy knows ({error}): {ALLOWED}.") from None
     except (ArgumentError, ValueError):  # their words may have the password
         raise BadRequest(f"{address} is no URL that SQLAlchemy can read: {ALLOWED}.") from None

@@ -35,3 +35,12 @@ def _can_be(path: Path) -> bool:
     if path.exists():
         return path.is_file() and os.access(path, os.R_OK | os.W_OK)
     return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
+
+
+def driver_remedy(drivername: str, error: Exception) -> str:
+    """What to do where the driver of a URL of SQLAlchemy is not installed: a sentence without its end."""
+    module = getattr(error, "name", None)
+    if drivername.startswith("postgresql"):
+        written = "" if module == "psycopg" else ", and write the URL with postgresql+psycopg://"
+        return f'pip install "tfmq[postgresql]"{written}'
+    return f"pip install {module}" if module else "install its package with pip"

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModu
 
 from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
 from tfmq.offsets import table
-from tfmq.offsets.hopeless import is_hopeless
+from tfmq.offsets.hopeless import driver_remedy, is_hopeless
 from tfmq.offsets.stored import PartitionName, StoredOffset, fenced, under
 from tfmq.urls import shown_url
 
@@ -143,8 +143,8 @@ class SqlOffsets:
             return create_engine(self.url, pool_pre_ping=True, pool_size=1, connect_args=waits)
         except (ImportError, NoSuchModuleError) as error:
             raise NotSupported(
-                f"{self.url.drivername}: its driver is not installed ({error}); for PostgreSQL: pip install"
-                ' "tfmq[postgresql]".'
+                f"{self.url.drivername}: its driver is not installed ({error}):"
+                f" {driver_remedy(self.url.drivername, error)}."
             ) from None
 
     def _passing(self, error: DBAPIError) -> TfmqError:

@@ -12,6 +12,33 @@ _AWAY = "tfmq/client/away.py"
 _URLS = "tfmq/urls.py"
 _HOPELESS = "tfmq/offsets/hopeless.py"
 
+FOLDERS: Final = (
+    Mutant(
+        "a-folder-named-like-a-partition-is-a-brokers",
+        "a folder with other things in it is refused, and nothing is written into it",
+        "tfmq/data_folder.py",
+        "                if is_log(children(name)):\n",
+        "                if children(name) is not None:\n",
+        ["tests/test_data_folder.py"],
+    ),
+    Mutant(
+        "what-may-not-be-looked-at-is-missing",
+        "a path without rights to look at it is refused by name, and is not taken for missing",
+        "journal/disk.py",
+        "        except (FileNotFoundError, NotADirectoryError):\n            return False\n        return True\n",
+        "        except OSError:\n            return False\n        return True\n",
+        ["tests/journal/test_disk.py"],
+    ),
+    Mutant(
+        "a-catalog-that-may-not-be-read-is-missing",
+        "a check does not call what it may not read missing",
+        "tfmq/broker/data_repair.py",
+        "    if isinstance(error, IsADirectoryError | NotADirectoryError | FileNotFoundError):\n",
+        "    if isinstance(error, OSError):\n",
+        ["tests/broker/test_data_repair.py"],
+    ),
+)
+
 HANDLERS: Final = (
     Mutant(
         "a-generator-is-taken-for-a-listener",
@@ -165,4 +192,4 @@ PLACES: Final = (
     ),
 )
 
-REFUSALS: Final = HANDLERS + CONSUMERS + PLACES
+REFUSALS: Final = FOLDERS + HANDLERS + CONSUMERS + PLACES

@@ -193,8 +193,8 @@ LANES_AND_CALLS: Final = (
         "traceback-not-logged",
         "a failed call is logged with its traceback",
         "tfmq/client/listeners.py",
-        "exc_info=_exc_info(cause) if tracebacks else None)",
-        "exc_info=None)",
+        "    exc_info = _exc_info(cause) if tracebacks else None\n",
+        "    exc_info = None\n",
         [f"{RUNNING}::test_the_traceback_of_each_failed_call_is_logged_and_begins_at_the_handler"],
     ),
     Mutant(
