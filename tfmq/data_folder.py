@@ -157,3 +157,19 @@ def _no_folder(path: str) -> str:
     while above not in ("", "/") and not os.path.isdir(above):
         path, above = above, os.path.dirname(above)
     return path
+
+
+def new_journal_advice(meta: str) -> str:
+    """What to do where DATA/transactions is missing or does not fit; `meta` is DATA/meta."""
+    return (
+        "Put back the folder that belongs to this data; or, if the transactions that were prepared are to be"
+        f" forgotten, move this one away and make an empty file {meta}/new-journal, then start again"
+    )
+
+
+def new_delay_advice(meta: str) -> str:
+    """What to do where DATA/delay is missing or does not fit; `meta` is DATA/meta."""
+    return (
+        "Put back the folder that belongs to this data; or, if the messages that wait in it are to be given up, move"
+        f" this one away and make an empty file {meta}/new-delay, then start again"
+    )

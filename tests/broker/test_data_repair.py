@@ -12,7 +12,7 @@ from journal.errors import Corrupt
 from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Broker
 from tests.scale import scaled, seeded
-from tfmq.broker.data_repair import Mended, repair_data, verify_data
+from tfmq.broker.data_repair import DataRepaired, Mended, repair_data, verify_data
 from tfmq.broker.register import ID_SLACK
 from tfmq.data_folder import encode_version
 from tfmq.server.refusals import sentence
@@ -176,14 +176,19 @@ def test_files_and_folders_in_each_others_place_are_put_aside() -> None:
     broker.disk.rename(f"{DATA}/orders-1", "/elsewhere")
     broker.disk.write_file(f"{DATA}/orders-1", b"")
     broker.disk.write_file(f"{DATA}/notes-7", b"somebody's")
-    done = mended(broker.disk)
-    assert {(each.file, each.reason) for each in done} == {
+    done = repair_data(broker.disk, DATA)
+    assert {(each.file, each.reason) for each in done.folder} == {
         (mark, "a folder where a file belongs"),
         (f"{DATA}/orders-1", "no folder, where a folder belongs"),
     }
     assert broker.disk.is_folder(f"{mark}.damaged") and broker.disk.read_file(f"{DATA}/notes-7")
+    (lost,) = done.refused
+    assert lost.path == f"{DATA}/orders-1", "put aside, and nothing is in its place"
     again = Broker(broker.disk, broker.clock)
     assert again.payloads() == [b"hello"]
+    again.stop()
+    assert not any(report.damaged for report in verify_data(again.disk, DATA))
+    assert repair_data(again.disk, DATA) == DataRepaired()
 
 
 class Forbidding(SimulatedDisk):
@@ -228,3 +233,34 @@ def test_a_folder_that_may_not_be_read_is_no_damage_of_what_is_in_it(folder: str
         repair_data(broker.disk, DATA)
     disk.forbidden = ""
     assert Broker(broker.disk, broker.clock).engine.node == broker.engine.node
+
+
+@pytest.mark.parametrize("name", ["orders-1", "transactions", "delay", "delay/arrivals"])
+@pytest.mark.parametrize("how", ["gone", "empty"])
+def test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_start(
+    name: str, how: str
+) -> None:
+    broker = lived()
+    broker.stop()
+    disk, path = broker.disk, f"{DATA}/{name}"
+    assert (
+        not any(report.damaged for report in verify_data(disk, DATA)) and not repair_data(disk, DATA).refused
+    )
+    disk.rename(path, "/elsewhere")
+    if how == "empty":
+        disk.make_folder(path)
+    (found,) = [each for report in verify_data(disk, DATA) for each in report.findings]
+    assert (found.file, found.weight) == (path, "damage") and "missing" in found.what
+    (refused,) = repair_data(disk, DATA).refused
+    assert refused.path == path
+    if name == "orders-1":
+        assert "topic resume orders --partition 1" in str(refused)
+        (stopped,) = Broker(disk, broker.clock).engine.status_map()["stopped"]  # type: ignore[misc]
+        assert stopped["partition"] == 1 and "gone at a start" in stopped["reason"]
+        return
+    with pytest.raises(Corrupt) as raised:
+        Broker(disk, broker.clock)
+    assert refused.reason.partition(". ")[2] == raised.value.reason.partition(". ")[2]
+    word = "new-journal" if name == "transactions" else "new-delay"
+    disk.write_file(f"{META}/{word}", b"")
+    assert not any(report.damaged for report in verify_data(disk, DATA))

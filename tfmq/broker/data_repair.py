@@ -31,8 +31,18 @@ from journal.state import Snapshot, Snapshots, read_snapshot
 from journal.survey import Stretch, find_log_id, survey
 from journal.verify import DAMAGE, Finding, Progress, Report, verify
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
-from tfmq.broker.register import CREATE, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
-from tfmq.data_folder import FOLDER_NAMES, MARKS, META_NAME, OWN, VERSION_NAME, is_brokers, is_log
+from tfmq.broker.register import CREATE, DELETING, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
+from tfmq.data_folder import (
+    FOLDER_NAMES,
+    MARKS,
+    META_NAME,
+    OWN,
+    VERSION_NAME,
+    is_brokers,
+    is_log,
+    new_delay_advice,
+    new_journal_advice,
+)
 from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.bucket_audit import verify_buckets
 from tfmq.delay.bucket_recovery import is_house_name
@@ -209,6 +219,42 @@ class Hiding:
 
     def _hides(self, path: str) -> bool:
         return any(path == hidden or path.startswith(f"{hidden}/") for hidden in self._hidden)
+
+
+# Folders that are gone as a whole.
+
+
+def missing_folders(disk: Disk, data: str, register: Register) -> list[tuple[str, str, str]]:
+    """Folders that the catalog knows and that are not there, or have nothing in them: (path, reason, advice). Not where
+    the operator has given one up, and not what may not be looked at, which is told by itself.
+    """
+    meta = names.join(data, META_NAME)
+    found: list[tuple[str, str, str]] = []
+    for row in sorted(register.topics.values()):
+        for number in range(0 if row.state == DELETING else row.partitions):
+            path = names.join(data, names.partition_folder(row.name, number))
+            advice = (
+                "Put back the folder; or start without it, then give up what it held: tfmq topic resume"
+                f" {row.name} --partition {number}"
+            )
+            found.append((path, "the folder of a partition is missing or empty", advice))
+    if register.journal_id and not disk.exists(names.join(meta, "new-journal")):
+        path = names.join(data, names.TRANSACTIONS_FOLDER)
+        found.append((path, "the journal of transactions is missing", new_journal_advice(meta)))
+    if register.delay_store and not disk.exists(names.join(meta, "new-delay")):
+        path, advice = names.join(data, DELAY_FOLDER), new_delay_advice(meta)
+        found.append((path, "the store of delayed messages is missing", advice))
+        arrivals = names.join(path, ARRIVALS_NAME)
+        if not _is_gone(disk, path):
+            found.append((arrivals, "the log in which delayed messages arrive is missing", advice))
+    return [each for each in found if _is_gone(disk, each[0])]
+
+
+def _is_gone(disk: Disk, path: str) -> bool:
+    try:
+        return not disk.exists(path) or (disk.is_folder(path) and not disk.list(path))
+    except OSError:
+        return False
 
 
 # The version file.
@@ -593,6 +639,8 @@ def verify_data(
         reports[-1].findings = [each for each in found if os.path.basename(each.file) not in META_NAMES]
     if _had_broker(view, data) and not any(_keeps_from(error, meta) for error in wrong):
         reports[-1].findings += verify_catalog(view, data)
+        for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).register):
+            reports[-1].findings.append(Finding(path, 0, 0, reason, "folder", DAMAGE))
     transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
     if is_journal(view, transactions):
         reports.append(verify_journal(view, transactions, records=records, progress=progress))
@@ -659,4 +707,6 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepaired
     if _had_broker(view, data):
         done.folder += repair_catalog(view, data, dry_run=dry_run)
         done.folder += repair_version(view, data, dry_run=dry_run)
+        for path, reason, advice in missing_folders(view, data, CatalogSurvey(view, data).register):
+            done.refused.append(Corrupt(path, 0, 0, f"{reason}. {advice}"))
     return done

@@ -21,6 +21,7 @@ from tfmq.broker.folders import say_recovery
 from tfmq.broker.house import House
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import DELAY_STORE, ID_SLACK, LEASE
+from tfmq.data_folder import new_delay_advice
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, SUFFIX, arrival_options, damaged_ranges
 from tfmq.delay.buckets import Buckets
@@ -92,11 +93,7 @@ def _require_new(house: House, folder: str) -> None:
 
 
 def _way_on(house: House) -> str:
-    word = join(house.meta, WORD_NAME)
-    return (
-        "Put back the folder that belongs to this data; or, if the messages that wait in it are to be given up, move"
-        f" this one away and make an empty file {word}, then start again"
-    )
+    return new_delay_advice(house.meta)
 
 
 def _new_id(house: House, folder: str) -> int:
@@ -124,12 +121,14 @@ def _require_own(house: House, folder: str, buckets: Buckets) -> None:
 
 def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
     path = join(folder, ARRIVALS_NAME)
-    if not house.disk.exists(path):
+    is_there = house.disk.exists(path)
+    if not is_there or not house.disk.list(path):
         if buckets.spilled_offset or not house.disk.exists(join(house.meta, WORD_NAME)):
             raise Corrupt(
                 path, 0, 0, f"the log in which delayed messages arrive is missing. {_way_on(house)}"
             )
-        house.disk.make_folder(path)
+        if not is_there:
+            house.disk.make_folder(path)
     house.disk.force_folder(folder)
     opened, state = _open_log(house, path)
     if not damaged_ranges(opened, buckets.spilled_offset):

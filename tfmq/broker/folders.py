@@ -165,8 +165,9 @@ class Folders:
     def open_or_why(self, topic: TopicRow, number: int) -> Partition | Unopened:
         path = self.path(topic.name, number)
         try:
-            missing = not self._disk.exists(path)
-            if missing:
+            is_there = self._disk.exists(path)
+            missing = not is_there or (self._disk.is_folder(path) and not self._disk.list(path))
+            if not is_there:
                 self._disk.make_folder(path)
                 self._disk.force_folder(self._data)
             opened = self.open(topic, number)

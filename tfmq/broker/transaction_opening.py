@@ -14,6 +14,7 @@ from journal.errors import Corrupt
 from journal.names import join
 from tfmq.broker.house import House
 from tfmq.broker.register import ID_SLACK, JOURNAL, LEASE
+from tfmq.data_folder import new_journal_advice
 from tfmq.transaction.store import JournalTransactionStore
 
 log = logging.getLogger("tfmq.broker")
@@ -65,11 +66,7 @@ def _require_new(house: House, folder: str) -> None:
 
 
 def _way_on(house: House) -> str:
-    word = join(house.meta, WORD_NAME)
-    return (
-        "Put back the folder that belongs to this data; or, if the transactions that were prepared are to be"
-        f" forgotten, move this one away and make an empty file {word}, then start again"
-    )
+    return new_journal_advice(house.meta)
 
 
 def _new_id(house: House, folder: str) -> int:

@@ -117,6 +117,22 @@ OPERATING: Final = (
         ["tests/broker/test_register.py"],
     ),
     Mutant(
+        "folder-gone-is-no-damage",
+        "a part of a data folder that is gone as a whole is damage",
+        "tfmq/broker/data_repair.py",
+        "    return [each for each in found if _is_gone(disk, each[0])]\n",
+        "    return [each for each in found if disk.exists(each[0]) and _is_gone(disk, each[0])]\n",
+        ["tests/broker/test_data_repair.py"],
+    ),
+    Mutant(
+        "empty-folder-is-a-new-partition",
+        "a partition whose folder is empty at a start takes no writes until somebody looked",
+        "tfmq/broker/folders.py",
+        "            missing = not is_there or (",
+        "            missing = not is_there or self.stopping and (",
+        ["tests/broker/test_data_repair.py"],
+    ),
+    Mutant(
         "purge-that-leaves-groups-behind",
         "groups go on at what a purge has left",
         "tfmq/client/administration.py",
