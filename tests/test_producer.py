@@ -316,6 +316,13 @@ def test_arguments_that_make_no_sense(arguments: dict[str, object]) -> None:
 def test_topics_and_sizes_are_checked_here(producer: Producer) -> None:
     with pytest.raises(BadRequest, match="not a topic's name"):
         producer.send("../etc", b"x")
+    with pytest.raises(BadRequest, match=r"\['orders'\] is not a topic's name"):
+        producer.send(["orders"], b"x")  # type: ignore[arg-type]
+    for send in (producer.send, lambda topic, text: producer.send_many(topic, [text])):
+        with pytest.raises(UnicodeEncodeError, match="sent as UTF-8: give bytes"):
+            send("orders", "a\ud800b")
+    with pytest.raises(BadRequest, match="linger_ms must be 0 or more, not -1"):
+        Producer(linger_ms=-1)
     with pytest.raises(BadRequest):
         producer.send_many("a b", [b"x"])
     with pytest.raises(MessageTooLarge):

@@ -97,10 +97,19 @@ class Partition(NamedTuple):
         return self.state != "stopped"
 
 
+def text_bytes(text: str) -> bytes:
+    """Raises UnicodeEncodeError, with what to do, for a text that is not UTF-8."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        reason = f"{error.reason}; the text of a payload is sent as UTF-8: give bytes for anything other"
+        raise UnicodeEncodeError("utf-8", text, error.start, error.end, reason) from None
+
+
 def payload_bytes(payload: Any) -> bytes | bytearray | memoryview | None:
     """The payload as it is stored. Raises `TypeError` for what needs a codec."""
     if isinstance(payload, str):
-        return payload.encode()
+        return text_bytes(payload)
     if payload is None or isinstance(payload, bytes | bytearray):
         return payload
     if isinstance(payload, memoryview):

@@ -26,7 +26,7 @@ from tfmq.client.transaction_checks import Check
 from tfmq.codecs import Codec
 from tfmq.errors import TfmqError
 from tfmq.hooks import Hook
-from tfmq.message import Message
+from tfmq.message import Message, payload_bytes
 from tfmq.transactions import Transaction
 from tfmq.xa import XAResource
 
@@ -118,10 +118,16 @@ class Producer:
         core = self._core
         if core.plain and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
             if type(payload) is str:
-                payload = payload.encode()
+                try:
+                    payload = payload.encode()
+                except UnicodeEncodeError:
+                    payload_bytes(payload)  # it raises the same, and says what to do
             if type(payload) is bytes:
                 with self._driver.lock:
-                    batch = core.sender.shared.get(topic)
+                    try:
+                        batch = core.sender.shared.get(topic)
+                    except TypeError:  # of a topic that is a list; it is refused below, by name
+                        batch = None
                     if batch is not None:
                         room = batch.room - len(payload) - batch.overhead_bytes
                         if room > 0:

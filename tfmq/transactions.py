@@ -12,7 +12,7 @@ from tfmq.client.dues import Delay, Moment, When
 from tfmq.client.transaction import TransactionCore
 from tfmq.client.transaction_handle import TransactionHandle
 from tfmq.client.transaction_offsets import handed_out
-from tfmq.message import Message
+from tfmq.message import Message, payload_bytes
 
 if TYPE_CHECKING:
     from tfmq.consumer import Consumer
@@ -61,10 +61,16 @@ class Transaction(TransactionHandle):
         core = self._core
         if self._producer.plain and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
             if type(payload) is str:
-                payload = payload.encode()
+                try:
+                    payload = payload.encode()
+                except UnicodeEncodeError:
+                    payload_bytes(payload)  # it raises the same, and says what to do
             if type(payload) is bytes:
                 with self._driver.lock:
-                    batch = core.shared.get(topic)
+                    try:
+                        batch = core.shared.get(topic)
+                    except TypeError:  # of a topic that is a list; it is refused below, by name
+                        batch = None
                     if batch is not None:
                         room = batch.room - len(payload) - batch.overhead_bytes
                         if room > 0:

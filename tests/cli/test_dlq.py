@@ -255,6 +255,7 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
         (["list", "--store", "nosuch://x"], 2, "names no database"),
         (["list", "--store", "topic:a/b"], 2, "is not a topic's name"),
         (["list", "--store", "sqlite://"], 2, "in memory"),
+        (["export", "--store", "STORE", "-o", "/nonexist/f"], 1, "/nonexist/f cannot be written: No such"),
         (["list", "--store", "STORE", "--state", "asleep"], 2, "asleep"),
         (["list", "--store", "STORE", "--since", "soon"], 2, "is no time"),
         (["list", "--store", "/"], 1, "No dead letters can be kept at"),

@@ -11,8 +11,8 @@ from journal.names import segment_name
 from journal.repair import repair
 from journal.shapes import succession
 from tests.cli.conftest import Cli
-from tfmq.cli.output import time_text
-from tfmq.cli.read import filled
+from tfmq.cli.output import Output, time_text
+from tfmq.cli.read import escaped, filled, formatter
 from tfmq.client.received import Origin, ReceivedMessage
 from tfmq.consumer import Consumer
 from tfmq.message import encode_attribute
@@ -90,6 +90,7 @@ def test_json_has_the_words_of_the_page(cli: Cli, topic: str, broker: LiveServer
     assert (second["payload"], second["key"], second["ordinal"]) == (None, "gone", 1)
 
 
+OUTPUT = Output(None, False, False)
 MESSAGE = ReceivedMessage(
     b"pay\xffload",
     "orders",
@@ -117,6 +118,16 @@ MESSAGE = ReceivedMessage(
 )
 def test_a_template_is_filled_in(template: str, line: bytes) -> None:
     assert filled(template, MESSAGE) == line
+
+
+def test_no_message_steers_a_terminal() -> None:
+    message = MESSAGE._replace(payload=b"\x1b[2J\a\r\x7f\xc2\x9b\tp\xc3\xa9\n")
+    shown = rb"\x1b[2J\x07\x0d\x7f\x9b" + b"\tp\xc3\xa9\n"
+    assert formatter(OUTPUT, None, escaped)(message) == shown + b"\n"
+    assert formatter(OUTPUT, "\x1b[1m%k %s", escaped)(message) == b"\x1b[1m" + b"k " + shown + b"\n"
+    assert formatter(OUTPUT, None)(message) == b"\x1b[2J\a\r\x7f\xc2\x9b\tp\xc3\xa9\n\n", (
+        "in a pipe every byte is as it is"
+    )
 
 
 def test_a_template_is_a_line_a_message(cli: Cli, topic: str) -> None:

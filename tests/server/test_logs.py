@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -41,3 +42,12 @@ def test_a_plain_line_is_for_people() -> None:
     logging.getLogger("twisted").info("chatter")
     assert out.getvalue().count("\n") == 1
     assert "WARNING tfmq.test: careful" in out.getvalue()
+
+
+def test_a_line_for_people_has_the_local_time_with_its_offset() -> None:
+    out = io.StringIO()
+    logs.set_up("info", False, out)
+    logging.getLogger("tfmq.test").info("hello")
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} [+-]\d\d:\d\d INFO    tfmq\.test: hello\n", out.getvalue()
+    )

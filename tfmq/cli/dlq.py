@@ -5,6 +5,7 @@ All but redrive works without a broker; where the store is a topic, nothing does
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,9 +159,12 @@ def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> in
             file.write("]\n" if as_array else "")
         if beside != path:
             beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         if beside != path:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(beside):
+            raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
         raise
     return number
 

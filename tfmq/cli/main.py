@@ -234,7 +234,10 @@ def explained(error: Exception) -> int:
         except OSError:
             discard_output()
         return NOT_DONE
-    click.echo(f"tfmq: {reason_of(error)}", err=True)
+    said: object = reason_of(error)
+    if isinstance(error, OSError) and not isinstance(error, TfmqError | JournalError) and error.filename:
+        said = f"{error.filename}: {error.strerror}"  # without [Errno 13]
+    click.echo(f"tfmq: {said}", err=True)
     return exit_code(error)
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 DAMAGE_FOUND = 4
 POLL_SECONDS = 1.0
+CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
+"""All but tab and line feed; the second half are those of 8 bits in UTF-8."""
 BATCH = 5_000
 
 EXAMPLES = """\b
@@ -87,7 +89,7 @@ def read(
     """
     from tfmq.consumer import Consumer
 
-    line = formatter(output, template)
+    line = formatter(output, template, escaped if sys.stdout.isatty() else bytes)
     ends, unserved, troubles = present_state(output, topic, partition)
     if isinstance(start, int):
         check_offset(topic, start, ends)
@@ -250,17 +252,26 @@ def wanted(consumer: "Consumer", ends: Ends | None, count: int | None) -> Iterat
         left = None if left is None else left - len(messages)
 
 
-def formatter(output: Output, template: str | None) -> Callable[["ReceivedMessage"], bytes]:
-    """What makes a line of a message: its payload, the template filled in, or JSON."""
+def escaped(text: bytes) -> bytes:
+    """For a terminal: control characters but tab and line feed as `\\x1b`, so that no message steers it."""
+    return CONTROLS.sub(lambda found: b"\\x%02x" % found[0][-1], text)
+
+
+def formatter(
+    output: Output, template: str | None, written: Callable[[bytes], bytes] = bytes
+) -> Callable[["ReceivedMessage"], bytes]:
+    """What makes a line of a message: its payload, the template filled in, or JSON. What is the message's own is
+    `written` so.
+    """
     if output.json:
         return lambda message: dumps(as_row(message)).encode() + b"\n"
     if template is None:
-        return lambda message: bytes(message.payload or b"") + b"\n"
+        return lambda message: written(bytes(message.payload or b"")) + b"\n"
     for letter in re.findall(r"%(.?)", template, re.DOTALL):
         if letter not in FIELDS:
             known = " ".join(f"%{each}" for each in FIELDS)
             raise click.UsageError(f"--format has no %{letter}: it has {known}, where %% is a percent sign")
-    return lambda message: filled(template, message) + b"\n"
+    return lambda message: filled(template, message, written) + b"\n"
 
 
 def as_row(message: "ReceivedMessage") -> dict[str, Any]:
@@ -297,7 +308,7 @@ FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
 }
 
 
-def filled(template: str, message: "ReceivedMessage") -> bytes:
+def filled(template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes) -> bytes:
     """The template, whose %-letters are all known, with these replaced."""
     out, rest = b"", template
     while rest:
@@ -306,6 +317,6 @@ def filled(template: str, message: "ReceivedMessage") -> bytes:
         if not percent:
             break
         value = FIELDS[rest[0]](message)
-        out += value if isinstance(value, bytes) else str(value).encode()
+        out += written(value if isinstance(value, bytes) else str(value).encode())
         rest = rest[1:]
     return out

@@ -49,7 +49,8 @@ class Settings(NamedTuple):
         for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not (value > 0 or (value == 0 and name == "linger_ms")):
-                raise BadRequest(f"{name} must be a number above 0, not {value!r}.")
+                least = "0 or more" if name == "linger_ms" else "a number above 0"
+                raise BadRequest(f"{name} must be {least}, not {value!r}.")
         if self.batch_bytes > BATCH_BYTES_MAX:
             raise BadRequest(
                 f"batch_bytes is at most {BATCH_BYTES_MAX}, not {self.batch_bytes}; larger gain nothing."

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tfmq.client.dues import AT_ONCE, When
 from tfmq.client.waiting import Waitable
-from tfmq.message import Message
+from tfmq.message import Message, text_bytes
 
 CHUNK_COUNT: Final = 500
 """How many payloads are taken first, to see how large they are."""
@@ -44,7 +44,7 @@ class Taking:
             return None
         if str not in types:
             return self.chunk
-        return [each.encode() if type(each) is str else each for each in self.chunk]
+        return [text_bytes(each) if type(each) is str else each for each in self.chunk]
 
     def adjust(self, size_bytes: int, batch_bytes: int) -> None:
         """The last chunk's records have `size_bytes`: take as many next time as fill a batch."""

@@ -27,10 +27,18 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+class PlainLines(logging.Formatter):
+    """Lines for people: the time is local, with its offset from UTC as everywhere."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        time = datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
+        return f"{time[:-6]} {time[-6:]}"
+
+
 def set_up(level: str, as_json: bool, stream: TextIO = sys.stderr) -> None:
     """Log from `level` on to `stream`; Twisted's own words from warnings on."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if as_json else logging.Formatter(PLAIN))
+    handler.setFormatter(JsonLines() if as_json else PlainLines(PLAIN))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -14,6 +14,14 @@ _HOPELESS = "tfmq/offsets/hopeless.py"
 
 FOLDERS: Final = (
     Mutant(
+        "escape-sequences-of-a-message-reach-a-terminal",
+        "no message that tfmq read prints steers the terminal",
+        "tfmq/cli/read.py",
+        r'    return CONTROLS.sub(lambda found: b"\\x%02x" % found[0][-1], text)' + "\n",
+        "    return text\n",
+        ["tests/cli/test_read.py::test_no_message_steers_a_terminal"],
+    ),
+    Mutant(
         "a-folder-named-like-a-partition-is-a-brokers",
         "a folder with other things in it is refused, and nothing is written into it",
         "tfmq/data_folder.py",
