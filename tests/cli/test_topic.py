@@ -170,4 +170,4 @@ def test_what_is_sent_while_a_purge_runs_does_not_change_its_count(
 def test_an_offset_of_several_partitions_is_none_to_purge_before(cli: Cli, topic: str) -> None:
     cli("topic", "create", topic, "--partitions", "2")
     ran = cli("topic", "purge", topic, "--before", "10", "--yes")
-    assert ran.code == 2 and "an offset belongs to one: say which" in ran.err
+    assert ran.code == 2 and "an offset belongs to one: say which with --partition" in ran.err

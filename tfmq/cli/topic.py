@@ -263,6 +263,11 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
     with Admin(output.servers) as admin:
         found = known_topic(admin, name)
         where = name if partition is None else f"{name}-{partition}"
+        if isinstance(before, int) and partition is None and len(found.partitions) > 1:
+            number = len(found.partitions)
+            raise click.UsageError(
+                f"{name} has {number} partitions, an offset belongs to one: say which with --partition"
+            )
         if not yes:
             until = "" if before == "latest" else f" before {before}"
             confirm(f"remove the messages of {where}{until}, for ever")
