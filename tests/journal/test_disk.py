@@ -205,10 +205,12 @@ def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(
     assert not disk.exists(str(tmp_path / "file/x")) and not disk.is_folder(str(tmp_path / "none/x"))
     (tmp_path / "loop").symlink_to("loop")
     assert disk.exists(str(tmp_path / "loop")) and not disk.is_folder(str(tmp_path / "loop"))
-    monkeypatch.setattr(os, "lstat", refused)
-    monkeypatch.setattr(os, "stat", refused)
     for call in (disk.exists, disk.is_folder):
-        with pytest.raises(OSError, match="file") as caught:
-            call(str(tmp_path / "file"))
+        with monkeypatch.context() as broken, pytest.raises(OSError, match="file") as caught:
+            broken.setattr(os, "lstat", refused)
+            broken.setattr(os, "stat", refused)
+            try:
+                call(str(tmp_path / "file"))
+            finally:
+                broken.undo()  # before pytest looks at files to show a failure
         assert caught.value.errno == code
-    monkeypatch.undo()
