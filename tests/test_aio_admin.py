@@ -30,7 +30,7 @@ CALLS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("delayed_histogram", ([0, NOW_MS / 1000, 1 << 40],), {}),
     ("delayed_histogram", ([0, 1 << 40], "orders"), {}),
     ("describe_delayed", (HANDLES[2],), {}),
-    ("reschedule", (HANDLES[1], -1), {}),
+    ("reschedule", (HANDLES[1], 0), {}),
     ("reschedule", (HANDLES[2],), {"deliver_at": 2_000_000_000}),
     ("cancel", (HANDLES[0],), {}),
     (
