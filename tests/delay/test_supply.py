@@ -168,7 +168,7 @@ def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(
     (waits,) = desk.queue.status()["waits_for"]
     desk.work()
     desk.turn()
-    assert desk.queue.status()["waits_for"] == [waits]
+    assert [target for target, _ in desk.queue.status()["waits_for"]] == [waits[0]]
     desk.targets.resume(ORDERS, keep=0)
     desk.queue.resumed(ORDERS)
     desk.advance(1)

@@ -282,7 +282,7 @@ def begun(client: PageClient, sender: int, number: int, xid: str, *more: Any) ->
 def test_a_transaction_in_one_frame(client: PageClient) -> None:
     orders, bills, sender = topic(client, "page-g"), topic(client, "page-h"), producer(client)
     sends = [("page-g", orders, [b"one", b"two"]), ("page-h", bills, [b"bill"])]
-    state, epoch, dropped, offsets, repeated = client.transact(sender, 1, 0, sends)
+    state, epoch, dropped, offsets, repeated, *_ = client.transact(sender, 1, 0, sends)
     assert (state, dropped, repeated) == ("committed", 0, False) and epoch > 0
     assert all(offset in (0, -1) for offset in offsets)
     assert client.payloads("page-g", orders) == [b"one", b"two"]
@@ -318,7 +318,7 @@ def test_a_transaction_step_by_step_over_two_connections(client: PageClient, por
     (found,), _ = other.call(DESCRIBE, "page order 1")
     assert (found["xid"], found["epoch"], found["state"]) == ("page order 1", epoch, "prepared")
     assert found["messages"] == 2 and found["topics"] == ["page-i"]
-    (state, dropped, _), _ = other.call(COMMIT, "page order 1", epoch, False, False, [])
+    (state, dropped, *_), _ = other.call(COMMIT, "page order 1", epoch, False, False, [])
     assert (state, dropped) == ("committed", 0)
     assert other.payloads("page-i", orders) == [b"x", b"y"]
     assert other.call(COMMIT, "page order 1", epoch, False, False, [])[0][0] == "committed"
@@ -623,7 +623,7 @@ def test_the_worked_examples_are_what_a_client_sends_and_reads() -> None:
     request, reply = printed("transact-example")
     client = Recorded(11, reply)
     sends = [("orders", 5, [b"hello"]), ("bills", 6, [b"world!"])]
-    assert client.transact(7, 1, 0, sends) == ["committed", 42, 0, [1200, -1], False]
+    assert client.transact(7, 1, 0, sends) == ["committed", 42, 0, [1200, -1], False, []]
     assert client.sent == request
 
 
@@ -745,8 +745,8 @@ def test_delayed_messages_of_a_transaction_wait_from_its_commit_on(client: PageC
     client.produce("page-later-g", orders, sender, 1, [b"soon"], 2, epoch, dues(RELATIVE | 1))
     assert client.call(LIST_DELAYED, "page-later-g")[0][0] == []
     (now_ms,), _ = client.call(2)
-    (state, dropped, offsets), _ = client.call(COMMIT, "page later", epoch, True, False, [])
-    assert (state, dropped, offsets) == ("committed", 0, [-1, -1])
+    (state, dropped, offsets, handles), _ = client.call(COMMIT, "page later", epoch, True, False, [])
+    assert (state, dropped, offsets) == ("committed", 0, [-1, -1]) and handles
     (then_ms,), _ = client.call(2)
     (found, _, _), _ = client.call(LIST_DELAYED, "page-later-g")
     # The one of a millisecond may still be among them or be gone by now: both are right.

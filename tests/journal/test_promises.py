@@ -51,7 +51,7 @@ def test_the_raised_epoch_is_on_the_disk_before_anything_is_served() -> None:
     bench.send(3)
     before = log.epoch
     log = bench.kill()
-    assert log.epoch == before + 1
+    assert log.epoch > before
     marks = MarkFile(bench.disk.crash(keep="nothing"), FOLDER, LOG_ID).read()
     assert marks is not None and marks.epoch == log.epoch
     assert marks.starts[-1] == (log.epoch, log.end_offset)
