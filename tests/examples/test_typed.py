@@ -23,7 +23,12 @@ for message in consumer:
 """
 ROOT = Path(__file__).resolve().parent.parent.parent
 PRINTED = {
-    "orders": "[\"kettle for '1'\"] [Payment(order=1, cents=2000)] [{'number': 1, 'item': 'kettle'}]",
+    "orders": (
+        "[\"kettle for '1'\"] [Payment(order=1, cents=2000)]"
+        " [Order(number=1, item='kettle'), Order(number=2, item='cup'),"
+        " Payment(order=1, cents=2000), Payment(order=2, cents=500)]"
+        " [{'number': 1, 'item': 'kettle'}, {'number': 2, 'item': 'cup'}]"
+    ),
     "asyncio_orders": "['kettle', 'teapot', 'toaster']",
     "hooks": "{'hooked': 1} {} ['the example'] True",
     "selectors": "[0, 1, 2]",
