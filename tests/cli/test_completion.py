@@ -51,13 +51,14 @@ def test_the_shell_completes_topics_and_groups(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    topic = f"completed-by-the-shell-{topic}"  # other tests have topics at this broker, of names like its own
     with Admin(broker.address) as admin:
         admin.create_topic(topic)
         admin.reset_group(f"readers-of-{topic}", topic, "latest")
     for words in ("read", "send", "topic show", "delay list --topic", "group reset some", "dlq list --topic"):
-        assert completed(f"tfmq {words} {topic[:20]}", broker.address, capfd, monkeypatch) == [topic], words
+        assert completed(f"tfmq {words} {topic[:30]}", broker.address, capfd, monkeypatch) == [topic], words
     for words in ("group show", "read orders -g", "group reset"):
-        found = completed(f"tfmq {words} readers-of-{topic[:20]}", broker.address, capfd, monkeypatch)
+        found = completed(f"tfmq {words} readers-of-{topic[:30]}", broker.address, capfd, monkeypatch)
         assert found == [f"readers-of-{topic}"], words
 
 
