@@ -103,12 +103,21 @@ def test_senders_are_told_reads_go_on_and_space_brings_it_back(disk: Path, serve
         assert admin.ping() > 0
     assert "no space is left" in server.log.read_text()
     empty(disk)
-    send_one(server.address, b"after")
-    assert_stored(server.address, [*acknowledged, b"after"])
+    after = b"after".ljust(2 * PAYLOAD, b".")  # a smaller one than those refused is no sign of space
+    send_one(server.address, after)
+    assert_stored(server.address, [*acknowledged, after])
+    wait_for_line(server, "partitions take messages again")
     server.kill()
     server.start()
-    assert_stored(server.address, [*acknowledged, b"after"])
-    assert "takes messages again" in server.log.read_text()
+    assert_stored(server.address, [*acknowledged, after])
+
+
+def wait_for_line(server: LiveServer, words: str) -> None:
+    """The server says that a full disk is over some seconds after it last refused a message."""
+    until = time.monotonic() + SECONDS
+    while words not in server.log.read_text() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert words in server.log.read_text()
 
 
 def wait_for_room(disk: Path) -> None:
