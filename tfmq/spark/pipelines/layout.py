@@ -19,7 +19,8 @@ ARCHIVE_FILE: Final = f"{HOUSE}/@archive.json"
 """No topic has such a name, so none has its folder there."""
 HOUR_MS: Final = 3_600_000
 STEP_NAME: Final = re.compile(r"(\d{8})\.(plan|json)")
-FILE_NAME: Final = re.compile(r"(\d{5})-(\d{10})-(\d{20})-(\d{20})\.parquet")
+FILE_NAME: Final = re.compile(r"(\d{5,})-(\d{10,})-(\d{20})-(\d{20})\.parquet")
+"""Partitions have five digits or more, incarnations ten or more."""
 TEMPORARY: Final = ".part"
 """Ends the name of a file that is not whole yet, which begins with a dot."""
 
