@@ -21,7 +21,7 @@ from journal.index import Index
 from journal.mark import HEAD, Marks, decode_marks
 from journal.survey import find_log_id
 from tfmq.errors import BadRequest
-from tfmq.spark.pipelines.audit_findings import MARK, Finding
+from tfmq.spark.pipelines.audit_findings import MARK, UNREADABLE, Finding
 
 PIECE_BYTES: Final = 64 << 20
 """About so much is one task's: a quarter of a second's work, so that cores end together."""
@@ -99,7 +99,7 @@ class Piece(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """`logs` by their number; `pieces` in the order of logs and offsets; `findings` of marks that cannot be read."""
+    """`logs` by their number; `pieces` in the order of logs and offsets; `findings` of what cannot be read."""
 
     logs: list[AuditedLog]
     pieces: list[Piece]
@@ -179,8 +179,17 @@ def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> Audited
     for base in bases:
         if log_id is None:
             log_id = find_log_id(disk, names.join(path, log.file(base)))
-    segments = tuple(_segment(disk, path, base, log_id, suffix) for base in bases)
-    return log._replace(log_id=log_id, marks=marks, segments=segments)
+    segments = []
+    for base in bases:
+        try:
+            segments.append(_segment(disk, path, base, log_id, suffix))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            text = f"{log.file(base)}: {error.strerror or error}"
+            made.findings.append(log.finding(UNREADABLE, base, base, base, text))
+            segments.append(Segment(base, 0, None))
+    return log._replace(log_id=log_id, marks=marks, segments=tuple(segments))
 
 
 def _bases(disk: Disk, path: str, suffix: str) -> list[int]:
