@@ -210,9 +210,7 @@ def test_damage_and_a_missing_file_are_named(broker: SimulatedBroker) -> None:
         every = whole(logs)
         assert len(logs.split(every, 100_000)) > 5
         base = sorted(name for name in broker.disk.list(FOLDER) if name.endswith(".zxQueue"))[1]
-        broker.disk.damage(
-            join(FOLDER, base), 0, b""
-        )  # tests/sound_folders.py: the folder is damaged on purpose
+        broker.disk.damage(join(FOLDER, base), 0, b"")  # on purpose: tests/sound_folders.py lets it pass
         broker.disk.unlink(join(FOLDER, base))
     with FolderLogs(DATA, broker.disk) as logs:
         with pytest.raises(Damaged, match=r"orders-0: offsets \d+ to \d+ are damaged.*missing") as caught:
