@@ -81,7 +81,7 @@ CASES: Mapping[str, str] = {
     "dlq show": "dlq show {letter} --store {store}",
     "dlq export": "dlq export --store {store}",
     "dlq retry": "dlq retry {letter} --store {store}",
-    "dlq redrive": "dlq redrive --store {store} --to {topic}",
+    "dlq redrive": "dlq redrive --store {store} --to {topic} --force",  # its letters name no broker
     "dlq drop": "dlq drop --all --store {store}",
     "log dump": "log dump {partition}",
     "log verify": "log verify {partition}",
