@@ -195,6 +195,22 @@ TRANSACTIONS: Final = (
         [f"{JOURNAL}::test_where_files_are_gone_nothing_is_undecided_and_no_number_is_known"],
     ),
     Mutant(
+        "audit-numbers-without-removed-files",
+        "an audit beside a broker that removes the first files of a large transaction finds nothing torn",
+        f"{FOLDER}/audit_journal.py",
+        "        if epoch in copied or total.get(epoch) != has.get(epoch, 0)\n",
+        "        if epoch in copied\n",
+        [f"{JOURNAL}::test_a_decision_whose_first_messages_were_removed_with_their_file_has_no_numbers"],
+    ),
+    Mutant(
+        "audit-numbers-of-copies",
+        "messages of which only copies are left are not numbered by the places of the copies",
+        f"{FOLDER}/audit_journal.py",
+        "        if epoch in copied or total.get(epoch) != has.get(epoch, 0)\n",
+        "        if total.get(epoch) != has.get(epoch, 0)\n",
+        [f"{JOURNAL}::test_where_only_a_copy_is_left_the_order_of_a_decision_is_not_known"],
+    ),
+    Mutant(
         "audit-group-members-by-epoch",
         "members of a commit group are numbered in the order of the decision",
         f"{FOLDER}/audit_journal.py",

@@ -25,8 +25,12 @@ def file(
     decisions: list[tuple[int, tuple[int, ...]]],
     rolled: tuple[int, ...] = (),
     spans: tuple[tuple[int, int], ...] = ((44, 9000),),
+    totals: dict[int, int] | None = None,
 ) -> JournalFound:
-    return JournalFound(messages, decisions, list(rolled), list(spans), [])
+    """`totals`: how many messages each epoch had, if it is not what is still there."""
+    here = {epoch: sum(m.count for m in messages if m.epoch == epoch) for _, of in decisions for epoch in of}
+    said = here if totals is None else totals
+    return JournalFound(messages, decisions, list(rolled), list(spans), [], list(said.items()))
 
 
 def rows(*found: JournalFound) -> list[ROW]:
@@ -64,16 +68,37 @@ def test_what_was_rolled_back_or_is_open_is_forbidden() -> None:
 
 
 def test_a_copy_that_was_carried_forward_counts_once() -> None:
-    messages = [Message(100, 5, 77, 500, 3), Message(100, 5, 77, 500, 3)]
-    assert rows(file(messages, [(400, (5,))])) == [(WANTED, 4, 500, 3, 400, 5, 3)]
+    messages = [Message(100, 5, 77, 500, 3), Message(100, 5, 77, 500, 3, copied=True)]
+    assert rows(file(messages, [(400, (5,))], totals={5: 3})) == [(WANTED, 4, 500, 3, 400, 5, 3)]
+
+
+def test_where_only_a_copy_is_left_the_order_of_a_decision_is_not_known() -> None:
+    messages = [Message(200, 5, 77, 600, 4), Message(500, 5, 77, 500, 3, copied=True)]
+    assert rows(file(messages, [(900, (5,))])) == [
+        (WANTED, 4, 500, 3, 900, 5, NUMBER_UNKNOWN),
+        (WANTED, 4, 600, 4, 900, 5, NUMBER_UNKNOWN),
+    ]
 
 
 def test_where_files_are_gone_nothing_is_undecided_and_no_number_is_known() -> None:
-    early = file(
-        [Message(100, 5, 77, 500, 3), Message(200, 6, 77, 600, 4)], [(400, (6,))], spans=((44, 1000),)
+    early = file([Message(100, 5, 77, 500, 3)], [], spans=((44, 1000),))
+    late = file(
+        [Message(8000, 7, 77, 700, 1), Message(8100, 6, 77, 600, 4)],
+        [(8400, (6,))],
+        spans=((5000, 9000),),
+        totals={6: 9},
     )
-    late = file([Message(8000, 7, 77, 700, 1)], [], spans=((5000, 9000),))
-    assert rows(early, late) == [(WANTED, 4, 600, 4, 400, 6, NUMBER_UNKNOWN), (FORBIDDEN, 4, 700, 1, 0, 7, 0)]
+    assert rows(early, late) == [
+        (WANTED, 4, 600, 4, 8400, 6, NUMBER_UNKNOWN),
+        (FORBIDDEN, 4, 700, 1, 0, 7, 0),
+    ]
+
+
+def test_a_decision_whose_first_messages_were_removed_with_their_file_has_no_numbers() -> None:
+    """As soon as they are applied, while the rest is: with a number too low it would be missed in the partition."""
+    rest = [Message(5200, 5, 77, 503, 2), Message(5300, 6, 77, 600, 4)]
+    found = file(rest, [(5400, (5,)), (5500, (6,))], spans=((5044, 9000),), totals={5: 5, 6: 4})
+    assert rows(found) == [(WANTED, 4, 503, 2, 5400, 5, NUMBER_UNKNOWN), (WANTED, 4, 600, 4, 5500, 6, 4)]
 
 
 def test_spans_of_files_that_follow_each_other_are_joined_over_their_heads() -> None:

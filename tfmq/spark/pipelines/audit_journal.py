@@ -6,7 +6,7 @@ drops files as their transactions are over, so it speaks only of those that it s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
@@ -29,6 +29,7 @@ from tfmq.transaction.operations import (
     HeuristicRollback,
     LocalCommit,
     LocalRollback,
+    Prepare,
     Rollback,
     unpack,
 )
@@ -36,7 +37,7 @@ from tfmq.transaction.operations import (
 TRIES: Final = 3
 """A broker that runs removes files while they are listed."""
 NUMBER_UNKNOWN: Final = 1 << 62
-"""Of a message: earlier ones of its decision may have been in a file that is gone."""
+"""Of a message: earlier ones of its decision were in a file that is gone, or their order is not known."""
 
 
 class JournalFilePlan(NamedTuple):
@@ -61,24 +62,26 @@ class JournalPlan(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A piece of a transaction: `place` of its entry, or of that of which it is a copy."""
+    """A piece of a transaction: `place` of its entry, or of that of which it is a copy; `copied`: it is one."""
 
     place: int
     epoch: int
     log_id: int
     first_id: int
     count: int  # type: ignore[assignment]  # hides tuple.count
+    copied: bool = False
 
 
 class JournalFound(NamedTuple):
     """`decisions`: (place, epochs) of each commit, `rolled`: epochs that came to nothing; `spans`: places that were
-    read without a gap."""
+    read without a gap. `totals`: (epoch, how many messages it has), as its prepare or its commit says."""
 
     messages: list[Message]
     decisions: list[tuple[int, tuple[int, ...]]]
     rolled: list[int]
     spans: list[tuple[int, int]]
     findings: list[Finding]
+    totals: list[tuple[int, int]]
 
 
 def plan_journal(disk: Disk, data: str) -> JournalPlan:
@@ -135,7 +138,7 @@ def _finding(data: str, file: str, first: int, next: int, text: str) -> Finding:
 
 def read_file(disk: Disk, plan: JournalFilePlan) -> JournalFound:
     """All entries of one file; one that is gone meanwhile has none."""
-    found = JournalFound([], [], [], [], [])
+    found = JournalFound([], [], [], [], [], [])
     name = names.journal_name(plan.number)
     path = names.join(names.join(plan.data, names.TRANSACTIONS_FOLDER), name)
     try:
@@ -165,13 +168,16 @@ def _take(entry: Entry, found: JournalFound) -> None:
     content = entry.content
     if isinstance(content, AppendMsg):
         first_id = make_id(content.producer_id, content.sequence)
+        copied = bool(content.moved_from)
         place = content.moved_from or entry.place
-        found.messages.append(Message(place, content.epoch, content.log_id, first_id, content.count))
+        found.messages.append(Message(place, content.epoch, content.log_id, first_id, content.count, copied))
     elif isinstance(content, Operation):
         try:
             said = unpack(*content)
         except ValueError:
             return
+        if isinstance(said, Prepare | LocalCommit):
+            found.totals.append((said.epoch, said.messages))
         if isinstance(said, Commit | LocalCommit | HeuristicCommit):
             found.decisions.append((entry.place, (said.epoch,)))
         elif isinstance(said, GroupCommit):
@@ -198,7 +204,6 @@ def expected(plan: JournalPlan, found: Sequence[JournalFound], folder: int, logs
     """What the partitions must have, must not have, and which places are decisions. `folder`: its number, `logs`: log
     id -> number in the plan; messages for other logs are left out, since their topics are gone."""
     spans = spans_of(found)
-    whole = len(spans) == 1
     known_from = spans[-1][0] if spans else 0
     decisions = sorted(decision for each in found for decision in each.decisions)
     of_epoch: dict[int, tuple[int, int]] = {}
@@ -207,7 +212,7 @@ def expected(plan: JournalPlan, found: Sequence[JournalFound], folder: int, logs
             of_epoch[epoch] = place, order
     rolled = {epoch for each in found for epoch in each.rolled}
     rows = [facts_of(folder, -1, [[place, DECISION, 0, 0, 0, plan.journal_id] for place, _ in decisions])]
-    for log_id, facts in _by_log(_numbered(found, of_epoch), of_epoch, rolled, known_from, whole).items():
+    for log_id, facts in _by_log(_numbered(found, of_epoch), of_epoch, rolled, known_from).items():
         if log_id in logs:
             rows.append(facts_of(folder, logs[log_id], facts))
     return joined(rows)
@@ -217,7 +222,12 @@ def _numbered(
     found: Sequence[JournalFound], of_epoch: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[Message, int]]:
     """Every message once, with the number of its last record in its decision: 1 is the first."""
-    once = {(message.epoch, message.first_id): message for each in found for message in each.messages}
+    once: dict[tuple[int, int], Message] = {}
+    for message in (message for each in found for message in each.messages):
+        known = once.get((message.epoch, message.first_id))
+        if known is None or known.copied:
+            once[message.epoch, message.first_id] = message
+    unnumbered = _unnumbered(found, once.values(), of_epoch)
     nowhere = (0, 0)
     decided = sorted(once.values(), key=lambda m: (*of_epoch.get(m.epoch, nowhere), m.epoch, m.place))
     number, current = 0, -1
@@ -225,7 +235,26 @@ def _numbered(
         place = of_epoch.get(message.epoch, nowhere)[0]
         number = message.count if place != current else number + message.count
         current = place
-        yield message, number
+        yield message, NUMBER_UNKNOWN if place in unnumbered else number
+
+
+def _unnumbered(
+    found: Sequence[JournalFound], messages: Iterable[Message], of_epoch: Mapping[int, tuple[int, int]]
+) -> set[int]:
+    """Places of decisions whose messages cannot be numbered. A broker removes the files with the first of them while
+    the rest is still being applied, and of copies of copies the order is not known."""
+    has: dict[int, int] = {}
+    copied = set()
+    for message in messages:
+        has[message.epoch] = has.get(message.epoch, 0) + message.count
+        if message.copied:
+            copied.add(message.epoch)
+    total = dict(total for each in found for total in each.totals)
+    return {
+        place
+        for epoch, (place, _) in of_epoch.items()
+        if epoch in copied or total.get(epoch) != has.get(epoch, 0)
+    }
 
 
 def _by_log(
@@ -233,14 +262,13 @@ def _by_log(
     of_epoch: Mapping[int, tuple[int, int]],
     rolled: set[int],
     known_from: int,
-    whole: bool,
 ) -> dict[int, list[list[int]]]:
     rows: dict[int, list[list[int]]] = {}
     for message, number in messages:
         epoch = message.epoch
         if epoch in of_epoch:
             place = of_epoch[epoch][0]
-            row = [message.first_id, WANTED, message.count, place, epoch, number if whole else NUMBER_UNKNOWN]
+            row = [message.first_id, WANTED, message.count, place, epoch, number]
         elif epoch in rolled or message.place >= known_from:
             row = [message.first_id, FORBIDDEN, message.count, 0, epoch, int(epoch in rolled)]
         else:
