@@ -15,7 +15,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-from journal.checkpoint import Slots
+from journal.checkpoint import SLOT_SIZE, Slots
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
 from journal.names import join, mark_name
@@ -145,6 +145,10 @@ class MarkFile:
         """None if nothing was ever written. Raises Corrupt, WrongLog, NewerFormat, OSError."""
         found = self._slots.read()
         return None if found is None else decode_marks(found[1], self.path, self._log_id)
+
+    def faulty(self) -> list[tuple[int, int]]:
+        """The positions (first, next) of each slot that holds something and is not whole. Raises OSError."""
+        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.faulty()]
 
     def settle(self, marks: Marks) -> None:
         """Both slots, each forced: what must not be forgotten. Raises OSError, Full."""

@@ -23,6 +23,7 @@ from journal.control import CONTROL_SIZE, CONTROL_VERSION, Control
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt, NewerFormat
 from journal.header import HEADER, HEADER_SIZE, records_of
+from journal.index import Index
 from journal.mark import MarkFile, Marks, read_log_id
 from journal.salvage import Piece, Salvaged, known_count, salvage
 from journal.segment import SCAN_SIZE, Segment
@@ -91,6 +92,8 @@ def repair(
     if log_id is None:
         return []
     marks, mark_fault = _read_mark(disk, folder, log_id)
+    if marks is None and bases and not mark_fault:
+        mark_fault = "it is missing or empty, and there are segments"
     done = _mend_states(disk, folder, log_id, dry_run)
     if not bases:
         if marks is None or marks.first == marks.forced:
@@ -113,6 +116,7 @@ def repair(
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
             surplus = _cut_surplus(segment, limit)
+            edge.built = Index(names.join(folder, names.index_name(base)), base, log_id)
             following = _following(disk, folder, bases[number + 1 :], log_id, marks, suffix)
             pieces = [
                 (piece, before)
@@ -126,12 +130,16 @@ def repair(
             if (plans or surplus) and not dry_run:
                 _replace(disk, segment, folder, plans, progress)
             done += [repaired for repaired, _ in plans] + surplus
+            if not plans and not surplus:
+                done += _mend_index(disk, segment, edge.built, dry_run)
         finally:
             segment.close()
     if marks is not None and marks.first < bases[0] and not mark_fault:
         done.append(_begin_later(disk, folder, log_id, marks, bases, suffix, dry_run))
     if mark_fault:
         done.append(_mend_mark(disk, folder, log_id, bases, suffix, mark_fault, dry_run))
+    elif marks is not None:
+        done += _mend_slots(disk, folder, log_id, dry_run)
     return done
 
 
@@ -207,12 +215,41 @@ def _begin_later(
 
 def _read_mark(disk: Disk, folder: str, log_id: int) -> tuple[Marks | None, str]:
     """The marks, None without them, and what is wrong with their file. One of another log than the records are of is
-    not believed; one that is missing is made by the next start.
+    not believed.
     """
     try:
         return MarkFile(disk, folder, log_id).read(), ""
     except Corrupt as error:
         return None, error.reason
+
+
+def _mend_slots(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:
+    """Writes both slots of a mark anew of which one is not whole."""
+    file = MarkFile(disk, folder, log_id)
+    marks, faulty = file.read(), file.faulty()
+    if marks is None or not faulty:
+        return []
+    if not dry_run:
+        file.settle(marks)
+    return [_of_file(file.path, "one of its two slots is not whole", "written anew from the other one")]
+
+
+def _mend_index(disk: Disk, segment: Segment, built: Index, dry_run: bool) -> list[Repaired]:
+    """Writes the index of a sound segment anew where an entry is wrong. A missing one is made by the next start."""
+    path = built.path
+    if not disk.exists(path):
+        return []
+    found = Index.load(disk, path, segment.base, segment.log_id, segment.size)
+    built.close_run()
+    pairs = zip(found.entries(), built.entries(), strict=False)
+    if found.fault is None and all(entry == right for entry, right in pairs):
+        return []
+    if not dry_run:
+        disk.unlink(path)
+        built.write(disk)
+        built.close()
+    reason = found.fault or "its entries disagree with the control records"
+    return [_of_file(path, reason, "written anew from the segment")]
 
 
 def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:
@@ -315,11 +352,13 @@ def _following(
 
 
 class _Edge:
-    """How far the segments were walked: the next ordinal, and the last sound control record."""
+    """How far the segments were walked: the next ordinal, the last sound control record, and the index of the segment
+    as it should be, unless something in it must be mended."""
 
     def __init__(self, ordinal: int | None) -> None:
         self.ordinal = ordinal
         self.control: Control | None = None
+        self.built = Index("", 0, 0)
 
 
 def _stretches(
@@ -346,6 +385,7 @@ def _stretches(
                 yield waiting, edge.control
                 waiting = None
             edge.control, edge.ordinal = item.control, item.control.next_ordinal
+            edge.built.add(item.control)
     waiting = _tail(segment, waiting, following, edge)
     if waiting is not None:
         yield waiting, edge.control

@@ -39,6 +39,9 @@ Progress = Callable[[str, int, int], None]
 DAMAGE = "damage"
 NOTE = "note"
 
+STOPPED = "stopped: "
+"""Before the reason, in what is told of a log that takes no writes."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -273,11 +276,15 @@ class _Folder:
     def _mark(self, bases: list[int]) -> None:
         file = names.mark_name()
         try:
-            if not bases:
+            if self.log_id is None:
                 self.log_id = read_log_id(self.disk, self.folder)
             if self.log_id is None:
                 return
-            marks = MarkFile(self.disk, self.folder, self.log_id).read()
+            mark_file = MarkFile(self.disk, self.folder, self.log_id)
+            marks = mark_file.read()
+            for first, next in mark_file.faulty():
+                what = "one of its two slots is not whole, the other one counts"
+                self.find(file, first, next, what, "slot", NOTE)
         except Corrupt as error:
             self.find(file, error.first, error.next, error.reason, "mark")
         except NewerFormat as error:
@@ -291,6 +298,8 @@ class _Folder:
                 self.find(
                     file, marks.first, marks.forced, "bytes are missing: there is no segment file", "first"
                 )
+            if marks is not None and marks.stopped is not None:
+                self.find(file, 0, 0, f"{STOPPED}{marks.stopped}", "stopped", NOTE)
 
     def _compare_mark(self, file: str, marks: Marks, bases: list[int]) -> None:
         end = self.end or 0
@@ -300,8 +309,6 @@ class _Folder:
             )
         if marks.first < bases[0]:
             self.find(file, marks.first, bases[0], "bytes are missing before the first segment", "first")
-        if marks.stopped is not None:
-            self.find(file, 0, 0, f"stopped: {marks.stopped}", "stopped", NOTE)
 
 
 def _record_fault(data: memoryview, record: Record) -> tuple[str, str] | None:

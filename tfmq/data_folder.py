@@ -47,6 +47,9 @@ disk of its own, a folder that is kept in a repository."""
 
 _CHECKED = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
 
+LOST: Final = "its folder was gone at a start"
+"""How the reason of a partition's stop begins when its folder was not there."""
+
 
 class Version(NamedTuple):
     """What DATA/meta/version says. `checked`: it has a checksum, which files of older releases have not."""

@@ -15,6 +15,7 @@ from tests.scale import scaled, seeded
 from tfmq.broker.data_repair import DataRepaired, Mended, repair_data, verify_data
 from tfmq.broker.register import ID_SLACK
 from tfmq.data_folder import encode_version
+from tfmq.protocol import commands
 from tfmq.server.refusals import sentence
 
 META = f"{DATA}/meta"
@@ -187,8 +188,11 @@ def test_files_and_folders_in_each_others_place_are_put_aside() -> None:
     again = Broker(broker.disk, broker.clock)
     assert again.payloads() == [b"hello"]
     again.stop()
-    assert not any(report.damaged for report in verify_data(again.disk, DATA))
-    assert repair_data(again.disk, DATA) == DataRepaired()
+    (lost,) = [found for report in verify_data(again.disk, DATA) for found in report.findings]
+    assert lost.file == f"{DATA}/orders-1/log.mark" and "gone at a start" in lost.what
+    done = repair_data(again.disk, DATA)
+    assert [each.path for each in done.refused] == [f"{DATA}/orders-1"]
+    assert done == DataRepaired(refused=done.refused)
 
 
 class Forbidding(SimulatedDisk):
@@ -255,8 +259,20 @@ def test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_st
     assert refused.path == path
     if name == "orders-1":
         assert "topic resume orders --partition 1" in str(refused)
-        (stopped,) = Broker(disk, broker.clock).engine.status_map()["stopped"]  # type: ignore[misc]
+        again = Broker(disk, broker.clock)
+        (stopped,) = again.engine.status_map()["stopped"]  # type: ignore[misc]
         assert stopped["partition"] == 1 and "gone at a start" in stopped["reason"]
+        again.stop()
+        (found,) = [each for report in verify_data(disk, DATA) for each in report.findings]
+        assert (found.file, found.weight) == (f"{path}/log.mark", "damage") and "is lost" in found.what
+        (refused,) = repair_data(disk, DATA).refused
+        assert refused.path == path and "topic resume orders --partition 1" in str(refused)
+        again = Broker(disk, broker.clock)
+        again.ask(commands.ResumePartition("orders", 1))
+        again.work()
+        again.stop()
+        assert not any(report.damaged for report in verify_data(disk, DATA))
+        assert not repair_data(disk, DATA).refused
         return
     with pytest.raises(Corrupt) as raised:
         Broker(disk, broker.clock)

@@ -339,6 +339,18 @@ def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
     assert again.payloads() == [b"soon", b"later"]
 
 
+def test_arrivals_that_lost_their_end_are_told_once_as_mended(caplog: pytest.LogCaptureFixture) -> None:
+    broker, _ = with_one_waiting()
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    whole = broker.disk.read_file(f"{ARRIVALS}/{name}")
+    broker.disk.write_file(f"{ARRIVALS}/{name}", whole[:-3])
+    again = Broker(broker.disk, broker.clock)
+    (told,) = [each.getMessage() for each in caplog.records if "damaged" in each.getMessage()]
+    assert "2 records are kept, 0 lost" in told and "log repair" not in told
+    again.advance(3_600)
+    assert again.payloads() == [b"soon", b"later"]
+
+
 @pytest.mark.parametrize("kind", ["create", "write", "force", "rename"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "error"])
 def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: str, error: int) -> None:

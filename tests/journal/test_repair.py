@@ -9,11 +9,12 @@ import itertools
 
 import pytest
 
+from journal.checkpoint import SLOT_SIZE
 from journal.errors import Corrupt, NewerFormat
 from journal.header import FLAG_FILLER, HEADER, make_id, make_record, records_of
 from journal.log import Log
 from journal.mark import MarkFile, Marks
-from journal.names import index_name, segment_name
+from journal.names import index_name, mark_name, segment_name
 from journal.options import LogOptions
 from journal.record import Control, blocks_of
 from journal.repair import remove_originals, repair
@@ -118,6 +119,28 @@ def test_the_index_is_made_anew() -> None:
     assert [entry.first_ordinal for entry in segment.index.entries()] == [0, 700, 1400]
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("wrong", ["missing mark", "empty mark", "slot 0", "slot 1", "index entry"])
+def test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong(wrong: str, dry_run: bool) -> None:
+    disk, data, _, paths = written([records(700, sequence=700 * n, size=80) for n in range(3)], (2,))
+    mark, index = f"{FOLDER}/{mark_name()}", f"{FOLDER}/{index_name(0)}"
+    whole = disk.read_file(index)
+    if wrong == "missing mark":
+        disk.unlink(mark)
+    elif wrong == "empty mark":
+        disk.write_file(mark, b"")
+    elif wrong == "index entry":
+        spoil(disk, index, 60, b"\xff")
+    else:
+        spoil(disk, mark, int(wrong[-1]) * SLOT_SIZE + 30, b"\xff\xff")
+    (repaired,) = repair(disk, FOLDER, dry_run=dry_run)
+    assert repaired.file == (index if "index" in wrong else mark) and "written anew" in repaired.note
+    assert (verify(disk, FOLDER).findings == []) == (not dry_run)
+    assert all_bytes(disk, paths) == data
+    if not dry_run:
+        assert repair(disk, FOLDER) == [] and disk.read_file(index) == whole
+
+
 def test_any_damage_of_any_segment_is_mended() -> None:
     rng = seeded("repair")
     for _ in range(scaled(400)):
@@ -186,7 +209,7 @@ def test_where_an_append_came_from_stays_if_its_control_record_does() -> None:
     disk.make_folder(FOLDER)
     data = block + closed(records(1, sequence=3), len(block), 3)
     disk.write_file(f"{FOLDER}/{segment_name(0)}", flipped(data, 8 * 25))
-    (repaired,) = repair(disk, FOLDER)
+    repaired, _ = repair(disk, FOLDER)
     assert not repaired.source_lost
     control: Control = next(blocks_of(disk.read_file(f"{FOLDER}/{segment_name(0)}"), 0, LOG_ID)).control
     assert control[-4:] == (1, 5, 6, 7)

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from journal.checkpoint import SLOT_SIZE
 from journal.header import FLAG_CONTROL, HEADER, make_filler
 from journal.mark import MarkFile, Marks
 from journal.names import index_name, mark_name, segment_name, state_name
@@ -188,6 +189,23 @@ def test_a_mark_that_cannot_be_read_is_damage(disk: SimulatedDisk) -> None:
     disk.write_file(path, bytes([0x55]) * disk.size(path))
     finding = only(verify(disk, DATA))
     assert (finding.file, finding.weight, finding.field) == (path, DAMAGE, "mark")
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_slot_of_the_mark_that_is_not_whole_is_a_note(disk: SimulatedDisk, slot: int) -> None:
+    path = f"{FOLDER}/{mark_name()}"
+    spoil(disk, path, slot * SLOT_SIZE + 30)
+    finding = only(verify(disk, DATA))
+    assert (finding.file, finding.weight, finding.field) == (path, NOTE, "slot")
+    assert (finding.first, finding.next) == (slot * SLOT_SIZE, (slot + 1) * SLOT_SIZE)
+
+
+def test_a_stopped_log_without_a_segment_is_a_note(disk: SimulatedDisk) -> None:
+    for name in disk.list(FOLDER):
+        disk.unlink(f"{FOLDER}/{name}")
+    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, 0, 0, 1001, 1, stopped="the disk said EIO"))
+    finding = only(verify(disk, DATA))
+    assert (finding.weight, finding.field) == (NOTE, "stopped") and "EIO" in finding.what
 
 
 def test_a_stopped_log_and_a_strange_name_are_notes(disk: SimulatedDisk) -> None:

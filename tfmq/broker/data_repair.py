@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 from journal import names
@@ -29,11 +29,12 @@ from journal.repair import Repaired, repair
 from journal.segment import Segment
 from journal.state import Snapshot, Snapshots, read_snapshot
 from journal.survey import Stretch, find_log_id, survey
-from journal.verify import DAMAGE, Finding, Progress, Report, verify
+from journal.verify import DAMAGE, STOPPED, Finding, Progress, Report, verify
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
 from tfmq.broker.register import CREATE, DELETING, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
 from tfmq.data_folder import (
     FOLDER_NAMES,
+    LOST,
     MARKS,
     META_NAME,
     OWN,
@@ -233,10 +234,7 @@ def missing_folders(disk: Disk, data: str, register: Register) -> list[tuple[str
     for row in sorted(register.topics.values()):
         for number in range(0 if row.state == DELETING else row.partitions):
             path = names.join(data, names.partition_folder(row.name, number))
-            advice = (
-                "Put back the folder; or start without it, then give up what it held: tfmq topic resume"
-                f" {row.name} --partition {number}"
-            )
+            advice = f"Put back the folder; or start without it, then {_resume(row.name, number)}"
             found.append((path, "the folder of a partition is missing or empty", advice))
     if register.journal_id and not disk.exists(names.join(meta, "new-journal")):
         path = names.join(data, names.TRANSACTIONS_FOLDER)
@@ -248,6 +246,35 @@ def missing_folders(disk: Disk, data: str, register: Register) -> list[tuple[str
         if not _is_gone(disk, path):
             found.append((arrivals, "the log in which delayed messages arrive is missing", advice))
     return [each for each in found if _is_gone(disk, each[0])]
+
+
+def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
+    """What to say of a partition's folder that a start made anew because it was gone, until that is given up."""
+    place = names.parse_partition_folder(os.path.basename(folder))
+    try:
+        log_id = read_log_id(disk, folder)
+        marks = MarkFile(disk, folder, log_id).read() if log_id is not None else None
+    except JournalError:
+        return None
+    if place is None or marks is None or not (marks.stopped or "").startswith(LOST):
+        return None
+    advice = f"Put back the folder, in the place of this one; or start, then {_resume(*place)}"
+    return Corrupt(folder, 0, 0, f"{marks.stopped}. {advice}")
+
+
+def _resume(topic: str, number: int) -> str:
+    return f"give up what it held: tfmq topic resume {topic} --partition {number}"
+
+
+def lost_is_damage(report: Report) -> Report:
+    """What was in a folder that a start made anew is lost, which is no mere stop."""
+    report.findings = [
+        replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
+        if each.what.startswith(STOPPED + LOST)
+        else each
+        for each in report.findings
+    ]
+    return report
 
 
 def _is_gone(disk: Disk, path: str) -> bool:
@@ -630,13 +657,14 @@ def verify_data(
     view = cast(Disk, Hiding(disk, frozenset(str(error.filename) for error in wrong)))
     reports = [shapes]
     for folder, suffix in logs_of(view, data):
-        reports.append(verify(view, folder, records=records, suffix=suffix, progress=progress))
+        found = verify(view, folder, records=records, suffix=suffix, progress=progress)
+        reports.append(lost_is_damage(found))
     meta = names.join(data, META_NAME)
     reports.append(Report())
     if _has_segments(view, meta, SUFFIX):
         reports[-1] = verify(view, meta, records=records, suffix=SUFFIX, progress=progress)
-        found = reports[-1].findings
-        reports[-1].findings = [each for each in found if os.path.basename(each.file) not in META_NAMES]
+        others = reports[-1].findings
+        reports[-1].findings = [each for each in others if os.path.basename(each.file) not in META_NAMES]
     if _had_broker(view, data) and not any(_keeps_from(error, meta) for error in wrong):
         reports[-1].findings += verify_catalog(view, data)
         for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).register):
@@ -690,6 +718,7 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepaired
         try:
             starts = _spilled(view, data) if suffix == ARRIVALS_SUFFIX else {}
             done.logs += repair(view, folder, dry_run=dry_run, suffix=suffix, starts=starts)
+            done.refused += filter(None, [lost_partition(view, folder)])
         except Corrupt as error:
             done.refused.append(error)
     transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)

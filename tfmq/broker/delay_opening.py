@@ -132,10 +132,14 @@ def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
     house.disk.force_folder(folder)
     opened, state = _open_log(house, path)
     if not damaged_ranges(opened, buckets.spilled_offset):
+        say_recovery(opened)
         return DelayStore(opened, state, buckets)
     opened.abandon("it is damaged")
+    say_recovery(opened, damage=False)  # what comes of the damage is told below, once
     lost = _mend(house, path, {buckets.spilled_offset: buckets.spilled_number})
-    return DelayStore(*_open_log(house, path), buckets, lost)
+    opened, state = _open_log(house, path)
+    say_recovery(opened)
+    return DelayStore(opened, state, buckets, lost)
 
 
 def _open_log(house: House, path: str) -> tuple[Log, ArrivalState]:
@@ -149,7 +153,6 @@ def _open_log(house: House, path: str) -> tuple[Log, ArrivalState]:
         options=arrival_options(flush.messages, flush.seconds, _segment_bytes(house)),
         state=state,
     )
-    say_recovery(opened)
     if opened.stopped is not None:
         _resume(opened)
     return opened, state

@@ -19,11 +19,11 @@ from journal.mark import WrongLog
 from journal.names import join, mark_name, parse_partition_folder, partition_folder
 from journal.options import LogOptions
 from tfmq.broker.faults import STOPPING
-from tfmq.broker.partition import LOST, Partition
+from tfmq.broker.partition import Partition
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import TopicRow
 from tfmq.broker.topics import Topic, Unopened
-from tfmq.data_folder import misplaced
+from tfmq.data_folder import LOST, misplaced
 from tfmq.errors import Busy
 
 log = logging.getLogger("tfmq.broker")
@@ -233,8 +233,10 @@ class Folders:
         self._disk.remove_folder(path)
 
 
-def say_recovery(opened: Log) -> None:
-    """Logs what recovery has found and done: an operator learns of damage before a reader does."""
+def say_recovery(opened: Log, *, damage: bool = True) -> None:
+    """Logs what recovery has found and done: an operator learns of damage before a reader does. Without `damage`
+    where that is mended before anything is served.
+    """
     found = opened.recovery
     for warning in found.warnings:
         log.warning("%s: %s", opened.folder, warning)
@@ -247,7 +249,7 @@ def say_recovery(opened: Log) -> None:
         log.warning(
             "%s: %d bytes of an unfinished end were cut off (%s)", opened.folder, found.cut_bytes, kept
         )
-    for first, next, reason in found.damage:
+    for first, next, reason in found.damage if damage else ():
         log.error(
             "%s is damaged from %d to %d: %s. The rest is served; `tfmq log repair` mends it, with the broker stopped",
             opened.folder, first, next, reason,

@@ -25,15 +25,13 @@ from tfmq.broker.producers import Producers
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.timers import Timers
 from tfmq.broker.work import NotYet, Staged, Work, tail_of
+from tfmq.data_folder import LOST
 from tfmq.effects import SourceName
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")
 
 GONE = "The topic {name} was deleted."
-
-LOST: Final = "its folder was gone at a start"
-"""How the reason of a partition's stop begins when its folder was not there."""
 
 SEGMENT_PART: Final = 2
 """An append takes at most half a segment, control records included, unless one batch alone is larger."""

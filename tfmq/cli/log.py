@@ -22,6 +22,8 @@ from tfmq.broker.data_repair import (
     DataRepaired,
     Mended,
     is_data_folder,
+    lost_is_damage,
+    lost_partition,
     repair_catalog,
     repair_data,
     repair_version,
@@ -243,7 +245,9 @@ def reports_of(disk: Disk, path: Path, records: bool, moved: "Moved") -> Iterato
         else partitions_of(path)
     )
     for folder in folders:
-        report = verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
+        report = lost_is_damage(
+            verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
+        )
         report.findings = [f for f in report.findings if not is_house_name(Path(f.file))]
         if is_meta(disk, folder):
             report.findings += verify_catalog(disk, str(folder.parent))
@@ -333,7 +337,8 @@ def repair_part(disk: Disk, path: str, *, dry_run: bool) -> DataRepaired:
     logs = [each for f in folders for each in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))]
     entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
     buckets = repair_buckets(disk, str(delay), dry_run=dry_run) if delay is not None else []
-    return DataRepaired([], logs, entries, buckets)
+    lost = [each for folder in folders if (each := lost_partition(disk, str(folder))) is not None]
+    return DataRepaired([], logs, entries, buckets, lost)
 
 
 def is_meta(disk: Disk, folder: Path) -> bool:

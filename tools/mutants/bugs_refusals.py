@@ -200,4 +200,36 @@ PLACES: Final = (
     ),
 )
 
-REFUSALS: Final = FOLDERS + HANDLERS + CONSUMERS + PLACES
+DERIVED: Final = (
+    Mutant(
+        "a-missing-mark-is-left-missing-by-repair",
+        "a repair writes a missing mark anew from the segments",
+        "journal/repair.py",
+        "    if marks is None and bases and not mark_fault:\n",
+        "    if marks is None and bases and mark_fault:\n",
+        [
+            "tests/journal/test_repair.py::test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong"
+        ],
+    ),
+    Mutant(
+        "a-folder-remade-by-a-start-is-a-mere-stop",
+        "a partition whose folder was gone is damage until it is given up",
+        "tfmq/broker/data_repair.py",
+        "        if each.what.startswith(STOPPED + LOST)\n",
+        "        if each.what.startswith(LOST)\n",
+        [
+            "tests/broker/test_data_repair.py"
+            "::test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_start"
+        ],
+    ),
+    Mutant(
+        "mended-arrivals-are-told-as-damaged",
+        "damage of the arrivals that a start mends is told once",
+        "tfmq/broker/delay_opening.py",
+        "    say_recovery(opened, damage=False)",
+        "    say_recovery(opened)",
+        ["tests/broker/test_delay_opening.py::test_arrivals_that_lost_their_end_are_told_once_as_mended"],
+    ),
+)
+
+REFUSALS: Final = FOLDERS + HANDLERS + CONSUMERS + PLACES + DERIVED
