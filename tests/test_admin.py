@@ -72,9 +72,10 @@ def test_places_and_groups(admin: tfmq.Admin, servers: str) -> None:
     assert admin.locate("places", 0, offsets[2]).offset == offsets[2]  # type: ignore[arg-type]
     latest = admin.locate("places", 0, "latest")
     assert latest.offset == latest.forced_offset and latest.end_ordinal == 5
-    assert admin.reset_group("billing", "places", Ordinal(2)) == {0: offsets[2]}
+    assert admin.reset_group("billing", "places", Ordinal(2), create=True) == {0: offsets[2]}
     assert admin.group("billing").lag == 3
     assert [each.group for each in admin.groups()] == ["billing"]
+    assert admin.delete_group("nobody") is False
     assert admin.truncate_before("places", 0, 0) == 0
 
 

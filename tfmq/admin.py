@@ -94,7 +94,7 @@ class Admin:
 
     def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
         """Remove the messages before a place, of one partition or of all: block by block, never more than was asked. An
-        offset belongs to one partition.
+        offset, and an `Ordinal`, belongs to one partition; after its end it is refused with `OffsetOutOfRange`.
 
         Groups that would go on at a message that is gone go on at the first one that is left, unless they have a live
         member: those are in `left` of the result.
@@ -114,13 +114,14 @@ class Admin:
         return self._driver.run(self._operations.group(name))
 
     def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None = None
+        self, name: str, topic: str, place: Place, partition: int | None = None, *, create: bool = False
     ) -> dict[int, int]:
-        """Put a group to `place` in one partition or all of a topic. Returns the new offset of each partition.
+        """Put a group to `place` in one partition or all of a topic. Returns the new offset of each partition. An
+        offset, and an `Ordinal`, belongs to one partition. With `create` a group that is not there is made.
 
-        Raises `NotAllowed` while the group has a live member.
+        Raises `NotAllowed` while the group has a live member, and for a group that is not there.
         """
-        return self._driver.run(self._operations.reset_group(name, topic, place, partition))
+        return self._driver.run(self._operations.reset_group(name, topic, place, partition, create))
 
     def delete_group(self, name: str) -> bool:
         """Forget a group with all its offsets; whether there was one. Raises `NotAllowed` while a member is alive."""

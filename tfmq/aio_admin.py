@@ -86,9 +86,9 @@ class Admin:
         return await self._driver.run(self._operations.group(name))
 
     async def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None = None
+        self, name: str, topic: str, place: Place, partition: int | None = None, *, create: bool = False
     ) -> dict[int, int]:
-        return await self._driver.run(self._operations.reset_group(name, topic, place, partition))
+        return await self._driver.run(self._operations.reset_group(name, topic, place, partition, create))
 
     async def delete_group(self, name: str) -> bool:
         return await self._driver.run(self._operations.delete_group(name))

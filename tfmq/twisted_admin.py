@@ -103,9 +103,9 @@ class Admin:
 
     @deferred
     async def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None = None
+        self, name: str, topic: str, place: Place, partition: int | None = None, *, create: bool = False
     ) -> dict[int, int]:
-        return await self._driver.run(self._operations.reset_group(name, topic, place, partition))
+        return await self._driver.run(self._operations.reset_group(name, topic, place, partition, create))
 
     @deferred
     async def delete_group(self, name: str) -> bool:

@@ -73,6 +73,20 @@ def test_schedules_and_groups_too_and_no_payload(lines) -> None:  # type: ignore
     assert "secret" not in "".join(found)
 
 
+def test_a_schedule_for_a_topic_that_is_still_to_be_made_is_not_told_as_refused(lines) -> None:  # type: ignore[no-untyped-def]
+    broker = Broker()
+    broker.ask(commands.AddSchedule("nightly", "0 3 * * *", "UTC", "reports"), b"go")
+    (line,) = lines()
+    assert line.endswith(
+        "not done: there is no topic reports yet; a client makes it, if topics.auto_create is on, and asks again"
+    )
+    broker.create("reports")
+    lines()
+    broker.ask(commands.AddSchedule("nightly", "0 3 * * *", "UTC", "reports", 9), b"go")
+    (line,) = lines()
+    assert "not done: The topic reports has 1 partition, no number 9" in line
+
+
 def test_what_programs_do_all_day_is_told_only_of_operators(lines) -> None:  # type: ignore[no-untyped-def]
     broker, operator = Broker(), Session("mary")
     operator.operator = True

@@ -34,6 +34,22 @@ def test_more_members_than_partitions_leave_some_idle_and_they_are_told_why() ->
     assert early.note == "No topic that it asks for is there yet: bills."
 
 
+def test_a_dead_member_is_not_named_as_the_owner_of_partitions(broker: Broker) -> None:
+    first, second = seats(broker, "ada bob")
+    first.commit(10)
+
+    def owners() -> dict[int, str]:
+        offsets = broker.ask(DescribeGroup("billing")).description["offsets"]
+        return {each["partition"]: each["member"] for each in offsets}
+
+    both = owners()
+    assert both == {number: seat.name for seat in (first, second) for number in seat.numbers}
+    second.leave()
+    first.disconnect()
+    broker.advance(31)
+    assert described(broker) == {} and set(owners().values()) == {""}
+
+
 def test_members_of_other_topics_are_not_counted_against_its_partitions() -> None:
     broker = Broker()
     broker.create(partitions=2)

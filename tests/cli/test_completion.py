@@ -54,7 +54,7 @@ def test_the_shell_completes_topics_and_groups(
     topic = f"completed-by-the-shell-{topic}"  # other tests have topics at this broker, of names like its own
     with Admin(broker.address) as admin:
         admin.create_topic(topic)
-        admin.reset_group(f"readers-of-{topic}", topic, "latest")
+        admin.reset_group(f"readers-of-{topic}", topic, "latest", create=True)
     for words in ("read", "send", "topic show", "delay list --topic", "group reset some", "dlq list --topic"):
         assert completed(f"tfmq {words} {topic[:30]}", broker.address, capfd, monkeypatch) == [topic], words
     for words in ("group show", "read orders -g", "group reset"):

@@ -266,7 +266,14 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
         (["drop", "aa", "--key", "k", "--store", "STORE"], 2, "not both"),
         (["retry", "--all", "--calls", "0", "--store", "STORE"], 2, "calls"),
         (["redrive", "zz", "--store", "STORE"], 1, "There is no dead letter"),
-        (["redrive", "--rate", "0", "--store", "STORE"], 2, "rate"),
+        *(
+            (
+                ["redrive", f"--rate={rate}", "--store", "STORE"],
+                2,
+                f"{rate!r} is no rate: write a number above 0",
+            )
+            for rate in ("0", "-1", "nan", "inf", "-inf", "1e999", "fast")
+        ),
         (["redrive", "--store", "STORE"], 3, ""),
         (["bury"], 2, "bury"),
     ],

@@ -89,6 +89,8 @@ def test_a_group_with_a_live_member_is_not_moved_under_it(cli: Cli, topic: str, 
         ran = cli("group", "reset", topic, topic, "--to", "earliest")
         assert ran.code == 1
         assert "live member" in ran.err
+        tried = cli("group", "reset", topic, topic, "--to", "earliest", "--dry-run")
+        assert "a member of it is running, so it would be refused" in tried.err
         shown = cli("group", "show", topic, "--json").json
         assert [m["live"] for m in shown["members"]] == [True]
 
@@ -116,6 +118,14 @@ def test_a_place_that_lies_inside_of_a_message_is_said(cli: Cli, topic: str) -> 
     ran = cli("group", "reset", topic, topic, "--to", "1")
     assert ran.code == 0
     assert "partition 0: no message begins at 1; the group goes on at 0" in ran.err
+
+
+def test_an_offset_of_several_partitions_is_none_to_set_a_group_to(cli: Cli, topic: str) -> None:
+    cli("topic", "create", topic, "--partitions", "2")
+    for more in ((), ("--dry-run",)):
+        ran = cli("group", "reset", topic, topic, "--to", "72", "--create", *more)
+        assert ran.code == 2 and "has 2 partitions, an offset belongs to one" in ran.err
+    assert topic not in [row["group"] for row in cli("group", "list", "--json").json]
 
 
 def test_a_number_with_a_sign_and_no_unit_is_no_place(cli: Cli, topic: str) -> None:

@@ -124,6 +124,8 @@ def test_programs_get_the_handles_of_several_that_wait(cli: Cli, topic: str) -> 
     [
         ["--delay", "soon"],
         ["--delay", "-3s"],
+        ["--delay", "36526d"],
+        ["--delay", "99999999d"],
         ["--at", "tomorrow"],
         ["--at", ""],
         ["--delay", "3s", "--at", "2027-01-01T00:00Z"],

@@ -81,7 +81,7 @@ CASES: Mapping[str, str] = {
     "dlq show": "dlq show {letter} --store {store}",
     "dlq export": "dlq export --store {store}",
     "dlq retry": "dlq retry {letter} --store {store}",
-    "dlq redrive": "dlq redrive --store {store} --to {topic} --force",  # its letters name no broker
+    "dlq redrive": "dlq redrive --store {store} --to {topic}",
     "dlq drop": "dlq drop --all --store {store}",
     "log dump": "log dump {partition}",
     "log verify": "log verify {partition}",
@@ -151,9 +151,10 @@ def names(broker: LiveServer, tmp_path: Path, request: pytest.FixtureRequest) ->
         waiting = [producer.send(topic, "later", key="customer-42", delay=3600) for _ in range(2)]
         handles = [each.result().delayed for each in waiting]
     with tfmq.Admin(broker.address) as admin:
-        admin.reset_group(group, topic, "earliest")
+        node = admin.status()["node"]
+        admin.reset_group(group, topic, "earliest", create=True)
     store = SqlStore(Address("path", str(tmp_path / "dead.db")))
-    letters = [keeping(number, 1_795_000_000_000 + number) for number in range(3)]
+    letters = [keeping(number, 1_795_000_000_000 + number, broker=node) for number in range(3)]
     store.apply(letters)
     store.close()
     partition = tmp_path / "orders-0"

@@ -101,7 +101,10 @@ def test_resume_where_nothing_is_stopped(cli: Cli, topic: str) -> None:
     cli("topic", "create", topic)
     assert cli("topic", "resume", topic).err == f"no partition of {topic} is stopped\n"
     assert cli("topic", "resume", topic, "--partition", "0", "--json").json[0]["state"] == "open"
-    assert cli("topic", "resume", topic, "--partition", "7").code == 1
+    ran = cli("topic", "resume", topic, "--partition", "7")
+    assert ran.code == 1 and "has 1 partition, no number 7: its number is 0" in ran.err
+    cli("topic", "grow", topic, "3")
+    assert "no number 7: their numbers are 0 to 2" in cli("topic", "resume", topic, "--partition", "7").err
 
 
 def test_trouble_is_told_with_what_to_type(capsys: object) -> None:
@@ -131,6 +134,8 @@ def test_settings_are_changed_while_the_server_runs_and_shown_with_their_origin(
     assert "604800" in cli("topic", "show", topic).out.decode()
     assert cli("topic", "set", topic, "--unset", "retention.seconds", "--json").json["settings"] == {}
     assert cli("topic", "set", topic).code == 2
+    both = cli("topic", "set", topic, "flush.messages=5", "--unset", "flush.messages")
+    assert both.code == 2 and "flush.messages=5 and --unset flush.messages contradict each other" in both.err
     assert "tfmq topic grow" in cli("topic", "set", topic, "topics.partitions=3").err
     assert 'did you mean "flush.messages"?' in cli("topic", "set", topic, "--unset", "flush.mesages").err
 
@@ -141,6 +146,8 @@ def test_a_purge_removes_what_is_older_and_moves_groups_to_what_is_left(cli: Cli
     cli("read", topic, "-g", topic, "-n", "1")
     third = cli("read", topic, "--json", "-n", "3").objects[2]["offset"]
     assert "say --yes" in cli("topic", "purge", topic).err
+    beyond = cli("topic", "purge", topic, "--before", "999999", "--yes")
+    assert beyond.code == 1 and "ends at offset" in beyond.err and "nothing was removed" in beyond.err
     ran = cli("topic", "purge", topic, "--before", str(third), "--yes")
     assert (ran.code, ran.err) == (
         0,

@@ -91,8 +91,9 @@ def test_places_are_words_offsets_and_times() -> None:
 
 def test_a_duration_option_says_what_to_write() -> None:
     assert Duration().convert("3s", None, None) == 3.0
-    with pytest.raises(click.BadParameter, match="30s"):
-        Duration().convert("soon", None, None)
+    for wrong in ("soon", "nan", "inf", "9" * 400, "9" * 400 + "d"):
+        with pytest.raises(click.BadParameter, match=f"^'{wrong[:40]}' is no duration.*30s"):
+            Duration().convert(wrong, None, None)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "9" * 30, "9" * 5_000])

@@ -1,6 +1,7 @@
 """What operators ask, as operations."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,15 @@ from tests.client.in_doubt_broker import InDoubtBroker, row
 from tests.client.rig import Rig
 from tfmq.client.administration import Administration, question
 from tfmq.client.delays import DelayedQuery
-from tfmq.errors import BadRequest, ConnectionFailed, GroupIncomplete, UnknownTopic, UnknownTransaction
+from tfmq.errors import (
+    BadRequest,
+    ConnectionFailed,
+    GroupIncomplete,
+    NotAllowed,
+    OffsetOutOfRange,
+    UnknownTopic,
+    UnknownTransaction,
+)
 from tfmq.message import Ordinal
 from tfmq.protocol import commands
 
@@ -50,6 +59,9 @@ class Operated(FakeBroker):
     def describe_group(self, request: commands.DescribeGroup) -> object:
         return commands.DescribeGroupReply({"group": request.group})
 
+    def read_offsets(self, request: commands.ReadOffsets) -> object:
+        return commands.ReadOffsetsReply([])
+
     def reset_group(self, request: commands.ResetGroup) -> object:
         self.reset = request
         return commands.ResetGroupReply(len(request.offsets))
@@ -86,10 +98,49 @@ def test_creating_is_not_repeated_by_itself(rig: Rig, admin: Administration) -> 
 
 def test_a_group_is_put_to_one_place_in_all_partitions_or_one(rig: Rig, admin: Administration) -> None:
     rig.run(admin.create_topic("orders", 2, None))
-    assert rig.run(admin.reset_group("g", "orders", 100, None)) == {0: 104, 1: 104}
-    assert rig.run(admin.reset_group("g", "orders", "earliest", 1)) == {1: 0}
+    assert rig.run(admin.reset_group("g", "orders", "latest", None, False)) == {0: 1, 1: 1}
+    assert rig.run(admin.reset_group("g", "orders", "earliest", 1, False)) == {1: 0}
     (offset,) = rig.broker.reset.offsets  # type: ignore[attr-defined]
     assert offset == ("orders", 9, 1, 0, 0, 2)
+
+
+@pytest.mark.parametrize(("place", "what"), [(100, "an offset"), (Ordinal(7), "an ordinal")])
+def test_one_offset_or_ordinal_for_several_partitions_is_refused(
+    rig: Rig, admin: Administration, place: int | Ordinal, what: str
+) -> None:
+    rig.run(admin.create_topic("orders", 2, None))
+    for operation in (
+        admin.purge("orders", None, place),
+        admin.reset_group("g", "orders", place, None, False),
+    ):
+        with pytest.raises(BadRequest, match=f"has 2 partitions, and {what} belongs to one of them"):
+            rig.run(operation)
+    assert not any(isinstance(each, commands.Truncate | commands.ResetGroup) for each in rig.broker.requests)
+
+
+def test_a_purge_before_what_is_not_there_yet_removes_nothing(rig: Rig, admin: Administration) -> None:
+    rig.run(admin.create_topic("orders", 2, None))
+    for before, sentence in ((5, "ends at offset 4; 5 is not there"), (Ordinal(7), "ordinal 6; 7 is not")):
+        with pytest.raises(OffsetOutOfRange, match=sentence) as caught:
+            rig.run(admin.purge("orders", 0, before))
+        assert (caught.value.first, caught.value.end) == (3, 4)
+    assert not any(isinstance(each, commands.Truncate) for each in rig.broker.requests)
+    assert rig.run(admin.purge("orders", 0, 4)).first_offsets == {0: 8}
+
+
+def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(rig: Rig, admin: Administration) -> None:
+    rig.run(admin.create_topic("orders", 2, None))
+    with pytest.raises(NotAllowed, match=r"no group 'gg'\. Did you mean 'g'\? With create=True it is made"):
+        rig.run(admin.reset_group("gg", "orders", "earliest", None, False))
+    assert rig.run(admin.reset_group("gg", "orders", "earliest", None, True)) == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("settings", [None, "retention.seconds=7d", ["retention.seconds"]])
+def test_settings_that_are_no_mapping_are_told_in_a_sentence(
+    rig: Rig, admin: Administration, settings: Any
+) -> None:
+    with pytest.raises(BadRequest, match="settings of a topic are a mapping"):
+        rig.run(admin.set_topic("orders", settings))
 
 
 def test_the_rest(rig: Rig, admin: Administration) -> None:

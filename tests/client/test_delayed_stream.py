@@ -197,7 +197,7 @@ def test_acknowledged_messages_that_a_crash_cut_away_are_told(
     rig.broker.delayed_streams[stream] = 3
     rig.settle(later(rig, b"5"))
     assert rig.broker.delayed_payloads() == [b"0", b"1", b"2", b"5"] and rig.sender.lost == 2
-    assert "2 delayed messages were acknowledged as written and lost" in caplog.text
+    assert "2 delayed messages were acknowledged as synced, and the broker does not have them" in caplog.text
 
 
 def test_a_broker_that_forgot_the_id_leaves_the_outcome_open_only_where_it_is(rig: SenderRig) -> None:

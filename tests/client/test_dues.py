@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.client.dues import Dues, Given, due_of, left, moment_ms
+from tfmq.client.dues import DELAY_DAYS_MAX, Dues, Given, due_of, left, moment_ms
 from tfmq.errors import BadRequest
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
 from tfmq.protocol.handles import read_dues
@@ -40,12 +40,12 @@ TEN_YEARS = 10 * 365 * 86_400
         (np.float64(0.1) + np.float64(0.2), 300),
         (TEN_YEARS, TEN_YEARS * 1000),
         (float(TEN_YEARS), TEN_YEARS * 1000),
-        (DUE_MAX // 1000, DUE_MAX // 1000 * 1000),
+        (DELAY_DAYS_MAX * 86_400, DELAY_DAYS_MAX * 86_400_000),
         (timedelta(minutes=30), 1_800_000),
         (timedelta(microseconds=1), 1),
         (timedelta(microseconds=1001), 2),
         (timedelta(), 0),
-        (timedelta.max, 86_399_999_999_999_999_999 // 1_000_000 * 1000 + 1000),
+        (timedelta(days=DELAY_DAYS_MAX), DELAY_DAYS_MAX * 86_400_000),
     ],
 )
 def test_a_delay_is_seconds_or_a_timedelta_rounded_up_to_a_millisecond(delay: Any, milliseconds: int) -> None:
@@ -128,6 +128,12 @@ def test_numbers_that_are_no_time_are_refused(wrong: float) -> None:
     for arguments in ((wrong, None), (None, wrong)):
         with pytest.raises(BadRequest):
             due_of(*arguments)
+
+
+@pytest.mark.parametrize("wrong", [DELAY_DAYS_MAX * 86_400 + 0.001, timedelta.max, DUE_MAX // 1000])
+def test_a_delay_above_the_limit_is_refused_with_the_limit(wrong: Any) -> None:
+    with pytest.raises(BadRequest, match=r"A delay is at most 36,525 days, 100 years.*deliver_at"):
+        due_of(wrong, None)
 
 
 @pytest.mark.parametrize("wrong", [NOON_MS, float(NOON_MS), 253_402_300_800, DUE_MAX // 1000])

@@ -164,6 +164,8 @@ def test_what_the_body_raises_is_logged_with_its_traceback_unless_told_otherwise
         "(ValueError); it is called again in 0.1 s.",
         "(ValueError).",
     ]
+    (dead,) = (number for number, each in enumerate(caplog.records) if "is dead letter" in each.message)
+    assert dead > caplog.records.index(calls[-1]), "first the call that failed, then what follows from it"
     caplog.clear()
     with bench.open(group="other", retries=0) as consumer:
         for message in consumer:

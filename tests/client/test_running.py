@@ -814,6 +814,8 @@ def test_the_traceback_of_each_failed_call_is_logged_and_begins_at_the_handler(
         functions = [each.name for each in traceback.extract_tb(record.exc_info[2])]
         assert functions[0] == "handle" and "handler" in functions
     assert "is dead letter" in caplog.text
+    (dead,) = (number for number, each in enumerate(caplog.records) if "is dead letter" in each.message)
+    assert dead > caplog.records.index(last), "first the call that failed, then what follows from it"
 
 
 def test_asyncio_logs_tracebacks_of_plain_and_of_coroutine_functions(

@@ -19,7 +19,13 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.ids import SEQUENCES
-from tfmq.protocol.commands import LeaseProducerIds, Produce, SucceedProducer
+from tfmq.protocol.commands import (
+    ACKS_SYNCED,
+    ACKS_WRITTEN,
+    LeaseProducerIds,
+    Produce,
+    SucceedProducer,
+)
 
 
 @pytest.fixture
@@ -138,9 +144,17 @@ def test_the_last_sequence_settles_what_nobody_knew(rig: SenderRig) -> None:
     assert unknown.result().offset is not None
 
 
+@pytest.mark.parametrize(
+    ("acks", "promised"),
+    [
+        (ACKS_SYNCED, "were acknowledged as synced, and the broker does not have them any more: ids from"),
+        (ACKS_WRITTEN, "were acknowledged as written and lost in a crash of the broker: ids from"),
+    ],
+)
 def test_acknowledged_messages_that_a_crash_cut_away_are_told(
-    rig: SenderRig, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, acks: int, promised: str
 ) -> None:
+    rig = SenderRig(batch_bytes=1, acks=acks)
     rig.settle(*[rig.send(b"%d" % n) for n in range(5)])
     del rig.broker.logs["orders", 0][3:]
     stream = next(iter(rig.broker.streams))
@@ -149,7 +163,7 @@ def test_acknowledged_messages_that_a_crash_cut_away_are_told(
     rig.settle(after)
     assert rig.broker.payloads("orders") == [b"0", b"1", b"2", b"5"]
     assert rig.sender.lost == 2
-    assert "2 messages to orders/0 were acknowledged as written and lost" in caplog.text
+    assert f"2 messages to orders/0 {promised}" in caplog.text and caplog.text.count("ids from") == 1
 
 
 def test_a_broker_that_forgot_the_id_leaves_the_outcome_open_only_where_it_is(rig: SenderRig) -> None:

@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, Final, NamedTuple
 
 from tfmq.broker.caller import Body, Buffers, Reply, Session
-from tfmq.errors import NOT_DONE, TfmqError
+from tfmq.errors import NOT_DONE, TfmqError, UnknownPartition, UnknownTopic
 from tfmq.protocol import commands
 
 log = logging.getLogger("tfmq.broker")
@@ -21,12 +21,14 @@ RESULT_SHOWN: Final = 1000
 
 class Act(NamedTuple):
     """How one command is told. `done`: what the reply's fields say. With `operator` only what an operator's client
-    asked for is told: programs do the same as their daily work.
+    asked for is told: programs do the same as their daily work. `refused`: what is said of an error instead of its
+    sentence, "" for the sentence.
     """
 
     what: Callable[[Any], str]
     done: Callable[..., str] = lambda *fields: "done"
     operator: bool = False
+    refused: Callable[[Any, BaseException], str] = lambda asked, error: ""
 
 
 class Recorded:
@@ -48,7 +50,8 @@ class Recorded:
 
     def error(self, error: BaseException) -> None:
         known = isinstance(error, TfmqError) and error.outcome == NOT_DONE
-        self._log(f"{'not done' if known else 'failed, outcome unknown'}: {error}")
+        sentence = self._act.refused(self._request, error) or error
+        self._log(f"{'not done' if known else 'failed, outcome unknown'}: {sentence}")
         self._reply.error(error)
 
     def _log(self, result: str) -> None:
@@ -72,6 +75,15 @@ def recorded(method: Callable[[Any, Any, Body, Reply, Session], None]) -> Any:
 
 def _heuristic(request: Any) -> str:
     return " (heuristic)" if request.heuristic else ""
+
+
+def _without_topic(asked: commands.AddSchedule, error: BaseException) -> str:
+    """Clients ask first, so that a wish that makes no sense makes no topic, then make the topic and ask again."""
+    if not isinstance(error, UnknownTopic) or isinstance(error, UnknownPartition):
+        return ""
+    return (
+        f"there is no topic {asked.topic} yet; a client makes it, if topics.auto_create is on, and asks again"
+    )
 
 
 def _schedule(word: str) -> Act:
@@ -148,6 +160,7 @@ ACTS: Final[dict[type[Any], Act]] = {
     commands.AddSchedule: Act(
         lambda asked: f"add schedule {asked.name} for topic {asked.topic}",
         lambda schedule, made: "done" if made else "it is there already",
+        refused=_without_topic,
     ),
     commands.PauseSchedule: _schedule("pause"),
     commands.ResumeSchedule: _schedule("resume"),

@@ -21,14 +21,14 @@ from tfmq.broker.delayed_send import DelayedSend, ScheduleWork, wrap
 from tfmq.broker.partition import Partition
 from tfmq.broker.quotas import Quotas
 from tfmq.broker.register import Register
-from tfmq.broker.topics import Topics
+from tfmq.broker.topics import Topics, no_partition
 from tfmq.broker.work import Work
 from tfmq.broker.writes import REQUEST_BYTES, Writes
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.queue import DelayQueue
 from tfmq.delay.requests import UNKNOWN, Described, Histogram, Listed, Pending, Query, Rescheduled, Turn
 from tfmq.effects import ARRIVALS_KEY, Applied, Schedule
-from tfmq.errors import BadRequest, Busy, DecodeFailed, MessageTooLarge, UnknownPartition
+from tfmq.errors import BadRequest, Busy, DecodeFailed, MessageTooLarge
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol.commands import (
     CancelDelayed,
@@ -261,11 +261,7 @@ class Delay:
         if number is None:
             return lambda key: split_id(key)[0] == topic.incarnation
         if number >= len(topic.partitions):
-            count = len(topic.partitions)
-            raise UnknownPartition(
-                f"The topic {name} has {count} partition{'' if count == 1 else 's'}, no number {number}: see"
-                f" tfmq topic show {name}."
-            )
+            raise no_partition(topic, number)
         return lambda key: split_id(key) == (topic.incarnation, number)
 
     # Answers

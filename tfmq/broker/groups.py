@@ -23,7 +23,7 @@ from tfmq.broker.group_waits import GroupWaits
 from tfmq.broker.group_watch import GroupWatch
 from tfmq.broker.offsets import Offsets
 from tfmq.broker.partition import Waiter
-from tfmq.broker.register import GROUP_OWNERS, GroupRow
+from tfmq.broker.register import GROUP_OWNERS, GroupRow, Key
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
 from tfmq.errors import Abandoned, Busy, Fenced, NotAllowed, TfmqError
@@ -334,7 +334,12 @@ class Groups:
             "member_count": summary["members"],
             "members": [] if group is None else group_descriptions.members(group, self._topics, now),
         }
-        self._offsets.describe(row, reply, description)
+
+        def member_of(key: Key) -> str:
+            holder = None if group is None else group.holder(key)
+            return "" if holder is None else holder.id
+
+        self._offsets.describe(row, member_of, reply, description)
 
 
 def _wishes(topics: Collection[str], strategy: str, only: Iterable[PartitionName] | None) -> Wishes:

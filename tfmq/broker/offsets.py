@@ -4,7 +4,7 @@ Offsets belong to an incarnation of a topic; those of a deleted one are left out
 read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -154,18 +154,21 @@ class Offsets:
             if name is not None:
                 yield key, place, name
 
-    def describe(self, group: GroupRow, reply: Reply, description: dict[str, Any]) -> None:
+    def describe(
+        self, group: GroupRow, member_of: Callable[[Key], str], reply: Reply, description: dict[str, Any]
+    ) -> None:
         """Answers `description` with the group's offsets and their lag in messages; partitions that a member has and
-        that nothing is saved of are there, too.
+        that nothing is saved of are there, too. `member_of`: which member has the partition, "" for none. The catalog
+        alone does not know: it names a dead member until another one has the partition.
         """
         rows: list[Standing] = [
-            (name, key[1], _owner(group, key), place, self._topics.find_partition(*key))
+            (name, key[1], member_of(key), place, self._topics.find_partition(*key))
             for key, place, name in self.present(group)
         ]
         for key in group.owners.keys() - group.offsets.keys():
             name = self._topics.by_incarnation(key[0])
             if name is not None:
-                rows.append((name, key[1], _owner(group, key), None, self._topics.find_partition(*key)))
+                rows.append((name, key[1], member_of(key), None, self._topics.find_partition(*key)))
 
         def measured(offsets: list[dict[str, Any]] | None, error: BaseException | None) -> None:
             if error is not None:
@@ -174,11 +177,6 @@ class Offsets:
                 reply.ok({**description, "offsets": offsets})
 
         self._run(partial(_measure, rows), measured)
-
-
-def _owner(group: GroupRow, key: Key) -> str:
-    owner = group.owners.get(key)
-    return "" if owner is None else owner.member
 
 
 def _measure(rows: list[Standing]) -> list[dict[str, Any]]:

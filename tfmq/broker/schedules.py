@@ -25,7 +25,7 @@ from tfmq.broker.schedule_book import ScheduleRow
 from tfmq.broker.schedule_firing import ScheduleFiring
 from tfmq.broker.schedule_run import PAUSED, WAITING, ScheduleRun
 from tfmq.broker.timers import Timers
-from tfmq.broker.topics import Topic, Topics
+from tfmq.broker.topics import Topic, Topics, no_partition
 from tfmq.delay.misfire import RULES
 from tfmq.errors import BadRequest, MessageTooLarge, NotAllowed, UnknownPartition, UnknownSchedule
 from tfmq.protocol.commands import (
@@ -369,14 +369,10 @@ def chosen_partition(run: ScheduleRun, topic: Topic) -> int:
 
     Raises UnknownPartition.
     """
-    wanted, count = run.row.partition_wanted, len(topic.partitions)
+    wanted = run.row.partition_wanted
     if wanted is None:
         text = run.row.name if run.message_key is None else run.message_key
-        return zlib.crc32(text.encode() if isinstance(text, str) else text) % count
-    if wanted >= count:
-        raise UnknownPartition(
-            f"The topic {topic.name} has {count} partition{'' if count == 1 else 's'}, no number {wanted}: see"
-            f" tfmq topic show {topic.name}.",
-            partitions=count,
-        )
+        return zlib.crc32(text.encode() if isinstance(text, str) else text) % len(topic.partitions)
+    if wanted >= len(topic.partitions):
+        raise no_partition(topic, wanted)
     return wanted

@@ -21,7 +21,7 @@ from tfmq.broker.folders import Folders, Opened
 from tfmq.broker.leases import Leases
 from tfmq.broker.partition import Partition
 from tfmq.broker.register import CREATE, DELETE, GONE, GROW, READY, SETTINGS
-from tfmq.broker.topics import Topic, Topics, row, state_of
+from tfmq.broker.topics import Topic, Topics, no_partition, row, state_of
 from tfmq.config import check_topic_keys, check_topic_settings
 from tfmq.errors import (
     NOT_DONE,
@@ -31,7 +31,6 @@ from tfmq.errors import (
     NotAllowed,
     StorageStopped,
     TopicExists,
-    UnknownPartition,
     UnknownTopic,
 )
 from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition, SetTopic
@@ -417,7 +416,7 @@ class TopicChanges:
         """
         topic = self._topics.topic(request.topic)
         if request.partition >= len(topic.partitions):
-            raise UnknownPartition(f"The topic {request.topic} has {len(topic.partitions)} partitions.")
+            raise no_partition(topic, request.partition)
         found = topic.partitions[request.partition]
 
         def resumed(result: Any, error: BaseException | None) -> None:

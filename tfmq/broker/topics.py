@@ -45,10 +45,7 @@ class Topics:
                 incarnation=topic.incarnation,
             )
         if number >= len(topic.partitions):
-            raise UnknownPartition(
-                f"The topic {name} has {len(topic.partitions)} partitions, no number {number}.",
-                partitions=len(topic.partitions),
-            )
+            raise no_partition(topic, number)
         found = topic.partitions[number]
         if isinstance(found, str):
             raise StorageStopped(
@@ -98,6 +95,17 @@ class Topics:
     def put(self, topic: Topic) -> None:
         """The topic is there from now on."""
         self._topics[topic.name] = topic
+
+
+def no_partition(topic: Topic, number: int) -> UnknownPartition:
+    """The error for a partition that the topic does not have, with those that it has."""
+    count = len(topic.partitions)
+    numbers = "1 partition" if count == 1 else f"{count} partitions"
+    there = "its number is 0" if count == 1 else f"their numbers are 0 to {count - 1}"
+    return UnknownPartition(
+        f"The topic {topic.name} has {numbers}, no number {number}: {there}. See tfmq topic show {topic.name}.",
+        partitions=count,
+    )
 
 
 def describe_topic(topic: Topic) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from tfmq.cli.dead_letters import (
     whole_row,
 )
 from tfmq.cli.output import Output, counted, dumps, output_options, printable, time_text
+from tfmq.cli.values import Rate
 from tfmq.errors import TfmqError
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ def tell(output: Output, results: Results, word: str, what: str, choice: Choice)
 @store_options
 @filter_options
 @click.option("--to", "to_topic", metavar="TOPIC", help="To this topic [the one that each came from].")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="At most so many a second.")
+@click.option("--rate", type=Rate(), help="At most so many a second.")
 @click.option("-n", "count", type=click.IntRange(min=1), help="At most so many.")
 @click.option(
     "--loop-limit",

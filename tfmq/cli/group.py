@@ -144,15 +144,20 @@ def reset(
 
     with Admin(output.servers) as admin:
         described = known_topic(admin, topic)
+        count = len(described.partitions)
+        if isinstance(place, int) and partition is None and count > 1:
+            raise click.UsageError(
+                f"{topic} has {count} partitions, an offset belongs to one: say which with --partition"
+            )
         if not create:
             check_group(admin, name, " With --create it is made.")
         group = admin.group(name)
         before = {each["partition"]: saved(each) for each in group.offsets if each["topic"] == topic}
         if dry_run:
-            numbers = range(len(described.partitions)) if partition is None else [partition]
+            numbers = range(count) if partition is None else [partition]
             offsets = {number: admin.locate(topic, number, place).offset for number in numbers}
         else:
-            offsets = admin.reset_group(name, topic, place, partition)
+            offsets = admin.reset_group(name, topic, place, partition, create=True)
     rows: list[dict[str, Any]] = [
         {"topic": topic, "partition": number, "before": before.get(number), "offset": offset}
         for number, offset in offsets.items()

@@ -176,6 +176,9 @@ def set_command(
 
     if not settings and not unset:
         raise click.UsageError("say what to change: KEY=VALUE, or --unset KEY")
+    for key, value in settings:
+        if value and key in unset:
+            raise click.UsageError(f"{key}={value} and --unset {key} contradict each other: give one of them")
     changes = {key: value or None for key, value in settings} | dict.fromkeys(unset)
     with Admin(output.servers) as admin:
         known_topic(admin, name)
@@ -247,16 +250,18 @@ def resume(name: str, partition: int | None, output: Output) -> int:
 @click.argument("name", shell_complete=completion.topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
-    "--before", type=Place(), default="latest", help="What is older than this goes [latest: everything]."
+    "--before",
+    type=Place(),
+    default="latest",
+    help="What is older than this is removed [latest: everything].",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def purge(name: str, partition: int | None, before: str | int | datetime, yes: bool, output: Output) -> None:
-    """Remove the messages of a topic before a place, for ever. Messages go block by block, never more than was asked;
-    the files go with their last block.
+    """Remove the messages of a topic before a place. They cannot be restored. Messages are removed block by block,
+    never more than was asked; a file is removed with its last block.
 
-    Groups that would go on at a message that is gone go on at the first one that is left, unless a member of them is
-    running.
+    A group whose next message is removed continues at the first one that is left, unless a member of it is running.
     """
     from tfmq.admin import Admin
 
@@ -270,7 +275,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
             )
         if not yes:
             until = "" if before == "latest" else f" before {before}"
-            confirm(f"remove the messages of {where}{until}, for ever")
+            confirm(f"remove the messages of {where}{until}; they cannot be restored")
         purged = admin.purge(name, partition, before)
         left = admin.topic(name)
     before_it = {each.partition: each.first_ordinal for each in found.partitions}
@@ -284,7 +289,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
         output.say(f"moved to the first message that is left: {', '.join(purged.moved)}")
     for group in purged.left:
         output.say(
-            f"{group} has a live member or a transaction, and offsets of messages that are gone: stop its members, then"
+            f"{group} has a live member or a transaction, and offsets of removed messages: stop its members, then"
             f" tfmq group reset {group} {name} --to earliest"
         )
 
@@ -294,7 +299,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
-    """Delete a topic with all its messages, for ever, also those that wait for their time."""
+    """Delete a topic with all its messages, also delayed ones. They cannot be restored."""
     from tfmq.admin import Admin
 
     with Admin(output.servers) as admin:
@@ -309,6 +314,6 @@ def delete(name: str, yes: bool, output: Output) -> None:
 
 
 def described(name: str, messages: int, delayed: int) -> str:
-    """What would go with a topic."""
+    """What would be deleted with a topic."""
     what = f"{name} with {counted(messages, 'message')}"
     return what + (f" and {delayed:,} that wait for their time" if delayed else "")

@@ -20,13 +20,16 @@ BEFORE_ZONE = re.compile(r"(?<=\d) (?=[+-]\d\d:?\d\d)", re.ASCII)
 def duration_seconds(text: str) -> float:
     """'30s', '1.5h', '250ms', '5min', '1h30m'; a bare number is seconds. Raises ValueError with what to write."""
     text = text.strip()
+    seconds = float("inf")
     if BARE.fullmatch(text):
-        return float(text)
-    if not DURATION.fullmatch(text):
+        seconds = float(text)
+    elif DURATION.fullmatch(text):
+        seconds = sum(float(number) * SECONDS[unit] for number, unit in PART.findall(text))
+    if seconds == float("inf"):
         raise ValueError(
-            f"{text!r} is no duration: write a number and ms, s, m (or min), h, d or w, as in 30s or 1h30m"
+            f"{text[:40]!r} is no duration: write a number and ms, s, m (or min), h, d or w, as in 30s or 1h30m"
         )
-    return sum(float(number) * SECONDS[unit] for number, unit in PART.findall(text))
+    return seconds
 
 
 def point_in_time(text: str) -> datetime:
@@ -86,6 +89,22 @@ class Count(click.ParamType):  # type: ignore[type-arg]
                 f"{text[:40]!r} is no number of {self.what}: write a whole number from 1 on", param, context
             )
         return int(text)
+
+
+class Rate(click.ParamType):  # type: ignore[type-arg]
+    """A number of messages a second, above 0. Neither infinity nor "not a number", which Python reads too."""
+
+    name = "NUMBER"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
+        try:
+            rate = float(value)
+        except ValueError:
+            rate = 0.0
+        if not 0 < rate < float("inf"):
+            text = str(value)[:40]
+            self.fail(f"{text!r} is no rate: write a number above 0, of messages a second", param, context)
+        return rate
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]

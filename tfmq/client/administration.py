@@ -6,6 +6,7 @@ again after a lost connection; what may not fails with outcome "unknown".
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -46,7 +47,7 @@ from tfmq.client.transaction_descriptions import (
     transaction_description,
 )
 from tfmq.client.waiting import Operation
-from tfmq.errors import BadRequest, Busy, NotAllowed, UnknownTransaction
+from tfmq.errors import BadRequest, Busy, NotAllowed, OffsetOutOfRange, UnknownTransaction
 from tfmq.limits import TRANSACTIONS_PER_PAGE
 from tfmq.message import Ordinal
 from tfmq.protocol import commands
@@ -95,6 +96,10 @@ class Administration:
         return int(reply.partitions)
 
     def set_topic(self, name: str, settings: Mapping[str, Any]) -> Operation[TopicDescription]:
+        if not isinstance(settings, Mapping):
+            raise BadRequest(
+                f'The settings of a topic are a mapping, as {{"retention.seconds": "7d"}}, not {settings!r}.'
+            )
         found = yield from self._topic(name)
         values = {key: value for key, value in settings.items() if value is not None}
         unset = [key for key, value in settings.items() if value is None]
@@ -121,15 +126,14 @@ class Administration:
 
     def purge(self, topic: str, partition: int | None, before: Place) -> Operation[Purged]:
         found = yield from self._topic(topic)
-        if type(before) is int and partition is None and len(found.partitions) > 1:
-            raise BadRequest(
-                f"The topic {topic} has {len(found.partitions)} partitions, and an offset belongs to one: say which."
-            )
-        numbers = [each.number for each in found.partitions] if partition is None else [partition]
+        numbers = _partitions_of(found, partition, before)
+        located = {}
+        for number in numbers:
+            located[number] = yield from self.locate(topic, number, before)
+            _refuse_beyond_end(topic, number, before, located[number])
         first = {}
         for number in numbers:
-            located = yield from self.locate(topic, number, before)
-            first[number] = yield from self.truncate_before(topic, number, located.offset)
+            first[number] = yield from self.truncate_before(topic, number, located[number].offset)
         groups = yield from self.groups()
         moved: list[str] = []
         left: list[str] = []
@@ -176,10 +180,12 @@ class Administration:
         return group_description(reply.description)
 
     def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None
+        self, name: str, topic: str, place: Place, partition: int | None, create: bool
     ) -> Operation[dict[int, int]]:
         found = yield from self._topic(topic)
-        numbers = [each.number for each in found.partitions] if partition is None else [partition]
+        numbers = _partitions_of(found, partition, place)
+        if not create:
+            yield from self._require_group(name)
         located = {}
         for number in numbers:
             located[number] = yield from self.locate(topic, number, place)
@@ -189,6 +195,14 @@ class Administration:
         ]
         yield from self._ask(commands.ResetGroup(name, offsets))
         return {number: each.offset for number, each in located.items()}
+
+    def _require_group(self, name: str) -> Operation[None]:
+        """Raises NotAllowed where there is none: a misspelled name would leave a group that nothing reads with."""
+        names = [each.group for each in (yield from self.groups())]
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise NotAllowed(f"There is no group {name!r}.{hint} With create=True it is made.")
 
     def delete_group(self, name: str) -> Operation[bool]:
         reply = yield from self._ask(commands.DeleteGroup(name))
@@ -326,6 +340,38 @@ class Administration:
         """As it is now: an incarnation from memory could be that of a deleted topic."""
         self._cluster.forget(name)
         return (yield from find_topic(self._link, self._cluster, name, seconds=self._seconds))
+
+
+def _partitions_of(topic: Topic, partition: int | None, place: Place) -> list[int]:
+    """The numbers that are meant: of one partition, or of all. Raises `BadRequest` for one offset or ordinal for
+    several partitions: each counts its own messages.
+    """
+    if partition is not None:
+        return [partition]
+    numbers = [each.number for each in topic.partitions]
+    if len(numbers) > 1 and (type(place) is int or isinstance(place, Ordinal)):
+        what = "an ordinal" if isinstance(place, Ordinal) else "an offset"
+        raise BadRequest(
+            f"The topic {topic.name} has {len(numbers)} partitions, and {what} belongs to one of them: say which with"
+            " partition=."
+        )
+    return numbers
+
+
+def _refuse_beyond_end(topic: str, partition: int, before: Place, located: Located) -> None:
+    """Raises `OffsetOutOfRange` for an offset or ordinal after the end: the nearest place would remove everything."""
+    if type(before) is int and before > located.end_offset:
+        asked, end, what = before, located.end_offset, "offset"
+    elif isinstance(before, Ordinal) and before.number > located.end_ordinal:
+        asked, end, what = before.number, located.end_ordinal, "ordinal"
+    else:
+        return
+    raise OffsetOutOfRange(
+        f"Partition {partition} of {topic} ends at {what} {end}; {asked} is not there, and nothing was removed. To"
+        ' remove everything: "latest".',
+        first=located.first_offset,
+        end=located.end_offset,
+    )
 
 
 def question(place: Place) -> tuple[int, int]:

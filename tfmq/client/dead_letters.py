@@ -102,11 +102,19 @@ class DeadLetters(Protocol):
         """
         ...
 
-    def note(self, message: ReceivedMessage[Any], failure: Failure, *, begun: bool = False) -> Operation[str]:
+    def note(
+        self,
+        message: ReceivedMessage[Any],
+        failure: Failure,
+        *,
+        begun: bool = False,
+        noted: Callable[[str], object] = lambda state: None,
+    ) -> Operation[str]:
         """A call of the handler failed, and the lane would call again. Written down first, so that nobody begins to
         count anew who comes behind a kill. The state comes back: "failing": call again, after a pause; any other: the
         offset may pass it. It is "dead" when its calls are used up, and it is what it was where it had been kept before
-        and its offset was not saved. `begun`: the call was counted by `begin`.
+        and its offset was not saved. `begun`: the call was counted by `begin`. `noted` is called with the state before
+        the store logs that the message is dead: the caller logs the failed call first.
         """
         ...
 

@@ -32,6 +32,10 @@ class When(NamedTuple):
 
 AT_ONCE: Final = When()
 
+DELAY_DAYS_MAX: Final = 36_525
+"""The longest delay, 100 years: a longer one is a mistake in the unit or in the number.
+"""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DUE_BYTES: Final = 8
@@ -43,8 +47,8 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
     """The due that these mean; None where neither is given.
 
     Raises `TypeError` for both at once, for what is neither a number nor a time, and for a datetime without a time
-    zone; `BadRequest` for numbers that are no time, a delay below 0 or above 2^63 - 1 ms, and a moment after the year
-    9999. A moment that is over is none to be refused: the clocks of two machines differ.
+    zone; `BadRequest` for numbers that are no time, a delay below 0 or above `DELAY_DAYS_MAX`, and a moment after the
+    year 9999. A moment that is over is none to be refused: the clocks of two machines differ.
     """
     if delay is not None:
         if deliver_at is not None:
@@ -56,11 +60,21 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
 def _delay_ms(delay: Delay) -> int:
     if isinstance(delay, timedelta):
         _refuse_negative(delay, delay < timedelta())
-        return -(-(delay // _MICROSECOND) // 1000)
+        return _refuse_long(-(-(delay // _MICROSECOND) // 1000))
     if not _is_number(delay):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
     _refuse_negative(delay, bool(delay < 0))
-    return _in_ms("delay", delay)
+    return _refuse_long(_in_ms("delay", delay))
+
+
+def _refuse_long(delay_ms: int) -> int:
+    """Raises BadRequest."""
+    if delay_ms > DELAY_DAYS_MAX * 86_400_000:
+        raise BadRequest(
+            f"A delay is at most {DELAY_DAYS_MAX:,} days, 100 years. What is due later, up to the year 9999, is given"
+            " its time as deliver_at."
+        )
+    return delay_ms
 
 
 def _refuse_negative(delay: Delay, is_negative: bool) -> None:

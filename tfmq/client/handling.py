@@ -95,10 +95,14 @@ class LoopHandling:
                 yield from self._store.keep(message, [failure])
                 yield from self._tidied(self._store)
                 return True
-            state = yield from self._store.note(message, failure)
+
+            def noted(state: str) -> None:
+                if state != FAILING:
+                    log_failure(message, error, tracebacks=tracebacks)
+
+            state = yield from self._store.note(message, failure, noted=noted)
             yield from self._tidied(self._store)
             if state != FAILING:
-                log_failure(message, error, tracebacks=tracebacks)
                 self._failing = None
                 return True
         self._failing = (message, calls)

@@ -302,10 +302,14 @@ class Running:
             yield from self._sure(lambda: store.keep(message, [failure], begun=begun))
         else:
             job.noted = True
-            state = yield from self._sure(lambda: store.note(message, failure, begun=begun))
+
+            def noted(state: str) -> None:
+                if state != FAILING:
+                    self._log(job, error)
+
+            state = yield from self._sure(lambda: store.note(message, failure, begun=begun, noted=noted))
             if state == FAILING:
                 return self._paused(job, error)
-            self._log(job, error)
         return None
 
     @property

@@ -4,7 +4,7 @@ The stream rule of the broker: sequences of one producer id on one partition fol
 sent again after a lost connection is recognised; a refused one leaves a hole that everything behind it would fall
 into. Then the stream lets its flight land and takes a *successor* id: that closes the old id for good and tells the
 last sequence stored, by which batches of unknown fate are settled, and by which messages are found that had been
-acknowledged as written and were lost in a crash.
+acknowledged and are lost: in a crash, or with an older copy of the broker's data.
 
     fresh       no id yet
     leasing     an id is on its way
@@ -23,7 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from tfmq.client.batch import Batch
 from tfmq.client.call import Call
@@ -41,12 +41,19 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.ids import sequences_left
-from tfmq.protocol.commands import ACKS_NONE, Produce, SucceedProducer
+from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
 
 if TYPE_CHECKING:
     from tfmq.client.sender import Sender
 
 log = logging.getLogger("tfmq.client")
+
+LOST: Final = {
+    ACKS_SYNCED: "%d %s were acknowledged as synced, and the broker does not have them any more: ids from %d on."
+    " An older copy of its data folder was started, or its disk lost what was synced.",
+    ACKS_WRITTEN: "%d %s were acknowledged as written and lost in a crash of the broker: ids from %d on.",
+}
+"""What is said of lost messages, by what was promised: how many, of what, the first id."""
 
 FLIGHT_BYTES = 8 << 20
 """More in flight gains nothing (1.6 M messages of 100 bytes a second with 20 batches of 256 KiB)."""
@@ -82,7 +89,8 @@ class Stream:
         self._sender = sender
         self._calls = 0
         self._flight_bytes = 0
-        self._stored_through = -1
+        self._stored_through = [-1, -1, -1]
+        """The last sequence of what was answered, by the durability that the answer promised."""
         self._hole = False
         self._unsure = False
         self._pause_seconds = PAUSE_SECONDS
@@ -206,7 +214,7 @@ class Stream:
 
     def _begin(self, producer_id: int) -> None:
         """Go on under `producer_id`, from sequence 0."""
-        self.producer_id, self._stored_through = producer_id, -1
+        self.producer_id, self._stored_through = producer_id, [-1, -1, -1]
         self._hole = self._unsure = False
         self.state = "ready"
         for batch in self.flight:
@@ -264,11 +272,11 @@ class Stream:
         self._land(batch)
         self._pause_seconds = PAUSE_SECONDS
         self._busy_since = float("inf")
-        self._stored_through = max(self._stored_through, batch.last_sequence)
+        positions, durability = (), ACKS_NONE
         if call.wants_reply:
-            self._sender.stored(batch, call.reply.positions, call.reply.durability)
-        else:
-            self._sender.stored(batch, (), ACKS_NONE)
+            positions, durability = call.reply.positions, call.reply.durability
+        self._stored_through[durability] = max(self._stored_through[durability], batch.last_sequence)
+        self._sender.stored(batch, positions, durability)
 
     def _land(self, batch: Batch) -> None:
         self._flight_bytes -= batch.size_bytes
@@ -285,7 +293,7 @@ class Stream:
             self._say_busy(first)
             self._sender.later(self._pause_seconds, self._resume)
             self._pause_seconds = min(PAUSE_SECONDS_MAX, 2 * self._pause_seconds)
-        elif self._stored_through < 0 and not self._unsure and not self._was_closed():
+        elif max(self._stored_through) < 0 and not self._unsure and not self._was_closed():
             self._begin(self.producer_id)  # nothing was ever stored under it, so it is as good as new
         else:
             self._succeed()
@@ -348,15 +356,14 @@ class Stream:
             elif batch.bounced is not None and not isinstance(batch.bounced, _PASSING):
                 self._land(batch)
                 self._sender.fail(batch, batch.bounced)
-        lost = self._stored_through - max(last_sequence, -1)
-        if lost > 0:
-            self._sender.lost += lost
-            log.error(
-                "%d %s were acknowledged as written and lost in a crash of the broker: ids from %d on.",
-                lost,
-                self._what,
-                (self.producer_id << 24) + last_sequence + 1,
-            )
+        first = max(last_sequence, -1) + 1
+        # Messages are synced in order: what was answered before a synced one is synced too.
+        for durability in (ACKS_SYNCED, ACKS_WRITTEN):
+            lost = self._stored_through[durability] + 1 - first
+            if lost > 0:
+                self._sender.lost += lost
+                log.error(LOST[durability], lost, self._what, (self.producer_id << 24) + first)
+                first += lost
 
     def _forgotten(self, error: UnknownProducer) -> None:
         """The broker knows nothing of the id: what was sent once and refused is not there, the rest nobody knows."""

@@ -104,13 +104,23 @@ class GroupDeadLetters:
         letter = replace(self._letter_of(message), calls_left=self._calls_max)
         return (yield from self._in_lane(letter.id, events.Begin(self._now_ms(), letter)))
 
-    def note(self, message: ReceivedMessage[Any], failure: Failure, *, begun: bool = False) -> Operation[str]:
+    def note(
+        self,
+        message: ReceivedMessage[Any],
+        failure: Failure,
+        *,
+        begun: bool = False,
+        noted: Callable[[str], object] = lambda state: None,
+    ) -> Operation[str]:
         letter = replace(self._letter_of(message), calls_left=self._calls_max).with_failures([failure])
-        return (yield from self._in_lane(letter.id, events.Note(self._now_ms(), letter, begun)))
+        return (yield from self._in_lane(letter.id, events.Note(self._now_ms(), letter, begun), noted))
 
-    def _in_lane(self, id: str, event: events.Event) -> Operation[str]:
+    def _in_lane(
+        self, id: str, event: events.Event, noted: Callable[[str], object] = lambda state: None
+    ) -> Operation[str]:
         (found,) = yield from self.shelf.apply([(id, event)])
         assert found is not None, "every state can be noted"
+        noted(found.state)
         self._tell(found)
         return found.state
 

@@ -92,7 +92,7 @@ class Redrive:
         report: Report | None = None,
     ) -> None:
         if wish.rate is not None and not 0 < wish.rate < float("inf"):
-            raise BadRequest(f"A rate of {wish.rate:g} a second sends nothing: give one above 0.")
+            raise BadRequest(f"{wish.rate:g} is no rate: give a number of messages a second, above 0.")
         self.report = Report() if report is None else report
         self._shelf = shelf
         self._link = link

@@ -250,6 +250,7 @@ class Service:
         pool = self._pool.stats()
         return {
             "version": server_name(),
+            "data": os.path.abspath(self._config.values["server.data"]),
             "listen": self.address,
             "connections": len(self._sessions),
             "connections_refused": self._refused,

@@ -110,6 +110,14 @@ PRODUCER: Final = (
         [STREAM],
     ),
     Mutant(
+        "loss-of-what-was-synced-told-as-less",
+        "lost messages are told with the durability that their acknowledgement promised",
+        "tfmq/client/stream.py",
+        "        self._stored_through[durability] = max(self._stored_through[durability], batch.last_sequence)\n",
+        "        self._stored_through[ACKS_WRITTEN] = max(self._stored_through[ACKS_WRITTEN], batch.last_sequence)\n",
+        [STREAM],
+    ),
+    Mutant(
         "batch-straddles-the-last-sequence",
         "a batch never straddles the last sequence of an id",
         "tfmq/client/stream.py",

@@ -94,9 +94,9 @@ LANES_AND_CALLS: Final = (
         "failure-not-noted",
         "calls are counted by the store, over a consumer that dies",
         _RUNNING,
-        "            state = yield from self._sure(lambda: store.note(message, failure, begun=begun))\n",
+        "            state = yield from self._sure(lambda: store.note(message, failure, begun=begun, noted=noted))\n",
         "            state = FAILING if job.failures < 6 else "
-        "(yield from self._sure(lambda: store.note(message, failure, begun=begun)))\n",
+        "(yield from self._sure(lambda: store.note(message, failure, begun=begun, noted=noted)))\n",
         [f"{RUNNING}::test_calls_far_behind_the_start_are_noted_over_a_kill_too"],
     ),
     Mutant(

@@ -131,7 +131,7 @@ def test_what_retention_took_before_a_group_came_to_it_does_not_add_up(
     with tfmq.Producer(spark_server.address) as producer, Admin(spark_server.address) as admin:
         producer.send_many(topic, [b"x" * 100] * 2000)
         producer.flush()
-        admin.reset_group(group, topic, "earliest")
+        admin.reset_group(group, topic, "earliest", create=True)
         assert run(reconcile, "reconcile", ["--servers", spark_server.address, "--group", group]) == 0
         printed = capsys.readouterr()
         assert "everything adds up" in printed.err and "produced" in printed.out
