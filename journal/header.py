@@ -42,6 +42,8 @@ SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
 SEQUENCE_COUNT: Final = 1 << SEQUENCE_BITS
 """Sequences of one producer id; a batch never straddles this limit."""
 PRODUCER_ID_MAX: Final = (1 << 40) - 1
+LEASED_ID_FIRST: Final = 16
+"""Producer ids below are the broker's own, never leased; what they name is not one record of a log alone."""
 
 RECORD_SIZE_MAX: Final = 64 << 20
 """No record, header included, is larger: a damaged length cannot make a reader ask for gigabytes."""

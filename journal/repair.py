@@ -22,13 +22,13 @@ from journal import names
 from journal.control import CONTROL_SIZE, CONTROL_VERSION, Control
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt, NewerFormat
-from journal.header import HEADER, HEADER_SIZE, records_of
+from journal.header import HEADER, HEADER_SIZE, LEASED_ID_FIRST, SEQUENCE_BITS, records_of
 from journal.index import Index
 from journal.mark import MarkFile, Marks, read_log_id
-from journal.salvage import Piece, Salvaged, known_count, salvage
+from journal.salvage import Piece, Salvaged, known_count, salvage, without_foreign
 from journal.segment import SCAN_SIZE, Segment
 from journal.state import read_snapshot, read_snapshot_log_id
-from journal.survey import Stretch, find_log_id, has_moved_blocks, survey
+from journal.survey import Stretch, find_log_id, survey
 
 SMALLEST: Final = CONTROL_SIZE + HEADER_SIZE
 """A stretch must be a control record, or this long, to become a block."""
@@ -74,12 +74,14 @@ def repair(
     dry_run: bool = False,
     suffix: str = names.SEGMENT_SUFFIX,
     starts: Mapping[int, int] = NO_STARTS,
+    expected: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Repaired]:
     """Mends every damaged segment of a partition's folder and says what it did, or with `dry_run` would do.
 
     `starts`: offsets, ends of appends, at which somebody goes on reading, with their ordinals: no block that is made
-    here reaches over one. Those of the snapshots and of the forced mark are among them anyway.
+    here reaches over one. Those of the snapshots and of the forced mark are among them anyway. `expected`: the id of
+    the log as the caller knows it, which counts where the files of the folder name two equally often.
 
     Raises Corrupt where nothing can be made of a segment (no whole control record), NewerFormat, Full,
     OSError; segments that were mended before stay so.
@@ -88,7 +90,7 @@ def repair(
         base for name in disk.list(folder) if (base := names.parse_segment_name(name, suffix)) is not None
     )
     paths = [names.join(folder, names.segment_name(base, suffix)) for base in bases]
-    log_id = _whose(disk, folder, paths)
+    log_id = _whose(disk, folder, paths, expected)
     if log_id is None:
         return []
     marks, mark_fault = _read_mark(disk, folder, log_id)
@@ -143,16 +145,29 @@ def repair(
     return done
 
 
-def _whose(disk: Disk, folder: str, segments: list[str]) -> int | None:
-    """The id of the log, as most of its files say: one of them may be another log's. None if none says it."""
+def _whose(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
+    """The id of the log, as most of its files say: one of them may be another log's. None if none says it.
+
+    Of two that as many files name, `expected` counts, otherwise the one of the segments, unless it differs in one bit:
+    marks and snapshots have a checksum over it, control records have none.
+    """
     votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
+    checked: Counter[int] = Counter()
     with suppress(Corrupt):
         marked = read_log_id(disk, folder)
-        votes.update([] if marked is None else [marked])
+        checked.update([] if marked is None else [marked])
     for name in disk.list(folder):
         if names.parse_state_name(name) is not None:
-            votes.update(filter(None, [read_snapshot_log_id(disk, names.join(folder, name))]))
-    return votes.most_common(1)[0][0] if votes else None
+            checked.update(filter(None, [read_snapshot_log_id(disk, names.join(folder, name))]))
+    votes += checked
+    most = max(votes.values(), default=0)
+    found = [log_id for log_id, count in votes.items() if count == most]
+    if not found:
+        return None
+    if expected in found:
+        return expected
+    first, *others = found
+    return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)
 
 
 def _starts(disk: Disk, folder: str, log_id: int, marks: Marks | None) -> dict[int, int]:
@@ -436,8 +451,10 @@ def _repeated(
     for repaired, salvaged in plans:
         if repaired.source_lost:
             for piece in salvaged.pieces:
-                if piece.kept:
-                    wanted[_id_at(salvaged.data, piece.position)] = repaired.next
+                id = _id_at(salvaged.data, piece.position)
+                # The broker's own records have one id, as the notes of the arrivals.
+                if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:
+                    wanted[id] = repaired.next
     found: set[int] = set()
     for base in bases if wanted else ():
         later = Segment.open(disk, folder, base, segment.log_id, writable=False, suffix=suffix)
@@ -479,9 +496,7 @@ def _plan(
         ordinal = 0 if segment.base == 0 else stretch.next_ordinal
     count = max(0, stretch.next_ordinal - ordinal)
     data = _bytes_of(segment, stretch)
-    if has_moved_blocks(data, first, segment.log_id):
-        # Blocks of another place or another log: their records are there, or were, and would be delivered twice.
-        data = bytes(len(data))
+    data = without_foreign(data, first, segment.log_id, stretch.ordinal, stretch.next_ordinal)
     closing = _closing(stretch, before, first, ordinal)
     salvaged = salvage(data, count, segment.log_id, closing)
     if repeated and stretch.control is None:

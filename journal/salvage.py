@@ -8,11 +8,12 @@ they were found, not proven.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from journal.control import CONTROL_SIZE, Control, encode_control
+from journal.control import CONTROL_SIZE, CONTROL_VERSION, BadControl, Control, decode_control, encode_control
 from journal.header import (
     FLAG_CONTROL,
     FLAG_FILLER,
@@ -35,6 +36,8 @@ up."""
 
 UNKNOWN: Final = -1
 
+_LENGTH_BITS: Final = 32
+
 
 class Piece(NamedTuple):
     """`size` bytes at `position` of the stretch: a record that is kept, or a place for a filler. `count`
@@ -44,6 +47,15 @@ class Piece(NamedTuple):
     size: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     kept: bool
+
+
+class Trailer(NamedTuple):
+    """A control record whose own checksum holds, at `position` of the stretch. The checksum covers `control`, not the
+    `log_id` in the header."""
+
+    position: int
+    log_id: int
+    control: Control
 
 
 class Salvaged(NamedTuple):
@@ -87,6 +99,79 @@ def known_count(stretch: bytes, log_id: int) -> tuple[int, bool]:
     return sum(p.count for p in pieces if p.count != UNKNOWN), any(p.count == UNKNOWN for p in pieces)
 
 
+def without_foreign(
+    stretch: bytes, offset: int, log_id: int, ordinal: int | None, next_ordinal: int | None
+) -> bytes:
+    """`stretch`, which stands at `offset` of the log `log_id`, with zeros in the place of blocks of another offset or
+    of another log: their records are there, or were, and would be delivered twice. `ordinal` is that of the stretch's
+    first record, `next_ordinal` that of the first after it.
+
+    Only a control record whose checksum holds says that its block is foreign, and only where the chain of lengths has
+    one: bytes of a payload that look like one say nothing. It speaks for the bytes that it covers if their CRC-32
+    holds, otherwise for the records that follow each other without a gap up to it, and for those after it up to the
+    next gap or control record.
+
+    The checksum does not cover the log's id. A control record that names this place and these ordinals, and an id that
+    differs in one bit and that no other here has, is this log's own, with a flipped bit.
+    """
+    room = len(stretch) - CONTROL_SIZE
+    if room < 0 or len(stretch) > STRETCH_SIZE_MAX:
+        return stretch
+    pieces = list(_pieces(stretch[:room], log_id))
+    trailers = _trailers(stretch, pieces)
+    named = Counter(trailer.log_id for trailer in trailers)
+
+    def is_own(trailer: Trailer) -> bool:
+        control = trailer.control
+        if control.offset + control.size != offset + trailer.position:
+            return False
+        if trailer.log_id == log_id:
+            return True
+        return (
+            (trailer.log_id ^ log_id).bit_count() == 1
+            and named[trailer.log_id] == 1
+            and (control.offset != offset or ordinal in (None, control.first_ordinal))
+            and (trailer.position != room or next_ordinal in (None, control.next_ordinal))
+        )
+
+    edges = [(p.position, p.position + p.size) for p in pieces if p.count == UNKNOWN]
+    edges += [(trailer.position, trailer.position + CONTROL_SIZE) for trailer in trailers]
+    # Up to where an own control record says that its block begins, the bytes are not those of a foreign one.
+    begun = {trailer.position: trailer.control.offset - offset for trailer in trailers if is_own(trailer)}
+    left = bytearray(stretch)
+    for trailer in trailers:
+        if is_own(trailer):
+            continue
+        position, end = trailer.position, trailer.position + CONTROL_SIZE
+        first = position - trailer.control.size
+        if first < 0 or crc32(memoryview(stretch)[first:position]) != trailer.control.crc:
+            # A gap that ends with this control record is lost anyway; what lies before it is not this one's.
+            floors = (after if after <= position else before for before, after in edges if before < position)
+            first = max(0, first, *floors)
+        following = min((before for before, _ in edges if before >= end), default=len(stretch))
+        next = end if begun.get(following) == end else following
+        left[first:next] = bytes(next - first)
+    return bytes(left)
+
+
+def _trailers(stretch: bytes, pieces: list[Piece]) -> list[Trailer]:
+    """The control records at places where the chain of lengths has one, or may have had one: between records, at the
+    end of a gap of unknown contents, at the end of the stretch."""
+    ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
+    found = (_trailer_at(stretch, end - CONTROL_SIZE) for end in [*ends, len(stretch)])
+    return [trailer for trailer in found if trailer is not None]
+
+
+def _trailer_at(data: bytes, position: int) -> Trailer | None:
+    if position < 0 or position + CONTROL_SIZE > len(data):
+        return None
+    log_id = HEADER.unpack_from(data, position)[2]
+    try:
+        return Trailer(position, log_id, decode_control(data, position, log_id))
+    except BadControl:
+        return None
+
+
 def _give_up(size: int, count: int, log_id: int, closing: Control) -> Salvaged:
     """Fillers alone; the first stands for all ordinals."""
     parts, pieces = [], []
@@ -112,12 +197,17 @@ def _pieces(data: bytes, log_id: int) -> Iterator[Piece]:
     while position < end:
         size = _size_at(data, position)
         count = _count_if_sound(data, position, size, log_id)
-        if count is not None:
+        if _is_trailer(data, position, log_id):
+            size = CONTROL_SIZE
+            yield Piece(position, size, 0, False)
+        elif count is not None:
             yield Piece(position, size, count, True)
+        elif (mended := _size_of_flipped(data, position)) is not None:
+            size = mended
+            yield Piece(position, size, 1, False)
         elif _plausible(data, position + size, log_id):
-            # What follows is in order, so the length is right and one record is lost; a control record is
-            # none.
-            yield Piece(position, size, _lost_count(data, position, log_id), False)
+            # What follows is in order, so the length is right and one record is lost.
+            yield Piece(position, size, 1, False)
         else:
             size = (
                 next(
@@ -132,6 +222,22 @@ def _pieces(data: bytes, log_id: int) -> Iterator[Piece]:
             )
             yield Piece(position, size, UNKNOWN, False)
         position += size
+
+
+def _size_of_flipped(data: bytes, position: int) -> int | None:
+    """The size of a record of which one bit of the length is wrong, as its checksum proves; None if it is none: so that
+    nothing in its payload is taken for what follows it."""
+    if position + HEADER_SIZE > len(data):
+        return None
+    length, checksum, id, flag = HEADER.unpack_from(data, position)
+    if not id >> 24 or flag & FLAG_REFUSED_MASK:
+        return None
+    body = memoryview(data)[position + HEADER_SIZE :]
+    for bit in range(_LENGTH_BITS):
+        size = length ^ 1 << bit
+        if size <= len(body) and crc32(body[:size]) == checksum:
+            return HEADER_SIZE + int(size)
+    return None
 
 
 def _size_at(data: bytes, position: int) -> int:
@@ -167,9 +273,19 @@ def _plausible(data: bytes, position: int, log_id: int) -> bool:
     )
 
 
-def _lost_count(data: bytes, position: int, log_id: int) -> int:
-    _, _, id, flag = HEADER.unpack_from(data, position)
-    return 0 if flag == FLAG_CONTROL and id == log_id else 1
+def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
+    """True for a control record of any log, also one with damage: then its length and two of its flag, its id and its
+    checksum say it."""
+    if position + CONTROL_SIZE > len(data):
+        return False
+    length, checksum, id, flag = HEADER.unpack_from(data, position)
+    if length != CONTROL_SIZE - HEADER_SIZE or flag == FLAG_FILLER:
+        return False
+    body = memoryview(data)[position + HEADER_SIZE : position + CONTROL_SIZE]
+    if flag == FLAG_CONTROL:
+        return bool(id == log_id) or crc32(body) == checksum
+    # Of the broker's own records some have the number of their log as their id, but none begins like this.
+    return bool(id == log_id) and body[:2] == CONTROL_VERSION.to_bytes(2, "big") and crc32(body) == checksum
 
 
 def _begins_chain(data: bytes, position: int, log_id: int) -> bool:

@@ -10,8 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+from zlib import crc32
 
-from journal.block import Block
+from journal.block import BLOCK_SPAN_MAX, Block, control_position
 from journal.control import (
     CONTROL_BODY,
     CONTROL_MARK_POSITION,
@@ -20,12 +21,12 @@ from journal.control import (
     Control,
     decode_control,
 )
-from journal.disk import Disk
-from journal.header import FLAG_CONTROL, BadRecord
+from journal.disk import Disk, File
+from journal.header import FLAG_CONTROL, BadRecord, Incomplete
 from journal.segment import SCAN_SIZE, Segment
 
 VOTES_MAX: Final = 64
-"""Control records that are asked for the id of their log; a forged one in a payload is outvoted."""
+"""Control records that are asked for the id of their log."""
 
 _CONTROL_HEADER: Final = re.compile(
     re.escape(CONTROL_BODY.size.to_bytes(4, "big"))
@@ -73,42 +74,72 @@ def survey(segment: Segment) -> Iterator[Block | Stretch]:
 
 
 def find_log_id(disk: Disk, path: str) -> int | None:
-    """The id that most of the first control records of a segment file carry; None if none is whole."""
-    votes: Counter[int] = Counter()
+    """The id that most of the first control records of a segment file carry; None if none is whole.
+
+    Those of the whole blocks that follow each other from the file's beginning count, so that no bytes of a payload do;
+    where there are none, those that are found behind the damage.
+    """
+    proven: Counter[int] = Counter()
+    others: Counter[int] = Counter()
     file = disk.open_read(path)
     try:
-        position, size = 0, file.size()
-        while position < size and votes.total() < VOTES_MAX:
-            data = file.pread(SCAN_SIZE + CONTROL_SIZE, position)
-            for match in _CONTROL_HEADER.finditer(data):
-                log_id = int.from_bytes(match[1], "big")
-                if votes.total() < VOTES_MAX and _is_control(data, match.start(1), log_id):
-                    votes[log_id] += 1
-            position += SCAN_SIZE
+        for log_id, is_proven in _controls(file, file.size()):
+            (proven if is_proven else others)[log_id] += 1
+            if proven.total() + others.total() >= VOTES_MAX:
+                break
     finally:
         file.close()
+    votes = proven or others
     return votes.most_common(1)[0][0] if votes else None
 
 
-def _is_control(data: bytes, id_position: int, log_id: int) -> bool:
-    try:
-        decode_control(data, id_position - CONTROL_MARK_POSITION, log_id)
-    except BadRecord:
-        return False
-    return True
-
-
-def has_moved_blocks(data: bytes, offset: int, log_id: int) -> bool:
-    """Whether a whole control record in `data`, which stands at `offset` of the log `log_id`, says that its block is
-    from another offset or of another log: it is a copy of what stood there.
-    """
-    for match in _CONTROL_HEADER.finditer(data):
-        position = match.start(1) - CONTROL_MARK_POSITION
-        named = int.from_bytes(match[1], "big")
+def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
+    """(id of the log, whether all before is whole) of the control records of a file whose checksum holds."""
+    position, span = 0, SCAN_SIZE
+    is_proven, is_block_start = True, True
+    while position < size:
+        data = file.pread(span, position)
+        start = 0
         try:
-            control = decode_control(data, position, named)
+            while is_block_start and start < len(data):
+                at = control_position(data, start)
+                found = _named_control(data, at)
+                is_proven &= found is not None and _closes(found[1], data, start, at)
+                if found is not None:
+                    yield found[0], is_proven
+                start = at + CONTROL_SIZE
+        except Incomplete:
+            if position + len(data) < size and span <= BLOCK_SPAN_MAX:
+                position, span = position + start, SCAN_SIZE if start else span * 2
+                continue
+            is_block_start = False
         except BadRecord:
+            is_block_start = False
+        if is_block_start:
+            position += start
             continue
-        if named != log_id or control.offset + control.size != offset + position:
-            return True
-    return False
+        is_proven, span = False, SCAN_SIZE
+        for match in _CONTROL_HEADER.finditer(data, start):
+            if match.start() + CONTROL_SIZE > len(data):
+                break
+            found = _named_control(data, match.start())
+            if found is not None:
+                yield found[0], False
+                position, is_block_start = position + match.start() + CONTROL_SIZE, True
+                break
+        if not is_block_start:
+            position += max(len(data) - CONTROL_SIZE, start) + 1
+
+
+def _named_control(data: bytes, position: int) -> tuple[int, Control] | None:
+    """The log that the control record at `position` names, and what it says; None if its checksum does not hold. Raises
+    Incomplete."""
+    log_id = int.from_bytes(data[position + CONTROL_MARK_POSITION :][:8], "big")
+    try:
+        return log_id, decode_control(data, position, log_id)
+    except BadControl:
+        return None
+
+
+def _closes(control: Control, data: bytes, start: int, end: int) -> bool:
+    return control.size == end - start and crc32(memoryview(data)[start:end]) == control.crc

@@ -10,8 +10,9 @@ import itertools
 import pytest
 
 from journal.checkpoint import SLOT_SIZE
+from journal.control import CONTROL_SIZE, encode_control
 from journal.errors import Corrupt, NewerFormat
-from journal.header import FLAG_FILLER, HEADER, make_id, make_record, records_of
+from journal.header import FLAG_FILLER, HEADER, make_id, make_log_id, make_record, records_of
 from journal.log import Log
 from journal.mark import MarkFile, Marks
 from journal.names import index_name, mark_name, segment_name
@@ -19,6 +20,7 @@ from journal.options import LogOptions
 from journal.record import Control, blocks_of
 from journal.repair import remove_originals, repair
 from journal.segment import Segment
+from journal.survey import find_log_id
 from journal.testing.clock import SimulatedClock
 from journal.testing.simulated_disk import SimulatedDisk
 from journal.verify import verify
@@ -213,6 +215,140 @@ def test_where_an_append_came_from_stays_if_its_control_record_does() -> None:
     assert not repaired.source_lost
     control: Control = next(blocks_of(disk.read_file(f"{FOLDER}/{segment_name(0)}"), 0, LOG_ID)).control
     assert control[-4:] == (1, 5, 6, 7)
+
+
+@pytest.mark.parametrize(("count", "which"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_a_flipped_bit_anywhere_in_a_control_record_costs_no_record(count: int, which: int) -> None:
+    """The id of the log among them, which no checksum covers."""
+    rng = seeded("control", count, which)
+    disk, data, starts, paths = written(groups_of_three(count))
+    first = controls_of(data, starts)[which]
+    for byte in range(first, first + CONTROL_SIZE):
+        disk = written(groups_of_three(count))[0]
+        disk.write_file(paths[0], flipped(data, 8 * byte + rng.randrange(8)))
+        (repaired,) = repair(disk, FOLDER)
+        assert (repaired.file, repaired.kept, repaired.lost) == (paths[0], 3, 0), byte - first
+        after = all_bytes(disk, paths)
+        controls = [block.control for block in blocks_of(after, 0, LOG_ID)]
+        assert sum(control.records for control in controls) == 3 * count
+        assert after[starts[which] : first] == data[starts[which] : first]
+        assert MarkFile(disk, FOLDER, LOG_ID).read() is not None
+
+
+def fitting(groups: list[list[bytes]], log_id: int) -> bytes:
+    """The bytes of another log whose blocks have the same offsets and ordinals."""
+    data, offset, ordinal = b"", 0, 0
+    for group in groups:
+        data += closed(group, offset, ordinal, log_id=log_id)
+        offset, ordinal = len(data), ordinal + len(group)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("log_id", "replaced"),
+    [(LOG_ID + 5, 1), (make_log_id(90, 3), 1), (LOG_ID + 1, 1), (LOG_ID ^ 1, 2), (LOG_ID ^ 1 << 24, 3)],
+)
+def test_blocks_of_another_log_are_refused_also_where_they_fit(log_id: int, replaced: int) -> None:
+    disk, _, starts, paths = written(groups_of_three(5))
+    first, next = starts[1], starts[1 + replaced]
+    strange = fitting([records(3, sequence=3 * n, producer=PRODUCER + 1) for n in range(5)], log_id)
+    spoil(disk, paths[0], first, strange[first:next])
+    repaired = repair(disk, FOLDER)
+    assert sum(each.kept for each in repaired) == 0
+    assert sum(each.lost for each in repaired) == 3 * replaced
+    found = [
+        record for block in blocks_of(all_bytes(disk, paths), 0, LOG_ID) for record in records_of(block.data)
+    ]
+    assert all(record.id >> 24 == PRODUCER for record in found if not record.flag & FLAG_FILLER)
+
+
+def test_one_block_of_another_log_with_other_ordinals_is_refused_though_one_bit_of_its_id_differs() -> None:
+    disk, _, starts, paths = written(groups_of_three(3))
+    strange = closed(records(3, producer=PRODUCER + 1), starts[1], 4, log_id=LOG_ID ^ 1)
+    spoil(disk, paths[0], starts[1], strange)
+    (repaired,) = repair(disk, FOLDER)
+    assert (repaired.kept, repaired.lost) == (0, 3)
+
+
+def test_blocks_from_another_place_of_the_log_are_refused_and_what_is_beside_them_is_kept() -> None:
+    disk, data, starts, paths = written(groups_of_three(6))
+    # From the middle of a block to the middle of another: the disk wrote a piece to the wrong place.
+    first, size = starts[1] + 70, starts[5] + 50 - starts[3] - 10
+    spoil(disk, paths[0], first, data[starts[3] + 10 : starts[3] + 10 + size])
+    repaired = repair(disk, FOLDER)
+    found = [
+        data[block.offset + record.position :][: record.size]
+        for block in blocks_of(all_bytes(disk, paths), 0, LOG_ID)
+        for record in records_of(block.data)
+        if not record.flag & FLAG_FILLER
+    ]
+    ids = [
+        record.id
+        for block in blocks_of(all_bytes(disk, paths), 0, LOG_ID)
+        for record in records_of(block.data)
+        if not record.flag & FLAG_FILLER
+    ]
+    assert len(ids) == len(set(ids)), "a record is there twice"
+    assert {make_id(PRODUCER, n) for n in range(5)} <= set(ids), "sound records before the piece are gone"
+    assert found and repaired
+
+
+PLANTED = {
+    "another log's": closed([], 0, 0, log_id=LOG_ID + 5),
+    "a block of another log": closed(records(2, producer=99), 777, 5, log_id=LOG_ID + 5),
+    "one bit away": closed([], 0, 0, log_id=LOG_ID ^ 1),
+    "of another place": closed([], 1 << 30, 0),
+    "of everything before": encode_control(LOG_ID + 5, Control(1, 1 << 20, 0, 0, 0, 0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
+@pytest.mark.parametrize("many", [1, 100])
+def test_bytes_of_a_payload_that_look_like_a_control_record_change_nothing(planted: bytes, many: int) -> None:
+    """Wherever one bit of the log is wrong, no more is lost than with other bytes in that payload."""
+    groups = [
+        records(2),
+        [*records(2, sequence=2), make_record(planted * many, make_id(PRODUCER, 4)), *records(2, sequence=5)],
+        records(2, sequence=7),
+    ]
+    disk, data, starts, paths = written(groups)
+    rng = seeded("planted", planted, many)
+    record = starts[1] + 60
+    bits = {8 * byte + bit for byte in range(record, record + 20) for bit in range(8)}
+    bits |= {8 * byte + rng.randrange(8) for byte in range(*(starts[1], record))}
+    bits |= {8 * rng.randrange(record, starts[2]) + rng.randrange(8) for _ in range(60)}
+    for bit in sorted(bits):
+        disk.write_file(paths[0], flipped(data, bit))
+        repaired = repair(disk, FOLDER)
+        assert sum(each.lost for each in repaired) <= 1, bit // 8 - starts[1]
+        assert [record.control.records for record in blocks_of(all_bytes(disk, paths), 0, LOG_ID)] == [
+            2,
+            5,
+            2,
+        ]
+        for name in list(disk.list(FOLDER)):
+            if name.endswith(".damaged"):
+                disk.unlink(f"{FOLDER}/{name}")
+
+
+def test_a_control_record_with_a_wrong_flag_is_no_message() -> None:
+    disk, data, starts, paths = written(groups_of_three(3))
+    ends = controls_of(data, starts)
+    spoil(disk, paths[0], ends[0] + 16, bytes(4))
+    spoil(disk, paths[0], ends[1] + 40, b"\xff")
+    (repaired,) = repair(disk, FOLDER)
+    assert (repaired.kept, repaired.lost) == (6, 0)
+
+
+def test_the_mark_counts_where_a_lone_control_record_differs_from_it_in_one_bit() -> None:
+    """The checksum of the mark covers the id of the log; otherwise the segments count, and a caller that knows it."""
+    for other, expected, kept in ((LOG_ID ^ 1 << 9, None, 3), (LOG_ID + 5, LOG_ID, 0), (LOG_ID + 5, None, 3)):
+        disk, _, _, paths = written(groups_of_three(1))
+        disk.write_file(paths[0], closed(records(3), 0, 0, log_id=other))
+        found = repair(disk, FOLDER, expected=expected)
+        is_segments = other == LOG_ID + 5 and expected is None
+        assert sum(each.kept for each in found) == (0 if is_segments else kept)
+        assert find_log_id(disk, paths[0]) == (other if is_segments else LOG_ID)
 
 
 def test_a_block_too_short_to_be_one_takes_in_the_next() -> None:

@@ -6,7 +6,7 @@ from journal.block import Block
 from journal.control import CONTROL_VERSION
 from journal.header import HEADER, make_id, make_record
 from journal.names import segment_name
-from journal.segment import Segment
+from journal.segment import SCAN_SIZE, Segment
 from journal.survey import Stretch, find_log_id, survey
 from journal.testing.simulated_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
@@ -93,3 +93,24 @@ def test_the_log_of_a_lone_file_is_found_behind_damage_and_past_forgeries(disk: 
         assert find_log_id(disk, PATH) == LOG_ID
     disk.write_file(PATH, bytes(1000))
     assert find_log_id(disk, PATH) is None
+
+
+def test_many_forgeries_in_one_payload_outvote_nothing(disk: SimulatedDisk) -> None:
+    """Also where damage leads a search into that payload."""
+    forged = closed([], 0, 0, log_id=LOG_ID + 5) * 200
+    groups = [records(1), [make_record(forged, make_id(PRODUCER, 1))], records(2, sequence=2)]
+    data, starts = log_bytes(groups)
+    wrong_length = flipped(data, 8 * starts[1])
+    for content in (data, data[starts[1] :], wrong_length, data[: starts[2]], data + bytes(3 << 20)):
+        disk.write_file(PATH, content)
+        assert find_log_id(disk, PATH) == LOG_ID
+
+
+def test_the_log_of_a_file_with_long_blocks_is_found(disk: SimulatedDisk) -> None:
+    sizes = (SCAN_SIZE + 5, 10, 2 * SCAN_SIZE - 300)
+    data, starts = log_bytes(
+        [[make_record(bytes(size), make_id(PRODUCER, n))] for n, size in enumerate(sizes)]
+    )
+    for content in (data, bytes(30) + data[30:], data[:-50], data[: starts[2]] + bytes(20)):
+        disk.write_file(PATH, content)
+        assert find_log_id(disk, PATH) == LOG_ID

@@ -20,7 +20,7 @@ from journal.block import Block
 from journal.control import SOURCE_TRANSACTION
 from journal.disk import Disk
 from journal.errors import Corrupt, JournalError
-from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
+from journal.header import FLAG_FILLER, HEADER_SIZE, make_log_id, records_of
 from journal.journal_audit import is_journal, verify_journal
 from journal.journal_repair import NO_PLACE, JournalRepaired, repair_journal
 from journal.journal_survey import JournalSurvey
@@ -44,6 +44,7 @@ from tfmq.data_folder import (
     new_delay_advice,
     new_journal_advice,
 )
+from tfmq.delay.arrivals import LOG_ID as ARRIVALS_LOG_ID
 from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.bucket_audit import verify_buckets
 from tfmq.delay.bucket_recovery import is_house_name
@@ -646,6 +647,17 @@ def _spilled(disk: Disk, data: str) -> dict[int, int]:
     return {} if found is None else {found.offset: found.number}
 
 
+def _log_ids(disk: Disk, data: str) -> dict[str, int]:
+    """The id of each log by the name of its folder: partitions' as the catalog has them, and that of the arrivals."""
+    found = {ARRIVALS_NAME: ARRIVALS_LOG_ID}
+    if _had_broker(disk, data):
+        for row in CatalogSurvey(disk, data).register.topics.values():
+            for number in range(row.target):
+                name = names.partition_folder(row.name, number)
+                found[name] = make_log_id(row.incarnation, number)
+    return found
+
+
 def verify_data(
     disk: Disk, data: str, *, records: bool = False, progress: Progress | None = None
 ) -> list[Report]:
@@ -714,10 +726,14 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepaired
     done = DataRepaired(repair_paths(disk, data, dry_run=dry_run))
     hidden = frozenset(mended.file for mended in done.folder)
     view = cast(Disk, Hiding(disk, hidden)) if dry_run else disk
+    log_ids = _log_ids(view, data)
     for folder, suffix in logs_of(view, data):
         try:
             starts = _spilled(view, data) if suffix == ARRIVALS_SUFFIX else {}
-            done.logs += repair(view, folder, dry_run=dry_run, suffix=suffix, starts=starts)
+            expected = log_ids.get(os.path.basename(folder))
+            done.logs += repair(
+                view, folder, dry_run=dry_run, suffix=suffix, starts=starts, expected=expected
+            )
             done.refused += filter(None, [lost_partition(view, folder)])
         except Corrupt as error:
             done.refused.append(error)

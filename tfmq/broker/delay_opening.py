@@ -164,7 +164,7 @@ def _mend(house: House, path: str, starts: Mapping[int, int]) -> int:
     Full.
     """
     try:
-        repaired = repair(house.disk, path, suffix=SUFFIX, starts=starts)
+        repaired = repair(house.disk, path, suffix=SUFFIX, starts=starts, expected=LOG_ID)
     except (Corrupt, NewerFormat) as error:
         log.error(
             "delayed messages are lost where the arrivals are damaged; they cannot be mended: %s", error

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from journal.errors import NewerFormat
-from journal.header import FLAG_FILLER, HEADER_SIZE, records_of
+from journal.header import FLAG_FILLER, HEADER_SIZE, LEASED_ID_FIRST, records_of
 from journal.record import Block
 from tfmq.broker.schedule_book import ScheduleBook, ScheduleRow
 
@@ -34,7 +34,7 @@ KIND_MAX: Final = NODE
 
 CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 
-ID_FIRST: Final = 16
+ID_FIRST: Final = LEASED_ID_FIRST
 """Ids below are the house's own (the catalog's log and its records), never leased."""
 
 ID_SLACK: Final = 1 << 20

@@ -114,6 +114,22 @@ _DUES: Final = (
 
 _STORE: Final = (
     Mutant(
+        "a-due-time-is-not-verified",
+        "a due time counts only where the checksum of its note holds",
+        "tfmq/delay/note.py",
+        "    if crc32(payload) != checksum:\n",
+        "    if checksum < 0:\n",
+        ["tests/delay/test_note.py"],
+    ),
+    Mutant(
+        "notes-are-repeated-records",
+        "a flipped bit in a control record of the arrivals loses no note",
+        "journal/repair.py",
+        "                if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:\n",
+        "                if piece.kept:\n",
+        [OPENING],
+    ),
+    Mutant(
         "the-operator-s-word-counts-for-ever",
         "a store is begun anew once for each word of the operator",
         "tfmq/broker/delay_opening.py",

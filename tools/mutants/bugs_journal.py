@@ -16,7 +16,58 @@ ENUMERATION: Final = (
     "::test_whatever_a_power_cut_leaves_of_a_log_opens_with_everything_that_was_promised"
 )
 
+REPAIR: Final = "tests/journal/test_repair.py"
+SURVEY: Final = "tests/journal/test_survey.py"
+
 CHECKS: Final = (
+    Mutant(
+        "a-trailer-s-id-is-believed-before-a-checksum",
+        "a flipped bit in the log's id of a control record costs no record in a repair",
+        "journal/salvage.py",
+        "            (trailer.log_id ^ log_id).bit_count() == 1\n",
+        "            trailer.log_id == log_id\n",
+        [REPAIR],
+    ),
+    Mutant(
+        "a-trailer-with-a-bad-checksum-is-foreign",
+        "a control record whose checksum fails says nothing of its log or offset",
+        "journal/control.py",
+        "    if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:\n",
+        "    if checksum < 0:\n",
+        [REPAIR],
+    ),
+    Mutant(
+        "a-trailer-in-a-payload-is-foreign",
+        "bytes of a payload that look like a control record change nothing in a repair",
+        "journal/salvage.py",
+        "        elif (mended := _size_of_flipped(data, position)) is not None:\n",
+        '        elif (mended := _size_of_flipped(b"", position)) is not None:\n',
+        [REPAIR],
+    ),
+    Mutant(
+        "foreign-blocks-that-fit-are-kept",
+        "a repair keeps no block of another log",
+        "journal/salvage.py",
+        "            and named[trailer.log_id] == 1\n",
+        "",
+        [REPAIR],
+    ),
+    Mutant(
+        "forged-trailers-name-the-log",
+        "control records in a payload do not say whose log it is",
+        "journal/survey.py",
+        "    votes = proven or others\n",
+        "    votes = proven + others\n",
+        [SURVEY],
+    ),
+    Mutant(
+        "the-mark-is-outvoted-by-a-flipped-bit",
+        "where a lone control record differs from the mark in one bit, the mark says whose log it is",
+        "journal/repair.py",
+        "    return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)\n",
+        "    return first\n",
+        [REPAIR],
+    ),
     Mutant(
         "older-copy-goes-on-in-the-same-epoch",
         "a reader is told when an older copy of the folder went on in its place",
