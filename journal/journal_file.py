@@ -12,7 +12,7 @@ Threads: one owner changes it; `pread` and `pread_cached` may run in others.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -31,6 +31,10 @@ CRC: Final = Struct(">I")
 
 SCAN_SIZE: Final = 1 << 20
 """Bytes that a walk reads at a time; more only where one entry is larger."""
+
+
+PROVE_SIZE: Final = 64 << 10
+"""Likewise for entries that lie scattered: what is read beside one of them is little."""
 
 
 class Head(NamedTuple):
@@ -177,13 +181,44 @@ class JournalFile:
 
     def lost(self, place: int, seed: int) -> bool:
         """Whether a filler has the byte at `place`. Walks the file from its beginning."""
+        return self._filler_end(place, seed) > 0
+
+    def _filler_end(self, place: int, seed: int) -> int:
+        """Where the filler that has the byte at `place` ends; 0 if none has it."""
         try:
             for entry in self.entries(self.first + HEAD_SIZE, seed):
                 if entry.next > place:
-                    return type(entry.content) is Filler
+                    return entry.next if type(entry.content) is Filler else 0
         except BadRecord:
-            return False
-        return False
+            return 0
+        return 0
+
+    def prove(self, places: Iterable[int], seed: int) -> set[int]:
+        """Reads the entries at the rising `places`, neighbours together; answers those that a repair has given up.
+        Raises BadRecord with the place of the first that is neither whole nor given up; OSError."""
+        lost: set[int] = set()
+        data, begin, filler_end = memoryview(b""), 0, 0
+        for place in places:
+            if place < filler_end:
+                lost.add(place)
+                continue
+            if place + HEADER_SIZE > begin + len(data):
+                data, begin = memoryview(self.pread(PROVE_SIZE, place)), place
+            size = claimed_size(data[place - begin : place - begin + HEADER_SIZE])
+            if begin + len(data) < place + size <= self.end:
+                data, begin = memoryview(self.pread(max(size, PROVE_SIZE), place)), place
+            try:
+                entry = decode_entry(data[place - begin :][: max(size, HEADER_SIZE)], place, seed)
+            except BadRecord as error:
+                filler_end = self._filler_end(place, seed)
+                if not filler_end:
+                    raise error.at(place) from None
+                lost.add(place)
+                continue
+            if type(entry.content) is Filler:
+                filler_end = entry.next
+                lost.add(place)
+        return lost
 
     def _whole(self, place: int, size: int, seed: int) -> Entry | None:
         if place + size > self.end:

@@ -7,12 +7,14 @@ is served, all of it is on the disk (journal.journal_tail).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Set
 from typing import Final, Protocol
 
 from journal import names
 from journal.disk import Disk, require_files
-from journal.entry import Entry, Filler, seed_of
+from journal.entry import HEADER_SIZE, Entry, Filler, seed_of
 from journal.errors import Corrupt, Full
 from journal.header import BadRecord
 from journal.journal_checkpoint import Checkpoint, CheckpointFile, Pointer
@@ -38,6 +40,9 @@ SALT_SIZE: Final = 8
 FIRST_FILE: Final = 1
 FIRST_SNAPSHOT: Final = 1
 
+NEEDED: Final = "damage in an entry that is still needed"
+"""The label of a start that is refused for damage before the snapshot's place."""
+
 PIECE_SIZE: Final = 1 << 20
 """Bytes looked through for something other than zeros at a time."""
 
@@ -45,7 +50,8 @@ PIECE_SIZE: Final = 1 << 20
 class JournalState(Protocol):
     """Memory that is rebuilt from the journal.
 
-    At open, `load` comes once, then `apply` for each entry behind what was loaded, in order, then `held`.
+    At open, `load` comes once, then `apply` for each entry behind what was loaded, in order, then `needed`, `lose` if
+    there is something, and `held`.
     """
 
     def load(self, data: bytes) -> None:
@@ -60,6 +66,14 @@ class JournalState(Protocol):
     def dump(self) -> Callable[[], bytes]:
         """Captures the state as all entries appended so far left it, in the owner's thread; what it answers packs it,
         once, in a worker maybe."""
+        ...
+
+    def needed(self) -> Iterable[int]:
+        """The places of entries that will be read again: each must be whole, or given up by a repair."""
+        ...
+
+    def lose(self, places: Set[int]) -> None:
+        """A repair has closed the gaps where these needed entries were: they are lost."""
         ...
 
     def held(self) -> Iterable[int]:
@@ -197,6 +211,7 @@ class JournalOpening:
         self._open_files(found)
         try:
             tail = self._replay(found)
+            self._prove(found.place)
         except BaseException:
             self.files.drop()
             raise
@@ -346,15 +361,42 @@ class JournalOpening:
         )
         return TailFound(place, file.end, forced, later, last, zeros)
 
+    # After the replay.
+
+    def _prove(self, replayed: int) -> None:
+        """Reads the entries before the place `replayed` that are still needed, which the replay has not seen: damage
+        in them must be known before anything is decided about what they hold. Raises Corrupt."""
+        places = array("Q", sorted(place for place in self._state.needed() if place < replayed))
+        lost: set[int] = set()
+        at = 0
+        for file in self.files.files:
+            end = bisect_left(places, file.end, at)
+            if at < end and places[at] < file.first:
+                raise self._no_file(places[at])
+            try:
+                lost |= file.prove(places[at:end], self.seed)
+            except BadRecord as error:
+                self.report.labels.append(NEEDED)
+                bad = error.position - file.first
+                text = f"{NEEDED} at place {error.position}: {error.reason}"
+                raise Corrupt(file.path, bad, bad + HEADER_SIZE, text) from error
+            at = end
+        if at < len(places):
+            raise self._no_file(places[at])
+        if lost:
+            self._state.lose(lost)
+
     def _hold(self) -> None:
         """Holds what the state still needs. Raises Corrupt."""
         for place in self._state.held():
             try:
                 self.files.hold(place)
             except KeyError as error:
-                reason = f"the state needs the entry at place {place}, which no file has"
-                raise Corrupt(self._folder, 0, 0, reason) from error
+                raise self._no_file(place) from error
         self.files.idle = sum(file.sealed and not file.holds for file in self.files.files)
+
+    def _no_file(self, place: int) -> Corrupt:
+        return Corrupt(self._folder, 0, 0, f"the state needs the entry at place {place}, which no file has")
 
     def _clean_up(self, numbers: list[int], named: list[int]) -> None:
         """Removes what a crash left: files that nothing needs, a last one that was never begun, and snapshots that are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from zlib import crc32
 
 from journal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, Entry, Filler, Operation
@@ -50,6 +50,7 @@ class RememberingState:
         self.seen: list[Seen] = []
         self.loads = 0
         self.replayed = 0
+        self.lost: set[int] = set()
 
     def load(self, data: bytes) -> None:
         self.loads += 1
@@ -67,6 +68,12 @@ class RememberingState:
     def dump(self) -> Callable[[], bytes]:
         seen = list(self.seen)
         return lambda: repr(seen).encode()
+
+    def needed(self) -> Iterable[int]:
+        return self.held()
+
+    def lose(self, places: Set[int]) -> None:
+        self.lost = set(places)
 
     def held(self) -> Iterable[int]:
         return [place for places in self.live().values() for place in places]

@@ -7,12 +7,15 @@ import random
 
 import pytest
 
+from journal.entry import HEADER_SIZE
 from journal.errors import Corrupt, Full
 from journal.journal_file import HEAD_SIZE
+from journal.journal_repair import repair_journal
 from journal.journal_store import JournalOptions
 from journal.names import journal_name, snapshot_name
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, Journal, make_disk, opened
+from tests.journal.test_journal_repair import restored
 from tests.scale import scaled, seeded
 
 
@@ -65,6 +68,33 @@ def test_holds_are_there_again() -> None:
     journal.checkpoint()
     journal.kill()
     assert [(info.number, info.holds) for info in journal.store.files] == before
+
+
+@pytest.mark.parametrize("at", [0, 8, 12, HEADER_SIZE, ONE - 1])
+def test_damage_before_the_snapshot_in_what_is_still_needed_ends_the_start_with_its_place(at: int) -> None:
+    journal = opened()
+    places = [journal.send(epoch, size) for epoch, size in enumerate((40, 40, 200_000, 40, 40), 1)]
+    journal.settle(1)
+    journal.checkpoint()
+    whole = journal.bytes()
+    for place in places:
+        journal = restored(whole)
+        journal.open()
+        info = next(info for info in reversed(journal.store.files) if info.first <= place)
+        path, position = journal.file(info.number), place - info.first
+        journal.disk.damage(path, position + at, bytes([journal.disk.read_file(path)[position + at] ^ 1]))
+        damaged = journal.bytes()
+        if place == places[0]:
+            journal.open()  # nothing needs it
+            assert journal.state.lost == set()
+            continue
+        with pytest.raises(Corrupt, match=f"that is still needed at place {place}: ") as told:
+            journal.open()
+        assert (told.value.path, told.value.first) == (path, position)
+        assert journal.bytes() == damaged, "a start that is refused changes nothing"
+        assert repair_journal(journal.disk, FOLDER)
+        journal.open()
+        assert journal.state.lost == {place}, "what the repair gave up is told, and nothing else"
 
 
 def test_a_state_that_needs_what_no_file_has_is_damage() -> None:

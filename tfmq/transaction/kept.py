@@ -28,6 +28,10 @@ class Kept:
         self.size_bytes += transaction.size_bytes
         self.batches += transaction.locations.rows
 
+    def lose(self, size_bytes: int) -> None:
+        """A batch of that size is lost; it still has its row."""
+        self.size_bytes -= size_bytes
+
     def let_go(self, transaction: Transaction) -> None:
         """The same, before its locations are cleared."""
         self.size_bytes -= transaction.size_bytes

@@ -9,7 +9,7 @@ An entry that does not fit what came before is damage and raises ValueError, unl
 it: then what was lost with the filler is left out, and counted.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any, Final
 
 from journal.entry import AppendMsg, Entry, Filler
@@ -22,7 +22,15 @@ from tfmq.transaction.operations import Origin
 from tfmq.transaction.order import Order
 from tfmq.transaction.outcomes import Outcome, Outcomes
 from tfmq.transaction.streams import Streams
-from tfmq.transaction.transaction import LOST, Decision, Locations, Transaction
+from tfmq.transaction.transaction import (
+    LOST,
+    SIZE_BITS,
+    SIZE_MASK,
+    WORDS,
+    Decision,
+    Locations,
+    Transaction,
+)
 
 NOBODY: Final = Origin("", True, 0, 0, 0)
 """Of a transaction of which a start has found messages only: it is dropped unless a record behind names it."""
@@ -336,6 +344,21 @@ class Ledger:
         transaction.messages += missing
         transaction.lost += missing
 
+    def lose(self, places: Set[int]) -> None:
+        """A repair gave up the batches at these places. Of what is decided they stay where they are: a partition may
+        have them already, and one that has not is told when it reads them."""
+        for transaction in self.transactions.values():
+            if transaction.decision is not None or places.isdisjoint(transaction.places()):
+                continue
+            words = transaction.locations
+            for at in range(0, len(words), WORDS):
+                if words[at] in places:
+                    count, size = words[at + 2] >> SIZE_BITS, words[at + 2] & SIZE_MASK
+                    words[at : at + WORDS] = Locations((0, LOST, count << SIZE_BITS))
+                    transaction.lost += count
+                    transaction.size_bytes -= size
+                    self.kept.lose(size)
+
     # journal.journal_store.JournalState
 
     def load(self, data: bytes) -> None:
@@ -367,6 +390,12 @@ class Ledger:
         self._moves.share()
         head = snapshot.Head(self.time_ms, self.epochs_end, [part.dump() for part in self._parts])
         return snapshot.capture(head, self.transactions.values())
+
+    def needed(self) -> Iterator[int]:
+        """The places of what may go to a partition yet; what was never prepared is about to be dropped."""
+        for transaction in self.transactions.values():
+            if transaction.state != states.OPEN:
+                yield from transaction.places()
 
     def held(self) -> Iterator[int]:
         """The places that are still needed."""
