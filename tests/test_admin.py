@@ -109,7 +109,7 @@ def test_transactions_in_doubt_are_found_decided_and_forgotten(admin: tfmq.Admin
     assert [each.xid for each in admin.transactions(group="shop", after=epochs["one"], limit=1)] == ["two"]
     assert admin.transaction("two").state == "prepared"
     assert admin.transaction("nobody's").state == "unknown"
-    assert admin.commit_transaction("one") == ("one", epochs["one"], "committed", 0)
+    assert admin.commit_transaction("one") == ("one", epochs["one"], "committed", 0, 0)
     assert admin.rollback_transaction("two").state == "heuristic_rolled_back"
     with pytest.raises(HeuristicOutcome) as told:
         admin.rollback_transaction("one", heuristic=False)

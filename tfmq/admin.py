@@ -148,14 +148,19 @@ class Admin:
         """
         return self._driver.run(self._operations.transaction(xid, epoch))
 
-    def commit_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
+    def commit_transaction(
+        self, xid: str, epoch: int = 0, *, heuristic: bool = True, force: bool = False
+    ) -> TransactionEnd:
         """Commit a prepared transaction by hand: its owner is told so when it comes back, until it is forgotten.
         `heuristic` False: in its owner's name, as if it had come back. `epoch` 0: the one that bears the xid now.
+
+        One that lost messages with damage of the transaction journal is refused (`Damaged`); with `force`, which needs
+        `heuristic`, what is left of it is committed, and `lost` counts the rest.
 
         Raises `UnknownTransaction`, `TransactionState` if it is not prepared, `TransactionRolledBack`,
         `HeuristicOutcome` if another operator was there before.
         """
-        return self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic))
+        return self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic, force))
 
     def rollback_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
         """Drop a transaction by hand; otherwise like `commit_transaction`. Raises `TransactionCommitted` too."""

@@ -106,8 +106,10 @@ class Admin:
     async def transaction(self, xid: str, epoch: int = 0) -> TransactionDescription:
         return await self._driver.run(self._operations.transaction(xid, epoch))
 
-    async def commit_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
-        return await self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic))
+    async def commit_transaction(
+        self, xid: str, epoch: int = 0, *, heuristic: bool = True, force: bool = False
+    ) -> TransactionEnd:
+        return await self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic, force))
 
     async def rollback_transaction(
         self, xid: str, epoch: int = 0, *, heuristic: bool = True

@@ -92,7 +92,9 @@ class UnknownPartition(UnknownTopic):
 
 
 class Damaged(TfmqError):
-    """The records from offset `first` up to, not including, `next` cannot be read."""
+    """The records from offset `first` up to, not including, `next` cannot be read. Of a transaction, the sentence says
+    what of its messages damage took; then the details have `state`, `lost` and `messages`.
+    """
 
     number, code, outcome = 7, "damaged", NOT_DONE
     happened = "A range of the partition is damaged on the disk."

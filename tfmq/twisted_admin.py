@@ -127,8 +127,10 @@ class Admin:
         return await self._driver.run(self._operations.transaction(xid, epoch))
 
     @deferred
-    async def commit_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> TransactionEnd:
-        return await self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic))
+    async def commit_transaction(
+        self, xid: str, epoch: int = 0, *, heuristic: bool = True, force: bool = False
+    ) -> TransactionEnd:
+        return await self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic, force))
 
     @deferred
     async def rollback_transaction(

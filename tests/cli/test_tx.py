@@ -173,7 +173,7 @@ def test_an_operator_commits_rolls_back_and_forgets(desk: Desk) -> None:
     assert "a: committed by hand\n  once its owner knows: tfmq tx forget a\n" in ran.err
     assert "2 messages dropped: the topic is gone" in ran.err
     assert desk("rollback", "b", "--yes", "--json").json == [
-        {"xid": "b", "epoch": 2, "state": "heuristic_rolled_back", "dropped": 0, "by_hand": True}
+        {"xid": "b", "epoch": 2, "state": "heuristic_rolled_back", "dropped": 0, "lost": 0, "by_hand": True}
     ]
     assert desk("forget", "a", "b", "--json").json == [
         {"xid": "a", "epoch": 1, "state": "forgotten"},
@@ -257,8 +257,45 @@ def test_a_decision_that_a_full_disk_holds_up_is_told_as_such(desk: Desk) -> Non
     ran = desk("commit", "a", "--yes")
     assert ran.code == 0
     assert (
-        "a: applying by hand\n  committed; a partition takes no writes now and gets its part later" in ran.err
+        "a: applying by hand\n  committed; not every partition has its part yet: tfmq tx show a\n" in ran.err
     )
+
+
+def test_a_decision_that_the_journal_s_damage_holds_up_says_so(desk: Desk) -> None:
+    damage = "the transaction journal is damaged: 1.journal: stop the broker, mend it with `tfmq log repair`"
+    desk.put(row("a", 1, "applying", damage=damage, waits_for={"orders-0": damage}))
+
+    def applying(request: commands.CommitTransaction) -> Any:
+        return commands.CommitTransactionReply("applying", 0, [])
+
+    desk.broker.commit_transaction = applying  # type: ignore[method-assign]
+    assert f"  committed; orders-0 does not have its part yet: {damage}\n" in desk("commit", "a", "--yes").err
+    listed = desk("list")
+    assert "applying, journal damaged" in listed.out.decode()
+    assert "the transaction journal is damaged: stop the broker, run `tfmq log repair`" in listed.err
+    assert "applying, journal damaged" in desk("show", "a").out.decode()
+    assert desk("list", "--json").json[0]["state"] == "applying", "for programs it is the state of the wire"
+
+
+def test_a_loss_is_in_the_list_and_never_told_as_a_plain_success(desk: Desk) -> None:
+    desk.put(row("a", 1, lost=2), row("b", 2, lost=0), row("c", 3, "committed", lost=1))
+    listed = desk("list")
+    assert "3, 2 lost" in listed.out.decode()
+    assert (
+        "1 of these lost messages with damage in the transaction journal and is not committed" in listed.err
+    )
+    assert desk("list", "--json").json[0]["lost"] == 2
+    assert "3, 2 lost" in desk("show", "a").out.decode()
+    assert "2 messages of it lost with damage" in desk("commit", "a").err, "the question says it"
+    ran = desk("commit", "a", "b", "--yes")
+    assert ran.code == 4 and "tfmq: a: a was not committed: 2 of its messages were lost." in ran.err
+    assert "b: committed by hand" in ran.err
+    ran = desk("commit", "c", "--yes")
+    assert ran.code == 4 and "1 message of it lost with damage in the transaction journal" in ran.err
+    assert desk("commit", "a", "--yes", "--force", "--as-owner").code == 2
+    ran = desk("commit", "a", "--yes", "--force", "--json")
+    assert ran.code == 0 and ran.json[0]["lost"] == 2
+    assert desk.broker.decided[-1] == commands.CommitTransaction("a", 1, False, True, [], True)
 
 
 @pytest.mark.parametrize(

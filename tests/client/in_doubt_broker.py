@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.client.fake_broker import FakeBroker
 from tfmq.errors import (
+    Damaged,
     GroupIncomplete,
     TransactionCommitted,
     TransactionRolledBack,
@@ -91,8 +92,11 @@ class InDoubtBroker(FakeBroker):
             raise TransactionState()
         if "rolled_back" in found["state"]:
             raise TransactionRolledBack()
+        lost = found.get("lost", 0)
+        if lost and found["state"] == "prepared" and not request.force:
+            raise Damaged(f"{request.xid} was not committed: {lost} of its messages were lost.")
         found["state"] = "heuristic_committed" if request.heuristic else "committed"
-        return commands.CommitTransactionReply("committed", found.get("dropped", 0), [])
+        return commands.CommitTransactionReply("committed", found.get("dropped", 0), [], [], lost)
 
     def rollback_transaction(self, request: commands.RollbackTransaction) -> Any:
         found = self._decided(request)

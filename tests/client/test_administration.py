@@ -192,7 +192,7 @@ def test_a_decision_names_the_very_transaction_that_bears_the_xid() -> None:
     rig, broker, admin = in_doubt(("order", 3), ("other", 5), ("order", 8))
     broker.rows[-1]["dropped"] = 2
     assert rig.run(admin.transaction("order", 3)).epoch == 3
-    assert rig.run(admin.commit_transaction("order", 0, True)) == ("order", 8, "committed", 2)
+    assert rig.run(admin.commit_transaction("order", 0, True)) == ("order", 8, "committed", 2, 0)
     assert rig.run(admin.commit_transaction("order", 3, False)).state == "committed"
     assert rig.run(admin.rollback_transaction("other", 0, True)).state == "heuristic_rolled_back"
     assert rig.run(admin.forget_transaction("order", 0)) is True

@@ -11,6 +11,7 @@ from tfmq.errors import (
     UNKNOWN,
     Abandoned,
     Busy,
+    Damaged,
     HeuristicOutcome,
     StaleEpoch,
     TimedOut,
@@ -86,6 +87,9 @@ def test_a_refusal_reads_as_a_sentence(step: str, state: str, sentence: str) -> 
         (TransactionCommitted(), "committed"),
         (HeuristicOutcome(state="heuristic_committed"), "heuristic_committed"),
         (HeuristicOutcome(state="a later one"), None),
+        (Damaged(state="prepared", lost=2), None),
+        (Damaged(state="committed", outcome=UNKNOWN), "committed"),
+        (Damaged(state="applying", outcome=UNKNOWN), "applying"),
     ],
 )
 def test_what_a_refusal_says_about_the_transaction(error: TransactionError, state: str | None) -> None:

@@ -745,7 +745,7 @@ def test_delayed_messages_of_a_transaction_wait_from_its_commit_on(client: PageC
     client.produce("page-later-g", orders, sender, 1, [b"soon"], 2, epoch, dues(RELATIVE | 1))
     assert client.call(LIST_DELAYED, "page-later-g")[0][0] == []
     (now_ms,), _ = client.call(2)
-    (state, dropped, offsets, handles), _ = client.call(COMMIT, "page later", epoch, True, False, [])
+    (state, dropped, offsets, handles, *_), _ = client.call(COMMIT, "page later", epoch, True, False, [])
     assert (state, dropped, offsets) == ("committed", 0, [-1, -1]) and handles
     (then_ms,), _ = client.call(2)
     (found, _, _), _ = client.call(LIST_DELAYED, "page-later-g")

@@ -82,7 +82,7 @@ def test_a_transaction_is_found_shown_committed_and_forgotten(broker: LiveServer
     ended = desk.tx("commit", "order 42", "--yes", "--json")
     assert ended.code == 0
     assert json.loads(ended.out) == [
-        {"xid": "order 42", "epoch": epoch, "state": "committed", "dropped": 0, "by_hand": True}
+        {"xid": "order 42", "epoch": epoch, "state": "committed", "dropped": 0, "lost": 0, "by_hand": True}
     ]
     assert payloads(broker.address, "orders") == [b"one", b"two"]
     code, outcome, details = owner.refusal(commands.RollbackTransaction("order 42", epoch))

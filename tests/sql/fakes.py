@@ -6,7 +6,13 @@ What a real broker does is tested with one in `test_crash` and `test_transaction
 from collections.abc import Callable
 from typing import Any
 
-from tfmq.errors import HeuristicOutcome, TransactionCommitted, TransactionRolledBack, UnknownTransaction
+from tfmq.errors import (
+    Damaged,
+    HeuristicOutcome,
+    TransactionCommitted,
+    TransactionRolledBack,
+    UnknownTransaction,
+)
 from tfmq.sql.course import Step
 
 STATES = {
@@ -25,6 +31,7 @@ REFUSALS: dict[str, Callable[[], Exception]] = {
     "heuristic_rolled_back": lambda: HeuristicOutcome(state="heuristic_rolled_back"),
     "heuristic_committed": lambda: HeuristicOutcome(state="heuristic_committed"),
     "unknown": UnknownTransaction,
+    "damaged": Damaged,
 }
 
 

@@ -16,6 +16,7 @@ from tests.sql.conftest import prepared_names
 from tests.sql.fakes import BrokerTransaction, Failing
 from tests.sql.shop import Order, orders
 from tfmq.errors import (
+    Damaged,
     HeuristicOutcome,
     NotAllowed,
     StorageStopped,
@@ -225,7 +226,7 @@ def test_a_broker_that_takes_no_commit_now_asks_later(shop: Shop, monkeypatch: p
     assert shop.sold
 
 
-@pytest.mark.parametrize("state", ["rolled_back", "heuristic_rolled_back", "unknown"])
+@pytest.mark.parametrize("state", ["rolled_back", "heuristic_rolled_back", "unknown", "damaged"])
 def test_a_broker_that_contradicts_is_told(shop: Shop, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     really = course.perform
 
@@ -235,7 +236,7 @@ def test_a_broker_that_contradicts_is_told(shop: Shop, monkeypatch: pytest.Monke
         return really(step)
 
     monkeypatch.setattr(course, "perform", contradicts)
-    with pytest.raises((TransactionRolledBack, HeuristicOutcome, UnknownTransaction)) as caught:
+    with pytest.raises((TransactionRolledBack, HeuristicOutcome, UnknownTransaction, Damaged)) as caught:
         shop.sell()
     note = caught.value.__notes__[-1]
     assert "has committed its part" in note

@@ -13,6 +13,7 @@ from typing import Any
 
 from journal.force import Forcer
 from journal.header import make_id, make_log_id, make_record, records_of, split_id
+from journal.journal_repair import repair_journal
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.transaction.targets import Targets
 from tfmq import limits as limits_table
@@ -219,6 +220,19 @@ class Desk:
         self.forget()
         return self.again(self.disk.crash(keep="everything"), self.targets.killed())
 
+    def damaged(self, found: bytes, *, clean: bool = True, mended: bool = True) -> Desk:
+        """A new desk after the bytes `found` of the journal were damaged, and `tfmq log repair` mended that; `clean`:
+        the broker had been stopped, so that the start goes on from a snapshot."""
+        if clean:
+            self.stop()
+        disk = self.disk.crash(keep="everything")
+        names = (f"{self.folder}/{name}" for name in disk.list(self.folder) if name.endswith(".journal"))
+        path = next(each for each in names if found in disk.read_file(each))
+        disk.damage(path, disk.read_file(path).index(found), found.swapcase())
+        if mended:
+            assert repair_journal(disk, self.folder)
+        return self.again(disk, self.targets.killed())
+
     def again(self, disk: SimulatedDisk, targets: Targets) -> Desk:
         desk = Desk(disk, self.clock, targets, limits=self.limits, settings=self.settings)
         desk.streams = self.streams + 100
@@ -283,11 +297,11 @@ class Desk:
         *,
         one_phase: bool = False,
         by_hand: bool = False,
+        force: bool = False,
         turn: bool = True,
     ) -> Answer:
-        return self.ask(
-            "commit", began.xid, began.epoch, one_phase, by_hand, offsets, self.session, turn=turn
-        )
+        asked = (began.xid, began.epoch, one_phase, by_hand, offsets, force, self.session)
+        return self.ask("commit", *asked, turn=turn)
 
     def rollback(self, began: Answer, *, by_hand: bool = False, turn: bool = True) -> Answer:
         return self.ask("rollback", began.xid, began.epoch, by_hand, turn=turn)

@@ -82,7 +82,11 @@ def test_damage_of_the_journal_is_told_and_holds_up_what_is_behind_it(
     path = f"{FOLDER}/0000000000000001.journal"
     desk.disk.damage(path, desk.disk.read_file(path).index(b"damageddamaged"), b"DAMAGED")
     with caplog.at_level(logging.ERROR, "tfmq.transaction"):
-        assert desk.commit(first).state == "applying"
+        refused = desk.commit(first)
+        assert refused.code == "damaged" and "the transaction journal is damaged" in str(refused.failure)
+        assert "0000000000000001.journal" in str(refused.failure) and "`tfmq log repair`" in str(
+            refused.failure
+        )
         assert desk.commit(second).state == "applying"
         desk.advance(10 * PAUSE_SECONDS_MAX)
     assert desk.visible() == [], "nothing is brought that is not what was sent, and nothing before it"
@@ -90,6 +94,10 @@ def test_damage_of_the_journal_is_told_and_holds_up_what_is_behind_it(
     assert "0000000000000001.journal" in caplog.text
     assert desk.transact([(BILLS, [b"b"])]).state == "committed", "other targets go on"
     assert desk.handler.status()["waits_for"] == ["topic16-0"]
+    rows = desk.handler.list(None, 0, 10)[0]
+    assert ["the transaction journal is damaged" in row["damage"] for row in rows] == [True, False]
+    assert "the transaction journal is damaged" in desk.handler.describe("y", 0)["waits_for"]["topic16-0"]
+    assert desk.commit(first).code == "damaged", "the same to who asks again"
 
 
 def test_offsets_are_told_only_where_they_are_on_the_disk() -> None:

@@ -5,7 +5,8 @@ import errno
 import pytest
 
 from journal.entry import KIND_FILLER, Entry, Filler
-from tests.transaction.desk import ORDERS, Answer, Desk
+from journal.errors import Corrupt
+from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tfmq.errors import NOT_DONE, UNKNOWN
 from tfmq.transaction import store
 
@@ -116,7 +117,7 @@ def test_outcomes_are_told_for_days_and_after_a_start() -> None:
 def test_an_unknown_name_is_unknown() -> None:
     desk = Desk()
     for answer in (
-        desk.ask("commit", "x", 7, True, False, (), desk.session),
+        desk.ask("commit", "x", 7, True, False, (), False, desk.session),
         desk.ask("rollback", "x", 7, False),
         desk.ask("prepare", "x", 7, None, (), desk.session),
     ):
@@ -182,7 +183,7 @@ def test_a_local_one_of_the_time_before_a_repair_is_unknown() -> None:
 
 def test_a_local_one_of_epochs_that_were_never_given_out_is_unknown() -> None:
     desk = Desk()
-    answer = desk.ask("commit", "local:64-1", 1 << 40, True, False, (), desk.session)
+    answer = desk.ask("commit", "local:64-1", 1 << 40, True, False, (), False, desk.session)
     assert (answer.code, outcome(answer)) == ("unknown_transaction", UNKNOWN)
 
 
@@ -198,7 +199,7 @@ def test_a_late_step_of_an_older_epoch_never_touches_the_newer_one() -> None:
     assert (desk.state(new), desk.visible()) == ("open", [b"old"])
     empty = desk.begin("y")
     desk.rollback(empty)
-    for stale in (desk.ask("commit", "x", 1_000_000, True, False, (), desk.session),):
+    for stale in (desk.ask("commit", "x", 1_000_000, True, False, (), False, desk.session),):
         assert stale.code == "unknown_transaction"
 
 
@@ -208,14 +209,14 @@ def test_a_step_of_an_epoch_of_which_nothing_is_known_is_refused_as_stale() -> N
     new = desk.begin("x")
     desk.send(new, [b"new"])
     for answer in (
-        desk.ask("commit", "x", new.epoch - 1, True, False, (), desk.session),
+        desk.ask("commit", "x", new.epoch - 1, True, False, (), False, desk.session),
         desk.ask("rollback", "x", new.epoch - 1, False),
         desk.ask("prepare", "x", new.epoch - 1, None, (), desk.session),
     ):
         assert answer.code == "stale_epoch"
     desk.commit(new, one_phase=True)
     desk.advance(1)
-    answer = desk.ask("commit", "x", new.epoch - 1, True, False, (), desk.session)
+    answer = desk.ask("commit", "x", new.epoch - 1, True, False, (), False, desk.session)
     assert answer.code == "stale_epoch"
 
 
@@ -408,3 +409,105 @@ def test_a_refusal_that_says_what_became_of_it_waits_for_the_disk_too() -> None:
     assert {answer.code for answer in (committed, by_hand, *late)} == {"waiting"}
     desk.work()
     assert [answer.code for answer in late] == ["transaction_committed"] * 2 + ["heuristic_outcome"] * 3
+
+
+# What damage of the journal took
+
+
+def split(desk: Desk) -> Answer:
+    """A prepared one with messages for two partitions."""
+    began = desk.begin("x")
+    desk.send(began, [b"damaged", b"too"])
+    desk.send(began, [b"whole"], BILLS)
+    assert desk.prepare(began).state == "prepared"
+    return began
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_prepared_one_that_lost_messages_is_shown_so_and_is_committed_only_by_hand_and_force(
+    clean: bool,
+) -> None:
+    before = Desk()
+    began = split(before)
+    before.prepared("y")  # its records say that those before are on the disk
+    desk = before.damaged(b"damaged", clean=clean)
+    for started in range(2):  # what was lost is known to every later start
+        for row in (desk.handler.describe("x", 0), desk.handler.list(None, 0, 10)[0][0]):
+            assert (row["state"], row["messages"], row["lost"]) == ("prepared", 3, 2)
+        for answer in (desk.commit(began), desk.commit(began, by_hand=True)):
+            assert (answer.code, outcome(answer)) == ("damaged", NOT_DONE)
+            assert "2 of its 3 messages were lost" in str(answer.failure)
+            assert "Roll it back, or commit what is left by hand: tfmq tx commit x --force" in str(
+                answer.failure
+            )
+        assert desk.commit(began, force=True).code == "bad_request", "only by hand"
+        assert (desk.state(began), desk.visible(), desk.visible(BILLS)) == ("prepared", [], [])
+        if not started:
+            assert any("x is prepared and lost 2 of its 3 messages" in each for each in desk.store.warnings)
+            desk.stop()
+            desk = desk.again(desk.disk, desk.targets)
+    forced = desk.commit(began, by_hand=True, force=True)
+    assert (forced.state, forced.lost, desk.visible(), desk.visible(BILLS)) == (
+        "committed",
+        2,
+        [],
+        [b"whole"],
+    )
+    assert desk.commit(began).code == "heuristic_outcome"
+
+
+def test_a_prepared_one_that_lost_messages_can_be_rolled_back() -> None:
+    before = Desk()
+    began = split(before)
+    desk = before.damaged(b"damaged")
+    kept = desk.store.size_bytes, desk.store.batches
+    assert desk.rollback(began).state == "rolled_back"
+    assert (desk.store.size_bytes, desk.store.batches) == (0, 0) != kept
+    desk.stop()
+    assert desk.again(desk.disk, desk.targets).handler.list(None, 0, 10)[0] == []
+
+
+def test_damage_that_nobody_has_mended_ends_the_start_also_where_a_snapshot_spares_it_the_replay() -> None:
+    before = Desk()
+    split(before)
+    with pytest.raises(Corrupt, match=r"0000000000000001\.journal is damaged from .* still needed at place"):
+        before.damaged(b"damaged", mended=False)
+
+
+def test_damage_in_what_was_never_prepared_ends_no_start() -> None:
+    before = Desk()
+    began = before.begin("x")
+    before.send(began, [b"damaged"])
+    before.prepared("y")
+    assert [row["xid"] for row in before.damaged(b"damaged", mended=False).handler.list(None, 0, 10)[0]] == [
+        "y"
+    ]
+
+
+def test_a_decided_one_that_lost_messages_before_its_partition_had_them_is_told_to_its_owner() -> None:
+    before = Desk()
+    began = split(before)
+    before.targets.stop(ORDERS)
+    assert before.commit(began).state == "applying"
+    desk = before.damaged(b"damaged")
+    assert (desk.visible(), desk.visible(BILLS)) == ([], [b"whole"])
+    answer = desk.commit(began)
+    assert (answer.code, outcome(answer)) == ("damaged", UNKNOWN)
+    assert "x is committed, but damage in the transaction journal took up to 2 of its 3" in str(
+        answer.failure
+    )
+    assert desk.commit(began, by_hand=True).lost == 2
+
+
+def test_damage_in_what_a_partition_has_already_costs_nothing() -> None:
+    before = Desk()
+    began = split(before)
+    journal = before.store._journal
+    journal.checkpoint()()
+    journal.checkpointed(None)
+    before.targets.automatic = False  # nothing is settled: a start looks whether the partitions have it
+    before.commit(began)
+    desk = before.damaged(b"damaged", clean=False)
+    assert (desk.visible(), desk.visible(BILLS)) == ([b"damaged", b"too"], [b"whole"])
+    assert desk.commit(began).state == "committed"
+    assert desk.handler.describe("x", 0).get("lost", 0) == 0

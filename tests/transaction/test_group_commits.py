@@ -319,3 +319,15 @@ def test_a_group_on_a_stopped_journal_is_refused() -> None:
     desk.disk.faults.fail("force", times=None)
     desk.transact([(ORDERS, [b"m"])])
     assert desk.commit_group("spark", 1, [good]).code == "storage_stopped"
+
+
+def test_a_member_that_lost_messages_is_missing_so_nothing_is_committed() -> None:
+    before = Desk()
+    members = [before.member("spark", 1), before.member("spark", 1)]
+    for began, payload in zip(members, (b"damaged", b"whole"), strict=True):
+        before.send(began, [payload])
+        before.prepare(began)
+    desk = before.damaged(b"damaged")
+    answer = desk.commit_group("spark", 1, members)
+    assert answer.code == "group_incomplete" and "lost messages with damage" in str(answer.failure)
+    assert desk.visible() == []

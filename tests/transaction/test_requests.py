@@ -9,7 +9,7 @@ def test_a_transaction_without_a_name_is_local_and_asks_nobody() -> None:
 
 
 def test_an_end_without_more_dropped_nothing_and_is_the_first_answer() -> None:
-    assert Ended("committed", 5) == ("committed", 5, 0, (), False, {})
+    assert Ended("committed", 5) == ("committed", 5, 0, (), False, {}, 0)
 
 
 def test_a_whole_transaction_may_be_without_offsets() -> None:

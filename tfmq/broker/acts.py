@@ -122,8 +122,13 @@ ACTS: Final[dict[type[Any], Act]] = {
         lambda deleted: "done" if deleted else "not done: there is none",
     ),
     commands.CommitTransaction: Act(
-        lambda asked: f"commit transaction {asked.xid!r} of epoch {asked.epoch}{_heuristic(asked)}",
-        lambda state, *more: state,
+        lambda asked: (
+            f"commit {'what is left of ' if asked.force else ''}transaction {asked.xid!r} of epoch {asked.epoch}"
+            f"{_heuristic(asked)}"
+        ),
+        lambda state, dropped, offsets, delayed, lost: (
+            state + (f", {lost} messages are lost" if lost else "")
+        ),
         operator=True,
     ),
     commands.RollbackTransaction: Act(

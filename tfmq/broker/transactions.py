@@ -153,7 +153,7 @@ class Transactions:
         self.handler.commit(*request, session, done)
 
     def _committed(self, ended: Ended) -> tuple[Any, ...]:
-        return ended.state, ended.dropped, ended.offsets, self._rows(ended)
+        return ended.state, ended.dropped, ended.offsets, self._rows(ended), ended.lost
 
     def _rows(self, ended: Ended) -> list[TransactionDelayed]:
         return [

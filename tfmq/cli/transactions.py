@@ -45,14 +45,25 @@ def readable(found: "TransactionDescription") -> dict[str, Any]:
     return {
         "xid": printable(found.xid),
         "epoch": str(found.epoch),
-        "state": found.state,
+        "state": state_of(found),
         "age": age_text(found.age_seconds),
         "size": size_text(found.size_bytes),
-        "messages": found.messages,
+        "messages": messages_of(found),
         "topics": list(found.topics),
         "owner": printable(found.owner),
         "group": found.group or found.commit_group or None,
     }
+
+
+def state_of(found: "TransactionDescription") -> str:
+    """The state, and whether damage of the broker's transaction journal holds it up."""
+    return f"{found.state}, journal damaged" if found.details.get("damage") else found.state
+
+
+def messages_of(found: "TransactionDescription") -> int | str:
+    """How many, and how many of them damage of the broker's transaction journal took."""
+    lost = found.details.get("lost")
+    return f"{found.messages:,}, {lost:,} lost" if lost else found.messages
 
 
 def everything(found: "TransactionDescription") -> dict[str, Any]:
@@ -81,6 +92,8 @@ def described(found: "TransactionDescription") -> str:
     """One transaction in a line."""
     parts = [found.state, f"{age_text(found.age_seconds)} old"]
     parts += [f"by {printable(found.owner)}"] if found.owner else []
+    lost = found.details.get("lost", 0)
+    parts += [f"{counted(lost, 'message')} of it lost with damage"] * bool(lost)
     parts += [f"of the commit group {found.commit_group}, whose members go together"] * bool(
         found.commit_group
     )

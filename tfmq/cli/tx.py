@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from tfmq.cli.transactions import (
     xids,
 )
 from tfmq.cli.tx_groups import forget_group, groups
-from tfmq.errors import ConnectionFailed, TfmqError
+from tfmq.errors import ConnectionFailed, Damaged, TfmqError
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
@@ -36,6 +37,8 @@ STATES = (
 )
 OVER = ("committed", "rolled_back", "read_only")
 """Nobody decides these any more, so nothing is left to be forgotten of a decision that agrees."""
+NOT_DONE, DAMAGE_FOUND = 1, 4
+"""Exit codes."""
 ROWS_SHOWN = 100
 """A person reads no more; programs get all."""
 
@@ -92,6 +95,7 @@ def list_command(
         shown = rows[:most]
         output.rows([readable(each) for each in shown], COLUMNS, "no transaction waits for anybody")
         tell_alarm(output, admin, shown)
+        tell_losses(output, shown)
     if len(rows) > most:
         output.say(f"there are more: tfmq tx list --after {shown[-1].epoch}")
 
@@ -107,6 +111,21 @@ def tell_alarm(output: Output, admin: "Admin", shown: "Sequence[TransactionDescr
         output.say(
             f"{late:,} of these {'is' if late == 1 else 'are'} prepared for longer than {age_text(limit)}: find the"
             " owner, or end it by hand (tfmq tx commit | rollback XID)"
+        )
+
+
+def tell_losses(output: Output, shown: "Sequence[TransactionDescription]") -> None:
+    """Which of them are not whole any more."""
+    lossy = sum(each.state == "prepared" and bool(each.details.get("lost")) for each in shown)
+    if lossy:
+        verb = "is" if lossy == 1 else "are"
+        output.say(
+            f"{lossy:,} of these lost messages with damage in the transaction journal and {verb} not committed:"
+            " roll back (tfmq tx rollback XID), or commit what is left (tfmq tx commit XID --force)"
+        )
+    if any(each.details.get("damage") for each in shown):
+        output.say(
+            "the transaction journal is damaged: stop the broker, run `tfmq log repair` on its data folder, start it"
         )
 
 
@@ -155,14 +174,24 @@ def decision(command: Callable[..., Any]) -> Callable[..., Any]:
     short_help="Commit prepared transactions by hand.", epilog="\b\nExample:\n  tfmq tx commit order-42"
 )
 @decision
+@click.option(
+    "--force", is_flag=True, help="Also those that lost messages with damage: commits what is left."
+)
 @output_options
-def commit(xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, output: Output) -> int:
+def commit(
+    xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, force: bool, output: Output
+) -> int:
     """Commit prepared transactions by hand: a heuristic decision, for an owner that does not come back.
 
     It cannot be undone. Make sure that the other systems of the transaction committed. The outcome is kept, and
     told to the owner, until `tfmq tx forget`.
+
+    A transaction that lost messages with damage in the transaction journal is refused (exit code 4). With --force
+    what is left of it is committed.
     """
-    return decide("commit", xids_given, epoch, as_owner, yes, output)
+    if force and as_owner:
+        raise click.UsageError("--force is a decision by hand: leave --as-owner out.")
+    return decide("commit", xids_given, epoch, as_owner, yes, output, force=force)
 
 
 @tx.command(
@@ -182,7 +211,14 @@ def rollback(
 
 
 def decide(
-    what: str, names: Sequence[str], epoch: int | None, as_owner: bool, yes: bool, output: Output
+    what: str,
+    names: Sequence[str],
+    epoch: int | None,
+    as_owner: bool,
+    yes: bool,
+    output: Output,
+    *,
+    force: bool = False,
 ) -> int:
     """Nothing is decided before all of them are known and the operator has said yes; the exit code."""
     from tfmq.admin import Admin
@@ -192,24 +228,32 @@ def decide(
         found = [known_transaction(admin, name, epoch) for name in names]
         if not yes:
             confirm(what, found, as_owner)
-        method = admin.commit_transaction if what == "commit" else admin.rollback_transaction
+        method: Callable[..., Any] = admin.rollback_transaction
+        if what == "commit":
+            method = partial(admin.commit_transaction, force=force)
         over = {(each.xid, each.epoch) for each in found if each.state in OVER}
 
         def end(xid: str, number: int) -> dict[str, Any]:
             done = method(xid, number, heuristic=not as_owner)
-            return {**done._asdict(), "by_hand": not as_owner and (xid, number) not in over}
+            row = {**done._asdict(), "by_hand": not as_owner and (xid, number) not in over}
+            if done.state == "applying":
+                row["waits_for"] = dict(admin.transaction(xid, number).details.get("waits_for", {}))
+            return row
 
-        return ended(output, found, end)
+        return ended(output, found, end, loss_is_meant=force)
 
 
 def ended(
     output: Output,
     found: "Sequence[TransactionDescription]",
     end: Callable[[str, int], dict[str, Any]],
+    *,
+    loss_is_meant: bool = False,
 ) -> int:
-    """Does it to one after the other, whatever becomes of those before; 1 if one of them could not be done."""
+    """Does it to one after the other, whatever becomes of those before. The exit code: 4 if one of them lost messages
+    with damage, unless that is meant; otherwise 1 if one of them could not be done."""
     rows: list[dict[str, Any]] = []
-    failed, lost = False, None
+    code, lost = 0, None
     for each in found:
         try:
             rows.append(end(each.xid, each.epoch))
@@ -217,25 +261,29 @@ def ended(
             lost = error
             break
         except TfmqError as error:
-            failed = True
+            code = max(code, DAMAGE_FOUND if isinstance(error, Damaged) else NOT_DONE)
             click.echo(f"tfmq: {printable(each.xid)}: {error}", err=True)
         else:
             tell(output, rows[-1])
+            if rows[-1].get("lost") and not loss_is_meant:
+                code = DAMAGE_FOUND
     if output.json:
         output.array(rows)
     if lost is not None:
         raise lost
-    return int(failed)
+    return code
 
 
 def tell(output: Output, row: dict[str, Any]) -> None:
     """What became of one, in a sentence."""
     name, state, by_hand = printable(row["xid"]), row["state"], row.get("by_hand", False)
     output.say(f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}")
-    if state == "applying":
-        output.say(
-            f"  committed; a partition takes no writes now and gets its part later: tfmq tx show {name}"
-        )
+    if state == "applying" and not row.get("waits_for"):
+        output.say(f"  committed; not every partition has its part yet: tfmq tx show {name}")
+    for target, why in row.get("waits_for", {}).items():
+        output.say(f"  committed; {printable(target)} does not have its part yet: {printable(why)}")
+    if row.get("lost"):
+        output.say(f"  {counted(row['lost'], 'message')} of it lost with damage in the transaction journal")
     if row.get("dropped"):
         output.say(f"  {counted(row['dropped'], 'message')} dropped: the topic is gone")
     if by_hand:

@@ -234,10 +234,12 @@ class Administration:
         reply = yield from self._ask(commands.DescribeTransaction(xid, epoch))
         return transaction_description({"xid": xid, **reply.description})
 
-    def commit_transaction(self, xid: str, epoch: int, heuristic: bool) -> Operation[TransactionEnd]:
+    def commit_transaction(
+        self, xid: str, epoch: int, heuristic: bool, force: bool = False
+    ) -> Operation[TransactionEnd]:
         number = epoch or (yield from self._epoch(xid))
-        reply = yield from self._ask(commands.CommitTransaction(xid, number, False, heuristic, []))
-        return TransactionEnd(xid, number, reply.state, reply.dropped)
+        reply = yield from self._ask(commands.CommitTransaction(xid, number, False, heuristic, [], force))
+        return TransactionEnd(xid, number, reply.state, reply.dropped, reply.lost)
 
     def rollback_transaction(self, xid: str, epoch: int, heuristic: bool) -> Operation[TransactionEnd]:
         number = epoch or (yield from self._epoch(xid))

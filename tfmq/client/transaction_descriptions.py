@@ -34,13 +34,14 @@ class TransactionDescription(NamedTuple):
 class TransactionEnd(NamedTuple):
     """What became of a decision: `state` "committed", "applying" (decided, finished when a target takes writes
     again), "rolled_back", "heuristic_rolled_back" or "read_only"; `dropped` messages whose
-    topic is gone.
+    topic is gone; `lost` ones that damage of the broker's transaction journal took.
     """
 
     xid: str
     epoch: int
     state: str
     dropped: int
+    lost: int = 0
 
 
 class CommitGroupDescription(NamedTuple):

@@ -21,6 +21,7 @@ from typing import Final
 from tfmq.errors import (
     UNKNOWN,
     Abandoned,
+    Damaged,
     HeuristicOutcome,
     StaleEpoch,
     TfmqError,
@@ -112,6 +113,8 @@ def state_behind(step: str, error: TfmqError) -> str | None:
         return COMMITTED
     if isinstance(error, HeuristicOutcome) and error.state in (HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK):
         return str(error.state)
+    if isinstance(error, Damaged) and error.details.get("state") in (COMMITTED, APPLYING):
+        return str(error.details["state"])
     if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:
         return IN_DOUBT
     return None
@@ -119,7 +122,7 @@ def state_behind(step: str, error: TfmqError) -> str | None:
 
 def with_advice(error: TfmqError, xid: str | None) -> TfmqError:
     """The error of a step, with what to do where nobody knows whether it happened; `xid` if anybody can resume it."""
-    if error.outcome != UNKNOWN:
+    if error.outcome != UNKNOWN or isinstance(error, Damaged):
         return error
     again = "calling it again tells, and cannot do it twice"
     if xid is not None:

@@ -68,13 +68,16 @@ class PrepareTransactionReply(NamedTuple):
 
 
 class CommitTransaction(NamedTuple):
-    """Commits a prepared transaction, or an unprepared one with `one_phase`; `heuristic`: an operator does."""
+    """Commits a prepared transaction, or an unprepared one with `one_phase`; `heuristic`: an operator does, with
+    `force` also one that lost messages with damage of the journal.
+    """
 
     xid: Xid
     epoch: TransactionEpoch
     one_phase: Yes
     heuristic: Yes
     offsets: OffsetsInside
+    force: Yes = False
 
 
 class CommitTransactionReply(NamedTuple):
@@ -82,6 +85,7 @@ class CommitTransactionReply(NamedTuple):
     dropped: Number
     offsets: SentOffsets
     delayed: SentDelayed = []  # noqa: RUF012 - never changed
+    lost: Number = 0
 
 
 class RollbackTransaction(NamedTuple):

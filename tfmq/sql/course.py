@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
+    Damaged,
     HeuristicOutcome,
     StaleEpoch,
     TfmqError,
@@ -54,7 +55,7 @@ class Step(NamedTuple):
 
 Course = Generator[Step, Any, Result]
 
-CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome)
+CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)
 """What a broker may say to the commit of a transaction that the database has committed, and that is not "later"."""
 
 

@@ -27,7 +27,7 @@ from tfmq.transaction.transaction import Decision, Transaction
 READ_ONLY_REMEMBERED: Final = 10_000
 """Empty transactions leave no record; so many of the last are remembered for a repeat."""
 DROPS_REMEMBERED: Final = 10_000
-"""Likewise how many messages a decision had for topics that were gone."""
+"""Likewise how many messages a decision had for topics that were gone, and how many of its messages were lost."""
 UNDER_WAY: Final = frozenset((states.PREPARING, states.COMMITTING, states.ROLLING_BACK))
 MAY_STAY_PREPARED: Final = frozenset((states.PREPARED, states.COMMITTING, states.ROLLING_BACK))
 TOPICS_ASKED: Final = 8
@@ -79,6 +79,7 @@ class Books:
         self._pending: deque[Course] = deque()
         self._read_only: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._drops: OrderedDict[int, int] = OrderedDict()
+        self._losses: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     # Finding
 
@@ -244,6 +245,10 @@ class Books:
                 self.destination.unlock_offsets(transaction.epoch)
             if course.dropped:
                 _remember(self._drops, transaction.epoch, course.dropped, DROPS_REMEMBERED)
+            if course.lost:
+                alone = len(course.decision.transactions) == 1
+                lost = course.lost if alone else transaction.lost
+                _remember(self._losses, transaction.epoch, (lost, transaction.messages), DROPS_REMEMBERED)
 
     def ended(self, transaction: Transaction) -> None:
         """It is over without a decision: rolled back, forgotten, or empty."""
@@ -281,6 +286,10 @@ class Books:
     def drops(self, epoch: int) -> int:
         """How many messages of a committed one were for topics that are gone, if that was not long ago."""
         return self._drops.get(epoch, 0)
+
+    def losses(self, epoch: int) -> tuple[int, int]:
+        """(how many messages of a committed one damage of the journal took, of how many), if that was not long ago."""
+        return self._losses.get(epoch, (0, 0))
 
     def was_empty(self, xid: str, epoch: int) -> bool:
         """Whether that transaction ended as read_only not long ago."""

@@ -29,12 +29,16 @@ class Course:
 
     `delayed`: what is told of delayed batches, by their index; it has `dues` words of due times.
 
+    `damage`: why messages of it cannot be read from the journal, "" while they can. `losses`: messages that a repair of
+    the journal gave up after the decision, by target and number, found as they were to be written.
+
     `reserved`: bytes set aside for it. `offsets`: where each batch begins, -1 where that is not known; empty for many
     batches, for groups and after a restart. `applied`: every target had its part once.
     """
 
     __slots__ = (
         "applied",
+        "damage",
         "decision",
         "delayed",
         "dropped",
@@ -42,6 +46,7 @@ class Course:
         "failure",
         "late",
         "left",
+        "losses",
         "offsets",
         "reserved",
         "settling",
@@ -56,6 +61,8 @@ class Course:
         self.reserved = reserved
         self.left = self.unforced = self.dropped = self.unsure = self.dues = 0
         self.delayed: dict[int, Delayed] = {}
+        self.damage = ""
+        self.losses: dict[tuple[int, int], int] = {}
         self.applied = self.late = self.stuck = False
         self.failure: BaseException | None = None
         self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
@@ -68,6 +75,11 @@ class Course:
         """What an answer says of it."""
         there = self.applied and not self.left and not self.stuck
         return states.COMMITTED if there else states.APPLYING
+
+    @property
+    def lost(self) -> int:
+        """Messages of it that damage of the journal took, at most."""
+        return sum(each.lost for each in self.decision.transactions) + sum(self.losses.values())
 
     @property
     def safe(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from tfmq.errors import BadRequest
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of
 from tfmq.transaction.course import Course
@@ -35,14 +36,17 @@ class Endings:
         one_phase: bool,
         heuristic: bool,
         offsets: Sequence[Any],
+        force: bool,
         session: Caller,
         done: Done,
     ) -> None:
+        if force and not heuristic:
+            raise BadRequest(refusals.FORCE_BY_HAND)
         transaction = self._books.find(xid, epoch)
         if transaction is None:
-            self._commit_over(xid, epoch, done)
+            self._commit_over(xid, epoch, heuristic, done)
         elif self._steps.waits(transaction):
-            asked = (xid, epoch, one_phase, heuristic, offsets, session, done)
+            asked = (xid, epoch, one_phase, heuristic, offsets, force, session, done)
             self._books.later(transaction, partial(again, self.commit, asked, done))
         elif transaction.origin.member is not None and transaction.state in UNDECIDED and not heuristic:
             raise refusals.wrong_state(
@@ -57,9 +61,11 @@ class Endings:
         elif transaction.state == states.PREPARED:
             if offsets:
                 raise refusals.wrong_state(xid, transaction.state, "offsets come with the prepare")
+            if transaction.lost and not force:
+                raise refusals.lost(xid, transaction.lost, transaction.messages)
             self._commit_prepared(transaction, heuristic, done)
         elif transaction.state in DECIDED or (heuristic and transaction.state == states.HEURISTIC_COMMITTED):
-            self._tell_course(transaction, done)
+            self._tell_course(transaction, heuristic, done)
         else:
             self._steps.refuse(done, refusals.by_hand(transaction.state))
 
@@ -78,12 +84,18 @@ class Endings:
         self._steps.put(transaction, partial(self._store.commit, transaction, offsets=groups), written)
 
     def _commit_prepared(self, transaction: Transaction, heuristic: bool, done: Done) -> None:
-        written = self._decided(transaction, done, refused=partial(self._steps.stays, transaction, done=done))
+        refused = partial(self._steps.stays, transaction, done=done)
+        written = self._decided(transaction, done, refused=refused, by_hand=heuristic)
         verb = self._store.commit_by_hand if heuristic else self._store.commit
         self._books.put((transaction,), partial(verb, transaction), written)
 
     def _decided(
-        self, transaction: Transaction, done: Done, *, refused: Callable[[BaseException], None]
+        self,
+        transaction: Transaction,
+        done: Done,
+        *,
+        refused: Callable[[BaseException], None],
+        by_hand: bool = False,
     ) -> Callable[[int, BaseException | None], None]:
         """What follows when the decision is in the journal, or is not."""
 
@@ -92,25 +104,30 @@ class Endings:
                 refused(error)
                 return
             assert transaction.decision is not None
-            self._books.decided(transaction.decision, partial(tell_ended, transaction.epoch, False, done))
+            tell = partial(tell_ended, transaction.epoch, False, done, by_hand=by_hand)
+            self._books.decided(transaction.decision, tell)
 
         return written
 
-    def _tell_course(self, transaction: Transaction, done: Done) -> None:
+    def _tell_course(self, transaction: Transaction, by_hand: bool, done: Done) -> None:
         course = live_of(transaction).course
         if course is None:
             # Settled before the start: a heuristic one that nobody has forgotten.
             done(Ended(states.COMMITTED, transaction.epoch, repeated=True), None)
         else:
-            course.wait(partial(tell_ended, transaction.epoch, True, done))
+            course.wait(partial(tell_ended, transaction.epoch, True, done, by_hand=by_hand))
 
-    def _commit_over(self, xid: str, epoch: int, done: Done) -> None:
+    def _commit_over(self, xid: str, epoch: int, by_hand: bool, done: Done) -> None:
         if self._books.was_empty(xid, epoch):
             done(Ended(states.READ_ONLY, epoch, repeated=True), None)
-        else:
-            dropped = self._books.drops(epoch)
-            told = Ended(states.COMMITTED, epoch, dropped, repeated=True)
-            self._steps.over(xid, epoch, done, {states.COMMITTED: told})
+            return
+        lost, messages = self._books.losses(epoch)
+        if lost and not by_hand:
+            self._steps.refuse(done, refusals.lost_since(xid, states.COMMITTED, lost, messages))
+            return
+        dropped = self._books.drops(epoch)
+        told = Ended(states.COMMITTED, epoch, dropped, repeated=True, lost=lost)
+        self._steps.over(xid, epoch, done, {states.COMMITTED: told})
 
     # Rollback
 

@@ -21,8 +21,9 @@ ABORTED: Final = "aborted"
 TWICE: Final = "The transaction {epoch} is in the list twice: name each member once."
 TOO_MANY: Final = "A commit group commits at most {most} transactions at once (limits.commit_group_members)."
 MISSING: Final = (
-    "Of the commit group {group}, sequence {sequence}, {count} transactions are not prepared members, the first is"
-    " {first}. Nothing was committed: run the missing parts again, or abort the run."
+    "Of the commit group {group}, sequence {sequence}, {count} transactions are not prepared members, or lost messages"
+    " with damage in the journal; the first is {first}. Nothing was committed: run the missing parts again, or abort"
+    " the run."
 )
 PLACES_MAX: Final = 100_000
 """Offsets of all members together, some 4 MB. They are one change of the catalog, which must fit a segment of it: a
@@ -95,7 +96,7 @@ class GroupCommits:
         members, missing = [], []
         for xid, epoch in request.transactions:
             found = None if epoch in strangers else self._store.transactions.get(epoch)
-            if found is not None and found.xid == xid and self._is(found, states.PREPARED):
+            if found is not None and found.xid == xid and self._is(found, states.PREPARED) and not found.lost:
                 members.append(found)
             else:
                 missing.append(xid)
@@ -287,5 +288,7 @@ class GroupCommits:
 def _tell(repeated: bool, rows: int, done: Done, course: Course, error: BaseException | None) -> None:
     if error is not None:
         done(None, error)
+    elif course.damage and not course.applied:
+        done(None, refusals.unreadable(course.damage))
     else:
         done(GroupEnded(course.state, repeated, rows, course.dropped), None)

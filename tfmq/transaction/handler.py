@@ -133,11 +133,13 @@ class TransactionHandler:
         one_phase: bool,
         heuristic: bool,
         offsets: Sequence[Any],
+        force: bool,
         session: Caller,
         done: Done,
     ) -> None:
-        """`done(Ended)` when the decision is forced and everything written, or takes long. Errors as `prepare`."""
-        self._endings.commit(xid, epoch, one_phase, heuristic, offsets, session, done)
+        """`done(Ended)` when the decision is forced and everything written, or takes long. Errors as `prepare`, and
+        Damaged where messages of it are lost or cannot be read; `force`: an operator commits what is left."""
+        self._endings.commit(xid, epoch, one_phase, heuristic, offsets, force, session, done)
 
     @answered
     def rollback(self, xid: str, epoch: int, heuristic: bool, done: Done) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from journal.control import SOURCE_TRANSACTION
+from journal.errors import Corrupt
 from journal.header import SEQUENCE_BITS
 from journal.shapes import Batch, Source
 from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, Effect, GroupPlaces, Mark, Schedule
 from tfmq.errors import UnknownTopic
-from tfmq.transaction.convoy import Convoy
+from tfmq.transaction.convoy import Convoy, Unreadable
 from tfmq.transaction.settling import Part
 from tfmq.transaction.transaction import Slice
 
@@ -141,7 +142,7 @@ class Line:
                 slices = self._cached(part)
             except Exception as error:
                 if not parts:
-                    self._failed(error)
+                    self._failed(Unreadable(error) if isinstance(error, Corrupt | OSError) else error)
                 break
             if slices is None:
                 if not parts:
@@ -229,6 +230,8 @@ class Line:
             return
         if self.parked:
             self._tell_open()
+        for part in parts:
+            part.course.damage = ""
         self._note_offsets(parts, mark)
         self._note_delayed(parts, mark)
         self._applier.arrived(self, parts, mark)
@@ -256,6 +259,8 @@ class Line:
         if isinstance(error, UnknownTopic):
             self.drop()
             return
+        if isinstance(error, Unreadable) and self._queue:
+            self._queue[0].course.damage = str(error)
         self._park(error)
 
     def drop(self) -> None:

@@ -83,10 +83,25 @@ class Listing:
             "age_seconds": max(0, self._books.clock.wall_ms() - since_ms) // 1000,
             "bytes": transaction.size_bytes,
             "messages": transaction.messages,
+            "lost": self._lost(transaction),
+            "damage": self._damage(transaction),
             "topics": topics_of(transaction)[:most],
             "expires_ms": transaction.expires_ms,
             "commit_group": "" if member is None else member.group,
         }
+
+    @staticmethod
+    def _lost(transaction: Transaction) -> int:
+        live: Live | None = transaction.live
+        course = None if live is None else live.course
+        alone = course is not None and len(course.decision.transactions) == 1
+        return course.lost if course is not None and alone else transaction.lost
+
+    @staticmethod
+    def _damage(transaction: Transaction) -> str:
+        """Why messages of it cannot be read from the journal."""
+        live: Live | None = transaction.live
+        return "" if live is None or live.course is None else live.course.damage
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
         """See `TransactionHandler.describe`."""
@@ -121,7 +136,6 @@ class Listing:
             "asked": count,
             "asked_last": client,
             "local": transaction.origin.local,
-            "lost": transaction.lost,
             "waits_for": self._waits_for(transaction),
             "sequence": -1 if member is None else member.sequence,
             "run": "" if member is None else member.run,

@@ -8,6 +8,7 @@ from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
     Busy,
+    Damaged,
     DiskFull,
     GroupStale,
     HeuristicOutcome,
@@ -38,6 +39,18 @@ WRONG_STATE: Final = "The transaction {xid} is {state}; {rule}."
 INCOMPLETE: Final = (
     "The transaction {xid} lacks a batch that could not be written. Send that batch again, or roll back."
 )
+LOST: Final = (
+    "The transaction {xid} was not committed: {lost} of its {messages} messages were lost with damage in the"
+    " transaction journal. Roll it back, or commit what is left by hand: tfmq tx commit {xid} --force."
+)
+LOST_SINCE: Final = (
+    "The transaction {xid} is committed, but damage in the transaction journal took up to {lost} of its {messages}"
+    " messages before their partitions had them. Look at what its topics have."
+)
+UNREADABLE: Final = (
+    "The transaction is committed, but not all of its messages can be brought to their partitions: {damage}"
+)
+FORCE_BY_HAND: Final = "Only an operator commits what is left of a transaction: `force` needs `heuristic`."
 MEMBER_RULE: Final = (
     "it belongs to the commit group {group}, whose commit of sequence {sequence} commits it with the others"
 )
@@ -103,6 +116,23 @@ def member_rule(member: Member) -> str:
 def incomplete(xid: str) -> TransactionState:
     """A batch of it was refused by the disk and has not come again."""
     return TransactionState(INCOMPLETE.format(xid=xid), state=states.OPEN)
+
+
+def lost(xid: str, lost: int, messages: int) -> Damaged:
+    """A prepared one is all or nothing: what a repair of the journal left of it is not committed by itself."""
+    sentence = LOST.format(xid=xid, lost=lost, messages=messages)
+    return Damaged(sentence, state=states.PREPARED, lost=lost, messages=messages)
+
+
+def lost_since(xid: str, state: str, lost: int, messages: int) -> Damaged:
+    """It was decided before the damage; what of it was in its partitions by then is not known."""
+    sentence = LOST_SINCE.format(xid=xid or "without a name", lost=lost, messages=messages)
+    return Damaged(sentence, outcome=UNKNOWN, state=state, lost=lost, messages=messages)
+
+
+def unreadable(damage: str) -> Damaged:
+    """It is decided, and the journal cannot be read where its messages are."""
+    return Damaged(UNREADABLE.format(damage=damage), outcome=UNKNOWN, state=states.APPLYING)
 
 
 def by_hand(state: str) -> HeuristicOutcome:

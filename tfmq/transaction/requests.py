@@ -70,7 +70,8 @@ class Ended(NamedTuple):
 
     `dropped`: messages for topics that are gone. `offsets`: one a batch in the order sent, -1 where it is not
     known or not on the disk yet; [] for large transactions and after a restart. `repeated`: this is the answer
-    to an earlier request. `delayed`: what delayed batches came to, by their index, as far as it is known.
+    to an earlier request. `delayed`: what delayed batches came to, by their index, as far as it is known. `lost`:
+    messages that damage of the journal took, told to operators; an owner gets `Damaged` instead.
     """
 
     state: str
@@ -79,6 +80,7 @@ class Ended(NamedTuple):
     offsets: Sequence[int] = ()
     repeated: bool = False
     delayed: Mapping[int, Delayed] = {}
+    lost: int = 0
 
 
 class RolledBack(NamedTuple):

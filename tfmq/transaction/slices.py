@@ -51,6 +51,7 @@ class _Slicing:
         self._pieces: list[int] = []
         self._size_bytes = 0
         self._last = 0
+        self._lost: list[tuple[int, int]] = []
 
     def add(self, batch: Batch, number: int, index: int) -> Iterator[Slice]:
         """A batch whose first message has `number`; yields what is full."""
@@ -73,13 +74,14 @@ class _Slicing:
         self._size_bytes += len(batch.data)
         self._last = number + batch.count - 1
 
-    def lose(self, number: int) -> None:
-        """Messages up to `number` are lost: the partition has all of them that there are."""
-        self._last = number
+    def lose(self, number: int, count: int) -> None:
+        """`count` messages from `number` on are lost: the partition has all of them that there are."""
+        self._last = number + count - 1
+        self._lost.append((number, count))
 
     def end(self) -> Slice:
         """What is there, full or not."""
-        found = Slice(self._batches, self._last, self._size_bytes, self._pieces)
+        found = Slice(self._batches, self._last, self._size_bytes, self._pieces, self._lost)
         self._begin()
         return found
 
@@ -104,7 +106,7 @@ def slices(
         except Lost as error:
             count = both >> SIZE_BITS
             logger.error("%d messages of a transaction for the log %#x are lost: %s", count, log_id, error)
-            slicing.lose(number + count - 1)
+            slicing.lose(number, count)
             continue
         if number <= after:
             batch = _behind(batch, after - number + 1)

@@ -150,12 +150,28 @@ def again(step: Callable[..., None], asked: tuple[Any, ...], done: Done) -> None
         done(None, refusals.of_step(error))
 
 
-def tell_ended(epoch: int, repeated: bool, done: Done, course: Course, error: BaseException | None) -> None:
-    """The answer of a commit."""
+def tell_ended(
+    epoch: int,
+    repeated: bool,
+    done: Done,
+    course: Course,
+    error: BaseException | None,
+    *,
+    by_hand: bool = False,
+) -> None:
+    """The answer of a commit. An owner is told of a loss by an error, an operator by the count."""
+    lost = course.lost
     if error is not None:
         done(None, error)
+    elif course.damage and not course.applied:
+        done(None, refusals.unreadable(course.damage))
+    elif lost and not by_hand:
+        members = course.decision.transactions
+        xid = next(each.xid for each in members if each.epoch == epoch)
+        done(None, refusals.lost_since(xid, course.state, lost, sum(each.messages for each in members)))
     else:
-        done(Ended(course.state, epoch, course.dropped, course.offsets, repeated, course.delayed), None)
+        told = Ended(course.state, epoch, course.dropped, course.offsets, repeated, course.delayed, lost)
+        done(told, None)
 
 
 def answer(done: Done, told: Any, error: BaseException | None, refusal: TfmqError | None = None) -> None:

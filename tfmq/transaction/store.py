@@ -6,6 +6,7 @@ except where a method says otherwise.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from journal import entry
@@ -35,6 +36,17 @@ LOCAL_OUTCOME_MS: Final = 3_600_000
 
 KEY_SIZE: Final = 16
 """Of the digests of names; see `Outcomes`."""
+
+
+lost_of = attrgetter("lost")
+
+
+def loss_of(transaction: Transaction) -> str:
+    """What the start tells of one that lost messages with damage of the journal."""
+    return (
+        f"the transaction {transaction.xid or transaction.epoch} is {transaction.state} and lost {transaction.lost} of"
+        f" its {transaction.messages} messages with damage in the journal"
+    )
 
 
 class JournalTransactionStore(Recording):
@@ -135,7 +147,10 @@ class JournalTransactionStore(Recording):
             decided_ms=clock.wall_ms if decided_ms is None else decided_ms,
         )
         store._start()
-        store.warnings = tuple(journal.recovery.warnings)
+        store.warnings = (
+            *journal.recovery.warnings,
+            *map(loss_of, filter(lost_of, store.transactions.values())),
+        )
         return store
 
     def _start(self) -> None:

@@ -121,6 +121,9 @@ class Transacting:
             assert course is not None
             course.wait(partial(tell_ended, epoch, True, done))
         elif state == states.COMMITTED:
+            lost, messages = self._books.losses(epoch)
+            if lost:
+                raise refusals.lost_since("", states.COMMITTED, lost, messages)
             told = Ended(states.COMMITTED, epoch, self._books.drops(epoch), repeated=True)
             self._books.when_sure(partial(answer, done, told))
         elif state == states.ROLLED_BACK:

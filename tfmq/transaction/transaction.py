@@ -182,13 +182,14 @@ class Target(NamedTuple):
 class Slice(NamedTuple):
     """What goes into a partition in one append. `last`: number of its last message, counted from 1 over the whole
     decision. `pieces`: for each batch the index of the piece that it is, or is a part of, over the whole decision;
-    a part after the first has -1.
+    a part after the first has -1. `lost`: (number of the first, count) of messages that a repair gave up.
     """
 
     batches: Sequence[Batch]
     last: int
     size_bytes: int
     pieces: Sequence[int]
+    lost: Sequence[tuple[int, int]] = ()
 
 
 class Decision:

@@ -69,7 +69,7 @@ _TAKEN: Final = (
         "unknown-without-advice",
         "whoever does not know the outcome is told how to learn it",
         "tfmq/client/transaction_steps.py",
-        "    if error.outcome != UNKNOWN:\n        return error\n",
+        "    if error.outcome != UNKNOWN or isinstance(error, Damaged):\n        return error\n",
         "    if error.outcome:\n        return error\n",
         [CORE, ENDING, PIPELINE],
     ),

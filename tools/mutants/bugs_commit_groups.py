@@ -110,8 +110,8 @@ COMMIT_GROUPS: Final = (
         "open-member-committed",
         "only prepared members are committed",
         "tfmq/transaction/group_commits.py",
-        "found.xid == xid and self._is(found, states.PREPARED):\n",
-        "found.xid == xid:\n",
+        "found.xid == xid and self._is(found, states.PREPARED) and",
+        "found.xid == xid and",
         [GROUP_COMMITS],
     ),
     Mutant(

@@ -12,6 +12,7 @@ FILE: Final = "tests/journal/test_journal_file.py"
 FILES: Final = "tests/journal/test_journal_files.py"
 HAZARDS: Final = "tests/journal/test_journal_hazards.py"
 KEEPER: Final = "tests/journal/test_journal_keeper.py"
+OPENING: Final = "tests/journal/test_journal_opening.py"
 RECOVERY: Final = "tests/journal/test_journal_recovery.py"
 STORE: Final = "tests/journal/test_journal_store.py"
 
@@ -189,6 +190,22 @@ _REFUSALS: Final = (
         "file.end < listed[file.number].end",
         "file.end < listed[file.number].first",
         [RECOVERY],
+    ),
+    Mutant(
+        "needed-entries-not-looked-at",
+        "damage before the snapshot in what is still needed ends the start",
+        "journal/journal_opening.py",
+        "            self._prove(found.place)\n",
+        "",
+        [OPENING],
+    ),
+    Mutant(
+        "only-the-first-bytes-looked-at",
+        "each needed entry is verified to its end",
+        "journal/journal_file.py",
+        "                entry = decode_entry(data[place - begin :][: max(size, HEADER_SIZE)], place, seed)\n",
+        "                entry = decode_entry(self.pread(size or HEADER_SIZE, begin), begin, seed)\n",
+        [OPENING],
     ),
     Mutant(
         "hole-between-files-passed-over",

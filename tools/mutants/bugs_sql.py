@@ -58,7 +58,7 @@ SQL: Final = (
         "broker-s-contradiction-swallowed",
         "a broker that contradicts the database is told",
         "tfmq/sql/course.py",
-        "CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome)\n",
+        "CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)\n",
         "CONTRADICTIONS = (HeuristicOutcome,)\n",
         [COURSE + "::test_a_broker_that_contradicts_is_told"],
     ),
