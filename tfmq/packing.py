@@ -1,7 +1,7 @@
 """Bounded msgpack: reads what a stranger packed without letting it choose how much memory that takes.
 
 `unpack` raises `Malformed`, and nothing else, for every wrong input: text that is not UTF-8, lengths beyond
-the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than `limits.HEADER_ITEMS`,
+the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed,
 bytes behind the value. A count is compared with the bytes that are left before anything of that size is
 allocated.
 """
@@ -31,14 +31,15 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def unpack(data: Buffer, *, text_keys: bool = True) -> Any:
-    """The one value that `data` holds. With `text_keys=False` maps may have integers as keys, too.
+def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEADER_ITEMS) -> Any:
+    """The one value that `data` holds, of at most `items_max` values. With `text_keys=False` maps may have integers as
+    keys, too.
 
     A value of `TRUSTED_BYTES` or less may be nested as deep as it has bytes, which no stack minds; whoever hands
     parts of it on as they are calls `check_depth`.
     """
     if len(data) > TRUSTED_BYTES:
-        survey(data)
+        survey(data, items_max)
     try:
         return _unpackb(data, strict_map_key=text_keys, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
@@ -94,7 +95,15 @@ _SHAPES: dict[int, tuple[int, int, int]] = {
 SHAPES: Sequence[tuple[int, int, int]] = tuple(_shape(byte) for byte in range(256))
 
 
-def survey(data: Buffer) -> None:
+def announced(data: Buffer) -> tuple[int, int]:
+    """(how many values the list has that `data` begins with, where the first of them is); (-1, 0) for no list."""
+    kind, width, length = SHAPES[data[0]] if len(data) else (_REFUSED, 0, 0)
+    if kind != _ARRAY or len(data) <= width + 1:
+        return -1, 0
+    return (int.from_bytes(data[1 : 1 + width], "big") if width else length), 1 + width
+
+
+def survey(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
     """Walks over one packed value without building it; raises `Malformed` where a limit is passed."""
     end = len(data)
     position = items = 0
@@ -120,16 +129,16 @@ def survey(data: Buffer) -> None:
             position += length
             continue
         length <<= size == _MAP
-        _check_count(length, end - position, items, len(unread))
+        _check_count(length, end - position, items, len(unread), items_max)
         unread.append(length)
     if position != end:
         raise Malformed("it ends in the middle of a value" if position > end else "bytes behind the value")
 
 
-def _check_count(count: int, bytes_left: int, items: int, depth: int) -> None:
+def _check_count(count: int, bytes_left: int, items: int, depth: int, items_max: int) -> None:
     if count > bytes_left:
         raise Malformed(f"{count} values announced where {bytes_left} bytes are left")
-    if items + count > limits.HEADER_ITEMS:
-        raise Malformed(f"more than {limits.HEADER_ITEMS:d} values")
+    if items + count > items_max:
+        raise Malformed(f"more than {items_max:d} values")
     if depth > limits.HEADER_DEPTH:
         raise Malformed(f"nested deeper than {limits.HEADER_DEPTH:d} levels")

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scale import scaled, seeded
-from tfmq import limits
+from tfmq import limits, packing
 from tfmq.errors import BadFrame, BadRequest
+from tfmq.packing import pack
+from tfmq.protocol import commands
 from tfmq.protocol.frames import Decoder, Frame, check_size, decode_header, encode, frame_at, parse_prefix
 
 headers = st.tuples(st.integers(-40, 80), st.integers(0, (1 << 32) - 1)).flatmap(
@@ -209,6 +211,59 @@ def test_a_header_cannot_claim_more_memory_than_its_cap(bomb: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < limits.HEADER_BYTES
     finally:
         tracemalloc.stop()
+
+
+BOUNDS = commands.header_bounds(20_000)
+SURPLUS = [0] * 500_000
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [2, 1, *SURPLUS],
+        [21, 1, "orders", 0, 1, 1, 0, 1, [[5, 1, 1, *SURPLUS]]],
+        [21, 1, "orders", 0, 1, 1, 0, 1, SURPLUS],
+        [43, 1, "g", 1, [["orders", 0, 1, 1, 1]], dict.fromkeys(map(str, range(250_000)))],
+        [99, 1, *SURPLUS],
+        [1 << 40, 1, *SURPLUS],
+    ],
+    ids=["fields", "in a row", "rows", "map", "reserved command", "unknown command"],
+)
+def test_surplus_values_are_refused_before_they_are_decoded(
+    header: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = pack(header)
+
+    def decoded(*_: object, **__: object) -> None:
+        pytest.fail("the header was decoded")
+
+    monkeypatch.setattr(packing, "_unpackb", decoded)
+    with pytest.raises(BadFrame, match=r"fields|more than"):
+        decode_header(data, BOUNDS)
+
+
+@pytest.mark.parametrize("spare", [0, 60], ids=["of this release", "with fields of a later one"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        [21, 1, "orders", 0, 1, 1, 0, 1, [[60_000, 1, 1 << 31]] * limits.BATCH_BLOCKS],
+        [43, 1, "g", 1, "m", [["t" * 100, 9, 1, 1 << 40, 1 << 40, 5]] * limits.OFFSETS_PER_COMMIT],
+        [41, 1, "g", "m", 1, [["t" * 40, 9, 1, 5, 5, 1 << 40, 7, 1, 1, 1, 1, 1]] * 20_000],
+        [10, 1, ["t" * 30] * limits.TOPICS.cap],
+        [57, 1, [["orders", 0, 1, 1, [[60_000, 1, 1 << 31]] * 20]] * 4000],
+        [80, 1, "g", 1, "run", 1, [["x" * 40, 1, 2]] * limits.COMMIT_GROUP_MEMBERS],
+    ],
+    ids=["blocks", "offsets", "held partitions", "topics", "batches of a transaction", "members"],
+)
+def test_the_largest_headers_of_requests_are_decoded(header: list[object], spare: int) -> None:
+    header = [*header, *[None] * spare]
+    assert decode_header(pack(header), BOUNDS) == header
+
+
+@pytest.mark.parametrize("code", [b"\x02", b"\xcc\x02", b"\xcd\x00\x02"], ids=len)
+def test_the_command_of_a_header_is_known_however_its_number_is_packed(code: bytes) -> None:
+    with pytest.raises(BadFrame, match="at most 66 "):
+        decode_header(b"\xdc\x01\x90" + code + b"\x01" * 399, BOUNDS)
 
 
 def test_what_cannot_be_sent_is_a_bad_request() -> None:

@@ -59,6 +59,7 @@ class Client:
                     "allow": everybody,
                     "opened": self.sessions.add,
                     "closed": self.sessions.discard,
+                    "header_bounds": commands.header_bounds(),
                     **welcome,
                 },
             )
@@ -201,6 +202,14 @@ def test_a_frame_without_sense_is_answered_and_the_connection_ends(content: byte
     client.net.bring(client.connection, len(content).to_bytes(4, "big") + content)
     (reply,) = client.replies()
     assert reply[:3] == [-errors.BadFrame.number, 0, "bad_frame"]
+    assert client.ended
+
+
+def test_a_request_with_surplus_values_is_refused_and_the_connection_ends() -> None:
+    client = Client()
+    client.bring((commands.BY_REQUEST[commands.Ping].code, 9, *range(500)))
+    (reply,) = client.replies()
+    assert reply[:3] == [-errors.BadFrame.number, 0, "bad_frame"] and "502 fields" in reply[4]
     assert client.ended
 
 

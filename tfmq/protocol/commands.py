@@ -18,7 +18,7 @@ from tfmq.protocol.delay_commands import ListDelayed as ListDelayed
 from tfmq.protocol.delay_commands import ListDelayedReply as ListDelayedReply
 from tfmq.protocol.delay_commands import RescheduleDelayed as RescheduleDelayed
 from tfmq.protocol.delay_commands import RescheduleDelayedReply as RescheduleDelayedReply
-from tfmq.protocol.fields import ListOf, Optional, Row, Text, Whole
+from tfmq.protocol.fields import Kind, ListOf, Map, Optional, Row, Text, Whole
 from tfmq.protocol.group_commands import CommitOffsets as CommitOffsets
 from tfmq.protocol.group_commands import CommitOffsetsReply as CommitOffsetsReply
 from tfmq.protocol.group_commands import DeleteGroup as DeleteGroup
@@ -376,6 +376,37 @@ COMMANDS: tuple[Command, ...] = (
 )
 BY_CODE: dict[int, Command] = {command.code: command for command in COMMANDS}
 BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for command in COMMANDS}
+
+SPARE_FIELDS = 64
+"""Fields of a later release, which are ignored, beyond those of a request and of its rows in all."""
+
+SPARE_IN_ROW = 1
+"""Likewise of each row of a list."""
+
+
+def header_bounds(partitions: int = limits.PARTITIONS.cap) -> dict[int, tuple[int, int]]:
+    """Code -> (fields, values in all) that the header of a request may have at most, where the broker has at most so
+    many `partitions`: what its fields allow, and some more for later releases.
+    """
+    bounds = {}
+    for command in COMMANDS:
+        items = sum(values_of(kind, partitions) for kind in command.request.kinds)
+        fields = 2 + len(command.request.kinds) + SPARE_FIELDS
+        bounds[command.code] = fields, min(fields + items, limits.HEADER_ITEMS)
+    return bounds
+
+
+def values_of(kind: Kind, partitions: int) -> int:
+    """How many msgpack values, lists and maps among them, a field of this kind has at most."""
+    if isinstance(kind, Optional):
+        return values_of(kind.kind, partitions)
+    if isinstance(kind, ListOf):
+        is_cap = kind.count == limits.PARTITIONS.cap and isinstance(kind.kind, Row)
+        return 1 + (partitions if is_cap else kind.count) * values_of(kind.kind, partitions)
+    if isinstance(kind, Row):
+        return 1 + sum(values_of(each, partitions) for each in kind.kinds) + SPARE_IN_ROW
+    return 1 + 4 * limits.MAP_ITEMS if isinstance(kind, Map) else 1
+
 
 # Codes kept for what later releases do.
 RESERVED: dict[range, str] = {

@@ -22,7 +22,7 @@ from tfmq import limits
 from tfmq.broker.engine import Engine
 from tfmq.config import Config, split_address
 from tfmq.errors import Busy
-from tfmq.protocol.commands import ACKS
+from tfmq.protocol.commands import ACKS, header_bounds
 from tfmq.server import listening, memory
 from tfmq.server.alarm import Alarm
 from tfmq.server.commands import HANDLERS
@@ -73,6 +73,7 @@ class Service:
         self._idleness = Idleness(
             reactor.callLater, config.server.idle_exit_seconds, self._count, lambda: self.on_idle()
         )
+        self._header_bounds: dict[int, tuple[int, int]] = {}
         self._refused = 0
         self._turning = 0
         """Connections that are being told that there is no place."""
@@ -109,6 +110,7 @@ class Service:
             self._pool, self._turn, self._clock, self._reactor.callLater, self._config.limits
         )
         self._turn.at_end(self._arm)
+        self._bound_headers()
         self._listen(bound, host)
         self._in_doubt.start()
         self._idleness.start()
@@ -135,6 +137,7 @@ class Service:
         self.__dict__.pop("_welcomes", None)
         self._engine.reload(config)
         self._traffic.set_limits(config.limits)
+        self._bound_headers()
         self._limit_connections()
         self._turn.want()
 
@@ -232,8 +235,16 @@ class Service:
                 allow=everybody,
                 opened=self._opened,
                 closed=self._closed,
+                header_bounds=self._header_bounds,
             )
         return welcome
+
+    def _bound_headers(self) -> None:
+        """As many partitions as there may be, or are: a limit may have been higher before. In place, for sessions that
+        are open.
+        """
+        existing = sum(self._engine.partition_counts().values())
+        self._header_bounds.update(header_bounds(max(self._config.limits["partitions"], existing)))
 
     def _opened(self, session: Session) -> None:
         self._sessions.add(session)

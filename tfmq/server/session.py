@@ -57,6 +57,8 @@ class Welcome(NamedTuple):
     """Raises NotAllowed where the session may not use the command; called before every one."""
     opened: Callable[[Session], None]
     closed: Callable[[Session], None]
+    header_bounds: Mapping[int, tuple[int, int]]
+    """See `commands.header_bounds`."""
 
 
 class Reply:
@@ -156,7 +158,7 @@ class Session:
             (header_size,) = frames.SIZE.unpack_from(frame, 4)
             if header_size > len(frame) - 8 or header_size > limits.HEADER_BYTES:
                 frames.parse_prefix(frame, frame_bytes=self.frame_bytes)
-            header = frames.decode_header(frame[8 : 8 + header_size])
+            header = frames.decode_header(frame[8 : 8 + header_size], self._welcome.header_bounds)
         except BadFrame as error:
             self.frame_refused(error, bytes(frame[: foreign.LOOK_BYTES]))
             return

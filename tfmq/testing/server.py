@@ -17,7 +17,7 @@ from tfmq import limits
 from tfmq.broker.engine import Engine
 from tfmq.broker.timers import Timer, Timers
 from tfmq.config import Config
-from tfmq.protocol.commands import ACKS, Command
+from tfmq.protocol.commands import ACKS, Command, header_bounds
 from tfmq.server.commands import HANDLERS, Method
 from tfmq.server.session import Session, Welcome, everybody
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
@@ -206,6 +206,7 @@ class Server:
             allow=everybody,
             opened=self._sessions.add,
             closed=self._sessions.discard,
+            header_bounds=header_bounds(),
         )
 
     def _call_later(self, seconds: float, call: Callable[[], None]) -> Alarm:

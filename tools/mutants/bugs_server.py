@@ -205,4 +205,20 @@ SERVER: Final = (
         '            partition.log.abandon("stopped")\n',
         ["tests/broker/test_promises.py"],
     ),
+    Mutant(
+        "headers-without-bounds",
+        "surplus values of a request are refused before they are decoded",
+        "tfmq/server/session.py",
+        "frames.decode_header(frame[8 : 8 + header_size], self._welcome.header_bounds)",
+        "frames.decode_header(frame[8 : 8 + header_size])",
+        ["tests/server/test_session.py::test_a_request_with_surplus_values_is_refused_and_the_connection_ends"],
+    ),
+    Mutant(
+        "headers-with-surplus-rows",
+        "surplus values in the lists of a request are refused before they are decoded",
+        "tfmq/protocol/frames.py",
+        "    return items_max\n",
+        "    return limits.HEADER_ITEMS\n",
+        ["tests/protocol/test_frames.py::test_surplus_values_are_refused_before_they_are_decoded"],
+    ),
 )
