@@ -1,7 +1,10 @@
 """How the parts are joined: settings by precedence, one force a turn, a stop that waits for its workers."""
 
+import pytest
+
 from journal.options import LogOptions
 from tests.broker.helpers import Broker
+from tfmq.broker.producers import Producers
 from tfmq.protocol.commands import ACKS_WRITTEN, CreateTopic
 
 
@@ -56,3 +59,21 @@ def test_a_stop_waits_for_every_worker() -> None:
     assert not stopped
     broker.work()
     assert stopped and creating.done
+
+
+def test_a_stop_without_memory_ends_and_the_next_start_has_everything(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker()
+    broker.create()
+    assert broker.produce(broker.lease(), 0, [b"kept"]).code == "ok"
+
+    def dump(_: object) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Producers, "dump", dump)
+        broker.stop()
+    told = [each.getMessage() for each in caplog.records]
+    assert "orders-0 could not be closed cleanly: out of memory" in told
+    assert Broker(broker.disk, broker.clock).payloads() == [b"kept"]

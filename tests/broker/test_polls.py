@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from journal.record import tag_hash
+from journal.segment import Segment
 from tests.broker.helpers import Answer, Broker, Session, payloads_of
 from tfmq.protocol.commands import (
     ACKS_SYNCED,
@@ -152,6 +153,32 @@ def test_cold_data_is_read_in_a_worker() -> None:
     assert fetch.code == "waiting" and len(broker.jobs) == 1
     broker.work()
     assert payloads_of(fetch) == [b"a"]
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["at once", "in a worker"])
+def test_a_fetch_without_memory_is_busy_and_one_line_in_the_log(
+    cached: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = queued()
+    broker.produce(broker.lease(), 0, [b"a"])
+    broker.work()
+    broker.disk.is_cached = cached
+
+    def bytearray_of_too_much(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "pread", bytearray_of_too_much)
+        patch.setattr(Segment, "pread_cached", bytearray_of_too_much if cached else lambda *_: None)
+        fetches = [broker.fetch(0) for _ in range(3)]
+        broker.work()
+    assert [(each.code, each.failure.outcome) for each in fetches] == [("busy", "not done")] * 3
+    told = [each.getMessage() for each in caplog.records]
+    assert told == [f"out of memory, a fetch of orders-0 was refused; {count} so far" for count in (1, 2)]
+    assert all(each.exc_info is None for each in caplog.records)
+    again = broker.fetch(0)
+    broker.work()
+    assert payloads_of(again) == [b"a"]
 
 
 def test_a_cancelled_fetch_ends_empty_and_another_session_s_does_not(broker: Broker) -> None:

@@ -5,6 +5,8 @@ import zlib
 
 import pytest
 
+from journal.errors import Full
+from journal.log import Log
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import reserve as module
 from tfmq.broker.register import DELETE, GENERATION
@@ -185,6 +187,33 @@ def test_a_full_disk_is_one_line_however_much_is_sent_and_its_end_one_more(
     assert orders(5_000) == "ok"
     broker.advance(1)
     assert lines(caplog) == ["full", "again"]
+
+
+def without_descriptors(*_: object, **__: object) -> None:
+    """As a log's next segment file is made where the process has no descriptor left."""
+    raise Full("/data/orders-0: Too many open files") from OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_want_of_descriptors_is_one_line_and_its_end_one_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="tfmq.broker")
+    broker = Broker()
+    orders = Sender(broker, "orders")
+    monkeypatch.setattr(Log, "append", without_descriptors)
+    for _ in range(20):
+        assert orders(100) == "busy"
+        broker.advance(0.5)
+    monkeypatch.undo()
+    assert orders(100) == "ok"
+    broker.advance(2 * QUIET_SECONDS)
+    told = [
+        each.getMessage()
+        for each in caplog.records
+        if "take messages" in each.getMessage() or "files" in each.getMessage()
+    ]
+    assert told[0].startswith("no more files can be opened (ulimit -n): orders-0 takes no messages")
+    assert told[1:] == ["files can be opened: partitions take messages again"]
 
 
 def test_a_disk_that_flaps_is_told_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:

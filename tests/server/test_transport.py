@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from journal.buffers import Pool
 from tests.server.fakes import Failed, Net
 from tfmq.errors import BadFrame
 from tfmq.limits import KIB, MIB
@@ -240,6 +241,26 @@ def test_with_too_many_half_frames_one_goes_on_after_the_other(monkeypatch: pyte
         assert sink.frames == [content]
     assert all(sink.frames == [content] for _, _, sink in many)
     assert net.traffic.receiving_bytes == 0
+    assert net.all_given_back()
+
+
+def test_without_memory_to_receive_a_connection_ends_with_one_line_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net()
+    (connection, _, sink), (other, _, served) = connected(net), connected(net)
+
+    def allocate(*_: object) -> None:
+        raise MemoryError("no memory for another chunk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "allocate", allocate)
+        net.bring(connection, frame(b"x" * 100)[:50])
+        net.bring(other, frame(b"y" * 20))
+    net.reactor.pump([1])
+    assert sink.lost == 1 and served.frames == [b"y" * 20]
+    (told,) = [each for each in caplog.records if each.levelname != "INFO"]
+    assert "out of memory (no memory for another chunk)" in told.getMessage() and told.exc_info is None
     assert net.all_given_back()
 
 

@@ -57,6 +57,31 @@ def test_work_that_blocks_does_not_hold_up_other_work(reactor: Any) -> None:
     workers.stop()
 
 
+@pytest.mark.parametrize("threads", [0, 1])
+def test_work_is_done_also_where_no_more_threads_can_be_started(
+    reactor: Any, threads: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = Workers(reactor)
+    started = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if len(workers._threads) >= threads:
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    back: list[Any] = []
+    for number in range(4):
+        workers.run(lambda number=number: number, lambda result, _: back.append(result))
+    assert back == [], "what follows is called in a turn of its own"
+    poll_until(reactor, lambda: len(back) == 4)
+    assert back == [0, 1, 2, 3]
+    assert [each.getMessage() for each in caplog.records] == [
+        f"out of memory or threads (can't start new thread): {threads} threads do all work on files"
+    ]
+    workers.stop()
+
+
 def test_stopping_finishes_what_was_handed_in(reactor: Any) -> None:
     workers = Workers(reactor, threads_max=1)
     back: list[int] = []

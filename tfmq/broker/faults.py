@@ -25,6 +25,14 @@ NO_FILES = (
 )
 
 
+NO_MEMORY = "The broker is out of memory. Raise its limit, or ask for less at a time; then try again."
+
+
+def is_of_files(error: BaseException) -> bool:
+    """Whether a client's error says that no descriptor is left."""
+    return isinstance(error, errors.Busy) and error.sentence == NO_FILES
+
+
 def _of_system(error: OSError) -> TfmqError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return errors.Busy(NO_FILES)
@@ -65,6 +73,11 @@ def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqEr
     if outcome is not None:
         known.outcome = outcome
     return known
+
+
+def of_read(error: BaseException) -> TfmqError:
+    """What a reader gets for `error`: a read without memory changed nothing, and may be asked for again."""
+    return errors.Busy(NO_MEMORY) if isinstance(error, MemoryError) else not_done(error)
 
 
 def of_arrivals(error: BaseException) -> TfmqError:

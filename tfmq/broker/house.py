@@ -459,5 +459,5 @@ def close(closing: Log | Delay | JournalTransactionStore, name: str) -> None:
     """Closes a log as clean; one that cannot be is found by the next start, which does what is needed."""
     try:
         closing.close()
-    except (OSError, JournalError) as error:
-        log.error("%s could not be closed cleanly: %s", name, error)
+    except (OSError, JournalError, MemoryError) as error:
+        log.error("%s could not be closed cleanly: %s", name, str(error) or "out of memory")

@@ -370,9 +370,10 @@ class Partition:
                 each.refused(StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE))
 
     def _tell_trouble(self, error: BaseException, size_bytes: int = 0) -> None:
-        """Puts a stop or a full disk into the server's log, once until it is over."""
-        if self.log.stopped is None and isinstance(error, DiskFull):
-            self._full_disk.refused(f"{self.name}-{self.number}", size_bytes)
+        """Puts a stop, a full disk or a want of descriptors into the server's log, once until it is over."""
+        files = faults.is_of_files(error)
+        if self.log.stopped is None and (files or isinstance(error, DiskFull)):
+            self._full_disk.refused(f"{self.name}-{self.number}", size_bytes, files=files)
         self.tell_stop()
 
     def tell_stop(self) -> None:

@@ -6,6 +6,7 @@ somebody waits at the forced mark of a log with unforced data, a force is asked 
 without a match are left out and the reader advances past them all the same.
 """
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -21,6 +22,8 @@ from tfmq.broker.timers import Timer, Timers
 from tfmq.broker.topics import Topic, Topics
 from tfmq.errors import Abandoned, BadRequest, Busy, OffsetOutOfRange, UnknownTopic
 from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
+
+logger = logging.getLogger("tfmq.broker")
 
 BUSY = "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
 
@@ -71,6 +74,8 @@ class Polls:
         self._limits = limits
         self._topics = topics
         self._timers, self._reads = timers, reads
+        self._short = 0
+        """Fetches that were refused for want of memory."""
         self._sessions: dict[Session, dict[int, Poll]] = {}
         self.count = 0
 
@@ -166,6 +171,11 @@ class Polls:
         if isinstance(error, BeyondEnd) and poll.offset <= poll.partition.log.end_offset:
             self._park(poll)
             return
+        if isinstance(error, MemoryError):
+            self._short += 1
+            if self._short & (self._short - 1) == 0:
+                name = f"{poll.partition.name}-{poll.partition.number}"
+                logger.error("out of memory, a fetch of %s was refused; %d so far", name, self._short)
         self._error(poll, read_error(error, poll.partition))
 
     # Waiting
@@ -262,4 +272,4 @@ def read_error(error: BaseException, partition: Partition) -> BaseException:
         return UnknownTopic(GONE.format(name=partition.name))
     if isinstance(error, BelowStart | BeyondEnd):
         return OffsetOutOfRange(first=log.first_offset, end=log.end_offset, offset=error.offset)
-    return faults.not_done(error)
+    return faults.of_read(error)

@@ -42,22 +42,30 @@ succeed between refused ones, and each send is repeated some times a second."""
 
 
 class FullDiskLog:
-    """Puts a full disk into the server's log: one line when the first partition refuses a message, one when messages
-    are appended again, whatever number of them is refused between."""
+    """Puts a full disk, and a process without a file descriptor left, into the server's log: one line when the first
+    partition refuses a message, one when messages are appended again, whatever number of them is refused between."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self.full = self._armed = self._appended = False
+        self.full = self._armed = self._appended = self._is_of_files = False
         self._refused_at = 0.0
         self._refused_bytes = 0
         """Of the smallest append that was refused."""
 
-    def refused(self, partition: str, size_bytes: int) -> None:
-        """An append of `size_bytes` to `partition` was refused for want of space."""
+    def refused(self, partition: str, size_bytes: int, *, files: bool = False) -> None:
+        """An append of `size_bytes` to `partition` was refused for want of space, or with `files` of a descriptor."""
         self._refused_at, self._appended = self._timers.now(), False
         self._refused_bytes = min(self._refused_bytes, size_bytes) if self.full else size_bytes
         if not self.full:
             self.full = True
+            self._is_of_files = files
+            if files:
+                logger.error(
+                    "no more files can be opened (ulimit -n): %s takes no messages, nor does any partition that needs"
+                    " a new segment, and new connections are closed; they go on as soon as some are free",
+                    partition,
+                )
+                return
             logger.error(
                 "no space is left on the disk: %s takes no messages, nor does any partition that needs space;"
                 " they go on as soon as there is some",
@@ -85,7 +93,8 @@ class FullDiskLog:
             self._arm()
             return
         self.full = self._appended = False
-        logger.info("there is space on the disk: partitions take messages again")
+        found = "files can be opened" if self._is_of_files else "there is space on the disk"
+        logger.info("%s: partitions take messages again", found)
 
 
 class Reserve:

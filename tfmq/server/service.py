@@ -205,9 +205,11 @@ class Service:
             if self._turning >= TURNED_MAX:
                 return None
             self._turning += 1
+            is_own = self._sessions_max == self._config.limits["connections"]
+            limit = "limits.connections" if is_own else "the limit of open files, ulimit -n"
             return Turned(
                 Busy(
-                    f"The broker has {len(self._sessions)} connections, and takes no more (limits.connections): close"
+                    f"The broker has {len(self._sessions)} connections, and takes no more ({limit}): close"
                     " some, or raise the limit."
                 ),
                 self._turned,

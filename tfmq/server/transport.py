@@ -109,7 +109,16 @@ class Connection(tcp.Server):  # type: ignore[misc]
     # Receiving
 
     def doRead(self) -> Any:
-        """One read, and every frame that it completes."""
+        """One read, and every frame that it completes. Without memory for that the connection ends: what it has asked
+        for may have been done, and a broken connection tells the client so.
+        """
+        try:
+            return self._do_read()
+        except MemoryError as error:
+            self.cut_off(f"out of memory ({str(error) or 'no more is given'})")
+            return None
+
+    def _do_read(self) -> Any:
         if self._ending:
             return self._discard()
         if self._tail is not None:

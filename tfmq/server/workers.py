@@ -72,6 +72,7 @@ class Workers:
         self._waiting: SimpleQueue[tuple[Work, Done] | None] = SimpleQueue()
         self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
         self._under_way = 0
+        self._short_told = False
         self._wakeup = Wakeup(self.deliver)
         reactor.addReader(self._wakeup)
 
@@ -81,12 +82,12 @@ class Workers:
         """
         self._under_way += 1
         if self._under_way > len(self._threads) < self._threads_max:
-            thread = threading.Thread(
-                target=self._serve, name=f"worker-{len(self._threads) + 1}", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+            self._start()
         self._waiting.put((work, done))
+        if not self._threads:
+            # No memory for even one thread: it is done here, since work that is lost leaves requests without an answer
+            # and keeps a stop waiting.
+            self._do(*self._waiting.get_nowait())  # type: ignore[misc]
 
     def deliver(self) -> None:
         """Calls back for everything that has finished."""
@@ -111,12 +112,28 @@ class Workers:
         if not any(thread.is_alive() for thread in self._threads):
             self._wakeup.close()
 
+    def _start(self) -> None:
+        """One thread more. Where the system gives none, those that there are do all of the work."""
+        thread = threading.Thread(target=self._serve, name=f"worker-{len(self._threads) + 1}", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            if not self._short_told:
+                count = len(self._threads)
+                logger.error("out of memory or threads (%s): %d threads do all work on files", error, count)
+            self._short_told = True
+            return
+        self._threads.append(thread)
+        self._short_told = False
+
     def _serve(self) -> None:
         while (item := self._waiting.get()) is not None:
-            work, done = item
-            try:
-                self._finished.append((done, work(), None))
-            except BaseException as error:
-                self._finished.append((done, None, error))
-            del item, work, done
-            self._wakeup.wake()
+            self._do(*item)
+            del item
+
+    def _do(self, work: Work, done: Done) -> None:
+        try:
+            self._finished.append((done, work(), None))
+        except BaseException as error:
+            self._finished.append((done, None, error))
+        self._wakeup.wake()

@@ -57,7 +57,7 @@ SERVER: Final = (
         "header-items-unbounded",
         "no header costs more objects than its bytes are worth",
         "tfmq/packing.py",
-        "    if items + count > limits.HEADER_ITEMS:\n",
+        "    if items + count > items_max:\n",
         "    if items + count < 0:\n",
         [PACKING],
     ),
@@ -211,7 +211,9 @@ SERVER: Final = (
         "tfmq/server/session.py",
         "frames.decode_header(frame[8 : 8 + header_size], self._welcome.header_bounds)",
         "frames.decode_header(frame[8 : 8 + header_size])",
-        ["tests/server/test_session.py::test_a_request_with_surplus_values_is_refused_and_the_connection_ends"],
+        [
+            "tests/server/test_session.py::test_a_request_with_surplus_values_is_refused_and_the_connection_ends"
+        ],
     ),
     Mutant(
         "headers-with-surplus-rows",
@@ -220,5 +222,21 @@ SERVER: Final = (
         "    return items_max\n",
         "    return limits.HEADER_ITEMS\n",
         ["tests/protocol/test_frames.py::test_surplus_values_are_refused_before_they_are_decoded"],
+    ),
+    Mutant(
+        "work-lost-without-a-thread",
+        "work is done also where no thread can be started",
+        "tfmq/server/workers.py",
+        "        if not self._threads:\n",
+        "        if not self._threads and not self._short_told:\n",
+        ["tests/server/test_workers.py::test_work_is_done_also_where_no_more_threads_can_be_started"],
+    ),
+    Mutant(
+        "a-stop-without-memory-hangs",
+        "a stop without memory ends",
+        "tfmq/broker/house.py",
+        "    except (OSError, JournalError, MemoryError) as error:\n",
+        "    except (OSError, JournalError) as error:\n",
+        ["tests/broker/test_house.py::test_a_stop_without_memory_ends_and_the_next_start_has_everything"],
     ),
 )
