@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from journal.control import SOURCE_PLAIN, SOURCE_SUCCESSION
-
-Buffer = bytes | bytearray | memoryview
+from journal.header import Buffer
 
 
 class Batch(NamedTuple):

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Engine
 
-import tfmq.sql.table
 from tests.sql.shop import Base
+from tfmq.sql import table
 from tools.rigs.postgresql import PostgresServer, programs
 
 
@@ -43,8 +43,8 @@ def made(url: str) -> Engine:
     engine = create_engine(url)
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
-    tfmq.sql.table.TABLE.drop(engine, checkfirst=True)
-    tfmq.sql.table.create_table(engine)
+    table.TABLE.drop(engine, checkfirst=True)
+    table.create_table(engine)
     return engine
 
 

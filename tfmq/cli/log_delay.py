@@ -15,7 +15,7 @@ from tfmq.delay.bucket_repair import BucketRepaired
 from tfmq.delay.bucket_survey import BucketSurvey
 from tfmq.delay.columns import Columns
 
-PREVIEW: Final = 60
+PREVIEW = 60
 READ_COUNT: Final = 1000
 """Messages read at a time."""
 

@@ -1,7 +1,7 @@
 """A place in a group that ZooKeeper coordinates, for a consumer: as `Membership`, where the broker is not asked."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.link import Link
@@ -10,9 +10,6 @@ from tfmq.client.positions import PartitionName
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.errors import BadRequest
 from tfmq.protocol.commands import GrantedPartition
-
-if TYPE_CHECKING:
-    pass
 
 LOOK_SECONDS: Final = 0.5
 """A change is told at once, but where the client is busy at that moment: then it is seen so much later."""
