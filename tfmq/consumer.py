@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import Any, Generic, Literal
 
 from tfmq.client.consumer_options import (
+    FETCH_BYTES,
     OWN_STORE,
+    PREFETCH_BYTES,
     REFRESH_SECONDS,
     RETRIES,
     SAVE_SECONDS,
@@ -24,7 +26,6 @@ from tfmq.client.consumer_options import (
 )
 from tfmq.client.consuming import Consuming, log
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.handling import LoopHandling
 from tfmq.client.lag import Lag
 from tfmq.client.listeners import Function, Listener, Listeners

@@ -9,7 +9,9 @@ from typing import Any, Generic, Literal
 
 import tfmq.consumer
 from tfmq.client.consumer_options import (
+    FETCH_BYTES,
     OWN_STORE,
+    PREFETCH_BYTES,
     REFRESH_SECONDS,
     RETRIES,
     SAVE_SECONDS,
@@ -26,7 +28,6 @@ from tfmq.client.consumer_options import (
 from tfmq.client.consuming import Consuming, log
 from tfmq.client.documented import documented_as
 from tfmq.client.drivers.twisted import DeferredDriver, begin_deferred, deferred
-from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.handling import LoopHandling
 from tfmq.client.lag import Lag
 from tfmq.client.listeners import Function, Listener, Listeners

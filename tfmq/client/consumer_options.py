@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tfmq import limits
-from tfmq.client.fetcher import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.offset_storage import ZOOKEEPER_PREFIX, OffsetStorage, open_storage
 from tfmq.client.positions import PartitionName
 from tfmq.client.received import Codec, ReceivedMessage
@@ -17,6 +16,7 @@ from tfmq.client.subscription import Subscription
 from tfmq.codecs import check_codec
 from tfmq.errors import BadRequest
 from tfmq.hooks import checked_hooks
+from tfmq.limits import KIB, MIB
 from tfmq.protocol.commands import READ
 from tfmq.protocol.group_commands import CONSISTENT_HASH, RANGE, STICKY
 
@@ -27,6 +27,10 @@ Where = Callable[[ReceivedMessage[Any]], object] | None
 Told = Callable[[list[PartitionName]], Any] | None
 """What is called with partitions that came, or are to go; with asyncio it may be a coroutine function."""
 
+FETCH_BYTES: Final = 256 * KIB
+"""Measured: smaller ones cost round trips, larger ones leave the processor's caches."""
+PREFETCH_BYTES: Final = 8 * MIB
+"""Enough to have the next fetch response at hand; more only makes a seek dearer."""
 SESSION_SECONDS: Final = 30.0
 """How long a silent member keeps its share: longer than a pause of a busy process, shorter than a person's patience."""
 SAVE_SECONDS: Final = 5.0

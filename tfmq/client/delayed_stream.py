@@ -7,18 +7,15 @@ that were for it. The delay goes on while a batch waits: each time it goes out, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from tfmq.client.batch import Batch
 from tfmq.client.call import Call
 from tfmq.client.cluster import Topic
 from tfmq.client.delayed_batch import DelayedBatch
-from tfmq.client.stream import Stream, produce, told
+from tfmq.client.stream import BatchAccumulator, Stream, produce, told
 from tfmq.errors import NOT_DONE, TfmqError, UnknownTopic
 from tfmq.protocol.commands import Produce
-
-if TYPE_CHECKING:
-    from tfmq.client.sender import Sender
 
 NO_TOPIC = Topic("", 0, (), {})
 """Under this name the broker is asked for the successor of an id."""
@@ -49,7 +46,7 @@ class DelayedStream(Stream):
 
     has_one_topic: ClassVar[bool] = False
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: BatchAccumulator) -> None:
         super().__init__(sender, NO_TOPIC, 0)
         self.doors: dict[tuple[str, int], Door] = {}
         self._gone_topics: dict[tuple[str, int], Topic] = {}

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
+from tfmq.client.consumer_options import FETCH_BYTES, PREFETCH_BYTES
 from tfmq.client.decoder import Decoder
 from tfmq.client.positions import UNKNOWN, Batch, PartitionName, Place
 from tfmq.client.received import ReceivedMessage
@@ -31,15 +32,11 @@ from tfmq.protocol.commands import Fetch
 
 log = logging.getLogger("tfmq.consumer")
 
-FETCH_BYTES: Final = 256 * KIB
-"""Measured: smaller ones cost round trips, larger ones leave the processor's caches."""
 LARGE_MESSAGE_BYTES: Final = 512
 FETCH_BYTES_LARGE: Final = MIB
 """Asked for where messages are larger than that, unless the user chose a size: too few share its cost otherwise."""
 FETCH_BYTES_MIN: Final = 16 * KIB
 """With very many partitions a fetch brings at least so much, and what waits may pass `prefetch_bytes`."""
-PREFETCH_BYTES: Final = 8 * MIB
-"""Enough to have the next chunk at hand; more only makes a seek dearer."""
 WAIT_MS: Final = 50_000
 """How long the broker holds a fetch that has nothing: long, for idleness to be free; below its limit."""
 FETCHES_MAX: Final = 1024

@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from tfmq.client.batch import Delivery
 from tfmq.client.encoder import Encoded, readdress
 from tfmq.client.kept_batch import KeptBatch
 from tfmq.client.local_store import NOWHERE, Kept, LocalStore, Place
 from tfmq.client.numbered import Stream, begin_stream, close_stream, find_records, locate_end, send_encoded
+from tfmq.client.sender import ProducerContext
 from tfmq.client.strict_partitions import StrictPartitions
 from tfmq.client.tasks import Task, Tasks
 from tfmq.client.waiting import Flag, Operation, Wait
@@ -45,9 +46,6 @@ from tfmq.errors import (
 from tfmq.ids import sequences_left
 from tfmq.message import Message
 from tfmq.protocol.commands import ACKS_NONE, BY_EARLIEST
-
-if TYPE_CHECKING:
-    from tfmq.client.producing import ProducerCore
 
 log = logging.getLogger("tfmq.producer")
 Result = TypeVar("Result")
@@ -277,7 +275,7 @@ class Line:
 class Forwarding:
     """All lines of one producer; also a ticker of its driver. Runs under the driver's lock."""
 
-    def __init__(self, core: ProducerCore, selector: StrictPartitions, path: str) -> None:
+    def __init__(self, core: ProducerContext, selector: StrictPartitions, path: str) -> None:
         self.core = core
         self.link = core.link
         self.selector = selector

@@ -53,6 +53,10 @@ class LoopHandling:
         self._tidy_at = NEVER_YET
         self._failing: tuple[ReceivedMessage[Any], int] | None = None
 
+    def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> Handling:
+        """Return the context for one message. With `tracebacks` False only the class of an error is logged."""
+        return Handling(self, message, tracebacks)
+
     def close(self) -> None:
         """The store, if it was opened."""
         if self._store is not None:

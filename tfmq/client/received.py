@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, cast
 
 from tfmq.errors import DecodeFailed, NotAllowed
@@ -20,9 +21,6 @@ NO_ATTRIBUTE: Final = Attribute()
 SHOWN_CHARACTERS: Final = 40
 """Of a key or a tag, in a `repr`."""
 
-
-if TYPE_CHECKING:
-    from tfmq.client.handling import Handling
 
 if TYPE_CHECKING:  # typing has the default only from Python 3.13 on
     from typing_extensions import TypeVar
@@ -42,6 +40,30 @@ class Codec(Protocol[Made]):
     def decode(self, data: bytes, /) -> Made: ...
 
 
+class MessageContext(Protocol):
+    """What `message.handling()` returns: `with` it, and `async with` it when the consumer is an asyncio one."""
+
+    def __enter__(self) -> "MessageContext": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool: ...
+
+    async def __aenter__(self) -> "MessageContext": ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool: ...
+
+
+class FailureHandler(Protocol):
+    """What a consumer does about messages whose handling fails."""
+
+    def context(self, message: "ReceivedMessage[Any]", tracebacks: bool) -> MessageContext:
+        """Return the context in which one message is handled."""
+        ...
+
+
 class Origin:
     """What the messages of one control block share: `incarnation` of the topic, `append_ms` (ms since 1970) when
     the broker wrote it, `epoch` of the log then, the consumer's `codec`, and what handles its messages' failures."""
@@ -49,7 +71,12 @@ class Origin:
     __slots__ = ("_appended_at", "append_ms", "codec", "epoch", "handler", "incarnation")
 
     def __init__(
-        self, incarnation: int, append_ms: int, epoch: int, codec: Codec | None, handler: Any = None
+        self,
+        incarnation: int,
+        append_ms: int,
+        epoch: int,
+        codec: Codec | None,
+        handler: "FailureHandler | None" = None,
     ) -> None:
         self.incarnation = incarnation
         self.append_ms = append_ms
@@ -200,15 +227,13 @@ class ReceivedMessage(_Fields, Generic[Value]):
         except ValueError as error:
             raise self._unreadable(f"the payload is not JSON ({error})") from None
 
-    def handling(self, *, tracebacks: bool = True) -> "Handling":
+    def handling(self, *, tracebacks: bool = True) -> "MessageContext":
         """Around the body of a loop: `with message.handling():` hands the message out again when the body raises, and
         makes it a dead letter in the end, as `run` does. With asyncio it is `async with`. `tracebacks`: False: what the
         body raises is logged with its class only. Raises NotAllowed for a message that no consumer gave."""
-        from tfmq.client.handling import Handling  # most messages need none
-
         if self.origin.handler is None:
             raise NotAllowed("handling() is for a message that a consumer gave to a loop.")
-        return Handling(self.origin.handler, self, tracebacks)
+        return self.origin.handler.context(self, tracebacks)
 
     @property
     def value(self) -> Value:

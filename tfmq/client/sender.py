@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tfmq.client.batch import Batch, Delivery, Owner
 from tfmq.client.cluster import Cluster, Topic
@@ -24,7 +24,7 @@ from tfmq.client.link import Link
 from tfmq.client.partition_selector import PartitionSelector, choose_partition
 from tfmq.client.stream import Stream
 from tfmq.client.streams import Streams
-from tfmq.client.waiting import Flag
+from tfmq.client.waiting import Flag, Operation
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -418,3 +418,33 @@ class Sender:
         if self._room is not None:
             room, self._room = self._room, None
             room.settle()
+
+
+class ProducerContext(Protocol):
+    """What transactions and the store-and-forward queue use of the producer that they belong to."""
+
+    link: Link
+    sender: Sender
+    options: Options
+    driver: Any
+    owner: Any
+    group: str | None
+    hooks: tuple[Any, ...]
+    plain: bool
+    wall_clock: Callable[[], float]
+
+    def check_open(self) -> None:
+        """Raises `Closed`."""
+        ...
+
+    def message(self, topic: str, payload: Any, *args: Any, **options: Any) -> Message: ...
+
+    def checked(self, topic: str, message: Message) -> Message: ...
+
+    def payload(self, topic: str, message: Message) -> bytes | None: ...
+
+    def hook(self, topic: str, message: Message, delivery: Delivery) -> None: ...
+
+    def knowing(self, topic: str) -> Operation[None]:
+        """Wait for the metadata of `topic`."""
+        ...

@@ -21,13 +21,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 from tfmq.client.batch import Batch
 from tfmq.client.call import Call
 from tfmq.client.cluster import Topic
+from tfmq.client.identities import Identities
+from tfmq.client.link import Link
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -42,9 +44,6 @@ from tfmq.errors import (
 )
 from tfmq.ids import sequences_left
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
-
-if TYPE_CHECKING:
-    from tfmq.client.sender import Sender
 
 log = logging.getLogger("tfmq.client")
 
@@ -68,13 +67,53 @@ SILENT_SECONDS = 1.0
 """A broker that is busy for longer is worth a line in the log."""
 
 
+class BatchAccumulator(Protocol):
+    """What a stream uses of the accumulator that gathers its batches."""
+
+    link: Link
+    identities: Identities
+    timeout: float
+    lost: int
+    """Messages that were acknowledged as written and lost in a crash of the broker."""
+
+    @property
+    def acks(self) -> int: ...
+
+    @property
+    def window(self) -> int:
+        """Batches of one stream that may be in flight."""
+        ...
+
+    def now(self) -> float: ...
+
+    def later(self, seconds: float, function: Callable[[], None]) -> None: ...
+
+    def late(self, batch: Batch) -> TfmqError:
+        """Return why a batch could not be delivered in its time."""
+        ...
+
+    def stored(self, batch: Batch, positions: Sequence[tuple[int, int]], durability: int) -> None: ...
+
+    def fail(self, batch: Batch, error: TfmqError) -> None: ...
+
+    def move(self, batch: Batch, gone: Topic) -> None:
+        """Send a batch for a deleted topic to the topic that was made anew."""
+        ...
+
+    def drop(self, stream: Stream, moving: Sequence[Batch] = ()) -> None: ...
+
+    def forget(self, topic: Topic) -> None: ...
+
+    def close_batch(self, batch: Batch) -> None: ...
+
+
 class Stream:
     """See the module. All methods run under the driver's lock."""
 
     has_one_topic: ClassVar[bool] = True
     """Whether it ends with a topic."""
 
-    def __init__(self, sender: Sender, topic: Topic, partition: int) -> None:
+    def __init__(self, sender: BatchAccumulator, topic: Topic, partition: int) -> None:
         self.topic = topic
         self.partition = partition
         self.state = "fresh"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from tfmq.client.batch import Batch, Deliveries, Delivery
 from tfmq.client.dues import AT_ONCE, When, due_of
+from tfmq.client.sender import ProducerContext
 from tfmq.client.taking import Taking, cut, in_time
 from tfmq.client.transaction_batch import TransactionBatch
-from tfmq.client.transaction_ending import Ending
+from tfmq.client.transaction_ending import Ending, TransactionServices
 from tfmq.client.transaction_gathering import BATCH_BYTES, Gathering
 from tfmq.client.transaction_offsets import HandedOut
 from tfmq.client.transaction_pipeline import Beginning
@@ -54,19 +55,26 @@ from tfmq.errors import (
 from tfmq.message import Message
 from tfmq.protocol.commands import ACKS_SYNCED
 
-if TYPE_CHECKING:
-    from tfmq.client.transactions import Transactions
-
 FRAME_BYTES: Final = 1 << 20
 """What goes as one frame at most; a larger one is sent while it grows, so that neither side holds it in memory."""
 LEAVE_SECONDS: Final = 5.0
 """How long leaving `with` behind an exception waits for the broker to drop what it has: it would do so by itself."""
 
 
+class TransactionManager(TransactionServices, Protocol):
+    """What a transaction uses of the manager that began it."""
+
+    producer: ProducerContext
+
+    def ended(self, transaction: TransactionCore, committed: bool) -> None:
+        """Count a transaction that ended."""
+        ...
+
+
 class TransactionCore:
     """See the module. All of it runs under the driver's lock."""
 
-    def __init__(self, home: Transactions, beginning: Beginning) -> None:
+    def __init__(self, home: TransactionManager, beginning: Beginning) -> None:
         self.home = home
         self.producer = home.producer
         self.state = OPEN

@@ -7,17 +7,18 @@ again because an answer never came.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 from tfmq.client.call import Call
+from tfmq.client.link import Link
 from tfmq.client.tasks import Task
 from tfmq.client.transaction_asking import answered
 from tfmq.client.transaction_batch import TransactionBatch
 from tfmq.client.transaction_gathering import Gathering
 from tfmq.client.transaction_pipeline import STRANGE, Beginning, Pipeline
 from tfmq.client.transaction_steps import APPLYING, PREPARED, READ_ONLY, ROLLED_BACK
-from tfmq.client.transaction_streams import TransactionStream
+from tfmq.client.transaction_streams import TransactionStream, TransactionStreams
 from tfmq.client.waiting import Operation, Wait
 from tfmq.errors import (
     UNKNOWN,
@@ -42,9 +43,6 @@ from tfmq.protocol.commands import (
 from tfmq.protocol.commands import TransactionBatch as BatchRow
 from tfmq.protocol.rows import TransactionDelayed
 
-if TYPE_CHECKING:
-    from tfmq.client.transactions import Transactions
-
 log = logging.getLogger("tfmq.transaction")
 
 LET_GO_SECONDS: Final = 30.0
@@ -54,10 +52,27 @@ STREAMS_TRIED: Final = 4
 that was idle for long, one more for each power cut that takes the frame on its way."""
 
 
+class TransactionServices(Protocol):
+    """What ending a transaction uses of the producer's transaction manager."""
+
+    link: Link
+    seconds: float
+    """How long a step waits for its reply."""
+    streams: TransactionStreams
+
+    def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
+        """Run `operation` in the background."""
+        ...
+
+    def fits_a_frame(self, gathering: Gathering) -> bool:
+        """Whether the transaction can be sent as one request."""
+        ...
+
+
 class Ending:
     """The requests of one transaction. `asked` is true from the moment when what was asked for may have happened."""
 
-    def __init__(self, home: Transactions, gathering: Gathering, beginning: Beginning) -> None:
+    def __init__(self, home: TransactionServices, gathering: Gathering, beginning: Beginning) -> None:
         self.prepared = False
         """Whether the broker said so; then the offsets are there as well."""
         self.asked = False

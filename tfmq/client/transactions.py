@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from tfmq.client.sender import ProducerContext
 from tfmq.client.tasks import Task, Tasks
 from tfmq.client.transaction import FRAME_BYTES, LEAVE_SECONDS, TransactionCore
 from tfmq.client.transaction_asking import answered
@@ -29,9 +30,6 @@ from tfmq.client.waiting import Operation
 from tfmq.errors import BadRequest, TransactionRolledBack, UnknownTransaction
 from tfmq.limits import TRANSACTION_SECONDS, XID_BYTES
 from tfmq.protocol.commands import DescribeTransaction
-
-if TYPE_CHECKING:
-    from tfmq.client.producing import ProducerCore
 
 log = logging.getLogger("tfmq.transaction")
 
@@ -58,7 +56,7 @@ FOUND: Final = {
 class Transactions:
     """See the module. All of it runs under the driver's lock, but for `forgotten`."""
 
-    def __init__(self, producer: ProducerCore, functions: Sequence[Check] = ()) -> None:
+    def __init__(self, producer: ProducerContext, functions: Sequence[Check] = ()) -> None:
         self.producer = producer
         self.link = producer.link
         self.seconds = producer.options.timeout
