@@ -38,26 +38,26 @@ if TYPE_CHECKING:
     from journal.state import State as State
 
 _HOME = {
-    "Appended": "shapes",
-    "Batch": "shapes",
-    "Block": "block",
-    "Chunk": "shapes",
-    "Clock": "clock",
-    "Disk": "disk",
-    "Forcer": "force",
-    "JournalError": "errors",
-    "Log": "log",
-    "LogOptions": "options",
-    "PLAIN": "shapes",
-    "RealDisk": "disk",
-    "Recovery": "recovery",
-    "Source": "shapes",
-    "State": "state",
-    "SystemClock": "clock",
-    "StoredRecord": "standalone",
-    "blocks_of": "block",
-    "open_log": "standalone",
-    "records": "standalone",
+    "Appended": "journal.shapes",
+    "Batch": "journal.shapes",
+    "Block": "journal.block",
+    "Chunk": "journal.shapes",
+    "Clock": "journal.clock",
+    "Disk": "journal.disk",
+    "Forcer": "journal.force",
+    "JournalError": "journal.errors",
+    "Log": "journal.log",
+    "LogOptions": "journal.options",
+    "PLAIN": "journal.shapes",
+    "RealDisk": "journal.disk",
+    "Recovery": "journal.recovery",
+    "Source": "journal.shapes",
+    "State": "journal.state",
+    "SystemClock": "journal.clock",
+    "StoredRecord": "journal.standalone",
+    "blocks_of": "journal.block",
+    "open_log": "journal.standalone",
+    "records": "journal.standalone",
 }
 
 __all__ = sorted(_HOME)
@@ -67,4 +67,4 @@ def __getattr__(name: str) -> object:
     """A public name, from the module that defines it."""
     if name not in _HOME:
         raise AttributeError(f"journal has no public name {name!r}")
-    return getattr(import_module(f"journal.{_HOME[name]}"), name)
+    return getattr(import_module(_HOME[name]), name)

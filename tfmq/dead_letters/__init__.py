@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from tfmq.dead_letters.selection import Selection as Selection
 
 _PLACES = {
-    "Desk": "desk",
-    "Letter": "letter",
-    "Report": "redrive",
-    "Retrying": "retrying",
-    "Selection": "selection",
-    "Wish": "redrive",
-    "default_path": "address",
-    "open_dead_letters": "opening",
+    "Desk": "tfmq.dead_letters.desk",
+    "Letter": "tfmq.dead_letters.letter",
+    "Report": "tfmq.dead_letters.redrive",
+    "Retrying": "tfmq.dead_letters.retrying",
+    "Selection": "tfmq.dead_letters.selection",
+    "Wish": "tfmq.dead_letters.redrive",
+    "default_path": "tfmq.dead_letters.address",
+    "open_dead_letters": "tfmq.dead_letters.opening",
 }
 __all__ = [*_PLACES]
 
@@ -41,5 +41,5 @@ __all__ = [*_PLACES]
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'tfmq.dead_letters' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"tfmq.dead_letters.{_PLACES[name]}"), name)
+    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
     return value

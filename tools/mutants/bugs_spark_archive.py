@@ -6,7 +6,6 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-FOLDER: Final = "tfmq/spark/pipelines"
 TESTS: Final = "tests/spark/pipelines"
 ARCHIVING: Final = f"{TESTS}/test_archiving.py"
 REPLAYING: Final = f"{TESTS}/test_replaying.py"
@@ -21,7 +20,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-lost-manifest-passed-over",
         "no row comes twice, also where a manifest was lost",
-        f"{FOLDER}/manifest.py",
+        "tfmq/spark/pipelines/manifest.py",
         "            if start >= ends.get((incarnation, partition), 0):\n",
         "            if False:\n",
         [f"{ARCHIVING}::test_a_lost_manifest_is_told_and_nothing_comes_twice"],
@@ -29,7 +28,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-stuck-at-an-attribute-that-is-none",
         "messages whose attributes nobody can read are copied as they are",
-        f"{FOLDER}/archiving.py",
+        "tfmq/spark/pipelines/archiving.py",
         "wish.verify, lenient=True)",
         "wish.verify)",
         [f"{REPLAYING}::test_messages_whose_attributes_nobody_can_read_are_copied_as_they_are"],
@@ -37,7 +36,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-step-not-planned-before-its-files",
         "a step that was begun is made again as it was planned",
-        f"{FOLDER}/archiving.py",
+        "tfmq/spark/pipelines/archiving.py",
         "            self._archive.begin(plan)\n",
         "",
         [ANEW],
@@ -45,7 +44,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-step-planned-anew",
         "a step that was begun is made again as it was planned, and no row comes twice",
-        f"{FOLDER}/archiving.py",
+        "tfmq/spark/pipelines/archiving.py",
         "        begun = self._reconciled(self._archive.begun(self._topic, step))\n",
         "        begun = None\n",
         [ANEW],
@@ -53,7 +52,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-half-written-files-stay",
         "the next run removes what a killed one left half written",
-        f"{FOLDER}/archiving.py",
+        "tfmq/spark/pipelines/archiving.py",
         "            sweep(self._wish.folder / layout.topic_folder(self._topic))\n",
         "",
         [ANEW],
@@ -61,7 +60,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-without-a-lock",
         "one run at a time archives a topic into a folder",
-        f"{FOLDER}/durable.py",
+        "tfmq/spark/pipelines/durable.py",
         "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "            file.fileno()\n",
         [f"{ARCHIVING}::test_one_run_at_a_time", DURABLE],
@@ -69,7 +68,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-takes-another-brokers-topic",
         "offsets of two brokers never come into one archive",
-        f"{FOLDER}/archiving.py",
+        "tfmq/spark/pipelines/archiving.py",
         "        if old and new and old != new:\n",
         "        if old and new and old == new:\n",
         [f"{ARCHIVING}::test_another_brokers_topic_of_that_name_is_refused"],
@@ -77,7 +76,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-piece-begins-inside-a-repair",
         "a run goes on once damage is repaired",
-        f"{FOLDER}/archiving.py",
+        "tfmq/spark/pipelines/archiving.py",
         "        start = readable_start(logs, log, piece)\n",
         "        start = piece.start\n",
         [f"{ARCHIVING}::test_damaged_blocks_end_the_run_and_once_they_are_repaired_it_goes_on"],
@@ -85,7 +84,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-passes-over-what-retention-takes-meanwhile",
         "what retention takes while a piece is read is told, never passed over",
-        f"{FOLDER}/archiving.py",
+        "tfmq/spark/pipelines/archiving.py",
         "    return piece.start if gone else start\n",
         "    return start\n",
         [f"{ARCHIVING}::test_what_retention_takes_while_a_piece_begins_is_told"],
@@ -93,7 +92,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-forgets-the-gap-of-a-step-that-was-begun",
         "what retention took of a step is noted, and its files go aside",
-        f"{FOLDER}/planning.py",
+        "tfmq/spark/pipelines/planning.py",
         "        changed.append(each)\n",
         "",
         [f"{ARCHIVING}::test_what_retention_took_of_a_step_that_was_begun_is_told_or_noted"],
@@ -101,7 +100,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-passes-over-what-retention-took",
         "messages that are gone stop the archive, or are noted as a gap",
-        f"{FOLDER}/planning.py",
+        "tfmq/spark/pipelines/planning.py",
         "        elif start < bounds.first:\n",
         "        elif start > bounds.end + bounds.first:\n",
         [f"{ARCHIVING}::test_what_retention_took_between_two_runs_is_told_or_noted", PLANNING],
@@ -109,7 +108,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-believes-a-log-that-was-set-back",
         "a log that is shorter than its archive is refused",
-        f"{FOLDER}/planning.py",
+        "tfmq/spark/pipelines/planning.py",
         "        elif start > bounds.end:\n",
         "        elif start < 0:\n",
         [f"{ARCHIVING}::test_a_log_that_was_set_back_is_refused", PLANNING],
@@ -117,7 +116,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-goes-on-before-a-gap",
         "a run goes on behind the gap that was noted",
-        f"{FOLDER}/planning.py",
+        "tfmq/spark/pipelines/planning.py",
         "    reached += [(each.incarnation, each.partition, each.end) for each in gaps]\n",
         "",
         [PLANNING],
@@ -125,7 +124,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-piece-begins-behind-its-range",
         "steps and pieces hold every offset once",
-        f"{FOLDER}/planning.py",
+        "tfmq/spark/pipelines/planning.py",
         "            left.append(stretch._replace(start=end))\n",
         "            left.append(stretch._replace(start=end + 1))\n",
         [PLANNING],
@@ -133,7 +132,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-hours-of-another-zone",
         "rows go into the file of their hour, UTC",
-        f"{FOLDER}/hour_files.py",
+        "tfmq/spark/pipelines/hour_files.py",
         "// HOUR_US\n",
         "// HOUR_US + 1\n",
         [HOUR_FILES],
@@ -141,7 +140,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-row-groups-as-batches-come",
         "the same rows give the same bytes, however they come",
-        f"{FOLDER}/hour_files.py",
+        "tfmq/spark/pipelines/hour_files.py",
         "            if self._held_bytes >= GROUP_BYTES or self._held_rows >= GROUP_ROWS:\n",
         "            if self._held_bytes:\n",
         [f"{HOUR_FILES}::test_the_same_rows_give_the_same_bytes_however_they_come"],
@@ -149,7 +148,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-file-shown-before-it-is-whole",
         "a file appears when it is whole",
-        f"{FOLDER}/hour_files.py",
+        "tfmq/spark/pipelines/hour_files.py",
         "        self._beside = beside_of(self._path)\n",
         "        self._beside = self._path\n",
         [f"{HOUR_FILES}::test_what_fails_in_the_middle_leaves_whole_files_only"],
@@ -157,7 +156,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-file-not-forced",
         "a file is on the disk before it gets its name",
-        f"{FOLDER}/durable.py",
+        "tfmq/spark/pipelines/durable.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
         [DURABLE],
@@ -165,7 +164,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-name-not-forced",
         "a file's name is on the disk when it is said to be there",
-        f"{FOLDER}/durable.py",
+        "tfmq/spark/pipelines/durable.py",
         "    beside.replace(path)\n    force_folder(path.parent)\n",
         "    beside.replace(path)\n",
         [DURABLE],
@@ -173,7 +172,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-manifest-believed",
         "a damaged manifest is told with its name",
-        f"{FOLDER}/manifest.py",
+        "tfmq/spark/pipelines/manifest.py",
         "    if crc != _crc(body):\n",
         "    if crc is None:\n",
         [MANIFEST],
@@ -181,7 +180,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-missing-step-passed-over",
         "a missing step is told with its name",
-        f"{FOLDER}/manifest.py",
+        "tfmq/spark/pipelines/manifest.py",
         "            if step != expected:\n",
         "            if step < expected:\n",
         [MANIFEST],
@@ -189,7 +188,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-takes-any-folder",
         "a folder of somebody else is not taken for an archive",
-        f"{FOLDER}/manifest.py",
+        "tfmq/spark/pipelines/manifest.py",
         "        if strangers:\n",
         "        if len(strangers) > 1:\n",
         [MANIFEST],
@@ -197,7 +196,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-file-believed",
         "a damaged file of an archive is told by name before a row of it is used",
-        f"{FOLDER}/archive_files.py",
+        "tfmq/spark/pipelines/archive_files.py",
         "    if crc != file.crc:\n",
         "    if crc == 0:\n",
         [f"{TESTS}/test_archive_files.py"],
@@ -205,7 +204,7 @@ ARCHIVED: Final = (
     Mutant(
         "failed-task-passed-over",
         "the error of a task is raised as what it is",
-        f"{FOLDER}/tasks.py",
+        "tfmq/spark/pipelines/tasks.py",
         "        if isinstance(done, Failure):\n            raise done.error()\n",
         "        if isinstance(done, Failure):\n            continue\n",
         [f"{TESTS}/test_tasks.py::test_an_error_travels_as_a_value_with_its_details"],
@@ -216,7 +215,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-begins-anew-each-time",
         "a run goes on where the ones before it ended",
-        f"{FOLDER}/replaying.py",
+        "tfmq/spark/pipelines/replaying.py",
         "        return Target(group, topic.incarnation, count, max(reached, default=0))\n",
         "        return Target(group, topic.incarnation, count, 0)\n",
         [f"{REPLAYING}::test_a_second_run_sends_nothing_and_a_grown_archive_only_what_is_new"],
@@ -224,7 +223,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-without-attributes",
         "keys, tags, properties and birth times come back as they were",
-        f"{FOLDER}/replaying.py",
+        "tfmq/spark/pipelines/replaying.py",
         'SENT: Final = ("value", "attributes", "partition")\n',
         'SENT: Final = ("value", "key", "partition")\n',
         [f"{REPLAYING}::test_the_identical_messages_come_back_in_their_partitions_and_order"],
@@ -232,7 +231,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-without-partitions",
         "messages come back in their partitions and order",
-        f"{FOLDER}/replaying.py",
+        "tfmq/spark/pipelines/replaying.py",
         'SENT: Final = ("value", "attributes", "partition")\n',
         'SENT: Final = ("value", "attributes")\n',
         [f"{REPLAYING}::test_the_identical_messages_come_back_in_their_partitions_and_order"],
@@ -240,7 +239,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-into-another-number-of-partitions",
         "a target with another number of partitions is refused",
-        f"{FOLDER}/replaying.py",
+        "tfmq/spark/pipelines/replaying.py",
         "        if count != known and not wish.repartition:\n",
         "        if count < known and not wish.repartition:\n",
         [f"{REPLAYING}::test_another_number_of_partitions_is_refused_or_keys_choose_anew"],
@@ -248,7 +247,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-into-its-own-topic",
         "a topic does not get its own messages a second time unless that is meant",
-        f"{FOLDER}/replaying.py",
+        "tfmq/spark/pipelines/replaying.py",
         "        if same and not wish.into_itself:\n",
         "        if same and wish.repartition:\n",
         [f"{REPLAYING}::test_a_topic_does_not_get_its_own_messages_unless_that_is_meant"],
@@ -256,7 +255,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-takes-the-end-of-its-time-with-it",
         "times are chosen row by row: from since on, before until",
-        f"{FOLDER}/replaying.py",
+        "tfmq/spark/pipelines/replaying.py",
         "int(np.searchsorted(times, choice.until_ms))",
         'int(np.searchsorted(times, choice.until_ms, "right"))',
         [f"{REPLAYING}::test_partitions_and_times_are_chosen_row_by_row"],
@@ -264,7 +263,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-finds-a-missing-file-on-the-way",
         "a missing file is told before anything is sent",
-        f"{FOLDER}/replaying.py",
+        "tfmq/spark/pipelines/replaying.py",
         "        self._require_files(todo)\n",
         "",
         [f"{REPLAYING}::test_a_missing_file_is_told_before_anything_is_sent"],
@@ -272,7 +271,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-files-out-of-order",
         "partitions keep their order",
-        f"{FOLDER}/replay_plan.py",
+        "tfmq/spark/pipelines/replay_plan.py",
         "key=lambda file: (file.partition, file.first_offset)",
         "key=lambda file: (file.partition, -file.first_offset)",
         [REPLAY_PLAN],
@@ -280,7 +279,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-steps-renumbered-when-the-archive-grows",
         "what is archived later adds steps and changes none",
-        f"{FOLDER}/replay_plan.py",
+        "tfmq/spark/pipelines/replay_plan.py",
         "    for manifest in manifests:\n        files = [each for each in manifest.files if choice.takes(each)]\n",
         "    for files in ([each for one in manifests for each in one.files if choice.takes(each)],):\n",
         [REPLAY_PLAN],
@@ -288,7 +287,7 @@ REPLAYED: Final = (
     Mutant(
         "replay-into-a-new-topic-taken-for-the-old-one",
         "another target is another replay",
-        f"{FOLDER}/replay_plan.py",
+        "tfmq/spark/pipelines/replay_plan.py",
         "[archive_id, *choice, node, topic, incarnation]",
         "[archive_id, *choice, node, topic]",
         [REPLAY_PLAN],

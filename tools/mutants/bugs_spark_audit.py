@@ -6,7 +6,6 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-FOLDER: Final = "tfmq/spark/pipelines"
 TESTS: Final = "tests/spark/pipelines"
 PIECE: Final = f"{TESTS}/test_audit_piece.py"
 CHAIN: Final = f"{TESTS}/test_audit_chain.py"
@@ -23,7 +22,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-missing-mark-passed-over",
         "a log whose mark is missing is told",
-        f"{FOLDER}/audit_chain.py",
+        "tfmq/spark/pipelines/audit_chain.py",
         "        if marks is None and not self.log.mark_damaged and any(each.size for each in self.segments):\n",
         "        if marks is None and begins:\n",
         [f"{PLAN}::test_a_log_without_a_mark_is_told_and_checked_all_the_same"],
@@ -31,7 +30,7 @@ SEGMENTS: Final = (
     Mutant(
         "report-latency-of-nothing",
         "a topic without birth times has no latency",
-        f"{FOLDER}/report_figures.py",
+        "tfmq/spark/pipelines/report_figures.py",
         "        if not self.bins:\n            names",
         "        if self.bins is None:\n            names",
         [f"{FIGURES}::test_where_nothing_was_measured_no_figure_is_made_up"],
@@ -39,7 +38,7 @@ SEGMENTS: Final = (
     Mutant(
         "pipelines-interrupts-of-pyspark",
         "Ctrl-C is one sentence",
-        f"{FOLDER}/command.py",
+        "tfmq/spark/pipelines/command.py",
         "            signal.signal(signal.SIGINT, before)\n",
         "            pass\n",
         [f"{TESTS}/test_command.py::test_a_ctrl_c_is_taken_back_from_whoever_takes_it"],
@@ -47,7 +46,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-damage-is-a-tail",
         "a flipped bit is found wherever it is",
-        f"{FOLDER}/audit_piece.py",
+        "tfmq/spark/pipelines/audit_piece.py",
         "        if self.piece.tail and end and first >= self.log.forced:\n",
         "        if end and self.piece.tail:\n",
         [f"{PIECE}::test_a_flipped_bit_is_found_wherever_it_is_and_nothing_else"],
@@ -55,7 +54,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-tail-is-damage",
         "what lies behind the forced mark is no damage",
-        f"{FOLDER}/audit_piece.py",
+        "tfmq/spark/pipelines/audit_piece.py",
         "        if self.piece.tail and end and first >= self.log.forced:\n",
         "        if False:\n",
         [f"{PIECE}::test_the_tail_behind_the_forced_mark_is_no_damage"],
@@ -63,7 +62,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-places-may-go-back",
         "places of transactions only grow in a partition",
-        f"{FOLDER}/audit_piece.py",
+        "tfmq/spark/pipelines/audit_piece.py",
         "        if self.last_place is not None and place < self.last_place:\n",
         "        if self.last_place is not None and place < (0, 0):\n",
         [f"{PIECE}::test_places_of_transactions_that_go_back_are_told"],
@@ -71,7 +70,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-pieces-at-unproven-places",
         "a piece begins only where a control record says that a block does",
-        f"{FOLDER}/audit_plan.py",
+        "tfmq/spark/pipelines/audit_plan.py",
         "        return decode_control(data, 0, log_id).next == segment.base + position\n",
         "        return len(data) > 0\n",
         [f"{PLAN}::test_no_piece_begins_where_a_control_record_is_damaged"],
@@ -79,7 +78,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-missing-segment-between-files-unseen",
         "a missing segment is found",
-        f"{FOLDER}/audit_chain.py",
+        "tfmq/spark/pipelines/audit_chain.py",
         "            if before.end < after.base:\n",
         "            if before.end < before.base:\n",
         [f"{CHAIN}::test_each_missing_segment_is_found"],
@@ -87,7 +86,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-last-segments-unseen",
         "segments that are missing at the end are found",
-        f"{FOLDER}/audit_chain.py",
+        "tfmq/spark/pipelines/audit_chain.py",
         "        if marks is not None and self.segments and self.segments[-1].end < marks.forced:\n",
         "        if marks is not None and self.segments and self.segments[-1].end < marks.first:\n",
         [f"{CHAIN}::test_each_missing_segment_is_found"],
@@ -95,7 +94,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-retention-is-loss",
         "what retention took is not missing",
-        f"{FOLDER}/audit_chain.py",
+        "tfmq/spark/pipelines/audit_chain.py",
         "            if marks.first < first:\n                self._lost(None, marks.first, first, cut)\n",
         "            if 0 < first:\n                self._lost(None, 0, first, cut)\n",
         [f"{CHAIN}::test_what_retention_took_is_not_missing"],
@@ -103,7 +102,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-ordinals-between-files-unseen",
         "ordinals go on from file to file",
-        f"{FOLDER}/audit_chain.py",
+        "tfmq/spark/pipelines/audit_chain.py",
         "                self._ordinals(found[number - 1], each)\n",
         "                pass\n",
         [f"{CHAIN}::test_ordinals_that_do_not_go_on_from_file_to_file_are_told"],
@@ -111,7 +110,7 @@ SEGMENTS: Final = (
     Mutant(
         "audit-missing-folder-unseen",
         "a partition's folder that is missing is found",
-        f"{FOLDER}/audit_catalog.py",
+        "tfmq/spark/pipelines/audit_catalog.py",
         "        for partition in range(topic.partitions):\n",
         "        for partition in range(1):\n",
         [f"{CATALOG}::test_a_partitions_folder_that_is_missing_is_found"],
@@ -122,7 +121,7 @@ IDS: Final = (
     Mutant(
         "audit-only-neighbours-are-repeats",
         "two messages with one id are found wherever they are",
-        f"{FOLDER}/audit_judging.py",
+        "tfmq/spark/pipelines/audit_judging.py",
         "    for at in np.flatnonzero(runs.key[1:] < highest[:-1]) + 1:\n",
         "    for at in np.flatnonzero(runs.key[1:] < ends[:-1]) + 1:\n",
         [f"{JUDGING}::test_what_stands_twice_is_told_and_only_that"],
@@ -130,7 +129,7 @@ IDS: Final = (
     Mutant(
         "audit-brokers-share-ids",
         "each data folder is compared with itself",
-        f"{FOLDER}/audit_judging.py",
+        "tfmq/spark/pipelines/audit_judging.py",
         "        mine = facts.where(facts.folder == folder)\n",
         "        mine = facts\n",
         [f"{JUDGING}::test_brokers_do_not_share_ids"],
@@ -138,7 +137,7 @@ IDS: Final = (
     Mutant(
         "audit-a-producers-ids-in-two-parts",
         "ids of one producer are judged together",
-        f"{FOLDER}/audit_facts.py",
+        "tfmq/spark/pipelines/audit_facts.py",
         "    mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)\n",
         "    mixed = facts.key + facts.folder.astype(np.uint64)\n",
         [f"{FACTS}::test_a_split_loses_nothing_and_keeps_a_producers_ids_together"],
@@ -146,7 +145,7 @@ IDS: Final = (
     Mutant(
         "audit-repeat-without-its-place",
         "a repeat is told to the byte",
-        f"{FOLDER}/audit_locating.py",
+        "tfmq/spark/pipelines/audit_locating.py",
         "                if first_id <= id < end_id and not flag & (FLAG_CONTROL | FLAG_FILLER):\n",
         "                if first_id <= id and not flag & (FLAG_CONTROL | FLAG_FILLER):\n",
         [LOCATING],
@@ -157,7 +156,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-torn-transaction-is-on-its-way",
         "what a committed transaction brings and a partition lacks is found",
-        f"{FOLDER}/audit_judging.py",
+        "tfmq/spark/pipelines/audit_judging.py",
         "            if (place, number) > standing.applied:\n",
         "            if (place, number) > FIRST_PLACE:\n",
         [f"{JUDGING}::test_what_a_transaction_brings_and_a_partition_lacks_is_told"],
@@ -165,7 +164,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-on-its-way-is-torn",
         "what a partition has not come to is on its way",
-        f"{FOLDER}/audit_judging.py",
+        "tfmq/spark/pipelines/audit_judging.py",
         "            if (place, number) > standing.applied:\n",
         "            if place > standing.applied[0]:\n",
         [f"{JUDGING}::test_what_a_partition_has_not_come_to_is_on_its_way"],
@@ -173,7 +172,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-damage-is-told-again-as-torn",
         "what was lost with damage is not told as torn",
-        f"{FOLDER}/audit_judging.py",
+        "tfmq/spark/pipelines/audit_judging.py",
         "            elif not any(low[0] <= place <= high[0] for low, high, _ in standing.windows):\n",
         "            elif not any(low[0] < place < high[0] for low, high, _ in standing.windows):\n",
         [f"{JUDGING}::test_what_may_have_been_where_damage_is_or_retention_was_is_not_told_again"],
@@ -181,7 +180,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-stray-appends-unseen",
         "an append counts only under a decision of the journal",
-        f"{FOLDER}/audit_judging.py",
+        "tfmq/spark/pipelines/audit_judging.py",
         "        if place >= end or any(",
         "        if any(",
         [f"{JUDGING}::test_an_append_counts_only_under_a_decision_that_the_journal_has"],
@@ -189,7 +188,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-forgotten-decisions-are-undecided",
         "where files of the journal are gone nothing is undecided",
-        f"{FOLDER}/audit_journal.py",
+        "tfmq/spark/pipelines/audit_journal.py",
         "        elif epoch in rolled or message.place >= known_from:\n",
         "        elif epoch in rolled or message.place >= 0:\n",
         [f"{JOURNAL}::test_where_files_are_gone_nothing_is_undecided_and_no_number_is_known"],
@@ -197,7 +196,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-numbers-without-removed-files",
         "an audit beside a broker that removes the first files of a large transaction finds nothing torn",
-        f"{FOLDER}/audit_journal.py",
+        "tfmq/spark/pipelines/audit_journal.py",
         "        if epoch in copied or total.get(epoch) != has.get(epoch, 0)\n",
         "        if epoch in copied\n",
         [f"{JOURNAL}::test_a_decision_whose_first_messages_were_removed_with_their_file_has_no_numbers"],
@@ -205,7 +204,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-numbers-of-copies",
         "messages of which only copies are left are not numbered by the places of the copies",
-        f"{FOLDER}/audit_journal.py",
+        "tfmq/spark/pipelines/audit_journal.py",
         "        if epoch in copied or total.get(epoch) != has.get(epoch, 0)\n",
         "        if total.get(epoch) != has.get(epoch, 0)\n",
         [f"{JOURNAL}::test_where_only_a_copy_is_left_the_order_of_a_decision_is_not_known"],
@@ -213,7 +212,7 @@ TRANSACTIONS: Final = (
     Mutant(
         "audit-group-members-by-epoch",
         "members of a commit group are numbered in the order of the decision",
-        f"{FOLDER}/audit_journal.py",
+        "tfmq/spark/pipelines/audit_journal.py",
         "            of_epoch[epoch] = place, order\n",
         "            of_epoch[epoch] = place, 0 * order\n",
         [f"{JOURNAL}::test_members_of_a_commit_group_are_numbered_in_the_order_of_the_decision"],
@@ -224,7 +223,7 @@ BALANCES: Final = (
     Mutant(
         "reconcile-letters-of-the-next-message-are-done",
         "a letter of a message that is not saved as done is told",
-        f"{FOLDER}/reconcile_rows.py",
+        "tfmq/spark/pipelines/reconcile_rows.py",
         "    early = [letter for letter in letters if letter.ordinal >= consumed]\n",
         "    early = [letter for letter in letters if letter.ordinal > consumed]\n",
         [f"{ROWS}::test_each_thing_that_does_not_add_up_is_told_alone"],
@@ -232,7 +231,7 @@ BALANCES: Final = (
     Mutant(
         "reconcile-two-stores-count-twice",
         "a letter in two stores is told",
-        f"{FOLDER}/reconcile_rows.py",
+        "tfmq/spark/pipelines/reconcile_rows.py",
         "        if other is not letter and other.store != letter.store:\n",
         "        if other is not letter and other.store == letter.store:\n",
         [f"{ROWS}::test_each_thing_that_does_not_add_up_is_told_alone"],
@@ -240,7 +239,7 @@ BALANCES: Final = (
     Mutant(
         "report-quantiles-of-a-bins-edge",
         "quantiles are as near as a bin is wide, and few values are exact",
-        f"{FOLDER}/report_figures.py",
+        "tfmq/spark/pipelines/report_figures.py",
         "        left = share * self.values\n",
         "        left = share * share * self.values\n",
         [FIGURES],
@@ -248,7 +247,7 @@ BALANCES: Final = (
     Mutant(
         "report-names-become-markup",
         "no name of a user becomes markup",
-        f"{FOLDER}/report_page.py",
+        "tfmq/spark/pipelines/report_page.py",
         '"".join(f"<td>{escape(cell)}</td>" for cell in row)',
         '"".join(f"<td>{cell}</td>" for cell in row)',
         [f"{TESTS}/test_report_page.py::test_names_of_users_stay_text"],

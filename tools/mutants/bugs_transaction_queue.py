@@ -6,19 +6,18 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-CODE: Final = "tfmq/transaction/"
 TESTS: Final = "tests/transaction/test_"
 
 
 def _bug(name: str, promise: str, file: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(name, promise, f"{CODE}{file}.py", old, new, [f"{TESTS}{test}.py" for test in tests])
+    return Mutant(name, promise, file, old, new, [f"{TESTS}{test}.py" for test in tests])
 
 
 QUEUE: Final = (
     _bug(
         "waiting-messages-are-borrowed",
         "what waits for a new file owns its bytes",
-        "queue",
+        "tfmq/transaction/queue.py",
         "        for item in (*items, *self._queue):\n            item.own()\n",
         "",
         "queue",
@@ -26,7 +25,7 @@ QUEUE: Final = (
     _bug(
         "later-ones-are-borrowed",
         "what is queued while a file is begun owns its bytes",
-        "queue",
+        "tfmq/transaction/queue.py",
         "        if self.working:\n            item.own()\n",
         "",
         "queue",
@@ -34,7 +33,7 @@ QUEUE: Final = (
     _bug(
         "what-came-behind-is-written",
         "behind a refused append nothing is written that was queued with it",
-        "queue",
+        "tfmq/transaction/queue.py",
         "        refused = [*items, *self._queue]\n        self._queue.clear()\n",
         "        refused = items\n",
         "queue",
@@ -42,7 +41,7 @@ QUEUE: Final = (
     _bug(
         "holds-do-not-follow-the-roll",
         "a file with live messages is held",
-        "queue",
+        "tfmq/transaction/queue.py",
         "            self._ledger.holds.rolled()\n",
         "",
         "holds",
@@ -50,7 +49,7 @@ QUEUE: Final = (
     _bug(
         "a-cached-transaction-is-borrowed",
         "what is kept for the partitions owns its bytes",
-        "queue",
+        "tfmq/transaction/queue.py",
         "Batch(bytes(data), blocks",
         "Batch(data, blocks",
         "queue",
@@ -58,7 +57,7 @@ QUEUE: Final = (
     _bug(
         "the-cache-fills-up",
         "memory of applied transactions is given back",
-        "queue",
+        "tfmq/transaction/queue.py",
         "            self.cached_bytes -= transaction.size_bytes\n",
         "",
         "queue",
@@ -66,7 +65,7 @@ QUEUE: Final = (
     _bug(
         "told-before-it-is-forced",
         "nobody is told before the force has ended",
-        "queue",
+        "tfmq/transaction/queue.py",
         "        if place < self._journal.forced_offset:\n",
         "        if place <= self._journal.forced_offset:\n",
         "queue",
@@ -74,7 +73,7 @@ QUEUE: Final = (
     _bug(
         "sizes-without-blocks",
         "an append is announced with its true size",
-        "queue",
+        "tfmq/transaction/queue.py",
         "BLOCK.size * len(message.blocks)",
         "BLOCK.size",
         "queue",
@@ -82,7 +81,7 @@ QUEUE: Final = (
     _bug(
         "a-prepare-misses-what-is-queued",
         "a prepare counts what is on its way",
-        "recording",
+        "tfmq/transaction/recording.py",
         "            transaction.messages + transaction.queued,\n            expires_ms",
         "            transaction.messages,\n            expires_ms",
         "recording",
@@ -90,7 +89,7 @@ QUEUE: Final = (
     _bug(
         "leftovers-stay",
         "a commit of a group ends its other members",
-        "recording",
+        "tfmq/transaction/recording.py",
         "            [each.epoch for each in members],\n            [each.epoch for each in dropped],\n",
         "            [each.epoch for each in members],\n            [],\n",
         "commit_groups",
@@ -98,7 +97,7 @@ QUEUE: Final = (
     _bug(
         "forgotten-before-it-is-settled",
         "a commit by hand is forgotten only when all of it is on the disk",
-        "recording",
+        "tfmq/transaction/recording.py",
         "or not transaction.settled or",
         "or",
         "recording",
@@ -108,7 +107,7 @@ KEEPING: Final = (
     _bug(
         "bad-files-are-tried-for-ever",
         "a file that cannot be read stays, and the others are emptied",
-        "relocation",
+        "tfmq/transaction/relocation.py",
         "file.number not in bad and ",
         "",
         "relocation",
@@ -116,7 +115,7 @@ KEEPING: Final = (
     _bug(
         "old-places-stay-held",
         "an emptied file is not held",
-        "relocation",
+        "tfmq/transaction/relocation.py",
         "                holds.renew(transaction)\n",
         "                pass\n",
         "relocation",
@@ -124,7 +123,7 @@ KEEPING: Final = (
     _bug(
         "full-files-are-moved",
         "only files of which less than half lives are emptied",
-        "relocation",
+        "tfmq/transaction/relocation.py",
         "0 < EMPTY_FACTOR * alive[index] < file.size",
         "0 < alive[index] < file.size",
         "relocation",
@@ -132,7 +131,7 @@ KEEPING: Final = (
     _bug(
         "fences-stay",
         "a later commit lifts the fences",
-        "commit_groups",
+        "tfmq/transaction/commit_groups.py",
         "            group.fenced = {run: at for run, at in group.fenced.items() if at > sequence}\n",
         "",
         "commit_groups",
@@ -140,7 +139,7 @@ KEEPING: Final = (
     _bug(
         "another-total-is-always-refused",
         "another total is taken where the writer allows it",
-        "commit_groups",
+        "tfmq/transaction/commit_groups.py",
         "if rows != last.rows and not other_total:",
         "if rows != last.rows:",
         "commit_groups",
@@ -148,7 +147,7 @@ KEEPING: Final = (
     _bug(
         "members-of-any-sequence",
         "a commit takes members of its own sequence only",
-        "commit_groups",
+        "tfmq/transaction/commit_groups.py",
         " or members[epoch].sequence != sequence",
         "",
         "commit_groups",
@@ -156,7 +155,7 @@ KEEPING: Final = (
     _bug(
         "an-older-outcome-is-told",
         "of one name the latest outcome is told",
-        "outcomes",
+        "tfmq/transaction/outcomes.py",
         "        for run in reversed(self._runs):",
         "        for run in self._runs:",
         "outcomes",
@@ -164,7 +163,7 @@ KEEPING: Final = (
     _bug(
         "merged-outcomes-go-early",
         "outcomes are remembered for their time",
-        "outcomes",
+        "tfmq/transaction/outcomes.py",
         "max(run.newest_ms for run in runs)",
         "min(run.newest_ms for run in runs)",
         "outcomes",
@@ -172,7 +171,7 @@ KEEPING: Final = (
     _bug(
         "pages-begin-at-the-beginning",
         "a page does not look at those before it",
-        "order",
+        "tfmq/transaction/order.py",
         "bisect_right(epochs, epoch)",
         "0 * bisect_right(epochs, epoch)",
         "order",
@@ -180,7 +179,7 @@ KEEPING: Final = (
     _bug(
         "a-failed-lease-counts",
         "no epoch is given out before its range is forced",
-        "epochs",
+        "tfmq/transaction/epochs.py",
         "            if error is None:\n                self._end = end\n",
         "            self._end = end\n",
         "epochs",

@@ -6,19 +6,18 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-CODE: Final = "tfmq/transaction/"
 TESTS: Final = "tests/transaction/test_"
 
 
 def _bug(name: str, promise: str, file: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(name, promise, f"{CODE}{file}.py", old, new, [f"{TESTS}{test}.py" for test in tests])
+    return Mutant(name, promise, file, old, new, [f"{TESTS}{test}.py" for test in tests])
 
 
 LEDGER: Final = (
     _bug(
         "time-goes-back-with-the-clock",
         "what expires does so by the latest time in any record",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "max(self.time_ms, operation.time_ms)",
         "operation.time_ms",
         "ledger",
@@ -26,7 +25,7 @@ LEDGER: Final = (
     _bug(
         "copies-are-taken-for-new-messages",
         "a batch that was carried forward is not counted twice",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "        if moved_from:\n",
         "        if moved_from < 0:\n",
         "ledger",
@@ -34,7 +33,7 @@ LEDGER: Final = (
     _bug(
         "lost-messages-give-their-numbers-away",
         "messages that a repair lost keep their numbers",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "        if missing and self.repaired:",
         "        if missing < 0:",
         "ledger",
@@ -42,7 +41,7 @@ LEDGER: Final = (
     _bug(
         "a-loss-is-not-counted",
         "messages that a repair gave up before the snapshot are counted",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "                    transaction.lost += count\n",
         "",
         "ending",
@@ -50,7 +49,7 @@ LEDGER: Final = (
     _bug(
         "what-was-never-prepared-must-be-whole",
         "damage in what is about to be dropped ends no start",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "            if transaction.state != states.OPEN:\n                yield",
         "            if True:\n                yield",
         "ending",
@@ -58,7 +57,7 @@ LEDGER: Final = (
     _bug(
         "a-commit-of-the-rest-is-told-as-done",
         "a prepared transaction that lost messages is not committed unless an operator says so",
-        "ending",
+        "tfmq/transaction/ending.py",
         "            if transaction.lost and not force:\n",
         "            if transaction.lost and force:\n",
         "ending",
@@ -66,7 +65,7 @@ LEDGER: Final = (
     _bug(
         "a-loss-behind-the-decision-is-not-told",
         "the commit of a transaction that lost messages is never told to its owner as done",
-        "steps",
+        "tfmq/transaction/steps.py",
         "    elif lost and not by_hand:\n",
         "    elif lost and by_hand:\n",
         "ending",
@@ -74,7 +73,7 @@ LEDGER: Final = (
     _bug(
         "damage-of-the-journal-is-told-as-a-stopped-partition",
         "a decided transaction that cannot be read says that the journal is damaged",
-        "line",
+        "tfmq/transaction/line.py",
         "            self._queue[0].course.damage = str(error)\n",
         "            pass\n",
         "applying",
@@ -82,7 +81,7 @@ LEDGER: Final = (
     _bug(
         "a-group-commits-without-what-is-lost",
         "a commit group is committed whole or not at all, also after damage",
-        "group_commits",
+        "tfmq/transaction/group_commits.py",
         " and not found.lost",
         "",
         "group_commits",
@@ -90,7 +89,7 @@ LEDGER: Final = (
     _bug(
         "missing-messages-are-not-noticed",
         "a prepared transaction is never shorter than it was, in silence",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "if missing < 0 or not self.repaired:",
         "if missing < 0:",
         "ledger",
@@ -98,7 +97,7 @@ LEDGER: Final = (
     _bug(
         "epochs-go-back",
         "epochs never go back",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "self.epochs_end = max(self.epochs_end, said.end)",
         "self.epochs_end = said.end",
         "ledger",
@@ -106,7 +105,7 @@ LEDGER: Final = (
     _bug(
         "the-latest-key-counts",
         "outcomes are found under the key of the first record",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "outcomes.key = outcomes.key or said.key",
         "outcomes.key = said.key",
         "ledger",
@@ -115,7 +114,7 @@ LEDGER: Final = (
     _bug(
         "decided-members-stay-in-their-group",
         "what is decided is no member of its commit group any more",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         " and transaction.decision is None and not transaction.settled:",
         ":",
         "ledger",
@@ -124,7 +123,7 @@ LEDGER: Final = (
     _bug(
         "open-ones-survive-a-start",
         "what was never prepared is rolled back at recovery",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "if each.state == states.OPEN]",
         "if each.state == states.READ_ONLY]",
         "ledger",
@@ -133,7 +132,7 @@ LEDGER: Final = (
     _bug(
         "decided-ones-are-carried-forward",
         "what is decided stays where it is in the journal",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "if transaction is None or transaction.decision is not None or transaction.settled:",
         "if transaction is None:",
         "ledger",
@@ -142,7 +141,7 @@ LEDGER: Final = (
     _bug(
         "an-older-one-takes-the-name-away",
         "a name belongs to its latest transaction",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "if origin.xid and self.named.get(origin.xid) is transaction:",
         "if origin.xid in self.named:",
         "ledger",
@@ -151,7 +150,7 @@ LEDGER: Final = (
     _bug(
         "by-hand-is-a-plain-outcome",
         "a heuristic outcome is a plain one only when it is forgotten",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "            if event == states.DECIDE:\n",
         "            if event:\n",
         "recording",
@@ -159,7 +158,7 @@ LEDGER: Final = (
     _bug(
         "local-outcomes-push-out-named-ones",
         "local transactions do not push out the outcomes of named ones",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "self.local_outcomes if origin.local else self.outcomes",
         "self.outcomes",
         "store",
@@ -167,7 +166,7 @@ LEDGER: Final = (
     _bug(
         "a-prepare-leaves-its-stream-behind",
         "the request that began a prepared one finds it after a restart",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "        self._ended(transaction, states.PREPARED)\n",
         "",
         "streams",
@@ -175,7 +174,7 @@ LEDGER: Final = (
     _bug(
         "prepared-ones-without-their-offsets",
         "a prepare keeps the offsets of groups",
-        "ledger",
+        "tfmq/transaction/ledger.py",
         "        transaction.offsets = said.offsets\n",
         "",
         "recording",
@@ -185,7 +184,7 @@ SNAPSHOTS: Final = (
     _bug(
         "a-snapshot-shares-what-moves",
         "a snapshot that is being packed has the places of its time",
-        "moves",
+        "tfmq/transaction/moves.py",
         "if transaction.epoch not in self._copied:",
         "if not transaction.epoch:",
         "moves",
@@ -194,7 +193,7 @@ SNAPSHOTS: Final = (
     _bug(
         "a-snapshot-has-what-came-later",
         "what is sent behind a capture is not in it",
-        "snapshot",
+        "tfmq/transaction/snapshot.py",
         "packed(locations[:words])",
         "packed(Locations(locations))",
         "snapshot",
@@ -202,7 +201,7 @@ SNAPSHOTS: Final = (
     _bug(
         "an-open-one-comes-back-prepared",
         "a step without its record is not in a snapshot",
-        "snapshot",
+        "tfmq/transaction/snapshot.py",
         "        0 if opened else transaction.prepared_ms,\n",
         "        transaction.prepared_ms,\n",
         "snapshot",
@@ -210,7 +209,7 @@ SNAPSHOTS: Final = (
     _bug(
         "a-group-comes-back-apart",
         "members of a commit group come back with one decision",
-        "snapshot",
+        "tfmq/transaction/snapshot.py",
         "            _share([by_epoch[epoch] for epoch in epochs])\n",
         "            by_epoch[epochs[0]]\n",
         "ledger",
@@ -219,7 +218,7 @@ SNAPSHOTS: Final = (
     _bug(
         "an-applied-one-is-left-as-it-was",
         "what is applied and not settled is applied again after a crash",
-        "snapshot",
+        "tfmq/transaction/snapshot.py",
         "    states.COMMITTED: states.APPLYING,\n",
         "",
         "snapshot",
@@ -229,7 +228,7 @@ STREAMS: Final = (
     _bug(
         "an-old-number-is-a-new-transaction",
         "a number below the last is never taken for a new one",
-        "streams",
+        "tfmq/transaction/streams.py",
         "        if number < last:\n",
         "        if number < NO_NUMBER:\n",
         "streams",
@@ -237,7 +236,7 @@ STREAMS: Final = (
     _bug(
         "a-late-end-hides-a-later-one",
         "a stream remembers its highest number",
-        "streams",
+        "tfmq/transaction/streams.py",
         "        if number >= stream.number:\n",
         "        if number >= NO_NUMBER:\n",
         "streams",
@@ -245,7 +244,7 @@ STREAMS: Final = (
     _bug(
         "senders-are-idle",
         "who sends is not idle",
-        "streams",
+        "tfmq/transaction/streams.py",
         "            self._streams.move_to_end(producer_id)\n",
         "            pass\n",
         "streams",
@@ -253,7 +252,7 @@ STREAMS: Final = (
     _bug(
         "no-floor",
         "what is forgotten is never taken for new",
-        "streams",
+        "tfmq/transaction/streams.py",
         "        self.floor = max(self.floor, producer_id)\n",
         "",
         "streams",
@@ -261,7 +260,7 @@ STREAMS: Final = (
     _bug(
         "another-transactions-piece-is-a-repeat",
         "a piece is a repeat only in its own transaction",
-        "streams",
+        "tfmq/transaction/streams.py",
         "if begin_epoch == epoch and begin <= sequence",
         "if begin <= sequence",
         "streams",
@@ -269,7 +268,7 @@ STREAMS: Final = (
     _bug(
         "an-earlier-piece-is-a-repeat",
         "what an earlier transaction sent is no repeat",
-        "streams",
+        "tfmq/transaction/streams.py",
         "begin <= sequence and sequence + count",
         "sequence + count",
         "streams",
@@ -277,7 +276,7 @@ STREAMS: Final = (
     _bug(
         "queued-pieces-are-forgotten",
         "what is queued counts for whoever comes next",
-        "streams",
+        "tfmq/transaction/streams.py",
         "if staged is not None and staged[2] == stream.next:",
         "if staged is not None:",
         "streams",
@@ -287,7 +286,7 @@ SLICES: Final = (
     _bug(
         "parts-are-whole-pieces",
         "only the first part of a batch tells its offset",
-        "slices",
+        "tfmq/transaction/slices.py",
         "            index = PART\n\n    def _put",
         "\n    def _put",
         "slices",
@@ -295,7 +294,7 @@ SLICES: Final = (
     _bug(
         "a-cut-batch-keeps-its-sequence",
         "a batch that goes on has the sequence of its first record",
-        "slices",
+        "tfmq/transaction/slices.py",
         "sequence + skipped, count - skipped",
         "sequence, count - skipped",
         "slices",
@@ -303,7 +302,7 @@ SLICES: Final = (
     _bug(
         "what-is-there-comes-again",
         "behind a message comes what is behind it",
-        "slices",
+        "tfmq/transaction/slices.py",
         "return (row + (last <= after)) * ROW_WORDS",
         "return row * ROW_WORDS",
         "slices",
@@ -311,7 +310,7 @@ SLICES: Final = (
     _bug(
         "lost-ones-stop-the-rest",
         "what a repair gave up does not hold up the rest",
-        "slices",
+        "tfmq/transaction/slices.py",
         "            slicing.lose(number, count)\n",
         "",
         "slices",
@@ -319,7 +318,7 @@ SLICES: Final = (
     _bug(
         "a-target-ends-too-late",
         "the last number of a target is that of its last message",
-        "transaction",
+        "tfmq/transaction/transaction.py",
         "last = plan[-3] + (plan[-2] >> SIZE_BITS) - 1",
         "last = plan[-3] + (plan[-2] >> SIZE_BITS)",
         "transaction",
