@@ -13,13 +13,14 @@ import pytest
 
 import tfmq
 from journal.errors import Corrupt
+from tests import paths
 from tests.cli.conftest import Cli
 from tfmq import errors
 from tfmq.cli import main
 from tfmq.client.batch import Batch, Delivery
 from tools.rigs.live_server import LiveServer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = paths.ROOT
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

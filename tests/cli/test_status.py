@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import paths
 from tests.cli.conftest import Cli
 from tests.cli.delayed_broker import NOW_MS, DelayedBroker, Waiting
 from tests.client.fake_broker import listening
@@ -33,7 +33,7 @@ def test_every_figure_is_explained_on_the_page(cli: Cli) -> None:
 
     found = cli("status", "--json").json
     del found["settings"]  # the table of docs/configuration.md
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    page = (paths.ROOT / "docs" / "cli.md").read_text()
     explained = page[page.index("## What `tfmq status` shows") :]
     explained = explained[: explained.index("\n## ", 3)]
     rows = [line.split("|")[1] for line in explained.splitlines() if line.startswith("| `")]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import tfmq
+from tests import paths
 from tools.rigs.live_server import LiveServer
 
 SECONDS = 60.0
@@ -46,7 +47,7 @@ def topic(server: LiveServer, request: pytest.FixtureRequest) -> str:
     return name
 
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "handling.md"
+PAGE = paths.ROOT / "docs" / "handling.md"
 
 
 def test_the_program_of_the_page_runs_as_it_stands_there(server: LiveServer, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from journal.disk import RealDisk
 from journal.file import RealFile
+from tests import paths
 from tests.scale import scaled, seeded
 from tools.rigs import power_cut
 from tools.rigs.loop_image import LoopImage, Unavailable, require_loop_devices
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = paths.ROOT
 CUTS = 200
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import paths
 from tests.dead_letters.helpers import NOW, Time
 from tests.dead_letters.test_redrive import fill
 from tests.dead_letters.test_shelf import keeping
@@ -158,7 +159,7 @@ def test_the_stores_of_consumers_that_were_told_of_none_are_found(
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "dead-letters.md").read_text()
+    page = (paths.ROOT / "docs" / "dead-letters.md").read_text()
     program = page.split("## From a program\n```python\n")[1].split("```")[0]
     path = str(tmp_path / "dead.db")
     with SimulatedBroker() as broker:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import paths
 from tests.dead_letters.helpers import failure, message
 from tests.scale import scaled, seeded
 from tfmq.client.received import ReceivedMessage
@@ -141,7 +141,7 @@ def test_the_letter_of_a_keeping_needs_no_more_than_what_it_says() -> None:
 
 
 def test_the_example_of_the_page_is_what_is_written() -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "dead-letters.md").read_text()
+    page = (paths.ROOT / "docs" / "dead-letters.md").read_text()
     example = page.split("A `take` of letter `0123456789abcdef`:\n\n")[1].split("\n\n")[0]
     taken = events.Take(1_763_700_000_000, "me", 1_763_700_060_000)
     assert bytes.fromhex(example) == content_of("0123456789abcdef", taken, LARGE).payload
@@ -149,7 +149,7 @@ def test_the_example_of_the_page_is_what_is_written() -> None:
 
 
 def test_the_page_has_every_kind_and_every_column() -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "dead-letters.md").read_text()
+    page = (paths.ROOT / "docs" / "dead-letters.md").read_text()
     assert [kind for kind in KINDS.values() if f"| `{kind}` |" not in page] == []
     assert [column.name for column in TABLE.c if f"`{column.name}`" not in page] == []
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from pathlib import Path
 
 import pytest
 
 from journal.errors import Corrupt, NewerFormat
 from journal.header import make_id, make_log_id, make_record
+from tests import paths
 from tests.scale import scaled, seeded
 from tfmq.delay.bucket_file import (
     CHUNK_SIZE,
@@ -29,7 +29,7 @@ from tfmq.delay.columns import CRC_SIZE, Columns, Messages, Target, sealed
 from tfmq.delay.dues import DUE_MAX
 from tfmq.delay.spans import LEVELS, Span
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = paths.ROOT
 GOLDEN = bytes.fromhex((ROOT / "tests" / "golden" / "bucket.hex").read_text())
 
 IDENTITY = Identity(5, 0x0102030405060708)

@@ -3,7 +3,6 @@
 import gc
 import re
 from array import array
-from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from journal.control import Control, encode_control, holds_control_header
 from journal.errors import NewerFormat
 from journal.header import HEADER, HEADER_SIZE, make_id, make_record
+from tests import paths
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay import note
@@ -21,7 +21,7 @@ from tfmq.delay.broker_time import AHEAD_MAX
 from tfmq.delay.dues import DUE_MAX, Dues, dues_of
 from tfmq.delay.note import BadNote, Note, Turns, decode_note, encode_note
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "arrivals.hex"
+GOLDEN = paths.TESTS / "golden" / "arrivals.hex"
 
 DUE = 1_700_000_060_000
 LOG = 0x1000_0001

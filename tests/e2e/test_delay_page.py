@@ -3,17 +3,17 @@
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import click
 import pytest
 
 import tfmq
+from tests import paths
 from tfmq.cli.main import commands
 from tfmq.testing import SimulatedBroker
 
-PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "delay.md").read_text()
+PAGE = (paths.ROOT / "docs" / "delay.md").read_text()
 HOUR = 3_600
 TICK = timedelta(milliseconds=10)
 

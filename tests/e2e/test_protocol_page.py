@@ -12,14 +12,15 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
+from tests import paths
+
 CHECK_SECONDS = 0.2
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "protocol.md"
+PAGE = paths.ROOT / "docs" / "protocol.md"
 
 
 class PageError(Exception):

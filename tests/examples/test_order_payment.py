@@ -4,15 +4,15 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from examples.order_payment import accidents
+from tests import paths
 from tests.scale import SCALE
 from tests.sql.test_course import STEPS
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = paths.ROOT
 ACCOUNT = re.compile(r"^(orders|told|payments|confirmed) +(\[.*\])$", re.MULTILINE)
 BEFORE_THE_DECISION = {0, 1, 2, 3, 4, 5, 6, 7, 8}
 ALL = {*range(2 * len(accidents.EACH))}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tfmq
+from tests import paths
 from tfmq.testing import SimulatedBroker
 from tools.check_types import Programs, said
 
@@ -21,7 +22,7 @@ consumer = tfmq.Consumer(topics="orders", codec=tfmq.codecs.pydantic(Order))
 for message in consumer:
     message.value.nmuber
 """
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = paths.ROOT
 PRINTED = {
     "orders": (
         "[\"kettle for '1'\"] [Payment(order=1, cents=2000)]"

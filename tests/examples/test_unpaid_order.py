@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests import paths
+
+ROOT = paths.ROOT
 HERE = "examples/unpaid_order"
 
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import paths
+
 PROGRAM = """
 import tfmq
 from typing import assert_type
@@ -33,7 +35,7 @@ def test_a_users_program_is_typed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(program)]
-    root = Path(__file__).resolve().parents[2]
+    root = paths.ROOT
     environment = {
         **os.environ,
         "PYTHONPATH": str(root),

@@ -16,6 +16,7 @@ from journal import disk as disk_module
 from journal.disk import Disk, RealDisk, write_all
 from journal.errors import Full, Locked
 from journal.testing import SimulatedDisk
+from tests import paths
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -121,7 +122,7 @@ def test_another_process_is_named_as_the_holder_of_a_lock(tmp_path: Path) -> Non
         f"try: RealDisk().lock({path!r})\n"
         "except Exception as error: print(type(error).__name__, error.holder)"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = paths.ROOT
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30
     )
@@ -160,7 +161,7 @@ def test_without_a_descriptor_an_open_says_so_and_a_folder_can_still_be_forced(t
         "kept.pop().close()\n"
         f"disk.open_read('{tmp_path}/0'); print('goes on')"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = paths.ROOT
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30
     )

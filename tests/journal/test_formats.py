@@ -5,7 +5,6 @@ disks have not.
 """
 
 import re
-from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -30,8 +29,9 @@ from journal.mark import Marks, decode_marks, encode_marks
 from journal.record import make_log_id
 from journal.state import Snapshot, decode_snapshot, encode_snapshot
 from journal.testing.simulated_disk import SimulatedDisk
+from tests import paths
 
-TESTS = Path(__file__).parent.parent
+TESTS = paths.TESTS
 GOLDEN = TESTS / "golden"
 PAGES = TESTS.parent / "docs" / "formats"
 

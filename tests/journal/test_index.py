@@ -5,7 +5,6 @@ one flipped bit and any truncation loses entries and never gives a wrong one.
 """
 
 from bisect import bisect_right
-from pathlib import Path
 
 import crcmod.predefined
 import pytest
@@ -16,6 +15,7 @@ from journal.errors import Full
 from journal.index import ENTRY, ENTRY_SIZE, RUN_SIZE_MIN, WRITE_COUNT, Entry, Index, Place
 from journal.record import Control
 from journal.testing.simulated_disk import SimulatedDisk
+from tests import paths
 from tests.journal.blocks import LOG_ID, flipped
 
 BASE = 1 << 33
@@ -104,7 +104,7 @@ def test_what_is_written_is_loaded(disk: SimulatedDisk) -> None:
 
 
 def test_the_golden_index_is_written_and_loaded_as_ever(disk: SimulatedDisk) -> None:
-    golden = bytes.fromhex((Path(__file__).parent.parent / "golden" / "index.hex").read_text())
+    golden = bytes.fromhex((paths.TESTS / "golden" / "index.hex").read_text())
     filled(controls([70_000, 65_436]), disk)
     assert disk.read_file(PATH) == golden
     assert [entry.size for entry in Index.load(disk, PATH, BASE, LOG_ID, 1 << 20).entries()] == [

@@ -4,7 +4,6 @@ The files in tests/golden were made by `make_golden` once and are not made again
 the format has changed, and logs on people's disks have not.
 """
 
-from pathlib import Path
 from zlib import crc32
 
 import crcmod.predefined
@@ -23,8 +22,9 @@ from journal.record import (
     make_record,
     tag_flag,
 )
+from tests import paths
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = paths.TESTS / "golden"
 LOG_ID = make_log_id(3, 1)
 
 

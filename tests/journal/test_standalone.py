@@ -9,8 +9,9 @@ import pytest
 from journal import open_log, records
 from journal.errors import BelowStart, BeyondEnd, Locked
 from journal.options import LogOptions
+from tests import paths
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "journal.md"
+PAGE = paths.ROOT / "docs" / "journal.md"
 
 
 def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from sqlalchemy.orm import Session
 
 import tfmq
 import tfmq.aio
+from tests import paths
 from tests.sql.billing import Base, Invoice
 from tfmq.offsets.stored import ClaimingStorage
 from tfmq.testing import SimulatedBroker
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "offsets.md"
+PAGE = paths.ROOT / "docs" / "offsets.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

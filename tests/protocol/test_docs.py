@@ -1,16 +1,15 @@
 """docs/protocol.md, errors.md, limits.md and configuration.md name everything that the code has."""
 
-from pathlib import Path
-
 import pytest
 
+from tests import paths
 from tfmq import limits
 from tfmq.errors import CLASSES
 from tfmq.message import ATTEMPTS, BORN_AT, DELAY, KEY, PROPERTIES, REDRIVES, TAG
 from tfmq.protocol.commands import COMMANDS
 from tfmq.settings_table import SETTINGS
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+DOCS = paths.ROOT / "docs"
 
 
 def page(name: str) -> str:

@@ -17,12 +17,13 @@ import pytest
 from packaging.requirements import Requirement
 
 import tfmq
+from tests import paths
 from tests.scale import FRACTION, SCALE, scaled
 from tests.spark.drivers import differing, sent, stored
 from tools.rigs import java, spark_session
 from tools.rigs.live_server import LiveServer
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = paths.ROOT
 MASTER = "local-cluster[2,1,1024]"
 ROWS = 100_000
 SECONDS = 540.0

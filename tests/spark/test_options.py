@@ -1,15 +1,15 @@
 """The table of options: what each takes, what is refused and in which words, and that the page has all of them."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import paths
 from tfmq.errors import BadRequest
 from tfmq.spark.options import OPTIONS, chosen, nearest, only_one
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "spark.md"
+PAGE = paths.ROOT / "docs" / "spark.md"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import tfmq
+from tests import paths
 from tools.rigs.live_server import LiveServer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = paths.ROOT
 PAGE = (ROOT / "docs" / "spark.md").read_text()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SPARKS = re.compile(r"does not support|ErrorIfExists")

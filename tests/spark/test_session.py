@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests import scale
+from tests import paths, scale
 from tools.rigs import java, spark_session
 from tools.rigs.live_server import LiveServer
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = paths.ROOT
 FAKES = {
     "java": 'echo "openjdk version \\"11.0.2\\" 2019-01-15" >&2',
     "id": "echo 0",

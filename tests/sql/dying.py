@@ -22,10 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import tfmq.aio
+from tests import paths
 from tests.sql.shop import Order
 from tfmq.sql import course
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = paths.ROOT
 TOPICS = ("orders", "payments")
 PATIENCE_SECONDS = 60.0
 START_SECONDS = 10.0

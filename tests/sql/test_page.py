@@ -13,11 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import tfmq.aio
+from tests import paths
 from tests.sql.settling import messages
 from tests.sql.shop import Order, orders
 from tests.sql.test_course import async_engine_of
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "database-transactions.md"
+PAGE = paths.ROOT / "docs" / "database-transactions.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

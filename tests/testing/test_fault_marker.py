@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tfmq.testing.broker  # noqa: F401 - before a run inside, which forgets what it has loaded
+from tests import paths
 from tfmq.testing.fault_marker import chosen
 from tfmq.testing.trial import Accident, Step
 
@@ -232,7 +232,7 @@ def test_it(tfmq_broker, account):
 
 
 def test_the_page_shows_what_is_said_of_its_handler(run_inside: Any) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    page = (paths.ROOT / "docs" / "testing.md").read_text()
     shown = re.search(r"```py\n(.*?)```.*?```\n(.*?)```", page, re.DOTALL)
     assert shown is not None
     done = run_inside(shown[1])

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import paths
 from tfmq.testing import SimulatedBroker, VirtualClock
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = paths.ROOT
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ROWS = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]

@@ -6,7 +6,9 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests import paths
+
+ROOT = paths.ROOT
 
 PASSING = """
 import tfmq

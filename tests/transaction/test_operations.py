@@ -3,20 +3,20 @@
 import contextlib
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
 from journal import entry
+from tests import paths
 from tests.scale import scaled, seeded
 from tfmq.effects import GroupPlaces
 from tfmq.transaction import operations
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.requests import Member
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "operations.hex"
+GOLDEN = paths.TESTS / "golden" / "operations.hex"
 
 ORIGIN = Origin("order-42", False, 4000, 7, 1_700_000_000_000, "payments", "a client", None)
 MEMBER = ORIGIN._replace(xid="part-1", member=Member("query", 12, "run-1"))

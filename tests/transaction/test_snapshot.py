@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from pathlib import Path
 
 import msgpack
 import pytest
 
 from journal.entry import AppendMsg
 from journal.errors import NewerFormat
+from tests import paths
 from tests.scale import scaled, seeded
 from tests.transaction.stores import BILLS, ORDERS, Store, decided, picture, piece, row
 from tests.transaction.test_ledger import make_ledger
@@ -24,7 +24,7 @@ from tfmq.transaction.requests import Member
 from tfmq.transaction.snapshot import Head
 from tfmq.transaction.transaction import Decision, Transaction
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "ledger.hex"
+GOLDEN = paths.TESTS / "golden" / "ledger.hex"
 HEAD = Head(1234, 5678, ((1,), (2,), (3,), (4,)))
 
 

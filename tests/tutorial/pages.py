@@ -15,11 +15,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests import paths
 from tests.scale import FRACTION, SCALE
 from tests.tutorial.shell import SECONDS, Shell
 from tools.demo_broker import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = paths.ROOT
 FENCE = re.compile(r"^```(\w*)(?: (\w+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HEAD = re.compile(r"# (at the end of )?(\S+\.\w+)\n")
 PORTS: Final = ("8367", "8000")

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.paths import ROOT
 from tfmq.errors import BadRequest, ConnectionFailed, Damaged, TfmqError
 from tfmq.spark.pipelines import NAMES
 from tfmq.spark.pipelines.command import Job, interruptible, pipeline_options, run
@@ -95,7 +96,7 @@ def test_an_option_that_is_like_none_gets_no_guess(capsys: pytest.CaptureFixture
 def test_without_pyspark_it_says_how_to_install_it(tmp_path: Path) -> None:
     finder = "import sys\nsys.modules['pyspark'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(finder)
-    paths = os.pathsep.join((str(tmp_path), str(Path(__file__).resolve().parents[3])))
+    paths = os.pathsep.join((str(tmp_path), str(ROOT)))
     command = [sys.executable, "-m", "tfmq.spark.pipelines.archive", "orders", "--to", "x"]
     ran = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=60
@@ -121,7 +122,7 @@ def test_without_java_it_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_every_pipeline_has_its_section_and_its_help_on_the_page() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "pipelines.md").read_text()
+    page = (ROOT / "docs" / "pipelines.md").read_text()
     assert [name for name in NAMES if f"\n## {name}\n" not in page] == []
     there = [name for name in NAMES if find_spec(f"tfmq.spark.pipelines.{name}") is not None]
     helps = [f"Usage: python -m tfmq.spark.pipelines.{name} " for name in there]

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import paths
 from tfmq.errors import BadRequest, Damaged, NotSupported
 from tfmq.spark.pipelines import layout, manifest
 from tfmq.spark.pipelines.layout import Piece
 from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Gap, Manifest, Plan, packed, unpacked
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = paths.ROOT
 PLAN = Plan(1, "orders", 2, "node", (Piece(0, 5, 83886080, 0, 4096),), (Gap(1, 5, 0, 100),))
 FILE = ArchiveFile("topic=orders/x.parquet", 0, 5, 0, 4096, 3, 900, 77, 300, 0, 200, 1, 2)
 DONE = Manifest(PLAN, (FILE,), {(5, 0): 4096, (5, 1): 100})
