@@ -16,48 +16,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from journal.block import Block as Block
-    from journal.block import blocks_of as blocks_of
     from journal.clock import Clock as Clock
     from journal.clock import SystemClock as SystemClock
     from journal.disk import Disk as Disk
     from journal.disk import RealDisk as RealDisk
     from journal.errors import JournalError as JournalError
-    from journal.force import Forcer as Forcer
-    from journal.log import Log as Log
-    from journal.options import LogOptions as LogOptions
-    from journal.recovery import Recovery as Recovery
-    from journal.shapes import PLAIN as PLAIN
-    from journal.shapes import Appended as Appended
-    from journal.shapes import Batch as Batch
-    from journal.shapes import Chunk as Chunk
-    from journal.shapes import Source as Source
-    from journal.standalone import StoredRecord as StoredRecord
-    from journal.standalone import open_log as open_log
-    from journal.standalone import records as records
-    from journal.state import State as State
+    from journal.fsync import Forcer as Forcer
+    from journal.log.checkpoint import State as State
+    from journal.log.log import Log as Log
+    from journal.log.readonly import StoredRecord as StoredRecord
+    from journal.log.readonly import open_log as open_log
+    from journal.log.readonly import records as records
+    from journal.log.recovery_rules import Recovery as Recovery
+    from journal.log.segments import LogOptions as LogOptions
+    from journal.record.batch import PLAIN as PLAIN
+    from journal.record.batch import Appended as Appended
+    from journal.record.batch import Batch as Batch
+    from journal.record.batch import Chunk as Chunk
+    from journal.record.batch import Source as Source
+    from journal.record.block import Block as Block
+    from journal.record.block import blocks_of as blocks_of
 
 _HOME = {
-    "Appended": "journal.shapes",
-    "Batch": "journal.shapes",
-    "Block": "journal.block",
-    "Chunk": "journal.shapes",
+    "Appended": "journal.record.batch",
+    "Batch": "journal.record.batch",
+    "Block": "journal.record.block",
+    "Chunk": "journal.record.batch",
     "Clock": "journal.clock",
     "Disk": "journal.disk",
-    "Forcer": "journal.force",
+    "Forcer": "journal.fsync",
     "JournalError": "journal.errors",
-    "Log": "journal.log",
-    "LogOptions": "journal.options",
-    "PLAIN": "journal.shapes",
+    "Log": "journal.log.log",
+    "LogOptions": "journal.log.segments",
+    "PLAIN": "journal.record.batch",
     "RealDisk": "journal.disk",
-    "Recovery": "journal.recovery",
-    "Source": "journal.shapes",
-    "State": "journal.state",
+    "Recovery": "journal.log.recovery_rules",
+    "Source": "journal.record.batch",
+    "State": "journal.log.checkpoint",
     "SystemClock": "journal.clock",
-    "StoredRecord": "journal.standalone",
-    "blocks_of": "journal.block",
-    "open_log": "journal.standalone",
-    "records": "journal.standalone",
+    "StoredRecord": "journal.log.readonly",
+    "blocks_of": "journal.record.block",
+    "open_log": "journal.log.readonly",
+    "records": "journal.log.readonly",
 }
 
 __all__ = sorted(_HOME)

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import pytest
 
-from journal import names
-from journal.journal_audit import is_journal, verify_journal
+from journal import filenames
+from journal.fsck.log_verify import DAMAGE, Finding, verify
+from journal.fsck.wal_verify import is_journal, verify_journal
 from journal.testing import SimulatedDisk
 from journal.testing.faults import Faults
-from journal.verify import DAMAGE, Finding, verify
 from tfmq.broker.engine import Engine
 from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.bucket_audit import verify_buckets
@@ -36,7 +36,7 @@ def damage_in(disk: SimulatedDisk, data: str) -> list[Finding]:
     found: list[Finding] = []
     for folder, suffix in partition_folders(disk, data):
         found += verify(disk, folder, records=True, suffix=suffix).findings
-    journal, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
+    journal, delay = filenames.join(data, filenames.TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
     if is_journal(disk, journal):
         found += verify_journal(disk, journal, records=True).findings
     if is_delay(disk, delay):
@@ -45,11 +45,11 @@ def damage_in(disk: SimulatedDisk, data: str) -> list[Finding]:
 
 
 def partition_folders(disk: SimulatedDisk, data: str) -> Iterator[tuple[str, str]]:
-    for folder in [data, names.join(data, DELAY_FOLDER)]:
+    for folder in [data, filenames.join(data, DELAY_FOLDER)]:
         for name in disk.list(folder) if disk.is_folder(folder) else []:
-            path = names.join(folder, name)
+            path = filenames.join(folder, name)
             suffix = {CATALOG_FOLDER: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}.get(
-                name, names.SEGMENT_SUFFIX
+                name, filenames.SEGMENT_SUFFIX
             )
             if disk.is_folder(path) and any(each.endswith(suffix) for each in disk.list(path)):
                 yield path, suffix

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from journal.disk import RealDisk
-from journal.names import mark_name, segment_name
+from journal.filenames import mark_name, segment_name
 from tfmq.broker.data_repair import is_data_folder
 from tfmq.data_folder import HARMLESS, OWN, check_data_folder
 from tfmq.errors import ConfigError

@@ -1,6 +1,6 @@
 """An effect is a value: where to, what, from which place of which source."""
 
-from journal.shapes import Batch, Source
+from journal.record.batch import Batch, Source
 from tfmq.broker.register import ID_FIRST
 from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, GroupPlaces, Mark, Schedule
 from tfmq.ids import log_id

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from journal.disk import RealDisk
-from journal.header import HEADER
-from journal.record import BadRecord, blocks_of
-from journal.segment import Segment
+from journal.log.segment import Segment
+from journal.record.block import blocks_of
+from journal.record.format import HEADER, BadRecord
 from tests.journal.blocks import LOG_ID, closed, flipped, log_bytes, mixed, records
 from tests.scale import scaled, seeded
 from tools import fsck

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal import names
+from journal import filenames
 from tfmq import limits
 
 
@@ -49,4 +49,4 @@ def test_names_that_are_refused(name: str) -> None:
 
 @given(st.text(max_size=260) | st.from_regex(r"[A-Za-z0-9._-]{0,260}"))
 def test_a_name_is_valid_here_exactly_when_it_is_in_the_journal(name: str) -> None:
-    assert limits.valid_name(name) == names.valid_name(name)
+    assert limits.valid_name(name) == filenames.valid_name(name)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.errors import Corrupt, NewerFormat
-from journal.names import LOCK_NAME, mark_name, parse_partition_folder, parse_segment_name
+from journal.filenames import LOCK_NAME, mark_name, parse_partition_folder, parse_segment_name
 from tfmq.error_base import NOT_DONE
 from tfmq.errors import ConfigError
 

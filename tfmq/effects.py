@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from journal.header import make_log_id
-from journal.shapes import Batch, Source
+from journal.record.batch import Batch, Source
+from journal.record.format import make_log_id
 
 OFFSETS_KEY: Final = 0
 """The key of what holds the groups' offsets; no partition's log has the id 0."""
@@ -19,7 +19,7 @@ ARRIVALS_KEY: Final = make_log_id(2, 0)
 """The key, and the log's id, of where delayed messages arrive; topics' incarnations are above the house's ids."""
 
 SourceName: TypeAlias = tuple[int, int]
-"""(kind, id) of a source, as in `journal.shapes.Source`."""
+"""(kind, id) of a source, as in `journal.record.batch.Source`."""
 
 
 class Append(NamedTuple):

@@ -18,7 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from journal.record import Control, encode_control, make_record  # noqa: E402
+from journal.record.block_trailer import Control, encode_control  # noqa: E402
+from journal.record.format import make_record  # noqa: E402
 from tfmq import limits  # noqa: E402
 from tfmq.errors import CLASSES  # noqa: E402
 from tfmq.packing import pack  # noqa: E402

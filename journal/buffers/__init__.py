@@ -1,6 +1,5 @@
 """Pooled memory: arenas, chunks of pages, slabs, a cache for each thread, buffers held by reference count."""
 
-from journal.buffers.buffer import Buffer, Released
-from journal.buffers.pool import Leak, Pool, PoolStats
+from journal.buffers.pool import Buffer, Leak, Pool, PoolStats, Released
 
 __all__ = ["Buffer", "Leak", "Pool", "PoolStats", "Released"]

@@ -6,17 +6,17 @@ back to it at once. `trim` returns to the system whatever is only kept for later
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
+import traceback
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
-from journal.buffers.arena import Arena, Place
-from journal.buffers.buffer import Buffer, TracedBuffer
-from journal.buffers.cache import Cache, Counts
-from journal.buffers.sizes import rounded
+from journal.buffers.arena import PAGE_BYTES, TINY_LIMIT, Arena, Place, rounded
 
 ARENA_COUNT = 2
 """Arenas of a pool: the thread that serves and one for all the others; more only pay with many busy
@@ -157,3 +157,209 @@ class Pool:
     def _forget(self, size: int, place: str) -> None:
         self._forgotten.append((place, size))
         logger.warning("a buffer of %d bytes was dropped without a release; allocated at %s", size, place)
+
+
+# A buffer: memory out of a pool, held by reference count and given back with the last hold.
+#
+# Whoever allocates holds it once; `retain` adds a hold, `release` ends one. After the last release the memory
+# belongs to somebody else: `view` raises Released, and so does a second release. Slices of `view` that were
+# made before are not tracked, so whoever hands one on retains the buffer for its reader.
+
+_LAST = True
+_MORE = False
+"""Marks of a buffer's holds: the oldest is _LAST, so it is popped last."""
+PLACE_FRAMES = 6
+"""Stack frames kept of an allocation's place: enough to see who asked for it and why."""
+
+
+class Released(RuntimeError):
+    """A buffer was used, retained or released after its last release: a mistake of the program, not of a
+    peer.
+    """
+
+
+class Buffer:
+    """`size` bytes of pooled memory; its contents start as whatever was there before.
+
+    Holds may be taken and ended from several threads. Their count is a list of marks: popping is atomic, and
+    whoever pops the last mark gives the memory back.
+    """
+
+    __slots__ = ("_give_back", "_holds", "_place", "_view", "size")
+
+    def __init__(self, place: Place, size: int, give_back: Callable[[Place], None]) -> None:
+        self.size = size
+        self._place = place
+        self._view = place.view[place.position : place.position + size]
+        self._give_back = give_back
+        self._holds = [_LAST]
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes, writable. Raises Released after the last release."""
+        if not self._holds:
+            raise Released(f"a buffer of {self.size} bytes was used after its release")
+        return self._view
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that it takes from the pool."""
+        return self._place.size
+
+    @property
+    def holds(self) -> int:
+        """How often it is held; 0 after the last release."""
+        return len(self._holds)
+
+    @property
+    def allocated_at(self) -> str:
+        """Where it was allocated; only a pool with `debug` knows it."""
+        return ""
+
+    def retain(self) -> Buffer:
+        """Hold it once more; only a holder may ask. Raises Released after the last release."""
+        if not self._holds:
+            raise Released(f"a buffer of {self.size} bytes was retained after its release")
+        self._holds.append(_MORE)
+        return self
+
+    def release(self) -> None:
+        """End one hold; with the last one the memory goes back to the pool. Raises Released after that."""
+        try:
+            last = self._holds.pop()
+        except IndexError:
+            raise Released(f"a buffer of {self.size} bytes was released twice") from None
+        if last:
+            # An array over the view may still export it; the memory goes back all the same.
+            with contextlib.suppress(BufferError):
+                self._view.release()
+            self._give_back(self._place)
+
+
+class TracedBuffer(Buffer):
+    """A buffer that knows where it was allocated, and tells when it is forgotten without a release."""
+
+    __slots__ = ("__weakref__", "_forgotten", "_stack")
+
+    def __init__(
+        self,
+        place: Place,
+        size: int,
+        give_back: Callable[[Place], None],
+        forgotten: Callable[[int, str], None],
+    ) -> None:
+        super().__init__(place, size, give_back)
+        self._forgotten = forgotten
+        self._stack = traceback.extract_stack(limit=PLACE_FRAMES + 3)[:-3]
+
+    @property
+    def allocated_at(self) -> str:
+        """File, line and function of the allocation, the nearest caller first."""
+        return " < ".join(f"{f.filename}:{f.lineno} in {f.name}" for f in reversed(self._stack))
+
+    def __del__(self) -> None:
+        if getattr(self, "_holds", None):
+            self._forgotten(self.size, self.allocated_at)
+
+
+# What one thread keeps of the places it gave back, so that the next request of that size takes no lock.
+#
+# Bounded in bytes and per size; and every so many requests, what was never needed since the last look goes
+# back to its arena (the low-water mark of each size is just the surplus that nobody asked for).
+
+TINY_COUNT_MAX = 512
+SMALL_COUNT_MAX = 256
+RUN_COUNT_MAX = 64
+"""Places kept of one size, by kind: a full set of each costs some hundred KiB of the smallest sizes."""
+RUN_BYTES_MAX = 1 << 20
+"""Larger runs go straight back: few are in use, and one kept would hold much."""
+BYTES_MAX = 4 << 20
+"""All that one thread keeps: a quarter of a chunk."""
+LOOK_EVERY = 8192
+"""Requests between two looks at what was not needed."""
+
+
+class Counts:
+    """What a thread asked for and gave back; sums of several threads are the pool's."""
+
+    __slots__ = ("allocated", "allocated_bytes", "hits", "released", "released_bytes")
+
+    def __init__(self) -> None:
+        self.allocated = self.allocated_bytes = self.hits = self.released = self.released_bytes = 0
+
+    def add(self, other: Counts) -> None:
+        """Add another thread's counts to these."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Cache:
+    """Places by rounded size, of one arena, and what its thread did. Used by that thread only."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.thread = threading.current_thread()
+        self.kept_bytes = 0
+        self.counts = Counts()
+        self._kept: dict[int, deque[Place]] = {}
+        self._lowest: dict[int, int] = {}
+        self._until_look = LOOK_EVERY
+
+    def take(self, size: int) -> Place | None:
+        """A kept place of exactly `size` bytes."""
+        counts = self.counts
+        counts.allocated += 1
+        counts.allocated_bytes += size
+        self._until_look -= 1
+        if self._until_look <= 0:
+            self._give_surplus()
+        kept = self._kept.get(size)
+        if not kept:
+            return None
+        self.kept_bytes -= size
+        counts.hits += 1
+        place = kept.pop()
+        if len(kept) < self._lowest[size]:
+            self._lowest[size] = len(kept)
+        return place
+
+    def keep(self, place: Place) -> bool:
+        """Keep a place for the next request; False if there is no room for it here."""
+        size = place.size
+        if size > RUN_BYTES_MAX or self.kept_bytes + size > BYTES_MAX or place.arena is not self.arena:
+            return False
+        kept = self._kept.get(size)
+        if kept is None:
+            kept = self._kept[size] = deque()
+            self._lowest[size] = 0
+        if len(kept) >= count_max(size):
+            return False
+        kept.append(place)
+        self.kept_bytes += size
+        return True
+
+    def drain(self) -> None:
+        """Give everything back to the arenas."""
+        for size in self._kept:
+            self._give(size, len(self._kept[size]))
+
+    def _give_surplus(self) -> None:
+        self._until_look = LOOK_EVERY
+        for size, kept in self._kept.items():
+            self._give(size, self._lowest[size])
+            self._lowest[size] = len(kept)
+
+    def _give(self, size: int, count: int) -> None:
+        kept = self._kept[size]
+        for _ in range(count):
+            place = kept.popleft()
+            self.kept_bytes -= size
+            place.arena.give(place)
+        self._lowest[size] = min(self._lowest[size], len(kept))
+
+
+def count_max(size: int) -> int:
+    """How many places of `size` bytes one thread keeps."""
+    if size < TINY_LIMIT:
+        return TINY_COUNT_MAX
+    return SMALL_COUNT_MAX if size < PAGE_BYTES else RUN_COUNT_MAX

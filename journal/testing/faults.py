@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from journal.disk import FULL_ERRORS, NO_DESCRIPTOR_ERRORS
 from journal.errors import Full
-from journal.file import FULL_ERRORS, NO_DESCRIPTOR_ERRORS
 
 FORCES = frozenset({"force", "force_folder", "sync", "sync_file"})
 KINDS = FORCES | {

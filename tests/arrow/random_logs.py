@@ -4,15 +4,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from journal.record import (
-    FLAG_TOMBSTONE,
+from journal.record.block_trailer import (
     SOURCE_DELAY,
     SOURCE_PLAIN,
     SOURCE_SCHEDULE,
     SOURCE_SUCCESSION,
     SOURCE_TRANSACTION,
-    make_filler,
 )
+from journal.record.format import FLAG_TOMBSTONE, make_filler
 from tests.client.blocks import APPEND_MS, Bytes
 
 KEYS = st.none() | st.binary(max_size=40) | st.text(max_size=40) | st.sampled_from([b"k" * 300, "k" * 300])

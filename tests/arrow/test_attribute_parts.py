@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from journal.header import tag_hash
+from journal.record.format import tag_hash
 from tests.arrow.random_logs import BORN, KEYS, TAGS, attributes
 from tests.scale import scaled
 from tfmq import limits

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from journal.record import BLOCK_SIZE_MAX, make_record, walk
+from journal.record.batch import BLOCK_SIZE_MAX
+from journal.record.format import make_record, walk
 from tests.client.blocks import Bytes
 from tfmq.arrow.chain import ROW_COUNT_MIN, BrokenChain, record_positions
 

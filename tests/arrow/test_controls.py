@@ -6,7 +6,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from journal.control import CONTROL_RECORD, CONTROL_SIZE, decode_control, encode_control
+from journal.record.block_trailer import CONTROL_RECORD, CONTROL_SIZE, decode_control, encode_control
 from tests.client.blocks import Bytes
 from tfmq.arrow.controls import CONTROL, Controls
 

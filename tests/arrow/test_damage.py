@@ -5,7 +5,7 @@ from zlib import crc32
 
 import pytest
 
-from journal.control import CONTROL_SIZE
+from journal.record.block_trailer import CONTROL_SIZE
 from tests.arrow.rows import decoder
 from tests.client.blocks import Bytes
 from tfmq.arrow.damage import Inspector

@@ -2,7 +2,7 @@
 
 import pytest
 
-from journal.record import FLAG_CONTROL, FLAG_TOMBSTONE, HEADER, make_id, make_record
+from journal.record.format import FLAG_CONTROL, FLAG_TOMBSTONE, HEADER, make_id, make_record
 from tests.arrow.rows import decoded, decoder, expected
 from tests.client.blocks import PRODUCER, Bytes
 from tfmq.arrow import SCHEMA, project

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from journal.batch import verify_batch
-from journal.record import PRODUCER_ID_MAX, SEQUENCE_COUNT, Control, encode_control, make_log_id, tag_flag
+from journal.record.batch import verify_batch
+from journal.record.block_trailer import Control, encode_control
+from journal.record.format import PRODUCER_ID_MAX, SEQUENCE_COUNT, make_log_id, tag_flag
 from tests.arrow.random_logs import attributes
 from tests.scale import scaled
 from tfmq.arrow import Decoder, Encoded, encode

@@ -9,16 +9,9 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from journal.record import (
-    CONTROL_SIZE,
-    blocks_of,
-    control_position,
-    decode_control,
-    make_id,
-    make_record,
-    records_of,
-    tag_flag,
-)
+from journal.record.block import blocks_of, control_position
+from journal.record.block_trailer import CONTROL_SIZE, decode_control
+from journal.record.format import make_id, make_record, records_of, tag_flag
 from journal.testing import SimulatedClock, SimulatedDisk
 from tfmq.broker.engine import Engine
 from tfmq.config import Config, load

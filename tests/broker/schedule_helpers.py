@@ -3,8 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from journal.header import FLAG_TOMBSTONE
-from journal.record import records_of, split_body
+from journal.record.format import FLAG_TOMBSTONE, records_of, split_body
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.broker.helpers import Answer, Broker
 from tfmq.message import decode_attribute, encode_attribute

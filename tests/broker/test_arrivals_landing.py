@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from journal.shapes import Appended, Batch
+from journal.record.batch import Appended, Batch
 from tests.broker.helpers import Broker, after, batch
 from tfmq.broker.arrivals_landing import ArrivalsLanding
 from tfmq.delay import note as notes

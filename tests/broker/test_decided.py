@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from journal.control import SOURCE_TRANSACTION
+from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import Answer, Broker, Stream
 from tfmq.errors import UNKNOWN

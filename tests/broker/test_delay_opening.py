@@ -4,9 +4,9 @@ import errno
 
 import pytest
 
-from journal.block import blocks_of
-from journal.control import CONTROL_SIZE, SOURCE_DELAY
 from journal.errors import Corrupt, Full
+from journal.record.block import blocks_of
+from journal.record.block_trailer import CONTROL_SIZE, SOURCE_DELAY
 from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.batch import cut_blocks
-from journal.control import CONTROL_RECORD, SOURCE_TRANSACTION, holds_control_header
-from journal.header import FLAG_CONTROL, HEADER_SIZE, make_log_id
-from journal.shapes import Batch, Source
+from journal.record.batch import Batch, Source, cut_blocks
+from journal.record.block_trailer import CONTROL_RECORD, SOURCE_TRANSACTION, holds_control_header
+from journal.record.format import FLAG_CONTROL, HEADER_SIZE, make_log_id
 from tests.broker.helpers import Answer, Broker, Session, after, at, batch, handles
 from tfmq.broker.delayed_send import effective_at, unwrap, wrap
 from tfmq.delay.arrivals import read

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from journal.control import SOURCE_TRANSACTION
 from journal.errors import BadBatch
-from journal.header import make_log_id
-from journal.shapes import Batch, Source
+from journal.record.batch import Batch, Source
+from journal.record.block_trailer import SOURCE_TRANSACTION
+from journal.record.format import make_log_id
 from tests.broker.helpers import Answer, Broker, Session, batch
 from tfmq.broker.destination import SLICE_BYTES, BrokerDestination
 from tfmq.effects import OFFSETS_KEY, Append, Destination, Mark

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.control import SOURCE_DELAY, SOURCE_TRANSACTION, control_mark
-from journal.shapes import Batch, Source
+from journal.record.batch import Batch, Source
+from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION, control_mark
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker, batch
 from tfmq.effects import Append, Mark

@@ -2,7 +2,7 @@
 
 import pytest
 
-from journal.options import LogOptions
+from journal.log.segments import LogOptions
 from tests.broker.helpers import Broker
 from tfmq.broker.producers import Producers
 from tfmq.protocol.commands import ACKS_WRITTEN, CreateTopic

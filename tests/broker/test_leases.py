@@ -2,7 +2,7 @@
 
 import random
 
-from journal.header import PRODUCER_ID_MAX
+from journal.record.format import PRODUCER_ID_MAX
 from journal.testing import Moment, crash_states
 from tests.broker.helpers import Broker
 from tests.scale import SEED, scaled

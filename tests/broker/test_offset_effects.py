@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from journal.control import SOURCE_TRANSACTION
-from journal.shapes import Source
+from journal.record.batch import Source
+from journal.record.block_trailer import SOURCE_TRANSACTION
 from tests.broker.helpers import Broker
 from tfmq.broker import offset_effects as module
 from tfmq.effects import CommitOffsets, GroupPlaces, Mark

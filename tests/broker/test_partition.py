@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Callable
 
-from journal.control import SOURCE_DELAY, SOURCE_TRANSACTION
-from journal.mark import MarkFile
-from journal.names import join, mark_name
-from journal.shapes import Batch, Source
+from journal.filenames import join, mark_name
+from journal.log.checkpoint import MarkFile
+from journal.record.batch import Batch, Source
+from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION
 from tests.broker.helpers import Broker, batch
 from tfmq.broker.partition import Partition
 from tfmq.effects import Append

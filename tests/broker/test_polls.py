@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from journal.record import tag_hash
-from journal.segment import Segment
+from journal.log.segment import Segment
+from journal.record.format import tag_hash
 from tests.broker.helpers import Answer, Broker, Session, payloads_of
 from tfmq.protocol.commands import (
     ACKS_SYNCED,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.log import Batch, Log, succession
+from journal.log.log import Log
+from journal.record.batch import Batch, succession
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.broker.helpers import batch
 from tfmq.broker.places import record_offset

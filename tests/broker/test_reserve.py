@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from journal.errors import Full
-from journal.log import Log
+from journal.log.log import Log
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import reserve as module
 from tfmq.broker.register import DELETE, GENERATION

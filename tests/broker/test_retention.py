@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from journal.block import blocks_of
+from journal.record.block import blocks_of
 from tests.broker.helpers import DATA, Broker, config
 from tfmq.broker.retention import ROUND_SECONDS
 from tfmq.protocol.commands import CreateTopic, Metadata, Truncate

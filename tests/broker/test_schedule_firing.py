@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from journal.control import SOURCE_TRANSACTION
-from journal.shapes import Batch
+from journal.record.batch import Batch
+from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.testing import Moment, crash_states
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import SEED, scaled

@@ -4,9 +4,16 @@ from typing import Any
 
 import pytest
 
-from journal.control import SOURCE_SCHEDULE
-from journal.header import FLAG_TOMBSTONE, SEQUENCE_COUNT, make_log_id, records_of, split_id, tag_hash
-from journal.record import split_body
+from journal.record.block_trailer import SOURCE_SCHEDULE
+from journal.record.format import (
+    FLAG_TOMBSTONE,
+    SEQUENCE_COUNT,
+    make_log_id,
+    records_of,
+    split_body,
+    split_id,
+    tag_hash,
+)
 from tests.broker.schedule_helpers import ms
 from tfmq import limits
 from tfmq.broker.register import SCHEDULE, SCHEDULE_STATE

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from journal.header import split_id
+from journal.record.format import split_id
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import scaled, seeded
 from tfmq.delay.cron import Cron

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from journal.header import make_record
+from journal.record.format import make_record
 from journal.testing import Moment, crash_states
 from tests.broker.helpers import Answer, Broker
 from tests.broker.schedule_helpers import Scheduling, ms

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from journal.errors import Corrupt, Locked, NewerFormat
-from journal.names import segment_name
+from journal.filenames import segment_name
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker.startup import STEPS
 from tfmq.data_folder import decode_version, encode_version

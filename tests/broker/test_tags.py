@@ -5,16 +5,9 @@ from zlib import crc32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.record import (
-    CONTROL_SIZE,
-    Control,
-    blocks_of,
-    encode_control,
-    make_id,
-    make_record,
-    tag_flag,
-    tag_hash,
-)
+from journal.record.block import blocks_of
+from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.format import make_id, make_record, tag_flag, tag_hash
 from tfmq.broker.tags import blocks_with
 
 LOG_ID = 7 << 24

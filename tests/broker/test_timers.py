@@ -5,7 +5,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.testing.clock import SimulatedClock
+from journal.clock import SimulatedClock
 from tfmq.broker.timers import CANCELLED_MIN, GRAIN_SECONDS, Timers
 
 

@@ -1,7 +1,7 @@
 """What may share an append: the source decides, and the room."""
 
-from journal.control import SOURCE_DELAY, SOURCE_TRANSACTION
-from journal.shapes import PLAIN, Batch, Source
+from journal.record.batch import PLAIN, Batch, Source
+from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION
 from tests.broker.helpers import batch
 from tfmq.broker.effect_work import EffectWork
 from tfmq.broker.work import Staged, Work, tail_of

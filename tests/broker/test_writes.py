@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from journal.record import cut_blocks
+from journal.record.batch import cut_blocks
 from tests.broker.helpers import Broker, Session, batch, payloads_of
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from journal import Log, RealDisk, SystemClock
-from journal.header import make_log_id
+from journal.record.format import make_log_id
 from tests.cli.conftest import Cli
 
 PAYLOADS = [b"message %03d" % n for n in range(9)]

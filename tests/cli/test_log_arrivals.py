@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from journal import Log, RealDisk, SystemClock
-from journal.batch import cut_blocks
-from journal.header import make_id, make_record
-from journal.shapes import Batch
+from journal.record.batch import Batch, cut_blocks
+from journal.record.format import make_id, make_record
 from tests.cli.conftest import Cli
 from tfmq.cli.output import time_text
 from tfmq.delay import note

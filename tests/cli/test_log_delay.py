@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from journal import Log, RealDisk, SystemClock
-from journal.header import make_id, make_log_id, make_record
+from journal.record.format import make_id, make_log_id, make_record
 from tests.cli.conftest import Cli
 from tfmq.cli.log import Moved, reports_of
 from tfmq.cli.log_delay import line_of_delayed

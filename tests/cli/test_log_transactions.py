@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from journal import Log, RealDisk, SystemClock
-from journal.entry import AppendMsg, Entry, Operation
-from journal.header import make_id, make_log_id, make_record
-from journal.journal_store import JournalOptions, JournalStore
+from journal.record.format import make_id, make_log_id, make_record
+from journal.wal.entry import AppendMsg, Entry, Operation
+from journal.wal.store import JournalOptions, JournalStore
 from tests.cli.conftest import Cli
 from tfmq.cli.log_transactions import line_of_entry, row_of
 from tfmq.transaction import operations

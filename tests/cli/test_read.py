@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from journal.control import CONTROL_SIZE
-from journal.log import Log
-from journal.mark import read_log_id
-from journal.names import segment_name
-from journal.repair import repair
-from journal.shapes import succession
+from journal.filenames import segment_name
+from journal.fsck.log_repair import repair
+from journal.log.checkpoint import read_log_id
+from journal.log.log import Log
+from journal.record.batch import succession
+from journal.record.block_trailer import CONTROL_SIZE
 from tests.cli.conftest import Cli
 from tfmq.cli.output import Output, time_text
 from tfmq.cli.read import escaped, filled, formatter

@@ -20,7 +20,7 @@ import pytest
 
 import tfmq
 from journal import Log, RealDisk, SystemClock
-from journal.header import make_log_id
+from journal.record.format import make_log_id
 from tests.cli.terminal import Shown, in_terminal
 from tests.dead_letters.test_shelf import keeping
 from tfmq.cli.main import commands

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from journal.record import (
-    CONTROL_SIZE,
-    Control,
-    encode_control,
-    make_id,
-    make_log_id,
-    make_record,
-    tag_flag,
-)
+from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.format import make_id, make_log_id, make_record, tag_flag
 from tfmq.message import encode_attribute
 
 INCARNATION = 5

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from journal.header import records_of, split_body
-from journal.record import verify_batch
+from journal.record.batch import verify_batch
+from journal.record.format import records_of, split_body
 from tests.client.fake_delays import FakeDelays
 from tests.client.fake_schedules import FakeSchedules
 from tests.client.fake_transactions import FakeTransactions

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from journal.header import records_of
-from journal.record import verify_batch
+from journal.record.batch import verify_batch
+from journal.record.format import records_of
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 from tfmq.protocol import commands
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE

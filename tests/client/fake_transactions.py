@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import Any
 
-from journal.record import verify_batch
+from journal.record.batch import verify_batch
 from tfmq.errors import (
     Fenced,
     HeuristicOutcome,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from journal.record import tag_hash
+from journal.record.format import tag_hash
 from tests.client.blocks import INCARNATION, Bytes
 from tfmq.client.call import NEVER, Call
 from tfmq.client.consumer_options import consumer_options

@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.record import (
-    CONTROL_SIZE,
-    FLAG_TOMBSTONE,
-    HEADER,
-    HEADER_SIZE,
-    Control,
-    encode_control,
-    make_filler,
-    make_record,
-)
+from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.format import FLAG_TOMBSTONE, HEADER, HEADER_SIZE, make_filler, make_record
 from tests.client.blocks import APPEND_MS, INCARNATION, PRODUCER, Bytes, Piece
 from tests.scale import scaled, seeded
 from tfmq.client.decoder import STRUCTS_MAX, Decoded, Decoder, _layouts

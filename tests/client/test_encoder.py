@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.record import make_record, verify_batch
+from journal.record.batch import verify_batch
+from journal.record.format import make_record
 from tests.scale import seeded
 from tfmq.client.encoder import Encoded, attribute_part, encode, encode_each, readdress
 from tfmq.limits import BLOCK_BYTES

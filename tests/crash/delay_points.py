@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from journal.control import SOURCE_DELAY, decode_control
-from journal.header import FLAG_CONTROL, HEADER_SIZE, records_of
+from journal.record.block_trailer import SOURCE_DELAY, decode_control
+from journal.record.format import FLAG_CONTROL, HEADER_SIZE, records_of
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker
 from tfmq.broker.delay import Delay

@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from struct import unpack_from
 
-from journal.block import blocks_of, runs
-from journal.control import CONTROL_SIZE
-from journal.log import Log, LogOptions
-from journal.mark import WrongLog
+from journal.log.checkpoint import WrongLog
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.block import blocks_of, runs
+from journal.record.block_trailer import CONTROL_SIZE
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.crash.workload import STOP_REASON, Boundary, Known, Stop
 from tests.journal.logs import CountingState, make_batch

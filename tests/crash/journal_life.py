@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from journal.entry import COMMIT, HEADER_SIZE, MESSAGES, PREPARE, AppendMsg, Operation
 from journal.errors import Corrupt, Full
-from journal.journal_file import HEAD_SIZE
-from journal.journal_store import JournalOptions
 from journal.testing import Moment, crash_states
+from journal.wal.entry import COMMIT, HEADER_SIZE, MESSAGES, PREPARE, AppendMsg, Operation
+from journal.wal.file import HEAD_SIZE
+from journal.wal.store import JournalOptions
 from tests.journal.journals import Journal, Seen, message
 
 EPOCHS = 5

@@ -20,13 +20,13 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from journal.block import blocks_of
-from journal.control import CONTROL_BODY, CONTROL_SIZE
-from journal.header import HEADER, HEADER_SIZE, records_of
-from journal.segment import Segment
-from journal.survey import Stretch, find_log_id, survey
+from journal.fsck.log_verify import Stretch, find_log_id, survey
+from journal.log.segment import Segment
+from journal.record.block import blocks_of
+from journal.record.block_trailer import CONTROL_BODY, CONTROL_SIZE
+from journal.record.format import HEADER, HEADER_SIZE, records_of
 from journal.testing import SimulatedClock, SimulatedDisk
-from journal.testing.tree import Folder, walk
+from journal.testing.memory_disk import Folder, walk
 from tests.broker.helpers import DATA, Broker, after
 from tests.scale import SCALE, seeded
 from tfmq.broker.data_repair import repair_data, verify_data

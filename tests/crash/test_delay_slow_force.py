@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from journal.log import Log
+from journal.log.log import Log
 from tests.broker.helpers import Broker, after
 from tests.crash.delay_life import MINUTE, pass_time
 from tests.scale import seeded

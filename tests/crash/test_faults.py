@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from journal.control import CONTROL_SIZE
 from journal.errors import Corrupt, Full, JournalError, Stopped
-from journal.force import Forcer
-from journal.log import Log, LogOptions
-from journal.names import index_name, mark_name, segment_name, torn_name
+from journal.filenames import index_name, mark_name, segment_name, torn_name
+from journal.fsync import Forcer
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.block_trailer import CONTROL_SIZE
 from journal.testing import SimulatedClock, SimulatedDisk, crash_states
 from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, make_disk, payloads_of
 from tests.scale import seeded

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from journal.disk import RealDisk
-from journal.file import RealFile
+from journal.disk import RealDisk, RealFile
 from tests import paths
 from tests.scale import scaled, seeded
 from tools.rigs import power_cut

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from journal.aio import ForceQueue
 from journal.disk import RealDisk
 from journal.errors import Stopped
-from journal.force import Forcer
-from journal.log import Log
+from journal.fsync import Forcer
+from journal.linux_aio import ForceQueue
+from journal.log.log import Log
 from journal.testing import SimulatedClock
 from tools.rigs.loop_image import LoopImage, Unavailable, require_loop_devices
 from tools.rigs.writers import batch_at, open_log

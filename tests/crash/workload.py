@@ -14,10 +14,11 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from journal.errors import Full
-from journal.force import Forcer
-from journal.log import Log, LogOptions
-from journal.names import parse_segment_name
-from journal.shapes import Source, succession
+from journal.filenames import parse_segment_name
+from journal.fsync import Forcer
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.batch import Source, succession
 from journal.testing import Moment, SimulatedClock, SimulatedDisk, crash_states
 from tests.journal.logs import CountingState, make_batch
 

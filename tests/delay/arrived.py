@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from journal.batch import cut_blocks
-from journal.header import make_id, make_record
-from journal.log import Log
-from journal.shapes import PLAIN, Appended, Batch, Source, succession
+from journal.log.log import Log
+from journal.record.batch import PLAIN, Appended, Batch, Source, cut_blocks, succession
+from journal.record.format import make_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
 from tfmq.broker.producers import Producers
 from tfmq.delay import arrivals, note

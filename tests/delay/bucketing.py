@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from journal.header import make_id, make_log_id, make_record
+from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedDisk
 from tfmq.delay.arrivals import ArrivedBatch
 from tfmq.delay.buckets import Bucket, Buckets, Pending, Spilled

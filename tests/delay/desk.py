@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from journal.header import make_id, make_log_id, make_record
-from journal.log import Log
-from journal.shapes import Appended, Batch
+from journal.log.log import Log
+from journal.record.batch import Appended, Batch
+from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.transaction.targets import Targets
 from tfmq.broker.producers import Producers

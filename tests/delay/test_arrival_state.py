@@ -7,13 +7,13 @@ from typing import Any
 import msgpack
 import pytest
 
-from journal.block import blocks_of
-from journal.control import SOURCE_TRANSACTION
 from journal.errors import NewerFormat
-from journal.header import make_record
-from journal.names import segment_name
-from journal.repair import repair
-from journal.shapes import Batch, Source
+from journal.filenames import segment_name
+from journal.fsck.log_repair import repair
+from journal.record.batch import Batch, Source
+from journal.record.block import blocks_of
+from journal.record.block_trailer import SOURCE_TRANSACTION
+from journal.record.format import make_record
 from tests.delay.arrived import FOLDER, START_MS, Desk, Sent, Wanted, some
 from tests.scale import scaled, seeded
 from tfmq.delay import arrival_state, note

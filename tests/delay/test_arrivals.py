@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.block import blocks_of
 from journal.errors import BeyondEnd, Corrupt
-from journal.names import segment_name
+from journal.filenames import segment_name
+from journal.record.block import blocks_of
 from tests.delay.arrived import FOLDER, ORDERS, START_MS, Desk, Sent, Wanted, body_of, messages, some
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from journal.errors import BelowStart, BeyondEnd, NotARecord
-from journal.names import segment_name
+from journal.filenames import segment_name
 from tests.delay.arrived import FOLDER, START_MS, Desk, Wanted, some
 from tests.scale import scaled, seeded
 from tfmq.delay import arrivals, arrived_records

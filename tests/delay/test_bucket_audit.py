@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from journal.verify import DAMAGE, NOTE, Report
+from journal.fsck.log_verify import DAMAGE, NOTE, Report
 from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, everything, flip
 from tests.scale import scaled, seeded
 from tfmq.delay.bucket_audit import verify_buckets

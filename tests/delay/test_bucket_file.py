@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from journal.errors import Corrupt, NewerFormat
-from journal.header import make_id, make_log_id, make_record
+from journal.record.format import make_id, make_log_id, make_record
 from tests import paths
 from tests.scale import scaled, seeded
 from tfmq.delay.bucket_file import (

@@ -6,9 +6,9 @@ import pytest
 
 from journal.clock import SystemClock
 from journal.errors import Corrupt
-from journal.log import Log
-from journal.repair import remove_originals
-from journal.shapes import Batch
+from journal.fsck.log_repair import remove_originals
+from journal.log.log import Log
+from journal.record.batch import Batch
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, everything, flip, record_of
 from tests.scale import seeded

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.header import make_log_id
+from journal.record.format import make_log_id
 from tests.delay.desk import BILLS, ORDERS, START_MS, Desk, Handle
 from tests.scale import scaled
 from tfmq.delay import horizon

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from journal.control import Control, encode_control
+from journal.record.block_trailer import Control, encode_control
 from tests.delay.desk import BILLS, ORDERS, Desk
 from tfmq.delay import line as lines
 from tfmq.delay.patience import PAUSE_SECONDS, PAUSE_SECONDS_MAX

@@ -2,7 +2,7 @@
 
 import pytest
 
-from journal.header import make_log_id
+from journal.record.format import make_log_id
 from tests.delay.desk import BILLS, ORDERS, Desk
 from tfmq.delay import lines, pacing
 from tfmq.delay.rows import Rows

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from journal.header import split_id
+from journal.record.format import split_id
 from tests.delay.desk import BILLS, ORDERS, Desk, Handle
 from tfmq.delay.buckets import Bucket
 from tfmq.delay.requests import Turn

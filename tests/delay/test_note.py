@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.control import Control, encode_control, holds_control_header
 from journal.errors import NewerFormat
-from journal.header import HEADER, HEADER_SIZE, make_id, make_record
+from journal.record.block_trailer import Control, encode_control, holds_control_header
+from journal.record.format import HEADER, HEADER_SIZE, make_id, make_record
 from tests import paths
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from journal.gate import KEPT_OPEN
+from journal.fsync import KEPT_OPEN
 from journal.testing import SimulatedDisk, SimulatedFile
 from tfmq.delay.open_files import OpenFiles, keep_open
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from journal.header import split_id
+from journal.record.format import split_id
 from journal.testing import SimulatedDisk
 from tests.delay.desk import ARRIVALS, BILLS, Desk
 from tests.delay.test_simulation_queue import KEYS, Story

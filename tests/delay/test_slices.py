@@ -2,8 +2,8 @@
 
 import pytest
 
-from journal.control import Control, encode_control
-from journal.header import ATTRIBUTE_SIZE, BadRecord, make_id, make_log_id, make_record
+from journal.record.block_trailer import Control, encode_control
+from journal.record.format import ATTRIBUTE_SIZE, BadRecord, make_id, make_log_id, make_record
 from tfmq.delay.slices import attribute_of, join
 
 KEY = make_log_id(16, 0)

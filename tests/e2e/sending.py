@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from journal.record import make_id, make_record, tag_flag
+from journal.record.format import make_id, make_record, tag_flag
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import Link
 from tfmq.client.operations import request

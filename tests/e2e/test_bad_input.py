@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tfmq as client
-from journal.record import make_record
+from journal.record.format import make_record
 from tests.e2e import neighbours
 from tests.e2e.commands import tfmq, tfmq_server
 from tests.e2e.neighbours import http_server, neighbour

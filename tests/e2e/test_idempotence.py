@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import tfmq
-from journal.header import walk
+from journal.record.format import walk
 from tests.e2e.sending import Server
 from tests.scale import scaled, seeded
 from tfmq.producer import Producer

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from journal.header import make_log_id
+from journal.record.format import make_log_id
 from tests.scale import scaled
 from tests.transaction.desk import Answer, Desk
 from tfmq.transaction import convoy

@@ -7,11 +7,11 @@ from zlib import crc32
 
 import pytest
 
-from journal.control import CONTROL_BODY, Control, encode_control
 from journal.errors import BadBatch
-from journal.header import FLAG_CONTROL, HEADER, make_id, make_log_id, make_record
-from journal.segment import Segment
-from journal.shapes import Batch
+from journal.log.segment import Segment
+from journal.record.batch import Batch
+from journal.record.block_trailer import CONTROL_BODY, Control, encode_control
+from journal.record.format import FLAG_CONTROL, HEADER, make_id, make_log_id, make_record
 from tests.broker.helpers import Broker
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 from tfmq.protocol.commands import Produce

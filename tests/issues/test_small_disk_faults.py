@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from journal.errors import Stopped
-from journal.names import parse_segment_name, segment_name
+from journal.filenames import parse_segment_name, segment_name
 from tests.broker.helpers import DATA, Broker
 from tests.journal.logs import Bench
 from tests.server.test_session import Client

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from journal.control import CONTROL_SIZE
-from journal.names import segment_name
+from journal.filenames import segment_name
+from journal.record.block_trailer import CONTROL_SIZE
 from tests.scale import scaled, seeded
 from tfmq.consumer import Consumer
 from tfmq.errors import Damaged

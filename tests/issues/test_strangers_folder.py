@@ -2,7 +2,7 @@
 
 import pytest
 
-from journal.names import parse_partition_folder
+from journal.filenames import parse_partition_folder
 from tests.broker.helpers import DATA, Broker
 
 

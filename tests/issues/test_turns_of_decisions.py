@@ -2,7 +2,7 @@
 
 import time
 
-from journal.header import make_log_id
+from journal.record.format import make_log_id
 from tests.transaction.desk import Desk
 from tfmq.transaction.applying import TURN_BYTES
 

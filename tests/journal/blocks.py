@@ -6,16 +6,9 @@ import random
 from collections.abc import Sequence
 from zlib import crc32
 
-from journal.record import (
-    CONTROL_SIZE,
-    BatchBlock,
-    Control,
-    cut_blocks,
-    encode_control,
-    make_id,
-    make_log_id,
-    make_record,
-)
+from journal.record.batch import BatchBlock, cut_blocks
+from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.format import make_id, make_log_id, make_record
 
 LOG_ID = make_log_id(9, 3)
 PRODUCER = 7

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Iterable, Set
 from zlib import crc32
 
-from journal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, Entry, Filler, Operation
-from journal.journal_file import HEAD_SIZE
-from journal.journal_store import JournalOptions, JournalStore
-from journal.names import journal_name, parse_journal_name, parse_snapshot_name
+from journal.filenames import journal_name, parse_journal_name, parse_snapshot_name
 from journal.testing import SimulatedClock, SimulatedDisk
+from journal.wal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, Entry, Filler, Operation
+from journal.wal.file import HEAD_SIZE
+from journal.wal.store import JournalOptions, JournalStore
 
 DATA = "data"
 FOLDER = "data/transactions"

@@ -6,11 +6,11 @@ import random
 from typing import Any
 from zlib import crc32
 
-from journal.batch import BLOCK_SIZE_MAX
-from journal.block import Block, blocks_of, runs
-from journal.header import make_id, make_log_id, make_record, records_of
-from journal.log import Log, LogOptions
-from journal.shapes import Appended, Batch
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.batch import BLOCK_SIZE_MAX, Appended, Batch
+from journal.record.block import Block, blocks_of, runs
+from journal.record.format import make_id, make_log_id, make_record, records_of
 from journal.testing import SimulatedClock, SimulatedDisk
 
 LOG_ID = make_log_id(77, 3)

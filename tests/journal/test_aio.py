@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from journal.aio import FLIGHTS_MAX, Flight, ForceQueue
-from journal.disk import RealDisk
-from journal.file import RealFile
+from journal.disk import RealDisk, RealFile
+from journal.linux_aio import FLIGHTS_MAX, Flight, ForceQueue
 from journal.testing import SimulatedDisk
 
 PATIENCE_MS = 20_000

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.appender import Append, Tip, arrange, size_bound
-from journal.batch import BLOCK_SIZE_MAX
-from journal.block import blocks_of
-from journal.control import CONTROL_SIZE
 from journal.errors import BadBatch
-from journal.shapes import PLAIN, Source
+from journal.log.writer import Append, Tip, arrange, size_bound
+from journal.record.batch import BLOCK_SIZE_MAX, PLAIN, Source
+from journal.record.block import blocks_of
+from journal.record.block_trailer import CONTROL_SIZE
 from tests.journal.logs import LOG_ID, make_batch
 
 TIP = Tip(LOG_ID, 4096, 17, 1234, 3, 2048)

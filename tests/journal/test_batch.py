@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.batch import BLOCK_SIZE_MAX, cut_blocks, verify_batch
-from journal.columns import COLUMNS_COUNT_MIN
 from journal.errors import BadBatch
-from journal.header import (
+from journal.record.batch import BLOCK_SIZE_MAX, cut_blocks, verify_batch
+from journal.record.format import (
+    COLUMNS_COUNT_MIN,
     FLAG_CONTROL,
     FLAG_FILLER,
     FLAG_TOMBSTONE,

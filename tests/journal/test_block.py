@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal import block as block_module
-from journal.block import Run, blocks_of, controls_in, find_next_control, runs
-from journal.control import CONTROL_SIZE, Control, encode_control
-from journal.header import (
+from journal.record import block as block_module
+from journal.record.block import Run, blocks_of, controls_in, find_next_control, runs
+from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.format import (
     SEQUENCE_COUNT,
     BadRecord,
     Incomplete,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from journal.checkpoint import HEAD, SLOT_SIZE, Slots
+from journal.dual_slot_file import HEAD, SLOT_SIZE, Slots
 from journal.errors import Corrupt, TooLarge
 from journal.testing import SimulatedDisk, crash_states
 from tests.scale import seeded

@@ -3,8 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.columns import client_flags, contiguous, leading, plain_flags, same_length
-from journal.header import FLAG_REFUSED_MASK, HEADER_SIZE, SEQUENCE_COUNT, records_of
+from journal.record.format import (
+    FLAG_REFUSED_MASK,
+    HEADER_SIZE,
+    SEQUENCE_COUNT,
+    client_flags,
+    contiguous,
+    leading,
+    plain_flags,
+    records_of,
+    same_length,
+)
 from tests.journal.blocks import flipped, records
 
 rows = st.tuples(st.integers(1, 700), st.integers(0, SEQUENCE_COUNT - 700), st.integers(0, 12))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from journal.block import blocks_of
-from journal.control import CONTROL_SIZE
-from journal.header import BadRecord
-from journal.names import segment_name
+from journal.filenames import segment_name
+from journal.record.block import blocks_of
+from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.format import BadRecord
 from tests.journal.logs import LOG_ID, Bench, payloads_of
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from journal.clock import SystemClock
-from journal.control import CONTROL_SIZE
 from journal.disk import RealDisk
 from journal.errors import BelowStart, BeyondEnd, NotARecord, OutOfRange, Stopped
-from journal.force import Forcer
-from journal.log import Log
-from journal.names import segment_name
+from journal.filenames import segment_name
+from journal.fsync import Forcer
+from journal.log.log import Log
+from journal.record.block_trailer import CONTROL_SIZE
 from tests.journal.logs import LOG_ID, Bench, make_batch
 from tests.scale import scaled
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.control import (
+from journal.record.block_trailer import (
     CONTROL_BODY,
     CONTROL_SIZE,
     CONTROL_VERSION,
@@ -13,7 +13,7 @@ from journal.control import (
     decode_control,
     encode_control,
 )
-from journal.header import HEADER, BadRecord, Incomplete
+from journal.record.format import HEADER, BadRecord, Incomplete
 from tests.journal.blocks import LOG_ID, flipped
 
 u32, u64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)

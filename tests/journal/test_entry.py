@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal import entry as entry_module
-from journal.entry import (
+from journal.errors import TooLarge
+from journal.record.format import BadRecord, Incomplete
+from journal.wal import entry as entry_module
+from journal.wal.entry import (
     ENTRY_SIZE_MAX,
     HEADER,
     HEADER_SIZE,
@@ -30,8 +32,6 @@ from journal.entry import (
     entry_size,
     seed_of,
 )
-from journal.errors import TooLarge
-from journal.header import BadRecord, Incomplete
 from tests.scale import scaled, seeded
 
 SEED = seed_of(5, 123456789)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from journal.extent import Extent, limit_of
-from journal.segment import Segment
+from journal.log.segment import Segment
+from journal.log.segments import Extent, limit_of
 from tests.journal.logs import FOLDER, LOG_ID, make_disk
 
 

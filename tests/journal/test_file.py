@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.disk import RealDisk
+from journal.disk import BUFFERS_MAX, Bytes, RealDisk, RealFile, write_all
 from journal.errors import Full
-from journal.file import BUFFERS_MAX, Bytes, RealFile, write_all
 from journal.testing import SimulatedDisk, SimulatedFile
 
 

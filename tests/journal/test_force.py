@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from journal.aio import Flight, Landed
+from journal.disk import File
 from journal.errors import BeyondEnd, Closed, Stopped
-from journal.file import File
-from journal.force import PROBE_ROUNDS, SLOW_ROUNDS, SLOW_SECONDS, Forcer, Method
-from journal.header import make_log_id
-from journal.log import Log
-from journal.names import segment_name
+from journal.filenames import segment_name
+from journal.fsync import PROBE_ROUNDS, SLOW_ROUNDS, SLOW_SECONDS, Forcer, Method
+from journal.linux_aio import Flight, Landed
+from journal.log.log import Log
+from journal.record.format import make_log_id
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.journal.logs import make_batch
 

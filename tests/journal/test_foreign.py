@@ -6,10 +6,10 @@ from collections import OrderedDict
 
 import pytest
 
-from journal.foreign import OPEN_MAX, ForeignFile, ForeignSegment, Pool
-from journal.header import Incomplete
-from journal.names import index_name, join
-from journal.run_index import RunIndex
+from journal.filenames import index_name, join
+from journal.log.index import RunIndex
+from journal.log.readonly import OPEN_MAX, ForeignFile, ForeignSegment, Pool
+from journal.record.format import Incomplete
 from journal.testing import SimulatedDisk
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 

@@ -9,8 +9,27 @@ from zlib import crc32
 
 import pytest
 
-from journal.checkpoint import Slots
-from journal.entry import (
+from journal.dual_slot_file import Slots
+from journal.log.checkpoint import (
+    Marks,
+    Snapshot,
+    decode_marks,
+    decode_snapshot,
+    encode_marks,
+    encode_snapshot,
+)
+from journal.record.format import make_id, make_log_id, make_record
+from journal.testing.memory_disk import SimulatedDisk
+from journal.wal.checkpoint import (
+    Checkpoint,
+    CheckpointFile,
+    JournalSnapshot,
+    LiveFile,
+    Pointer,
+    SnapshotHead,
+)
+from journal.wal.checkpoint import Snapshots as JournalSnapshots
+from journal.wal.entry import (
     COMMIT,
     AppendMsg,
     Filler,
@@ -20,15 +39,7 @@ from journal.entry import (
     entries_of,
     seed_of,
 )
-from journal.header import make_id, make_record
-from journal.journal_checkpoint import Checkpoint, CheckpointFile, Pointer
-from journal.journal_file import HEAD_SIZE, Head, decode_head, encode_head
-from journal.journal_snapshot import JournalSnapshot, LiveFile, SnapshotHead
-from journal.journal_snapshot import Snapshots as JournalSnapshots
-from journal.mark import Marks, decode_marks, encode_marks
-from journal.record import make_log_id
-from journal.state import Snapshot, decode_snapshot, encode_snapshot
-from journal.testing.simulated_disk import SimulatedDisk
+from journal.wal.file import HEAD_SIZE, Head, decode_head, encode_head
 from tests import paths
 
 TESTS = paths.TESTS

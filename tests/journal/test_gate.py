@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.gate import KEPT_OPEN, Gate
-from journal.pins import Pins
+from journal.disk import Pins
+from journal.fsync import KEPT_OPEN, Gate
 from journal.testing import SimulatedDisk
 from tests.journal.test_force import Kernel
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal import header
 from journal.errors import TooLarge
-from journal.header import (
+from journal.record import format
+from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_FILLER,
     HEADER,
@@ -91,7 +91,7 @@ def test_every_truncation_of_records_is_seen() -> None:
 
 
 def test_a_record_above_the_limit_is_neither_made_nor_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header, "RECORD_SIZE_MAX", 100)
+    monkeypatch.setattr(format, "RECORD_SIZE_MAX", 100)
     with pytest.raises(TooLarge):
         make_record(bytes(81), 1 << 24)
     with pytest.raises(BadRecord, match="above the limit"):

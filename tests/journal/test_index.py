@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import Full
-from journal.index import ENTRY, ENTRY_SIZE, RUN_SIZE_MIN, WRITE_COUNT, Entry, Index, Place
-from journal.record import Control
-from journal.testing.simulated_disk import SimulatedDisk
+from journal.log.index import ENTRY, ENTRY_SIZE, RUN_SIZE_MIN, WRITE_COUNT, Entry, Index, Place
+from journal.record.block_trailer import Control
+from journal.testing.memory_disk import SimulatedDisk
 from tests import paths
 from tests.journal.blocks import LOG_ID, flipped
 

@@ -6,13 +6,13 @@ from zlib import crc32
 
 import pytest
 
-from journal import journal_audit
-from journal.entry import AppendMsg
-from journal.header import make_id, make_record
-from journal.journal_audit import is_journal, verify_journal
-from journal.journal_file import HEAD_SIZE
-from journal.names import journal_name, snapshot_name
-from journal.verify import DAMAGE, NOTE, Report
+from journal.filenames import journal_name, snapshot_name
+from journal.fsck import wal_verify
+from journal.fsck.log_verify import DAMAGE, NOTE, Report
+from journal.fsck.wal_verify import is_journal, verify_journal
+from journal.record.format import make_id, make_record
+from journal.wal.entry import AppendMsg
+from journal.wal.file import HEAD_SIZE
 from tests.journal.journals import CHECKPOINT, DATA, FOLDER, ONE, Journal, opened
 from tests.scale import scaled, seeded
 
@@ -162,4 +162,4 @@ def test_a_record_of_the_brokers_own_before_a_producers_is_not_counted(journal: 
     for count, fault in ((3, ""), (2, "3 records, it names 2"), (4, "3 records, it names 4")):
         data = note + b"".join(records)
         piece = AppendMsg(1, 7, 90, 0, count, ((len(data), 4, crc32(data)),), data)
-        assert journal_audit._fault(piece, True) == fault
+        assert wal_verify._fault(piece, True) == fault

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from journal.checkpoint import SLOT_SIZE
+from journal.dual_slot_file import SLOT_SIZE
 from journal.errors import Corrupt, NewerFormat
-from journal.journal_checkpoint import (
-    Checkpoint,
-    CheckpointFile,
-    Pointer,
-    decode_checkpoint,
-    encode_checkpoint,
-)
 from journal.testing import SimulatedDisk, crash_states
+from journal.wal.checkpoint import Checkpoint, CheckpointFile, Pointer, decode_checkpoint, encode_checkpoint
 from tests.journal.journals import CHECKPOINT, FOLDER, make_disk
 from tests.scale import seeded
 

@@ -6,19 +6,12 @@ import errno
 
 import pytest
 
-from journal.entry import AppendMsg, Entry, encode_entries, seed_of
 from journal.errors import Corrupt, Full, NewerFormat
-from journal.header import BadRecord
-from journal.journal_file import (
-    HEAD_SIZE,
-    SCAN_SIZE,
-    Head,
-    JournalFile,
-    decode_head,
-    encode_head,
-)
-from journal.names import journal_name
+from journal.filenames import journal_name
+from journal.record.format import BadRecord
 from journal.testing import SimulatedDisk, SimulatedFile
+from journal.wal.entry import AppendMsg, Entry, encode_entries, seed_of
+from journal.wal.file import HEAD_SIZE, SCAN_SIZE, Head, JournalFile, decode_head, encode_head
 from tests.journal.journals import FOLDER, make_disk, message
 
 HEAD = Head(5, 99, 3, 1000)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from journal.errors import Closed
-from journal.journal_file import HEAD_SIZE, Head, JournalFile
-from journal.journal_files import JournalFiles, find
 from journal.testing import SimulatedDisk
+from journal.wal.file import HEAD_SIZE, Head, JournalFile, JournalFiles, find
 from tests.journal.journals import FOLDER, make_disk
 
 SIZE = 100

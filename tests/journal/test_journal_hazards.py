@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from journal.entry import COMMIT, PREPARE, Operation
 from journal.errors import Corrupt, Stopped
-from journal.journal_file import HEAD_SIZE
-from journal.journal_store import JournalOptions
 from journal.testing import crash_states
+from journal.wal.entry import COMMIT, PREPARE, Operation
+from journal.wal.file import HEAD_SIZE
+from journal.wal.store import JournalOptions
 from tests.journal.journals import CHECKPOINT, ONE, Journal, message, opened, row_of
 from tests.scale import scaled, seeded
 

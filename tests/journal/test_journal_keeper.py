@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.entry import COMMIT, Operation
 from journal.errors import Full, JournalError, Stopped
-from journal.gate import KEPT_OPEN
-from journal.journal_checkpoint import REWRITE_SECONDS
-from journal.journal_file import HEAD_SIZE, JournalFile
-from journal.journal_files import JournalFiles
-from journal.journal_store import JournalOptions
+from journal.fsync import KEPT_OPEN
 from journal.testing import SimulatedDisk, crash_states
+from journal.wal.checkpoint import REWRITE_SECONDS
+from journal.wal.entry import COMMIT, Operation
+from journal.wal.file import HEAD_SIZE, JournalFile, JournalFiles
+from journal.wal.store import JournalOptions
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, message, opened
 from tests.journal.test_force import Kernel
 from tests.scale import scaled, seeded

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from journal.entry import HEADER_SIZE
 from journal.errors import Corrupt, Full
-from journal.journal_file import HEAD_SIZE
-from journal.journal_repair import repair_journal
-from journal.journal_store import JournalOptions
-from journal.names import journal_name, snapshot_name
+from journal.filenames import journal_name, snapshot_name
+from journal.fsck.wal_repair import repair_journal
 from journal.testing import Moment, SimulatedDisk, crash_states
+from journal.wal.entry import HEADER_SIZE
+from journal.wal.file import HEAD_SIZE
+from journal.wal.store import JournalOptions
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, Journal, make_disk, opened
 from tests.journal.test_journal_repair import restored
 from tests.scale import scaled, seeded
@@ -126,7 +126,7 @@ def test_a_state_that_refuses_an_entry_or_a_dump_ends_the_start_and_names_it() -
                 raise ValueError("no dump of mine")
 
     def open_with(state: object) -> None:
-        from journal.journal_store import JournalStore
+        from journal.wal.store import JournalStore
 
         JournalStore.open(
             journal.disk, FOLDER, new_id=lambda: 1, clock=journal.clock, state=state, options=journal.options  # type: ignore[arg-type]

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from journal.errors import Corrupt
-from journal.journal_file import HEAD_SIZE
-from journal.journal_recovery import (
+from journal.filenames import journal_name, snapshot_name
+from journal.wal.checkpoint import LiveFile
+from journal.wal.file import HEAD_SIZE
+from journal.wal.recovery_rules import (
     FILES,
     START,
     TAIL,
@@ -21,8 +23,6 @@ from journal.journal_recovery import (
     decide_start,
     decide_tail,
 )
-from journal.journal_snapshot import LiveFile
-from journal.names import journal_name, snapshot_name
 from tests.journal.journals import CHECKPOINT, ONE, Journal, opened
 
 # The tables alone.

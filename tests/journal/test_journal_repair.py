@@ -7,12 +7,12 @@ import random
 import pytest
 
 from journal.errors import Corrupt, Lost
-from journal.journal_audit import verify_journal
-from journal.journal_file import HEAD_SIZE
-from journal.journal_repair import FILLER_SIZE_MAX, STATE_LOST, JournalRepaired, _parts, repair_journal
-from journal.names import journal_name, snapshot_name
-from journal.repair import remove_originals
+from journal.filenames import journal_name, snapshot_name
+from journal.fsck.log_repair import remove_originals
+from journal.fsck.wal_repair import FILLER_SIZE_MAX, STATE_LOST, JournalRepaired, _parts, repair_journal
+from journal.fsck.wal_verify import verify_journal
 from journal.testing import SimulatedDisk, crash_states
+from journal.wal.file import HEAD_SIZE
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, Seen, opened
 from tests.scale import scaled, seeded
 

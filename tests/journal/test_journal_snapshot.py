@@ -7,17 +7,11 @@ from zlib import crc32
 
 import pytest
 
-from journal import journal_snapshot
 from journal.errors import Corrupt, Full, NewerFormat
-from journal.journal_snapshot import (
-    HEAD_SIZE,
-    JournalSnapshot,
-    LiveFile,
-    SnapshotHead,
-    Snapshots,
-)
-from journal.names import snapshot_name
+from journal.filenames import snapshot_name
 from journal.testing import SimulatedDisk, crash_states
+from journal.wal import checkpoint
+from journal.wal.checkpoint import HEAD_SIZE, JournalSnapshot, LiveFile, SnapshotHead, Snapshots
 from tests.journal.journals import FOLDER, make_disk
 from tests.scale import seeded
 
@@ -55,7 +49,7 @@ def test_what_is_written_is_read(disk: SimulatedDisk, state: bytes) -> None:
 def test_a_large_state_is_written_and_checked_in_pieces(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_snapshot, "PIECE_SIZE", 7)
+    monkeypatch.setattr(checkpoint, "PIECE_SIZE", 7)
     state = bytes(range(100))
     of(disk).write(snapshot(state=state))
     assert of(disk).read(3).state == state

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from journal import entry as entry_module
-from journal.aio import ForceQueue
 from journal.clock import SystemClock
 from journal.disk import RealDisk
-from journal.entry import COMMIT, ENTRY_SIZE_MAX, AppendMsg, Operation, entry_size
 from journal.errors import Closed, Corrupt, Full, Stopped, TooLarge
-from journal.force import Forcer
-from journal.journal_file import HEAD_SIZE
-from journal.journal_store import (
+from journal.fsync import Forcer
+from journal.linux_aio import ForceQueue
+from journal.wal import entry as entry_module
+from journal.wal.entry import COMMIT, ENTRY_SIZE_MAX, AppendMsg, Operation, entry_size
+from journal.wal.file import HEAD_SIZE
+from journal.wal.store import (
     READ_SIZE,
     RECLAIM_SECONDS,
     RETRY_SECONDS,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from journal.entry import PREPARE, Operation
-from journal.journal_file import HEAD_SIZE
-from journal.journal_survey import Gap, JournalSurvey, claim
-from journal.names import snapshot_name
+from journal.filenames import snapshot_name
+from journal.fsck.wal_verify import Gap, JournalSurvey, claim
+from journal.wal.entry import PREPARE, Operation
+from journal.wal.file import HEAD_SIZE
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, Journal, message, opened
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from journal.errors import Full
-from journal.journal_file import HEAD_SIZE
-from journal.journal_store import JournalOptions
-from journal.journal_tail import TORN_FILES_MAX, TORN_SIZE_MAX
-from journal.names import parse_torn_name
+from journal.filenames import parse_torn_name
 from journal.testing import crash_states
+from journal.wal.file import HEAD_SIZE
+from journal.wal.recovery import TORN_FILES_MAX, TORN_SIZE_MAX
+from journal.wal.store import JournalOptions
 from tests.journal.journals import FOLDER, ONE, PAYLOAD_SIZE, Journal, opened
 from tests.scale import seeded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from journal.errors import Stopped
-from journal.mark import MarkFile
+from journal.log.checkpoint import MarkFile
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from journal.block import blocks_of
 from journal.clock import SystemClock
-from journal.control import CONTROL_SIZE, SOURCE_DELAY, SOURCE_SUCCESSION, SOURCE_TRANSACTION
 from journal.disk import RealDisk
 from journal.errors import BadBatch, BelowStart, Closed, Corrupt, CutAway, Full, NotARecord, Stopped, TooLarge
-from journal.header import make_id, records_of
-from journal.log import Log
-from journal.names import segment_name
-from journal.shapes import Source, succession
+from journal.filenames import segment_name
+from journal.log.log import Log
+from journal.record.batch import Source, succession
+from journal.record.block import blocks_of
+from journal.record.block_trailer import CONTROL_SIZE, SOURCE_DELAY, SOURCE_SUCCESSION, SOURCE_TRANSACTION
+from journal.record.format import make_id, records_of
 from tests.journal.logs import LOG_ID, Bench, make_batch, payloads_of
 from tests.scale import scaled, seeded
 
@@ -477,7 +477,7 @@ def test_places_are_found_by_time() -> None:
 
 
 def test_the_public_names_are_light() -> None:
-    program = "import sys, journal; assert 'journal.log' not in sys.modules; print(journal.Log.__name__)"
+    program = "import sys, journal; assert 'journal.log.log' not in sys.modules; print(journal.Log.__name__)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )

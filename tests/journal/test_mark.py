@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.checkpoint import SLOT_SIZE
+from journal.dual_slot_file import SLOT_SIZE
 from journal.errors import Corrupt, NewerFormat
-from journal.mark import (
+from journal.log.checkpoint import (
     REASON_SIZE_MAX,
     STARTS_MAX,
     MarkFile,

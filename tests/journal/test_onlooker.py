@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from journal.clock import SystemClock
 from journal.disk import RealDisk
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
-from journal.foreign import OPEN_MAX
-from journal.header import make_log_id
-from journal.log import Log
-from journal.mark import MarkFile, WrongLog
-from journal.names import index_name, join, segment_name
-from journal.onlooker import Onlooker
-from journal.options import LogOptions
+from journal.filenames import index_name, join, segment_name
+from journal.log.checkpoint import MarkFile, WrongLog
+from journal.log.log import Log
+from journal.log.readonly import OPEN_MAX, Onlooker
+from journal.log.segments import LogOptions
+from journal.record.format import make_log_id
 from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, payloads_of
 from tests.scale import scaled, seeded
 

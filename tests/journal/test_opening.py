@@ -15,7 +15,7 @@ import random
 import pytest
 
 from journal.errors import CutAway, Full, Stopped
-from journal.shapes import Appended
+from journal.record.batch import Appended
 from journal.testing import SimulatedDisk
 from tests.journal.logs import FOLDER, Bench
 from tests.scale import scaled, seeded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from journal.options import LogOptions
+from journal.log.segments import LogOptions
 
 
 def test_defaults() -> None:

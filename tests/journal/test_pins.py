@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from journal.pins import Pins
+from journal.disk import Pins
 from tests.scale import scaled
 
 

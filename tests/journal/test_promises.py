@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from journal import aio
-from journal.aio import ForceQueue
+from journal import linux_aio
 from journal.disk import RealDisk
-from journal.gate import KEPT_OPEN
-from journal.mark import MarkFile
+from journal.fsync import KEPT_OPEN
+from journal.linux_aio import ForceQueue
+from journal.log.checkpoint import MarkFile
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 
 
@@ -90,12 +90,12 @@ def test_a_force_that_fails_in_the_kernel_tells_its_error(
 
     def kernel(number: int, *arguments: int) -> int:
         if number == calls.getevents:
-            event = aio._EVENT.pack(1, 0, -errno.EIO, 0)
+            event = linux_aio._EVENT.pack(1, 0, -errno.EIO, 0)
             ctypes.memmove(arguments[3], event, len(event))
         return 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(aio, "_quick", kernel)
+        patched.setattr(linux_aio, "_quick", kernel)
         flight = queue.begin(file, landed.append)
         assert [*queue.ended()] == [flight]
     assert flight is not None and flight.error is not None

@@ -6,15 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from journal.block import find_next_control
-from journal.control import CONTROL_SIZE
 from journal.errors import BeyondEnd, Corrupt, NotARecord
-from journal.header import BadRecord
-from journal.log import Log
-from journal.names import segment_name
-from journal.onlooker import Onlooker
-from journal.reader import KNOWN_MAX
-from journal.record import blocks_of, records_of
+from journal.filenames import segment_name
+from journal.log.log import Log
+from journal.log.reader import KNOWN_MAX
+from journal.log.readonly import Onlooker
+from journal.record.block import blocks_of, find_next_control
+from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.format import BadRecord, records_of
 from tests.journal.logs import FOLDER, LOG_ID, Bench, payloads_of
 from tests.scale import scaled, seeded
 
@@ -162,7 +161,7 @@ def test_no_walk_leads_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     def walk(*_: object) -> None:
         raise AssertionError("it walked")
 
-    monkeypatch.setattr("journal.reader.Reader._blocks", walk)
+    monkeypatch.setattr("journal.log.reader.Reader._blocks", walk)
     for ordinal in range(0, bench.log.count, bench.log.count // 20):
         bench.log.block_of_record(offsets_by_ordinal(bench)[ordinal])
 

@@ -8,20 +8,9 @@ from zlib import crc32
 
 import crcmod.predefined
 
-from journal import record
-from journal.record import (
-    FLAG_TOMBSTONE,
-    SOURCE_SUCCESSION,
-    SOURCE_TRANSACTION,
-    Control,
-    blocks_of,
-    encode_control,
-    make_filler,
-    make_id,
-    make_log_id,
-    make_record,
-    tag_flag,
-)
+from journal.record.block import Run, blocks_of, runs
+from journal.record.block_trailer import SOURCE_SUCCESSION, SOURCE_TRANSACTION, Control, encode_control
+from journal.record.format import FLAG_TOMBSTONE, make_filler, make_id, make_log_id, make_record, tag_flag
 from tests import paths
 
 GOLDEN = paths.TESTS / "golden"
@@ -65,9 +54,9 @@ def test_the_golden_blocks_are_read_as_ever() -> None:
     assert [block.control.records for block in blocks] == [5, 1, 0]
     assert [block.control.more_follows for block in blocks] == [True, False, False]
     assert [block.control.source_kind for block in blocks] == [0, 1, 4]
-    assert [record.runs(block) for block in blocks] == [
-        [record.Run(5, 0, 3, 4096)],
-        [record.Run(6, 0xFFFFFF, 1, blocks[1].offset)],
+    assert [runs(block) for block in blocks] == [
+        [Run(5, 0, 3, 4096)],
+        [Run(6, 0xFFFFFF, 1, blocks[1].offset)],
         [],
     ]
 
@@ -76,8 +65,3 @@ def test_the_checksums_in_the_golden_file_are_crcmods() -> None:
     crc = crcmod.predefined.mkPredefinedCrcFun("crc-32")
     for block in blocks_of(golden("record.hex"), 4096, LOG_ID):
         assert crc(bytes(block.data)) == block.control.crc
-
-
-def test_everything_public_is_named_once() -> None:
-    assert len(record.__all__) == len(set(record.__all__))
-    assert all(hasattr(record, name) for name in record.__all__)

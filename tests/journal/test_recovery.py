@@ -6,13 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.control import CONTROL_BODY, CONTROL_SIZE, decode_control
 from journal.errors import Corrupt, NewerFormat
-from journal.header import HEADER, make_log_id
-from journal.log import Log
-from journal.mark import MarkFile, WrongLog
-from journal.names import index_name, mark_name, segment_name, state_name
-from journal.recovery import FOLDER, TAIL, FileFound, FolderFound, Tail, TailFound, decide_folder, decide_tail
+from journal.filenames import index_name, mark_name, segment_name, state_name
+from journal.log.checkpoint import MarkFile, WrongLog
+from journal.log.log import Log
+from journal.log.recovery_rules import (
+    FOLDER,
+    TAIL,
+    FileFound,
+    FolderFound,
+    Tail,
+    TailFound,
+    decide_folder,
+    decide_tail,
+)
+from journal.record.block_trailer import CONTROL_BODY, CONTROL_SIZE, decode_control
+from journal.record.format import HEADER, make_log_id
 from tests.journal.logs import FOLDER as PATH
 from tests.journal.logs import LOG_ID, Bench, make_disk
 

@@ -9,21 +9,20 @@ import itertools
 
 import pytest
 
-from journal.checkpoint import SLOT_SIZE
-from journal.control import CONTROL_SIZE, encode_control
+from journal.clock import SimulatedClock
+from journal.dual_slot_file import SLOT_SIZE
 from journal.errors import Corrupt, NewerFormat
-from journal.header import FLAG_FILLER, HEADER, make_id, make_log_id, make_record, records_of
-from journal.log import Log
-from journal.mark import MarkFile, Marks
-from journal.names import index_name, mark_name, segment_name
-from journal.options import LogOptions
-from journal.record import Control, blocks_of
-from journal.repair import remove_originals, repair
-from journal.segment import Segment
-from journal.survey import find_log_id
-from journal.testing.clock import SimulatedClock
-from journal.testing.simulated_disk import SimulatedDisk
-from journal.verify import verify
+from journal.filenames import index_name, mark_name, segment_name
+from journal.fsck.log_repair import remove_originals, repair
+from journal.fsck.log_verify import find_log_id, verify
+from journal.log.checkpoint import MarkFile, Marks
+from journal.log.log import Log
+from journal.log.segment import Segment
+from journal.log.segments import LogOptions
+from journal.record.block import blocks_of
+from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.format import FLAG_FILLER, HEADER, make_id, make_log_id, make_record, records_of
+from journal.testing.memory_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
 from tests.scale import scaled, seeded
 

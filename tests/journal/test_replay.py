@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from journal.names import segment_name
-from journal.recovery import Recovery, Tail
-from journal.replay import Replay
-from journal.segment import Segment
-from journal.state import Snapshot
+from journal.filenames import segment_name
+from journal.log.checkpoint import Snapshot
+from journal.log.recovery import Replay
+from journal.log.recovery_rules import Recovery, Tail
+from journal.log.segment import Segment
 from tests.journal.logs import FOLDER, LOG_ID, Bench, CountingState
 
 EMPTY = Snapshot(0, 0, 0, {}, b"")

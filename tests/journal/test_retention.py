@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from journal.names import segment_name
-from journal.options import LogOptions
-from journal.retention import Aged, dispose, expired
+from journal.filenames import segment_name
+from journal.log.retention import Aged, dispose, expired
+from journal.log.segments import LogOptions
 from tests.journal.logs import FOLDER, make_disk
 
 SEALED = [Aged(0, 100, 1000), Aged(100, 100, 2000), Aged(200, 100, 3000)]

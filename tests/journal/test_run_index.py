@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.disk import File
-from journal.index import ENTRY_SIZE, RUN_SIZE_MIN, Index
-from journal.names import index_name, join
-from journal.run_index import BEHIND_BYTES_MAX, RunIndex, Unsound
-from journal.segment import Segment
+from journal.filenames import index_name, join
+from journal.log.index import BEHIND_BYTES_MAX, ENTRY_SIZE, RUN_SIZE_MIN, Index, RunIndex, Unsound
+from journal.log.segment import Segment
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 
 INDEX = join(FOLDER, index_name(0))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal import salvage as salvage_module
-from journal.control import CONTROL_SIZE, Control
-from journal.header import FLAG_FILLER, HEADER_SIZE, body_holds, records_of
-from journal.record import blocks_of, make_filler
-from journal.salvage import Piece, salvage
+from journal.fsck import log_repair as salvage_module
+from journal.fsck.log_repair import Piece, salvage
+from journal.record.block import blocks_of
+from journal.record.block_trailer import CONTROL_SIZE, Control
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, body_holds, make_filler, records_of
 from tests.journal.blocks import LOG_ID, closed, flipped, mixed, records
 from tests.scale import scaled, seeded
 

@@ -9,13 +9,15 @@ import itertools
 
 import pytest
 
-from journal import segment as segment_module
 from journal.errors import Closed, Full
-from journal.index import ENTRY_SIZE, Index
-from journal.names import index_name
-from journal.record import BadRecord, Block, Control, Incomplete, blocks_of, make_id, make_record
-from journal.segment import Good, Segment
-from journal.testing.simulated_disk import SimulatedDisk
+from journal.filenames import index_name
+from journal.log import segment as segment_module
+from journal.log.index import ENTRY_SIZE, Index
+from journal.log.segment import Good, Segment
+from journal.record.block import Block, blocks_of
+from journal.record.block_trailer import Control
+from journal.record.format import BadRecord, Incomplete, make_id, make_record
+from journal.testing.memory_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
 from tests.scale import scaled, seeded
 
@@ -294,7 +296,7 @@ def test_forged_control_records_do_not_stop_the_walk_behind_damage(disk: Simulat
 
 
 def test_sizes_of_control_records_are_not_trusted(disk: SimulatedDisk) -> None:
-    from journal.record import encode_control
+    from journal.record.block_trailer import encode_control
 
     lie = Control(1, (1 << 32) - 1, 0, 0, 0, 0, 0, BASE)
     disk.write_file(f"{FOLDER}/{BASE:032d}.zxQueue", encode_control(LOG_ID, lie))

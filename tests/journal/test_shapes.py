@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from journal.control import SOURCE_SUCCESSION
-from journal.shapes import PLAIN, succession
+from journal.record.batch import PLAIN, succession
+from journal.record.block_trailer import SOURCE_SUCCESSION
 
 
 def test_a_plain_source_has_no_position() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from journal.control import SOURCE_DELAY
-from journal.shapes import Source
-from journal.sources import Sources
+from journal.log.segments import Sources
+from journal.record.batch import Source
+from journal.record.block_trailer import SOURCE_DELAY
 from tests.journal.logs import Bench, make_batch
 
 ONE, OTHER = (1, 7), (2, 7)

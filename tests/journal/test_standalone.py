@@ -8,7 +8,7 @@ import pytest
 
 from journal import open_log, records
 from journal.errors import BelowStart, BeyondEnd, Locked
-from journal.options import LogOptions
+from journal.log.segments import LogOptions
 from tests import paths
 
 PAGE = paths.ROOT / "docs" / "journal.md"

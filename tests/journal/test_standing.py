@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from journal.control import CONTROL_SIZE
+from journal.record.block_trailer import CONTROL_SIZE
 from tests.journal.logs import Bench
 
 

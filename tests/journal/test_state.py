@@ -9,7 +9,7 @@ import random
 import pytest
 
 from journal.errors import Corrupt, Full, NewerFormat
-from journal.state import NoState, Snapshot, Snapshots, decode_snapshot, encode_snapshot
+from journal.log.checkpoint import NoState, Snapshot, Snapshots, decode_snapshot, encode_snapshot
 from tests.journal.logs import FOLDER, LOG_ID, make_disk
 from tests.scale import scaled, seeded
 

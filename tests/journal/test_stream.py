@@ -8,7 +8,7 @@ import io
 import pytest
 
 from journal.errors import BadBatch, Full, TooLarge
-from journal.stream import PIECE_BYTES, SPOOL_MEMORY_BYTES, Spool, slices, verified_count
+from journal.log.log import PIECE_BYTES, SPOOL_MEMORY_BYTES, Spool, slices, verified_count
 from tests.journal.logs import FOLDER, Bench, make_batch, make_disk
 
 COUNT = 80_000

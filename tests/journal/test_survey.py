@@ -2,13 +2,13 @@
 
 import pytest
 
-from journal.block import Block
-from journal.control import CONTROL_VERSION
-from journal.header import HEADER, make_id, make_record
-from journal.names import segment_name
-from journal.segment import SCAN_SIZE, Segment
-from journal.survey import Stretch, find_log_id, survey
-from journal.testing.simulated_disk import SimulatedDisk
+from journal.filenames import segment_name
+from journal.fsck.log_verify import Stretch, find_log_id, survey
+from journal.log.segment import SCAN_SIZE, Segment
+from journal.record.block import Block
+from journal.record.block_trailer import CONTROL_VERSION
+from journal.record.format import HEADER, make_id, make_record
+from journal.testing.memory_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
 from tests.scale import scaled, seeded
 

@@ -4,15 +4,14 @@ import itertools
 
 import pytest
 
-from journal.checkpoint import SLOT_SIZE
-from journal.header import FLAG_CONTROL, HEADER, make_filler
-from journal.mark import MarkFile, Marks
-from journal.names import index_name, mark_name, segment_name, state_name
-from journal.record import blocks_of
-from journal.segment import Segment
-from journal.state import Snapshot, encode_snapshot
-from journal.testing.simulated_disk import SimulatedDisk
-from journal.verify import DAMAGE, NOTE, Finding, Report, verify
+from journal.dual_slot_file import SLOT_SIZE
+from journal.filenames import index_name, mark_name, segment_name, state_name
+from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Report, verify
+from journal.log.checkpoint import MarkFile, Marks, Snapshot, encode_snapshot
+from journal.log.segment import Segment
+from journal.record.block import blocks_of
+from journal.record.format import FLAG_CONTROL, HEADER, make_filler
+from journal.testing.memory_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, closed, flipped, log_bytes, records
 from tests.scale import scaled, seeded
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from journal.errors import BadBatch, Full, Stopped
-from journal.shapes import Batch
+from journal.record.batch import Batch
 from tests.journal.logs import Bench, make_batch
 
 

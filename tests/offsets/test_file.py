@@ -14,10 +14,8 @@ from random import Random
 
 import pytest
 
-from journal.disk import RealDisk
-from journal.file import RealFile
-from journal.testing.crash import crash_states
-from journal.testing.simulated_disk import SimulatedDisk
+from journal.disk import RealDisk, RealFile
+from journal.testing.memory_disk import SimulatedDisk, crash_states
 from tests.offsets.contract import Contract, Open
 from tests.offsets.struggle import OpenShaky
 from tests.scale import scaled, seeded

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from journal.aio import ForceQueue
 from journal.disk import RealDisk
+from journal.linux_aio import ForceQueue
 from tfmq.server.forces import Forces
 from tfmq.server.reactor import TurnReactor
 

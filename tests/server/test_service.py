@@ -11,7 +11,7 @@ import pytest
 
 import tfmq
 from journal.disk import RealDisk
-from journal.mark import MarkFile
+from journal.log.checkpoint import MarkFile
 from tests.server.wire import PATIENCE_SECONDS, Wire, batch, running
 from tfmq.errors import Busy
 from tfmq.limits import MIB

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from journal.record import make_record
+from journal.record.format import make_record
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_REQUEST
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from journal.block import blocks_of
-from journal.header import FLAG_FILLER, records_of
+from journal.record.block import blocks_of
+from journal.record.format import FLAG_FILLER, records_of
 from tfmq.spark.ranges import Chunk, PartitionLog, Range
 from tfmq.testing import SimulatedBroker
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from journal.disk import File, RealDisk
 from journal.errors import Locked
-from journal.mark import MarkFile
-from journal.names import join, mark_name, segment_name
+from journal.filenames import join, mark_name, segment_name
+from journal.log.checkpoint import MarkFile
 from tests.scale import scaled, seeded
 from tests.spark.stored import SEGMENT_BYTES, fill, joined, small_broker, wanted
 from tfmq.admin import Admin

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from journal.clock import SystemClock
-from journal.header import make_log_id
-from journal.log import Log
-from journal.names import join, mark_name, partition_folder
+from journal.filenames import join, mark_name, partition_folder
+from journal.log.log import Log
+from journal.record.format import make_log_id
 from journal.testing import SimulatedDisk
 from tfmq.errors import BadRequest, NotSupported, UnknownPartition, UnknownTopic
 from tfmq.spark.folder_topics import FolderTopics, absolute

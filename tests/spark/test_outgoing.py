@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from journal.header import HEADER_SIZE, records_of, split_body
+from journal.record.format import HEADER_SIZE, records_of, split_body
 from tests.scale import scaled
 from tfmq.arrow.partitions import partition_of
 from tfmq.client.cluster import Topic

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from journal import names
-from journal.repair import repair
+from journal import filenames
+from journal.fsck.log_repair import repair
 from tests.spark.stored import small_broker
 from tfmq.spark.folder_logs import FolderLogs
 from tfmq.spark.logs import Logs
@@ -29,8 +29,8 @@ def damaged_broker() -> SimulatedBroker:
                 producer.send("orders", b"x" * 50, partition=0)
             producer.flush()
     broker.clock.advance(5)
-    segment = next(name for name in broker.disk.list(FOLDER) if name.endswith(names.SEGMENT_SUFFIX))
-    broker.disk.damage(names.join(FOLDER, segment), 25_700, b"\xff" * 8000)
+    segment = next(name for name in broker.disk.list(FOLDER) if name.endswith(filenames.SEGMENT_SUFFIX))
+    broker.disk.damage(filenames.join(FOLDER, segment), 25_700, b"\xff" * 8000)
     return broker
 
 

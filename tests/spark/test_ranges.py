@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.control import Control, encode_control
-from journal.header import make_filler, make_record
+from journal.record.block_trailer import Control, encode_control
+from journal.record.format import make_filler, make_record
 from tfmq.spark.ranges import Chunk, PartitionLog, Range, message_starts, pieces, targets
 
 LOG = PartitionLog("orders", 2, 7, 7 << 24 | 2)

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from journal.force import Forcer
-from journal.header import make_id, make_log_id, make_record, records_of, split_id
-from journal.journal_repair import repair_journal
+from journal.fsck.wal_repair import repair_journal
+from journal.fsync import Forcer
+from journal.record.format import make_id, make_log_id, make_record, records_of, split_id
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.transaction.targets import Targets
 from tfmq import limits as limits_table

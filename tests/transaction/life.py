@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
-from journal.header import split_id
+from journal.record.format import split_id
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Row
 from tfmq.transaction.requests import Member

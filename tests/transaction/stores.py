@@ -10,12 +10,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from journal.batch import cut_blocks
-from journal.entry import AppendMsg, Entry, Operation
-from journal.force import Forcer
-from journal.header import make_id, make_log_id, make_record
+from journal.fsync import Forcer
+from journal.record.batch import cut_blocks
+from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
-from journal.testing.crash import Moment
+from journal.testing.memory_disk import Moment
+from journal.wal.entry import AppendMsg, Entry, Operation
 from tfmq.effects import GroupPlaces
 from tfmq.transaction import states
 from tfmq.transaction.ledger import Ledger

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from journal.header import records_of, split_id
+from journal.record.format import records_of, split_id
 from tfmq.effects import OFFSETS_KEY, Applied, CommitOffsets, Effect, Forced, GroupPlaces, Mark, SourceName
 from tfmq.errors import Busy, DiskFull, Fenced, StorageStopped, UnknownTopic
 

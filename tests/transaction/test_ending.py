@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from journal.entry import KIND_FILLER, Entry, Filler
 from journal.errors import Corrupt
+from journal.wal.entry import KIND_FILLER, Entry, Filler
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tfmq.errors import NOT_DONE, UNKNOWN
 from tfmq.transaction import store

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.entry import HEADER_SIZE
 from journal.errors import Full, Stopped
-from journal.journal_repair import repair_journal
-from journal.testing.crash import Moment
+from journal.fsck.wal_repair import repair_journal
+from journal.testing.memory_disk import Moment
+from journal.wal.entry import HEADER_SIZE
 from tests.scale import scaled
 from tests.transaction.desk import FOLDER, Desk
 from tests.transaction.stores import Store

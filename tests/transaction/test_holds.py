@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.journal_store import JournalFileInfo
+from journal.wal.store import JournalFileInfo
 from tests.transaction.stores import ORDERS, Store
 from tfmq.transaction.holds import Holds
 from tfmq.transaction.operations import Origin

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.entry import FORGET, KIND_FILLER, AppendMsg, Entry, Filler, Operation
 from journal.errors import NewerFormat
+from journal.wal.entry import FORGET, KIND_FILLER, AppendMsg, Entry, Filler, Operation
 from tests.scale import scaled
 from tests.transaction.stores import (
     BILLS,

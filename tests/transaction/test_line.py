@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from journal.header import make_log_id
+from journal.record.format import make_log_id
 from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
 from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Applied, Effect, Schedule

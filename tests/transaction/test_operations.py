@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from journal import entry
+from journal.wal import entry
 from tests import paths
 from tests.scale import scaled, seeded
 from tfmq.effects import GroupPlaces

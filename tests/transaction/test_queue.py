@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from journal.errors import Full, Stopped
-from journal.journal_store import JournalOptions, JournalStore
+from journal.wal.store import JournalOptions, JournalStore
 from tests.transaction.stores import ORDERS, Store, Written, piece
 from tfmq.transaction import states
 from tfmq.transaction.queue import APPEND_BYTES, CACHED_BYTES, CACHED_BYTES_MAX

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from journal.entry import AppendMsg
-from journal.journal_store import JournalFileInfo
-from journal.names import journal_name
+from journal.filenames import journal_name
+from journal.wal.entry import AppendMsg
+from journal.wal.store import JournalFileInfo
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, picture
 from tfmq.transaction import states

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.batch import verify_batch
-from journal.entry import AppendMsg, Entry
 from journal.errors import Corrupt, Lost
-from journal.header import records_of
-from journal.names import journal_name
-from journal.shapes import Batch
+from journal.filenames import journal_name
+from journal.record.batch import Batch, verify_batch
+from journal.record.format import records_of
+from journal.wal.entry import AppendMsg, Entry
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, entry_of, piece
 from tfmq.effects import ARRIVALS_KEY

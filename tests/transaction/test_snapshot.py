@@ -9,8 +9,8 @@ import threading
 import msgpack
 import pytest
 
-from journal.entry import AppendMsg
 from journal.errors import NewerFormat
+from journal.wal.entry import AppendMsg
 from tests import paths
 from tests.scale import scaled, seeded
 from tests.transaction.stores import BILLS, ORDERS, Store, decided, picture, piece, row

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from journal.entry import AppendMsg
 from journal.errors import Corrupt
 from journal.testing import SimulatedDisk
-from journal.testing.crash import Moment, crash_states
+from journal.testing.memory_disk import Moment, crash_states
+from journal.wal.entry import AppendMsg
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, decided, picture, piece
 from tfmq.errors import DiskFull, StorageStopped

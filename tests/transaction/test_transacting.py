@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from journal.entry import KIND_FILLER, Entry, Filler
+from journal.wal.entry import KIND_FILLER, Entry, Filler
 from tests.transaction.desk import BILLS, FOLDER, ORDERS, Answer, Desk, Stream, piece
 from tests.transaction.targets import Row
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull

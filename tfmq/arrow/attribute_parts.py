@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from journal.header import tag_hash
+from journal.record.format import tag_hash
 from tfmq import limits
 from tfmq.arrow.attributes import Attributes, Unreadable
 from tfmq.arrow.fields import Array, byte_strings, edges_of

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from journal.record import Buffer
+from journal.record.format import Buffer
 from tfmq.arrow.fields import Array, byte_strings
 from tfmq.arrow.layout import Layout, Span, layout_of
 from tfmq.errors import DecodeFailed

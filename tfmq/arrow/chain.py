@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from journal.record import BLOCK_SIZE_MAX, FLAG_CONTROL, HEADER_SIZE, Buffer
+from journal.record.batch import BLOCK_SIZE_MAX
+from journal.record.format import FLAG_CONTROL, HEADER_SIZE, Buffer
 
 Positions = npt.NDArray[np.int64]
 

@@ -8,8 +8,8 @@ from zlib import crc32
 
 import numpy as np
 
-from journal.control import BIT_MORE_FOLLOWS, CONTROL_SIZE, CONTROL_VERSION
-from journal.record import HEADER_SIZE, Buffer
+from journal.record.block_trailer import BIT_MORE_FOLLOWS, CONTROL_SIZE, CONTROL_VERSION
+from journal.record.format import HEADER_SIZE, Buffer
 from tfmq.arrow.chain import Positions
 from tfmq.arrow.fields import Array
 
@@ -35,7 +35,7 @@ CONTROL: Final = np.dtype(
         ("source_low", ">u8"),
     ]
 )
-"""journal.control.CONTROL_RECORD, field by field."""
+"""journal.record.block_trailer.CONTROL_RECORD, field by field."""
 
 
 class Controls:

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from journal.record import (
+from journal.record.block import Block, blocks_of, find_next_control
+from journal.record.block_trailer import BadControl
+from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_CODEC_MASK,
     FLAG_CONTROL,
     FLAG_FILLER,
     FLAG_TOMBSTONE,
     FLAG_VERSION_MASK,
-    BadControl,
     BadRecord,
-    Block,
-    blocks_of,
     body_holds,
-    find_next_control,
     records_of,
     split_body,
 )

@@ -12,8 +12,8 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from journal.record import (
-    CONTROL_SIZE,
+from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_CONTROL,
     FLAG_FILLER,

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from journal.header import (
+from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_TAG_SHIFT,
     FLAG_TOMBSTONE,

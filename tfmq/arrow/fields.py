@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from journal.record import Buffer
+from journal.record.format import Buffer
 
 Array = npt.NDArray[Any]
 

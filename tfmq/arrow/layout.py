@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from journal.record import Buffer
+from journal.record.format import Buffer
 from tfmq import limits
 from tfmq.arrow.fields import Array, numbers
 from tfmq.message import BORN_AT, BORN_MS_MAX, KEY, TAG

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from journal.log import Log
-from journal.shapes import PLAIN, Appended, Batch
+from journal.log.log import Log
+from journal.record.batch import PLAIN, Appended, Batch
 from tfmq.broker import faults
 from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.work import Staged

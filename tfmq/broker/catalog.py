@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk, write_all
 from journal.errors import Corrupt, Full, JournalError
-from journal.header import SEQUENCE_COUNT, make_id, make_log_id, make_record
-from journal.log import Log
-from journal.mark import REWRITE_SECONDS, MarkFile
-from journal.names import join, parse_segment_name, parse_state_name, segment_name
-from journal.options import LogOptions
-from journal.shapes import Batch
+from journal.filenames import join, parse_segment_name, parse_state_name, segment_name
+from journal.log.checkpoint import REWRITE_SECONDS, MarkFile
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.batch import Batch
+from journal.record.format import SEQUENCE_COUNT, make_id, make_log_id, make_record
 from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.partition import Waiter

@@ -15,21 +15,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
-from journal import names
-from journal.block import Block
-from journal.control import SOURCE_TRANSACTION
+from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, JournalError
-from journal.header import FLAG_FILLER, HEADER_SIZE, make_log_id, records_of
-from journal.journal_audit import is_journal, verify_journal
-from journal.journal_repair import NO_PLACE, JournalRepaired, repair_journal
-from journal.journal_survey import JournalSurvey
-from journal.mark import MarkFile, Marks, read_log_id
-from journal.repair import Repaired, repair
-from journal.segment import Segment
-from journal.state import Snapshot, Snapshots, read_snapshot
-from journal.survey import Stretch, find_log_id, survey
-from journal.verify import DAMAGE, STOPPED, Finding, Progress, Report, verify
+from journal.fsck.log_repair import Repaired, repair
+from journal.fsck.log_verify import (
+    DAMAGE,
+    STOPPED,
+    Finding,
+    Progress,
+    Report,
+    Stretch,
+    find_log_id,
+    survey,
+    verify,
+)
+from journal.fsck.wal_repair import NO_PLACE, JournalRepaired, repair_journal
+from journal.fsck.wal_verify import JournalSurvey, is_journal, verify_journal
+from journal.log.checkpoint import MarkFile, Marks, Snapshot, Snapshots, read_log_id, read_snapshot
+from journal.log.segment import Segment
+from journal.record.block import Block
+from journal.record.block_trailer import SOURCE_TRANSACTION
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, make_log_id, records_of
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
 from tfmq.broker.register import CREATE, DELETING, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
 from tfmq.data_folder import (
@@ -91,7 +98,7 @@ def is_data_folder(disk: Disk, path: str) -> bool:
     if OWN.intersection(children):
         return True
     started = bool(MARKS.intersection(children))
-    return started and is_brokers(children, lambda name: disk.list(names.join(path, name)))
+    return started and is_brokers(children, lambda name: disk.list(filenames.join(path, name)))
 
 
 def _had_broker(disk: Disk, data: str) -> bool:
@@ -124,22 +131,22 @@ def _wanted(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
     partitions = [
         name
         for name in children
-        if (place := names.parse_partition_folder(name)) is not None
-        and (place in known or disk.is_folder(names.join(data, name)))
+        if (place := filenames.parse_partition_folder(name)) is not None
+        and (place in known or disk.is_folder(filenames.join(data, name)))
     ]
     folders = [name for name in FOLDER_NAMES if "/" not in name and name in children] + partitions
-    for name in (*folders, names.LOCK_NAME):
+    for name in (*folders, filenames.LOCK_NAME):
         if name in children:
-            yield names.join(data, name), name in folders
+            yield filenames.join(data, name), name in folders
     for name in folders:
-        folder = names.join(data, name)
+        folder = filenames.join(data, name)
         for child in _children(disk, folder):
             if _is_known(name, child):
-                yield names.join(folder, child), name == DELAY_FOLDER and child == ARRIVALS_NAME
-    arrivals = names.join(names.join(data, DELAY_FOLDER), ARRIVALS_NAME)
+                yield filenames.join(folder, child), name == DELAY_FOLDER and child == ARRIVALS_NAME
+    arrivals = filenames.join(filenames.join(data, DELAY_FOLDER), ARRIVALS_NAME)
     for child in _children(disk, arrivals):
-        if names.known_in_partition(child, ARRIVALS_SUFFIX) and not names.is_aside(child):
-            yield names.join(arrivals, child), False
+        if filenames.known_in_partition(child, ARRIVALS_SUFFIX) and not filenames.is_aside(child):
+            yield filenames.join(arrivals, child), False
 
 
 def _known_partitions(disk: Disk, data: str) -> set[tuple[str, int]]:
@@ -160,23 +167,23 @@ def _children(disk: Disk, folder: str) -> list[str]:
 
 
 def _is_known(folder: str, child: str) -> bool:
-    if names.is_aside(child):
+    if filenames.is_aside(child):
         return False
     if folder == META_NAME:
-        return child in META_NAMES or names.known_in_partition(child, SUFFIX)
+        return child in META_NAMES or filenames.known_in_partition(child, SUFFIX)
     if folder == DELAY_FOLDER:
         return child == ARRIVALS_NAME or is_house_name(child)
-    if folder == names.TRANSACTIONS_FOLDER:
-        return names.known_in_transactions(child)
-    return folder != "archive" and names.known_in_partition(child)
+    if folder == filenames.TRANSACTIONS_FOLDER:
+        return filenames.known_in_transactions(child)
+    return folder != "archive" and filenames.known_in_partition(child)
 
 
 def put_aside(disk: Disk, path: str) -> str:
     """Renames a file or folder to `PATH.damaged`, or the first such name with a number that is free; the new path."""
-    kept, number = path + names.DAMAGED_SUFFIX, 0
+    kept, number = path + filenames.DAMAGED_SUFFIX, 0
     while disk.exists(kept):
         number += 1
-        kept = f"{path}{names.DAMAGED_SUFFIX}.{number}"
+        kept = f"{path}{filenames.DAMAGED_SUFFIX}.{number}"
     disk.rename(path, kept)
     disk.force_folder(os.path.dirname(path))
     return kept
@@ -195,7 +202,7 @@ def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended
         is_folder = isinstance(error, IsADirectoryError)
         reason = "a folder where a file belongs" if is_folder else "no folder, where a folder belongs"
         path = str(error.filename)
-        kept = path + names.DAMAGED_SUFFIX if dry_run else put_aside(disk, path)
+        kept = path + filenames.DAMAGED_SUFFIX if dry_run else put_aside(disk, path)
         done.append(Mended(path, reason, f"put aside as {kept}; what it took the place of is gone"))
     return done
 
@@ -217,7 +224,7 @@ class Hiding:
         return not self._hides(path) and self._disk.is_folder(path)
 
     def list(self, path: str) -> list[str]:
-        return [name for name in self._disk.list(path) if names.join(path, name) not in self._hidden]
+        return [name for name in self._disk.list(path) if filenames.join(path, name) not in self._hidden]
 
     def _hides(self, path: str) -> bool:
         return any(path == hidden or path.startswith(f"{hidden}/") for hidden in self._hidden)
@@ -230,20 +237,20 @@ def missing_folders(disk: Disk, data: str, register: Register) -> list[tuple[str
     """Folders that the catalog knows and that are not there, or have nothing in them: (path, reason, advice). Not where
     the operator has given one up, and not what may not be looked at, which is told by itself.
     """
-    meta = names.join(data, META_NAME)
+    meta = filenames.join(data, META_NAME)
     found: list[tuple[str, str, str]] = []
     for row in sorted(register.topics.values()):
         for number in range(0 if row.state == DELETING else row.partitions):
-            path = names.join(data, names.partition_folder(row.name, number))
+            path = filenames.join(data, filenames.partition_folder(row.name, number))
             advice = f"Put back the folder; or start without it, then {_resume(row.name, number)}"
             found.append((path, "the folder of a partition is missing or empty", advice))
-    if register.journal_id and not disk.exists(names.join(meta, "new-journal")):
-        path = names.join(data, names.TRANSACTIONS_FOLDER)
+    if register.journal_id and not disk.exists(filenames.join(meta, "new-journal")):
+        path = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
         found.append((path, "the journal of transactions is missing", new_journal_advice(meta)))
-    if register.delay_store and not disk.exists(names.join(meta, "new-delay")):
-        path, advice = names.join(data, DELAY_FOLDER), new_delay_advice(meta)
+    if register.delay_store and not disk.exists(filenames.join(meta, "new-delay")):
+        path, advice = filenames.join(data, DELAY_FOLDER), new_delay_advice(meta)
         found.append((path, "the store of delayed messages is missing", advice))
-        arrivals = names.join(path, ARRIVALS_NAME)
+        arrivals = filenames.join(path, ARRIVALS_NAME)
         if not _is_gone(disk, path):
             found.append((arrivals, "the log in which delayed messages arrive is missing", advice))
     return [each for each in found if _is_gone(disk, each[0])]
@@ -251,7 +258,7 @@ def missing_folders(disk: Disk, data: str, register: Register) -> list[tuple[str
 
 def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
     """What to say of a partition's folder that a start made anew because it was gone, until that is given up."""
-    place = names.parse_partition_folder(os.path.basename(folder))
+    place = filenames.parse_partition_folder(os.path.basename(folder))
     try:
         log_id = read_log_id(disk, folder)
         marks = MarkFile(disk, folder, log_id).read() if log_id is not None else None
@@ -290,8 +297,8 @@ def _is_gone(disk: Disk, path: str) -> bool:
 
 def version_fault(disk: Disk, data: str, catalog: Register) -> tuple[str, bool]:
     """Why DATA/meta/version cannot be used ("" if it can), and whether it is there. Raises NewerFormat, OSError."""
-    meta = names.join(data, META_NAME)
-    if not disk.exists(names.join(meta, VERSION_NAME)):
+    meta = filenames.join(data, META_NAME)
+    if not disk.exists(filenames.join(meta, VERSION_NAME)):
         return "it is missing", False
     try:
         node = read_version(disk, meta).node
@@ -304,8 +311,8 @@ def version_fault(disk: Disk, data: str, catalog: Register) -> tuple[str, bool]:
 
 def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
     """Writes DATA/meta/version anew where it is missing, damaged, or of another data folder."""
-    meta = names.join(data, META_NAME)
-    path = names.join(meta, VERSION_NAME)
+    meta = filenames.join(data, META_NAME)
+    path = filenames.join(meta, VERSION_NAME)
     catalog = CatalogSurvey(disk, data).register
     fault, is_there = version_fault(disk, data, catalog)
     if not fault:
@@ -352,11 +359,11 @@ class CatalogSurvey:
     append_time: int = 0
 
     def __post_init__(self) -> None:
-        self.folder = names.join(self.data, META_NAME)
+        self.folder = filenames.join(self.data, META_NAME)
         children = self.disk.list(self.folder) if self.disk.is_folder(self.folder) else []
-        found = (names.parse_segment_name(name, SUFFIX) for name in children)
+        found = (filenames.parse_segment_name(name, SUFFIX) for name in children)
         bases = sorted(base for base in found if base is not None)
-        self._read_mark(names.mark_name() in children)
+        self._read_mark(filenames.mark_name() in children)
         self._read_snapshots(children)
         marks, snapshot = self.marks, self.snapshot
         first = marks.first if marks is not None else bases[0] if bases else 0
@@ -370,13 +377,13 @@ class CatalogSurvey:
             self._fault(self.folder, "the log of the catalog is missing", snapshot.offset)
         if snapshot.offset < first:
             reason = f"the snapshot is missing or damaged, and the entries before {first} were given up"
-            self._fault(self.folder, reason, names.OFFSET_MAX)
+            self._fault(self.folder, reason, filenames.OFFSET_MAX)
         end = self._read_segments(bases, first, forced)
         # Unless something says that the log was closed, entries may have followed whatever is there.
         closed = marks is not None and marks.clean and marks.forced == snapshot.offset
         self.is_complete &= closed or not self.lacks
         if self.mark_fault:
-            self.faults.append((names.join(self.folder, names.mark_name()), self.mark_fault))
+            self.faults.append((filenames.join(self.folder, filenames.mark_name()), self.mark_fault))
         self.end = max(self.end, end, forced, *bases)
 
     def _fault(self, path: str, reason: str, next: int) -> None:
@@ -394,9 +401,9 @@ class CatalogSurvey:
             self.mark_fault = error.reason
 
     def _read_snapshots(self, children: list[str]) -> None:
-        offsets = (names.parse_state_name(name) for name in children)
+        offsets = (filenames.parse_state_name(name) for name in children)
         for offset in sorted((offset for offset in offsets if offset is not None), reverse=True):
-            path = names.join(self.folder, names.state_name(offset))
+            path = filenames.join(self.folder, filenames.state_name(offset))
             self.end = max(self.end, offset)
             try:
                 snapshot = read_snapshot(self.disk, self.folder, offset, LOG_ID)
@@ -413,7 +420,7 @@ class CatalogSurvey:
         end = torn = first
         pending: tuple[str, str, int] | None = None
         for base in bases:
-            path = names.join(self.folder, names.segment_name(base, SUFFIX))
+            path = filenames.join(self.folder, filenames.segment_name(base, SUFFIX))
             if base > end and pending is None:
                 pending = (path, f"bytes are missing before it, from {end}", base)
             segment = Segment.open(self.disk, self.folder, base, LOG_ID, writable=False, suffix=SUFFIX)
@@ -462,7 +469,7 @@ def verify_catalog(disk: Disk, data: str) -> list[Finding]:
     findings = [Finding(path, 0, 0, reason, "catalog", DAMAGE) for path, reason in survey.faults]
     fault, _ = version_fault(disk, data, survey.register)
     if fault:
-        path = names.join(names.join(data, META_NAME), VERSION_NAME)
+        path = filenames.join(filenames.join(data, META_NAME), VERSION_NAME)
         findings.append(Finding(path, 0, 0, fault, "version", DAMAGE))
     return findings
 
@@ -494,9 +501,9 @@ def _take_over(disk: Disk, data: str, register: Register) -> list[str]:
     known = register.next_id - 1
     topics: dict[int, tuple[str, int]] = {}
     for name in disk.list(data):
-        place = names.parse_partition_folder(name)
-        log_id = _log_id(disk, names.join(data, name)) if place is not None else None
-        if place is not None and log_id is not None and place[1] == log_id & names.PARTITION_MAX:
+        place = filenames.parse_partition_folder(name)
+        log_id = _log_id(disk, filenames.join(data, name)) if place is not None else None
+        if place is not None and log_id is not None and place[1] == log_id & filenames.PARTITION_MAX:
             topic, number = place
             incarnation = log_id >> 24
             topics[incarnation] = (topic, max(number + 1, topics.get(incarnation, ("", 0))[1]))
@@ -525,7 +532,7 @@ def _take_topic(register: Register, incarnation: int, topic: str, count: int) ->
     return [f"topic {topic} with {count} partitions taken from its folders, without settings of its own"]
 
 
-def _log_id(disk: Disk, folder: str, suffix: str = names.SEGMENT_SUFFIX) -> int | None:
+def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> int | None:
     """Whose a partition's folder is: as its mark says, otherwise as most of its control records do."""
     if not disk.is_folder(folder):
         return None
@@ -535,15 +542,18 @@ def _log_id(disk: Disk, folder: str, suffix: str = names.SEGMENT_SUFFIX) -> int 
         found = None
     if found is not None:
         return found
-    segments = [name for name in disk.list(folder) if names.parse_segment_name(name, suffix) is not None]
-    ids = (find_log_id(disk, names.join(folder, name)) for name in segments)
+    segments = [name for name in disk.list(folder) if filenames.parse_segment_name(name, suffix) is not None]
+    ids = (find_log_id(disk, filenames.join(folder, name)) for name in segments)
     return next((log_id for log_id in ids if log_id is not None), None)
 
 
 def _take_stores(disk: Disk, data: str, register: Register) -> tuple[int, int]:
     """The ids of the transaction journal and of the store of delayed messages, 0 where there is none."""
     journal_id = store_id = 0
-    transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
+    transactions, delay = (
+        filenames.join(data, filenames.TRANSACTIONS_FOLDER),
+        filenames.join(data, DELAY_FOLDER),
+    )
     if disk.is_folder(transactions):
         journal = JournalSurvey(disk, transactions)
         journal_id = journal.identity[0] if journal.identity is not None else 0
@@ -567,16 +577,16 @@ def _write(disk: Disk, found: CatalogSurvey) -> None:
     time_ms = max(found.append_time, found.snapshot.append_time)
     for path, _ in found.notes:
         put_aside(disk, path)
-    known = [name for name in disk.list(folder) if names.known_in_partition(name, SUFFIX)]
-    old = [name for name in known if not names.is_aside(name) and name != names.mark_name()]
+    known = [name for name in disk.list(folder) if filenames.known_in_partition(name, SUFFIX)]
+    old = [name for name in known if not filenames.is_aside(name) and name != filenames.mark_name()]
     snapshots = Snapshots(disk, folder, LOG_ID)
     snapshots.newest(offset)
     snapshots.write(Snapshot(offset, found.ordinal, time_ms, found.snapshot.sources, found.register.dump()))
     marks = Marks(offset, found.ordinal, offset, found.ordinal, time_ms, found.epoch + 1)
     MarkFile(disk, folder, LOG_ID).settle(marks)
     for name in old:
-        if disk.exists(names.join(folder, name)):  # not one that the new snapshot made needless
-            put_aside(disk, names.join(folder, name))
+        if disk.exists(filenames.join(folder, name)):  # not one that the new snapshot made needless
+            put_aside(disk, filenames.join(folder, name))
 
 
 # All of a data folder.
@@ -586,25 +596,25 @@ def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
     """(folder, ending of its segments) of the logs in a data folder that have segments, or had: partitions and
     arrivals.
     """
-    partitions = [name for name in disk.list(data) if names.parse_partition_folder(name) is not None]
-    folders = [(names.join(data, name), names.SEGMENT_SUFFIX) for name in partitions]
-    arrivals = names.join(names.join(data, DELAY_FOLDER), ARRIVALS_NAME)
+    partitions = [name for name in disk.list(data) if filenames.parse_partition_folder(name) is not None]
+    folders = [(filenames.join(data, name), filenames.SEGMENT_SUFFIX) for name in partitions]
+    arrivals = filenames.join(filenames.join(data, DELAY_FOLDER), ARRIVALS_NAME)
     return [each for each in [*folders, (arrivals, ARRIVALS_SUFFIX)] if _has_log(disk, *each)]
 
 
 def _has_log(disk: Disk, folder: str, suffix: str) -> bool:
-    return _has_segments(disk, folder, suffix) or disk.exists(names.join(folder, names.mark_name()))
+    return _has_segments(disk, folder, suffix) or disk.exists(filenames.join(folder, filenames.mark_name()))
 
 
 def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:
     if not disk.is_folder(folder):
         return False
-    return any(names.parse_segment_name(name, suffix) is not None for name in disk.list(folder))
+    return any(filenames.parse_segment_name(name, suffix) is not None for name in disk.list(folder))
 
 
 def applied_place(disk: Disk, data: str) -> int:
     """The highest place of the transaction journal that a log or the catalog has applied; NO_PLACE if none has."""
-    journal = JournalSurvey(disk, names.join(data, names.TRANSACTIONS_FOLDER))
+    journal = JournalSurvey(disk, filenames.join(data, filenames.TRANSACTIONS_FOLDER))
     journal.close()
     if journal.identity is None:
         return NO_PLACE
@@ -619,12 +629,12 @@ def _applied_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -
     log_id = _log_id(disk, folder, suffix)
     if log_id is None:
         return NO_PLACE
-    snapshot, _ = Snapshots(disk, folder, log_id).newest(names.OFFSET_MAX)
+    snapshot, _ = Snapshots(disk, folder, log_id).newest(filenames.OFFSET_MAX)
     snapshot = snapshot or NO_SNAPSHOT
     place = snapshot.sources.get(source, (NO_PLACE, 0))[0]
     for name in disk.list(folder):
-        base = names.parse_segment_name(name, suffix)
-        if base is None or base + disk.size(names.join(folder, name)) <= snapshot.offset:
+        base = filenames.parse_segment_name(name, suffix)
+        if base is None or base + disk.size(filenames.join(folder, name)) <= snapshot.offset:
             continue
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
@@ -638,7 +648,7 @@ def _applied_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -
 
 def _spilled(disk: Disk, data: str) -> dict[int, int]:
     """Up to where the arrivals are in the buckets: from there on a start reads them."""
-    delay = names.join(data, DELAY_FOLDER)
+    delay = filenames.join(data, DELAY_FOLDER)
     if not is_delay(disk, delay):
         return {}
     buckets = BucketSurvey(disk, delay)
@@ -653,7 +663,7 @@ def _log_ids(disk: Disk, data: str) -> dict[str, int]:
     if _had_broker(disk, data):
         for row in CatalogSurvey(disk, data).register.topics.values():
             for number in range(row.target):
-                name = names.partition_folder(row.name, number)
+                name = filenames.partition_folder(row.name, number)
                 found[name] = make_log_id(row.incarnation, number)
     return found
 
@@ -671,7 +681,7 @@ def verify_data(
     for folder, suffix in logs_of(view, data):
         found = verify(view, folder, records=records, suffix=suffix, progress=progress)
         reports.append(lost_is_damage(found))
-    meta = names.join(data, META_NAME)
+    meta = filenames.join(data, META_NAME)
     reports.append(Report())
     if _has_segments(view, meta, SUFFIX):
         reports[-1] = verify(view, meta, records=records, suffix=SUFFIX, progress=progress)
@@ -681,7 +691,10 @@ def verify_data(
         reports[-1].findings += verify_catalog(view, data)
         for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).register):
             reports[-1].findings.append(Finding(path, 0, 0, reason, "folder", DAMAGE))
-    transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
+    transactions, delay = (
+        filenames.join(data, filenames.TRANSACTIONS_FOLDER),
+        filenames.join(data, DELAY_FOLDER),
+    )
     if is_journal(view, transactions):
         reports.append(verify_journal(view, transactions, records=records, progress=progress))
     if is_delay(view, delay):
@@ -737,7 +750,10 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepaired
             done.refused += filter(None, [lost_partition(view, folder)])
         except Corrupt as error:
             done.refused.append(error)
-    transactions, delay = names.join(data, names.TRANSACTIONS_FOLDER), names.join(data, DELAY_FOLDER)
+    transactions, delay = (
+        filenames.join(data, filenames.TRANSACTIONS_FOLDER),
+        filenames.join(data, DELAY_FOLDER),
+    )
     if is_journal(view, transactions):
         try:
             known = applied_place(view, data)

@@ -9,11 +9,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
-from journal.appender import size_bound
-from journal.control import holds_control_header
 from journal.errors import BadBatch
-from journal.header import HEADER_SIZE, split_id
-from journal.shapes import Batch
+from journal.log.writer import size_bound
+from journal.record.batch import Batch
+from journal.record.block_trailer import holds_control_header
+from journal.record.format import HEADER_SIZE, split_id
 from tfmq.broker import faults
 from tfmq.broker.arrivals_landing import Arrivals
 from tfmq.broker.caller import Body, Reply, Session

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Mapping
 from typing import Final, NamedTuple, cast
 
-from journal.control import SOURCE_DELAY
 from journal.errors import Corrupt, Full, JournalError, NewerFormat
-from journal.log import Log
-from journal.names import DAMAGED_SUFFIX, join
-from journal.repair import repair
+from journal.filenames import DAMAGED_SUFFIX, join
+from journal.fsck.log_repair import repair
+from journal.log.log import Log
+from journal.record.block_trailer import SOURCE_DELAY
 from tfmq.broker.arrivals_landing import INCARNATION, NAME, Arrivals, ArrivalsLanding
 from tfmq.broker.delay import Delay
 from tfmq.broker.folders import say_recovery

@@ -13,8 +13,8 @@ from itertools import repeat
 from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
-from journal.header import HEADER_SIZE, LENGTH, Buffer
-from journal.shapes import Appended, Batch
+from journal.record.batch import Appended, Batch
+from journal.record.format import HEADER_SIZE, LENGTH, Buffer
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Reply, Session
 from tfmq.broker.effect_work import EffectWork

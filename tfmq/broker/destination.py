@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from journal.appender import size_bound
-from journal.control import SOURCE_TRANSACTION
 from journal.disk import Disk
-from journal.header import split_id
-from journal.log import Log
-from journal.shapes import Batch
+from journal.log.log import Log
+from journal.log.writer import size_bound
+from journal.record.batch import Batch
+from journal.record.block_trailer import SOURCE_TRANSACTION
+from journal.record.format import split_id
 from tfmq.broker import faults
 from tfmq.broker.caller import Session
 from tfmq.broker.catalog import Catalog

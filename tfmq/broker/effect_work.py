@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from journal.shapes import Appended, Batch, Source
+from journal.record.batch import Appended, Batch, Source
 from tfmq.broker.partition import Partition
 from tfmq.broker.work import NotYet, Staged
 from tfmq.effects import Append, Mark, Schedule

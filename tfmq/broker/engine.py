@@ -15,9 +15,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from journal.aio import Begin
 from journal.clock import Clock
 from journal.disk import Disk
+from journal.linux_aio import Begin
 from tfmq.broker import faults
 from tfmq.broker.acts import recorded
 from tfmq.broker.caller import Body, Randomness, Reply, Run, Session
@@ -45,7 +45,7 @@ def answered(method: Method) -> Method:
 class Engine:
     """The whole broker on one data folder. `start()` first, `stop(done)` last.
 
-    `begin_force` (`journal.aio.ForceQueue.begin`) forces single files without a worker, where the system can.
+    `begin_force` (`journal.linux_aio.ForceQueue.begin`) forces single files without a worker, where the system can.
     """
 
     def __init__(

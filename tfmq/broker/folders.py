@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk, File
 from journal.errors import JournalError
-from journal.header import make_log_id
-from journal.log import Log
-from journal.mark import WrongLog
-from journal.names import join, mark_name, parse_partition_folder, partition_folder
-from journal.options import LogOptions
+from journal.filenames import join, mark_name, parse_partition_folder, partition_folder
+from journal.log.checkpoint import WrongLog
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.format import make_log_id
 from tfmq.broker.faults import STOPPING
 from tfmq.broker.partition import Partition
 from tfmq.broker.producers import Producers

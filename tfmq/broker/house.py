@@ -5,16 +5,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from journal.aio import Begin, Flight, Landed
 from journal.clock import Clock
-from journal.disk import Disk, Lock
+from journal.disk import Disk, File, Lock
 from journal.errors import JournalError
-from journal.file import File
-from journal.force import Forceable, Forcer, Waiter
-from journal.header import HEADER_SIZE
-from journal.log import Log
-from journal.names import join
-from journal.options import LogOptions
+from journal.filenames import join
+from journal.fsync import Forceable, Forcer, Waiter
+from journal.linux_aio import Begin, Flight, Landed
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.format import HEADER_SIZE
 from tfmq.broker import faults, places
 from tfmq.broker.caller import Randomness, Reply, Run, Session
 from tfmq.broker.catalog import Catalog

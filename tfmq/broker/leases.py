@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from journal.clock import Clock
-from journal.header import PRODUCER_ID_MAX
+from journal.record.format import PRODUCER_ID_MAX
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.register import LEASE
 from tfmq.errors import ServerError

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from journal.control import holds_control_header
 from journal.errors import Full
-from journal.header import HEADER_SIZE
-from journal.log import Log
-from journal.mark import REWRITE_SECONDS
-from journal.options import LogOptions
-from journal.shapes import Appended, Batch, Source
+from journal.log.checkpoint import REWRITE_SECONDS
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.batch import Appended, Batch, Source
+from journal.record.block_trailer import holds_control_header
+from journal.record.format import HEADER_SIZE
 from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.producers import Producers

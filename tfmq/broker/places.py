@@ -7,9 +7,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from journal.errors import Corrupt
-from journal.header import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, records_of
-from journal.log import Log
-from journal.record import blocks_of
+from journal.log.log import Log
+from journal.record.block import blocks_of
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, records_of
 from tfmq.broker.caller import Reply, Run
 from tfmq.broker.partition import Partition
 from tfmq.broker.polls import read_error

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Final
 
 from journal.errors import BelowStart, BeyondEnd
-from journal.log import Log, Upto
-from journal.shapes import Chunk
+from journal.log.log import Log, Upto
+from journal.record.batch import Chunk
 from tfmq.broker import faults, tags
 from tfmq.broker.caller import Reply, Session
 from tfmq.broker.lane import Lane

@@ -3,7 +3,7 @@
 A stream is one producer id on one partition; its sequences are contiguous. Per stream the last sequence and
 the last batches with their answers are remembered, so that a repeat is recognised and answered alike; a
 closed id keeps its successor. All of it is rebuilt from the log's blocks behind a snapshot
-(`journal.state.State`).
+(`journal.log.checkpoint.State`).
 
 What is forgotten (idle too long, or the oldest of too many) leaves a floor: an unknown id at or below it
 may have sent before, so it is never taken for a new one. Ids only grow, so the floor costs nobody who is
@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from journal.control import SOURCE_PLAIN, SOURCE_SUCCESSION, Control
 from journal.errors import NewerFormat
-from journal.record import Block, Run, runs
-from journal.shapes import Appended
+from journal.record.batch import Appended
+from journal.record.block import Block, Run, runs
+from journal.record.block_trailer import SOURCE_PLAIN, SOURCE_SUCCESSION, Control
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 
 SNAPSHOT_VERSION: Final = 1
@@ -194,7 +194,7 @@ class Producers:
         stream.batches.append(answer)
         stream.next = answer.next
 
-    # journal.state.State
+    # journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
         """Starts from a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""

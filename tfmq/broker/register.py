@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from journal.errors import NewerFormat
-from journal.header import FLAG_FILLER, HEADER_SIZE, LEASED_ID_FIRST, records_of
-from journal.record import Block
+from journal.record.block import Block
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, LEASED_ID_FIRST, records_of
 from tfmq.broker.schedule_book import ScheduleBook, ScheduleRow
 
 SNAPSHOT_VERSION: Final = 5
@@ -271,7 +271,7 @@ class Register:
         NODE: _node,
     }
 
-    # journal.state.State
+    # journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
         """Starts from a snapshot; b"" is an empty register. Raises ValueError, NewerFormat."""

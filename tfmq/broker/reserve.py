@@ -14,7 +14,7 @@ from typing import Any, Final
 from journal.clock import Clock
 from journal.disk import Disk, write_all
 from journal.errors import Full
-from journal.names import join
+from journal.filenames import join
 from tfmq.broker.caller import Run
 from tfmq.broker.timers import Timers
 

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from journal.clock import Clock
-from journal.shapes import Batch
+from journal.record.batch import Batch
 from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.destination import BrokerDestination

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from journal.control import SOURCE_SCHEDULE
-from journal.header import FLAG_TOMBSTONE, SEQUENCE_COUNT, make_id, make_log_id, make_record, tag_flag
-from journal.shapes import Batch, Source
+from journal.record.batch import Batch, Source
+from journal.record.block_trailer import SOURCE_SCHEDULE
+from journal.record.format import FLAG_TOMBSTONE, SEQUENCE_COUNT, make_id, make_log_id, make_record, tag_flag
 from tfmq import limits
 from tfmq.broker.register import SCHEDULE, SCHEDULE_STATE
 from tfmq.broker.schedule_book import ScheduleRow

@@ -13,8 +13,8 @@ from typing import Final
 
 from journal.disk import is_no_folder
 from journal.errors import Corrupt, Full, JournalError
-from journal.force import Forcer
-from journal.names import LOCK_NAME, TRANSACTIONS_FOLDER, join, known_in_partition, parse_partition_folder
+from journal.filenames import LOCK_NAME, TRANSACTIONS_FOLDER, join, known_in_partition, parse_partition_folder
+from journal.fsync import Forcer
 from tfmq.broker.catalog import SUFFIX, Catalog, read_version, write_version
 from tfmq.broker.delay_opening import FOLDER_NAME as DELAY_FOLDER
 from tfmq.broker.delay_opening import join_delay, open_delay

@@ -12,8 +12,8 @@ from struct import error as StructError
 from typing import Final
 from zlib import crc32
 
-from journal.control import CONTROL_SIZE, decode_control
-from journal.header import FLAG_CONTROL, FLAG_TAG_SHIFT, HEADER_SIZE, BadRecord
+from journal.record.block_trailer import CONTROL_SIZE, decode_control
+from journal.record.format import FLAG_CONTROL, FLAG_TAG_SHIFT, HEADER_SIZE, BadRecord
 
 LENGTH_FLAG: Final = Struct(">I12xI")
 

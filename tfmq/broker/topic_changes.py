@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from journal.mark import WrongLog
+from journal.log.checkpoint import WrongLog
 from tfmq.broker import faults
 from tfmq.broker.caller import Reply, Run, Session
 from tfmq.broker.catalog import Catalog

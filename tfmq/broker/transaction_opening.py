@@ -9,9 +9,9 @@ a data folder that never had one, or by the operator's word: an empty file DATA/
 import logging
 from typing import Final
 
-from journal.control import SOURCE_TRANSACTION
 from journal.errors import Corrupt
-from journal.names import join
+from journal.filenames import join
+from journal.record.block_trailer import SOURCE_TRANSACTION
 from tfmq.broker.house import House
 from tfmq.broker.register import ID_SLACK, JOURNAL, LEASE
 from tfmq.data_folder import new_journal_advice

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from journal.clock import Clock
 from journal.errors import JournalError
-from journal.shapes import Batch
+from journal.record.batch import Batch
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Reply, Session
 from tfmq.broker.delay import Delay

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from journal.header import HEADER_SIZE
-from journal.shapes import Appended, Batch, Source
+from journal.record.batch import Appended, Batch, Source
+from journal.record.format import HEADER_SIZE
 
 if TYPE_CHECKING:
     from tfmq.broker.partition import Partition

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from journal.control import CONTROL_SIZE
-from journal.log import Log
-from journal.shapes import PLAIN, Appended, Batch, succession
+from journal.log.log import Log
+from journal.record.batch import PLAIN, Appended, Batch, succession
+from journal.record.block_trailer import CONTROL_SIZE
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Reply, Session
 from tfmq.broker.partition import Partition

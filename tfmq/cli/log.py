@@ -8,15 +8,22 @@ from typing import Any
 
 import click
 
-from journal.block import Block
 from journal.disk import Disk, RealDisk
-from journal.header import FLAG_FILLER, FLAG_TOMBSTONE, HEADER_SIZE, BadRecord, Record, records_of, split_body
-from journal.journal_audit import verify_journal
-from journal.journal_repair import repair_journal
-from journal.repair import remove_originals, repair
-from journal.segment import Segment
-from journal.survey import Stretch, find_log_id, survey
-from journal.verify import Report, verify
+from journal.fsck.log_repair import remove_originals, repair
+from journal.fsck.log_verify import Report, Stretch, find_log_id, survey, verify
+from journal.fsck.wal_repair import repair_journal
+from journal.fsck.wal_verify import verify_journal
+from journal.log.segment import Segment
+from journal.record.block import Block
+from journal.record.format import (
+    FLAG_FILLER,
+    FLAG_TOMBSTONE,
+    HEADER_SIZE,
+    BadRecord,
+    Record,
+    records_of,
+    split_body,
+)
 from tfmq import ids
 from tfmq.broker.data_repair import (
     DataRepaired,

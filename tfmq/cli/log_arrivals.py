@@ -3,7 +3,7 @@
 from typing import Any
 
 from journal.errors import NewerFormat
-from journal.header import Record
+from journal.record.format import Record
 from tfmq.cli.output import counted, time_text
 from tfmq.delay.note import KIND_NAMES, NOTE_ID, BadNote, decode_note
 

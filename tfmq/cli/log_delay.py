@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from journal.disk import Disk
 from journal.errors import Corrupt
-from journal.header import HEADER_SIZE, records_of
+from journal.record.format import HEADER_SIZE, records_of
 from tfmq import ids
 from tfmq.cli.output import counted, time_text
 from tfmq.delay.bucket import ALL_BYTES, Bucket

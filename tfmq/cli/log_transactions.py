@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from journal.disk import Disk
-from journal.entry import OPERATION_NAMES, AppendMsg, Entry, Filler, Operation
-from journal.journal_repair import JournalRepaired
-from journal.journal_survey import Gap, JournalSurvey
+from journal.fsck.wal_repair import JournalRepaired
+from journal.fsck.wal_verify import Gap, JournalSurvey
+from journal.wal.entry import OPERATION_NAMES, AppendMsg, Entry, Filler, Operation
 from tfmq import ids
 from tfmq.cli.output import time_text
 

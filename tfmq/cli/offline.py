@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk, RealDisk
 from journal.errors import Locked
-from journal.journal_audit import is_journal
+from journal.fsck.wal_verify import is_journal
 from tfmq.data_folder import misplaced
 from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.bucket_file import parse_bucket_name
@@ -25,14 +25,14 @@ HOUSE_NAMES = frozenset({"version", "reserve", "new-journal", "new-delay"})
 
 
 def is_segment(path: Path) -> bool:
-    return path.is_file() and names.parse_segment_name(path.name, suffix_of(path)) is not None
+    return path.is_file() and filenames.parse_segment_name(path.name, suffix_of(path)) is not None
 
 
 def suffix_of(path: Path) -> str:
     """The ending of the segments at `path`: the catalog and the arrivals of delayed messages have their own."""
     folder = path if path.is_dir() else path.parent
     own = {CATALOG_FOLDER: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
-    return own.get(folder.name, names.SEGMENT_SUFFIX)
+    return own.get(folder.name, filenames.SEGMENT_SUFFIX)
 
 
 def is_house_name(path: Path) -> bool:
@@ -49,14 +49,14 @@ def segments_of(path: Path) -> list[Path]:
 
 
 def is_journal_file(path: Path) -> bool:
-    return path.is_file() and names.parse_journal_name(path.name) is not None
+    return path.is_file() and filenames.parse_journal_name(path.name) is not None
 
 
 def journal_of(path: Path) -> Path | None:
     """The folder of the transaction journal at `path`, or in the data folder `path`; None if there is none."""
     if is_journal_file(path):
         return path.parent
-    disk, folders = RealDisk(), (path, path / names.TRANSACTIONS_FOLDER)
+    disk, folders = RealDisk(), (path, path / filenames.TRANSACTIONS_FOLDER)
     found = (f for f in folders if is_journal(disk, str(f)) and not is_delay(disk, str(f)))
     return next(found, None)
 
@@ -113,7 +113,13 @@ def size_of(path: Path) -> int:
     """The bytes that a check of `path` reads, about."""
     if path.is_file():
         return path.stat().st_size
-    suffixes = {names.SEGMENT_SUFFIX, names.JOURNAL_SUFFIX, CATALOG_SUFFIX, ARRIVALS_SUFFIX, ".bucket"}
+    suffixes = {
+        filenames.SEGMENT_SUFFIX,
+        filenames.JOURNAL_SUFFIX,
+        CATALOG_SUFFIX,
+        ARRIVALS_SUFFIX,
+        ".bucket",
+    }
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from journal.header import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
+from journal.record.format import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
 from tfmq.client.encoder import Encoded, attribute_part, encode, encode_each, readdress
 from tfmq.client.waiting import Waitable
 from tfmq.errors import TfmqError

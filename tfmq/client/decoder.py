@@ -15,8 +15,9 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from journal.record import (
-    CONTROL_SIZE,
+from journal.record.block import control_position, find_next_control
+from journal.record.block_trailer import CONTROL_SIZE, BadControl, Control, decode_control
+from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_CODEC_MASK,
     FLAG_CONTROL,
@@ -24,13 +25,8 @@ from journal.record import (
     FLAG_TOMBSTONE,
     FLAG_VERSION_MASK,
     HEADER_SIZE,
-    BadControl,
     BadRecord,
-    Control,
     body_holds,
-    control_position,
-    decode_control,
-    find_next_control,
     make_log_id,
     records_of,
 )

@@ -17,8 +17,8 @@ from itertools import accumulate, repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
-from journal.header import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER, HEADER_SIZE
-from journal.header import walk as record_positions
+from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER, HEADER_SIZE
+from journal.record.format import walk as record_positions
 from tfmq import limits
 from tfmq.ids import SEQUENCE_BITS
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
-from journal.record import tag_hash
+from journal.record.format import tag_hash
 from tfmq.client.call import Call
 from tfmq.client.consumer_options import ConsumerOptions
 from tfmq.client.fetcher import Chunk, Fetcher, FetchPlan

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
-from journal.header import FLAG_TOMBSTONE, tag_flag
+from journal.record.format import FLAG_TOMBSTONE, tag_flag
 from tfmq.client.asking import PAUSE_SECONDS, PAUSE_SECONDS_MAX, ask
 from tfmq.client.call import Call
 from tfmq.client.decoder import Decoder

@@ -11,8 +11,8 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from journal.control import CONTROL_RECORD, CONTROL_SIZE, CONTROL_VERSION, control_mark
-from journal.header import FLAG_ATTRIBUTE, HEADER_SIZE
+from journal.record.block_trailer import CONTROL_RECORD, CONTROL_SIZE, CONTROL_VERSION, control_mark
+from journal.record.format import FLAG_ATTRIBUTE, HEADER_SIZE
 from tfmq.client.received import Codec, Origin, ReceivedMessage
 
 _PREFIX: Final = Struct(">I4xQII")

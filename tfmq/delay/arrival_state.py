@@ -1,7 +1,8 @@
 """What the arrivals teach: who has sent what, which messages are cancelled, and which were given another turn.
 
-A pure fold over the blocks of the log (`journal.state.State`). What was appended while the broker runs is entered by
-`enter` and by whoever records the producers' batches: both leave what a recovery from the same blocks leaves.
+A pure fold over the blocks of the log (`journal.log.checkpoint.State`). What was appended while the broker runs is
+entered by `enter` and by whoever records the producers' batches: both leave what a recovery from the same blocks
+leaves.
 """
 
 import logging
@@ -10,10 +11,10 @@ from typing import Any, Final, Protocol
 
 import msgpack
 
-from journal.control import Control
 from journal.errors import NewerFormat
-from journal.header import FLAG_FILLER, HEADER_SIZE, LENGTH, records_of
-from journal.record import Block, Run, runs
+from journal.record.block import Block, Run, runs
+from journal.record.block_trailer import Control
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, records_of
 from tfmq.delay.cancelled import SPAN_BITS, Cancelled
 from tfmq.delay.note import CANCEL, PRODUCER_ID, RESCHEDULE, BadNote, Note, decode_note
 from tfmq.delay.rescheduled import Rescheduled
@@ -95,7 +96,7 @@ class ArrivalState:
         self.rescheduled.forget(over)
         return self.cancelled.forget(over)
 
-    # journal.state.State
+    # journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
         """Starts from a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""

@@ -10,13 +10,24 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from journal.block import Block, blocks_of, find_next_control
-from journal.columns import COLUMNS_COUNT_MIN, plain_flags, same_length
 from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
-from journal.header import FLAG_FILLER, HEADER, HEADER_SIZE, LENGTH, BadRecord, Buffer, make_log_id, walk
-from journal.log import Log, Upto
-from journal.options import LogOptions
-from journal.shapes import Batch
+from journal.log.log import Log, Upto
+from journal.log.segments import LogOptions
+from journal.record.batch import Batch
+from journal.record.block import Block, blocks_of, find_next_control
+from journal.record.format import (
+    COLUMNS_COUNT_MIN,
+    FLAG_FILLER,
+    HEADER,
+    HEADER_SIZE,
+    LENGTH,
+    BadRecord,
+    Buffer,
+    make_log_id,
+    plain_flags,
+    same_length,
+    walk,
+)
 from tfmq.delay.note import NOTE_ID, PRODUCER_ID, BadNote, Note, decode_note, encode_note
 
 logger = logging.getLogger("tfmq.delay")
@@ -82,7 +93,9 @@ def batches_of(
     sequence: int,
     count: int,
 ) -> list[Batch]:
-    """The two batches of one append: the note, and the records as their producer sent them (`journal.shapes.Batch`)."""
+    """The two batches of one append: the note, and the records as their producer sent them
+    (`journal.record.batch.Batch`).
+    """
     return [note_batch(note), Batch(body, blocks, producer_id, sequence, count)]
 
 
@@ -92,7 +105,7 @@ def note_batch(note: Note) -> Batch:
 
 
 def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> "array[int]":
-    """Where each record of an appended batch lies in the log: `positions` as in `journal.shapes.Appended`.
+    """Where each record of an appended batch lies in the log: `positions` as in `journal.record.batch.Appended`.
 
     Without a step of Python for a message where all have one size.
     """

@@ -10,9 +10,9 @@ from typing import Final, TypeAlias
 from zlib import crc32
 
 from journal.errors import Corrupt, NotARecord
-from journal.header import HEADER, HEADER_SIZE, LENGTH
-from journal.log import Log
-from journal.reader import Bytes
+from journal.log.log import Log
+from journal.log.reader import Bytes
+from journal.record.format import HEADER, HEADER_SIZE, LENGTH
 from tfmq.delay.proven import Proven
 
 logger = logging.getLogger("tfmq.delay")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 from zlib import crc32
 
-from journal import names
+from journal import filenames
 from journal.disk import File
 from journal.errors import Corrupt
-from journal.header import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX
+from journal.record.format import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX
 from tfmq.delay.bucket_file import (
     CHUNK_MAGIC,
     CHUNK_SIZE,
@@ -64,7 +64,7 @@ class Bucket:
         self.slot = slot
         self.size = size
         self.count = count
-        self.path = names.join(folder, bucket_name(span))
+        self.path = filenames.join(folder, bucket_name(span))
         self.identity = identity
         self.seed = seed_of(identity, span)
         self.dead = dead

@@ -1,16 +1,16 @@
 """An offline check of the buckets of delayed messages: the checkpoint, every file, every chunk, every byte of a record.
 
-It reads only, and answers in the words of journal.verify: files count as segments, chunks as blocks, messages as
-records. Nobody else may write there meanwhile: who calls this holds the data folder's lock.
+It reads only, and answers in the words of journal.fsck.log_verify: files count as segments, chunks as blocks, messages
+as records. Nobody else may write there meanwhile: who calls this holds the data folder's lock.
 """
 
 from typing import Final
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt
-from journal.header import BadRecord, body_holds, records_of
-from journal.verify import DAMAGE, NOTE, Finding, Progress, Report
+from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, Report
+from journal.record.format import BadRecord, body_holds, records_of
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.bucket_file import CHUNK_SIZE, Chunk, decode_columns
 from tfmq.delay.bucket_recovery import Found, is_house_name
@@ -78,7 +78,7 @@ class _Audit:
             self._find(error.path, error.first, error.next, what, "checkpoint", NOTE)
 
     def _name(self, found: Found) -> None:
-        path = names.join(self.survey.folder, found.name)
+        path = filenames.join(self.survey.folder, found.name)
         label = found.row.label
         if label in WEIGHTS:
             weight, what = WEIGHTS[label]

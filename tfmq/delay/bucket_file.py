@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.errors import Corrupt, NewerFormat
-from journal.header import HEADER_SIZE, RECORD_SIZE_MAX, Buffer
+from journal.record.format import HEADER_SIZE, RECORD_SIZE_MAX, Buffer
 from tfmq.delay.columns import CRC_SIZE, Columns, Messages, Numbers, Target
 from tfmq.delay.spans import Span
 

@@ -6,7 +6,7 @@ Only sizes are looked at: a start costs the same however many messages wait.
 from collections.abc import Callable
 from typing import Final
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk, require_files
 from journal.errors import Corrupt
 from tfmq.delay.bucket import Bucket
@@ -37,7 +37,7 @@ class BucketOpening:
     def run(self) -> None:
         """Raises as `Buckets.open`."""
         children = self.disk.list(self.folder)
-        wanted = [name for name in children if is_house_name(name) and not names.is_aside(name)]
+        wanted = [name for name in children if is_house_name(name) and not filenames.is_aside(name)]
         require_files(self.disk, self.folder, wanted)
         checkpoint = self.file.read()
         if checkpoint is None:
@@ -60,7 +60,7 @@ class BucketOpening:
         ]
 
     def _sizes(self) -> dict[str, int]:
-        paths = {name: names.join(self.folder, name) for name in self.disk.list(self.folder)}
+        paths = {name: filenames.join(self.folder, name) for name in self.disk.list(self.folder)}
         return {name: self.disk.size(path) for name, path in paths.items() if not self.disk.is_folder(path)}
 
     def _require_none(self) -> None:
@@ -74,12 +74,12 @@ class BucketOpening:
         missing = [each for each in found if each.row.decision is Decision.REFUSE]
         if missing:
             lost = sum(each.listed.count for each in missing if each.listed is not None)
-            path = names.join(self.folder, missing[0].name)
+            path = filenames.join(self.folder, missing[0].name)
             what = f"the file is missing ({len(missing)} such, with {lost} messages in all): {WAY_ON}"
             raise Corrupt(path, 0, HEAD_SIZE, what)
 
     def _act(self, found: Found) -> None:
-        path = names.join(self.folder, found.name)
+        path = filenames.join(self.folder, found.name)
         if found.row.decision is Decision.REMOVE:
             self.disk.unlink(path)
         elif found.row.decision is Decision.CUT and found.listed is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
-from journal.names import CHECKPOINT_NAME, DAMAGED_SUFFIX, NEW_SUFFIX, REPAIRED_SUFFIX
+from journal.filenames import CHECKPOINT_NAME, DAMAGED_SUFFIX, NEW_SUFFIX, REPAIRED_SUFFIX
 from tfmq.delay.bucket_file import bucket_name, parse_bucket_name
 from tfmq.delay.checkpoint import Listed
 

@@ -3,7 +3,7 @@
 A bucket with damage is written anew with every message in it that is whole; one that is missing is taken off the list.
 A checkpoint that is lost is made anew from the buckets: of what is still in the arrivals nothing counts in them, and of
 buckets that overlap, as a split can leave them, each message counts once. What was there is kept as `<name>.damaged`
-until `journal.repair.remove_originals`.
+until `journal.fsck.log_repair.remove_originals`.
 
 A new file takes the old one's name by a rename, and the list comes last: a power cut at any moment leaves something
 that the same repair goes on with. Nobody else may write in the folder meanwhile.
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt
-from journal.mark import MarkFile
-from journal.names import DAMAGED_SUFFIX, REPAIRED_SUFFIX
+from journal.filenames import DAMAGED_SUFFIX, REPAIRED_SUFFIX
+from journal.log.checkpoint import MarkFile
 from tfmq.delay.arrivals import LOG_ID
 from tfmq.delay.bucket import SCAN_BYTES, Bucket
 from tfmq.delay.bucket_file import (
@@ -102,7 +102,7 @@ class _Repair:
     def _missing(self) -> None:
         for found in self.survey.found():
             if found.row.decision is Decision.REFUSE and found.listed is not None:
-                path = names.join(self.folder, found.name)
+                path = filenames.join(self.folder, found.name)
                 self.done.append(BucketRepaired(path, 0, found.listed.count, MISSING, "it is listed no more"))
 
     def _mend(self, bucket: Bucket, count: int) -> None:
@@ -157,7 +157,7 @@ class _Repair:
 
         Raises Corrupt.
         """
-        folder = names.join(self.folder, ARRIVALS_NAME)
+        folder = filenames.join(self.folder, ARRIVALS_NAME)
         marks = MarkFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
         if marks is None:
             raise Corrupt(
@@ -199,7 +199,7 @@ class _Repair:
             self._keep_original(bucket.path)
         self.disk.force_folder(self.folder)
         for each in listed:
-            path = names.join(self.folder, bucket_name(each.span))
+            path = filenames.join(self.folder, bucket_name(each.span))
             self.disk.rename(path + REPAIRED_SUFFIX, path)
         self.disk.force_folder(self.folder)
         for bucket in group:
@@ -231,7 +231,7 @@ class _Writer:
     def __init__(self, disk: Disk, folder: str, identity: Identity, span: Span) -> None:
         self.span = span
         self.seed = seed_of(identity, span)
-        path = names.join(folder, bucket_name(span)) + REPAIRED_SUFFIX
+        path = filenames.join(folder, bucket_name(span)) + REPAIRED_SUFFIX
         self.file: File = disk.create(_fresh(disk, path))
         self.size = write_all(self.file, [encode_head(identity, span)], 0)
         self.count = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt
 from tfmq.delay.bucket import Bucket
@@ -32,7 +32,8 @@ def is_delay(disk: Disk, folder: str) -> bool:
     if any(parse_bucket_name(name) is not None for name in children):
         return True
     return (
-        names.CHECKPOINT_NAME in children and _magic(disk, names.join(folder, names.CHECKPOINT_NAME)) == MAGIC
+        filenames.CHECKPOINT_NAME in children
+        and _magic(disk, filenames.join(folder, filenames.CHECKPOINT_NAME)) == MAGIC
     )
 
 
@@ -57,7 +58,7 @@ class BucketSurvey:
         self.file = CheckpointFile(disk, folder)
         self.fault: Corrupt | None = None
         self.checkpoint: Checkpoint | None = None
-        paths = {name: names.join(folder, name) for name in disk.list(folder)}
+        paths = {name: filenames.join(folder, name) for name in disk.list(folder)}
         self.sizes = {name: disk.size(path) for name, path in paths.items() if not disk.is_folder(path)}
         try:
             self.checkpoint = self.file.read()
@@ -106,7 +107,7 @@ class BucketSurvey:
         if self.checkpoint is not None:
             return self.checkpoint.identity
         for name in sorted(filter(parse_bucket_name, self.sizes)):
-            path = names.join(self.folder, name)
+            path = filenames.join(self.folder, name)
             file = self.disk.open_read(path)
             try:
                 return decode_head(file.pread(HEAD_SIZE, 0), path)[0]

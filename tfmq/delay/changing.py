@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from journal.batch import cut_blocks
-from journal.header import HEADER, Buffer, split_id
-from journal.shapes import Appended, Batch
+from journal.record.batch import Appended, Batch, cut_blocks
+from journal.record.format import HEADER, Buffer, split_id
 from tfmq.delay import note as notes
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.arrivals import note_batch

@@ -16,7 +16,7 @@ from struct import error as StructError
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk, write_all
 from journal.errors import Corrupt, Full, NewerFormat, TooLarge
 from tfmq.delay.bucket_file import Identity
@@ -103,7 +103,7 @@ class CheckpointFile:
     def __init__(self, disk: Disk, folder: str) -> None:
         self.disk = disk
         self.folder = folder
-        self.path = names.join(folder, names.CHECKPOINT_NAME)
+        self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
 
     def read(self) -> Checkpoint | None:
         """None if there is none. Raises Corrupt if neither copy is whole, NewerFormat, OSError."""
@@ -133,7 +133,7 @@ class CheckpointFile:
         """Returns when it survives a power cut. Raises Full, TooLarge (the old one counts), OSError (either does)."""
         copy = encode_checkpoint(checkpoint)
         copy += bytes(-len(copy) % PAGE)
-        new = self.path + names.NEW_SUFFIX
+        new = self.path + filenames.NEW_SUFFIX
         if self.disk.exists(new):
             self.disk.unlink(new)
         try:

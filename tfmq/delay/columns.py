@@ -17,7 +17,7 @@ from sys import byteorder
 from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
-from journal.header import Buffer
+from journal.record.format import Buffer
 from tfmq.delay.spans import Span
 
 Numbers: TypeAlias = "array[int]"

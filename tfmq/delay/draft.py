@@ -2,7 +2,7 @@
 
 from array import array
 
-from journal.header import Buffer
+from journal.record.format import Buffer
 from tfmq.delay.bucket_file import ENTRY_SIZE, ROW
 from tfmq.delay.columns import Messages, Target
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
-from journal.log import Log
+from journal.log.log import Log
 from tfmq.delay.arrived_records import ArrivedRecords, Found
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT

@@ -1,8 +1,8 @@
 """Finds single delayed messages on the disk: in the arrivals by their numbers, or in the buckets of their dues."""
 
 from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
-from journal.header import HEADER
-from journal.log import Log
+from journal.log.log import Log
+from journal.record.format import HEADER
 from tfmq.delay.arrived_records import ArrivedRecords
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT

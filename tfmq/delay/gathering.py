@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from journal.errors import Corrupt
-from journal.log import Log
+from journal.log.log import Log
 from tfmq.delay import arrivals
 from tfmq.delay.arrivals import ArrivedBatch
 from tfmq.delay.bucket import Bucket

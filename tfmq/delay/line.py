@@ -12,10 +12,10 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from journal.control import SOURCE_DELAY
 from journal.errors import BelowStart
-from journal.header import SEQUENCE_BITS, SEQUENCE_MASK
-from journal.shapes import Source
+from journal.record.batch import Source
+from journal.record.block_trailer import SOURCE_DELAY
+from journal.record.format import SEQUENCE_BITS, SEQUENCE_MASK
 from tfmq.delay.fetching import Fetched
 from tfmq.delay.line_count import LineCount, dead_in
 from tfmq.delay.pacing import SLICE_BYTES

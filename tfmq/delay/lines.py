@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from journal.control import SOURCE_DELAY
-from journal.header import SEQUENCE_BITS
+from journal.record.block_trailer import SOURCE_DELAY
+from journal.record.format import SEQUENCE_BITS
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.cancelled import Cancelled
 from tfmq.delay.fetching import Fetching

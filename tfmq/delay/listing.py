@@ -6,7 +6,7 @@ from itertools import compress
 from operator import add
 from typing import Any, Final
 
-from journal.header import BadRecord
+from journal.record.format import BadRecord
 from tfmq.delay.bucket_rows import counts_in, counts_of
 from tfmq.delay.buckets import Buckets, Row
 from tfmq.delay.columns import POSITION_MASK, SLOT_SHIFT

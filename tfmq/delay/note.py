@@ -19,15 +19,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.errors import NewerFormat
-from journal.header import (
-    HEADER,
-    HEADER_SIZE,
-    SEQUENCE_COUNT,
-    BadRecord,
-    Buffer,
-    make_id,
-    make_record,
-)
+from journal.record.format import HEADER, HEADER_SIZE, SEQUENCE_COUNT, BadRecord, Buffer, make_id, make_record
 from tfmq.delay.dues import ABSOLUTE_FLAG, DUE_MAX, NO_DUES, RELATIVE_FLAG, WORD, Dues, word_bytes, words
 
 VERSION: Final = 1

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Final
 
 from journal.disk import Disk, File
-from journal.gate import KEPT_OPEN
+from journal.fsync import KEPT_OPEN
 
 OPEN_MAX: Final = 64
 """Descriptors for buckets that nobody uses just now: most reads are of the few that are due."""

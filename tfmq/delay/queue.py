@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final
 
 from journal.clock import Clock
-from journal.header import Buffer
-from journal.shapes import Appended
+from journal.record.batch import Appended
+from journal.record.format import Buffer
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.asking import Asking
 from tfmq.delay.broker_time import BrokerTime

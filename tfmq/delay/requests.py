@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from journal.log import Log
-from journal.shapes import Appended, Batch
+from journal.log.log import Log
+from journal.record.batch import Appended, Batch
 
 PENDING: Final = "pending"
 CANCELLED: Final = "cancelled"

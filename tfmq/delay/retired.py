@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from journal.disk import Disk
-from journal.names import DAMAGED_SUFFIX
+from journal.filenames import DAMAGED_SUFFIX
 from tfmq.delay.bucket import Bucket
 from tfmq.delay.open_files import OpenFiles
 from tfmq.delay.spans import Span

@@ -8,8 +8,8 @@ from array import array
 from itertools import compress
 from typing import Final
 
-from journal.header import Buffer
-from journal.shapes import Appended
+from journal.record.batch import Appended
+from journal.record.format import Buffer
 from tfmq.delay.arrivals import record_offsets
 from tfmq.delay.columns import SLOT_SHIFT
 from tfmq.delay.horizon import goal

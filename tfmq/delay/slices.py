@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from journal.batch import cut_blocks
-from journal.control import holds_control_header
-from journal.header import ATTRIBUTE_SIZE, HEADER, HEADER_SIZE, BadRecord, split_id
-from journal.shapes import Batch
+from journal.record.batch import Batch, cut_blocks
+from journal.record.block_trailer import holds_control_header
+from journal.record.format import ATTRIBUTE_SIZE, HEADER, HEADER_SIZE, BadRecord, split_id
 
 RECORD_HEAD: Final = HEADER_SIZE + ATTRIBUTE_SIZE.size
 """What is looked at of a record: enough to tell its attribute."""

@@ -3,7 +3,7 @@
 from threading import Lock
 from typing import NamedTuple
 
-from journal.header import SEQUENCE_BITS
+from journal.record.format import SEQUENCE_BITS
 from tfmq.delay.wheel_slots import TARGETS_MAX
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from journal.aio import Begin, ForceQueue
+from journal.linux_aio import Begin, ForceQueue
 from tfmq.server.workers import Wakeup
 
 LOOK_SECONDS = 0.25

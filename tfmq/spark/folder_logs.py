@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, NoReturn, TypeVar
 
-from journal import shapes
-from journal.block import blocks_of
 from journal.disk import Disk, RealDisk
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, JournalError, NewerFormat, NotARecord
-from journal.header import FLAG_FILLER, BadRecord, records_of
-from journal.mark import WrongLog
-from journal.onlooker import Onlooker
+from journal.log.checkpoint import WrongLog
+from journal.log.readonly import Onlooker
+from journal.record import batch
+from journal.record.block import blocks_of
+from journal.record.format import FLAG_FILLER, BadRecord, records_of
 from tfmq import errors
 from tfmq.errors import BadRequest, Damaged, NotSupported, OffsetOutOfRange
 from tfmq.spark.folder_topics import FolderTopics, absolute
@@ -192,7 +192,7 @@ class FolderLogs:
         return damaged(log, first, first + (isinstance(error, BadRecord)), str(error))
 
 
-def _read(seen: Onlooker, offset: int, size: int, epoch: int | None) -> tuple[shapes.Chunk, int]:
+def _read(seen: Onlooker, offset: int, size: int, epoch: int | None) -> tuple[batch.Chunk, int]:
     """A chunk, and the epoch of the log then."""
     return seen.read(offset, size, epoch), seen.marks.epoch
 

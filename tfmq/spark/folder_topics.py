@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
-from journal.header import split_id
-from journal.mark import read_log_id
+from journal.log.checkpoint import read_log_id
+from journal.record.format import split_id
 from tfmq.data_folder import META_NAME, VERSION_NAME, decode_version
 from tfmq.errors import BadRequest, NotSupported, UnknownPartition, UnknownTopic
 from tfmq.spark.ranges import PartitionLog
@@ -49,13 +49,13 @@ class FolderTopics:
 
     def folder(self, log: PartitionLog) -> str:
         """Where its files lie."""
-        return names.join(self.path, names.partition_folder(log.topic, log.partition))
+        return filenames.join(self.path, filenames.partition_folder(log.topic, log.partition))
 
     def _logs(self, topic: str) -> list[PartitionLog]:
         """What has its mark by now."""
         found = []
         for number in sorted(self._folders().get(topic, ())):
-            folder = names.join(self.path, names.partition_folder(topic, number))
+            folder = filenames.join(self.path, filenames.partition_folder(topic, number))
             log_id = read_log_id(self._disk, folder)
             if log_id is not None:
                 found.append(PartitionLog(topic, number, split_id(log_id)[0], log_id))
@@ -65,8 +65,8 @@ class FolderTopics:
         """The numbers of partitions by topic, as folders with a mark say."""
         found: dict[str, list[int]] = {}
         for name in self._disk.list(self.path):
-            place = names.parse_partition_folder(name)
-            mark = names.join(names.join(self.path, name), names.mark_name())
+            place = filenames.parse_partition_folder(name)
+            mark = filenames.join(filenames.join(self.path, name), filenames.mark_name())
             if place is not None and self._disk.exists(mark):
                 found.setdefault(place[0], []).append(place[1])
         return found
@@ -80,15 +80,15 @@ class FolderTopics:
             )
         if not disk.is_folder(path):
             raise BadRequest(f"{path} is a file: path names the data folder of a broker.")
-        if disk.exists(names.join(path, names.mark_name())):
+        if disk.exists(filenames.join(path, filenames.mark_name())):
             above = path.rstrip("/").rpartition("/")[0]
             raise BadRequest(
                 f"{path} is the folder of one partition: name the data folder above it, {above}, and the topic in"
                 " subscribe."
             )
-        meta = names.join(path, META_NAME)
+        meta = filenames.join(path, META_NAME)
         if disk.exists(meta):
-            self._check_format(names.join(meta, VERSION_NAME))
+            self._check_format(filenames.join(meta, VERSION_NAME))
         elif not self._folders():
             raise BadRequest(
                 f"{path} is no data folder of a broker: it has neither {META_NAME} nor a partition in it."

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from journal.header import FLAG_CONTROL, FLAG_FILLER, records_of
+from journal.record.format import FLAG_CONTROL, FLAG_FILLER, records_of
 from tfmq.limits import MIB
 from tfmq.packing import Buffer
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from journal.header import make_log_id
+from journal.record.format import make_log_id
 from tfmq.client.asking import ask
 from tfmq.client.call import Call
 from tfmq.client.drivers.blocking import BlockingDriver

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from journal.control import SOURCE_TRANSACTION
-from journal.header import SEQUENCE_BITS
+from journal.record.block_trailer import SOURCE_TRANSACTION
+from journal.record.format import SEQUENCE_BITS
 from tfmq.effects import OFFSETS_KEY, Delayed, Destination, Mark, SourceName
 from tfmq.transaction.convoy import Pace
 from tfmq.transaction.course import Course

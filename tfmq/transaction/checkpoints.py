@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from journal.errors import JournalError
-from journal.journal_store import JournalStore
+from journal.wal.store import JournalStore
 from tfmq.transaction.queue import Run
 
 logger = logging.getLogger("tfmq.transaction")

@@ -7,7 +7,7 @@ place in each file where it has batches; since places only grow, the file that i
 from bisect import bisect_right
 from typing import Protocol
 
-from journal.journal_store import JournalFileInfo
+from journal.wal.store import JournalFileInfo
 from tfmq.transaction.transaction import Transaction
 
 

@@ -12,7 +12,7 @@ it: then what was lost with the filler is left out, and counted.
 from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any, Final
 
-from journal.entry import AppendMsg, Entry, Filler
+from journal.wal.entry import AppendMsg, Entry, Filler
 from tfmq.transaction import operations, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.holds import Holds
@@ -359,7 +359,7 @@ class Ledger:
                     transaction.size_bytes -= size
                     self.kept.lose(size)
 
-    # journal.journal_store.JournalState
+    # journal.wal.store.JournalState
 
     def load(self, data: bytes) -> None:
         """Starts from what `dump` gave; b"" is the state of an empty journal. Raises ValueError, NewerFormat."""

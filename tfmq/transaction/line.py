@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from journal.control import SOURCE_TRANSACTION
 from journal.errors import Corrupt
-from journal.header import SEQUENCE_BITS
-from journal.shapes import Batch, Source
+from journal.record.batch import Batch, Source
+from journal.record.block_trailer import SOURCE_TRANSACTION
+from journal.record.format import SEQUENCE_BITS
 from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, Effect, GroupPlaces, Mark, Schedule
 from tfmq.errors import UnknownTopic
 from tfmq.transaction.convoy import Convoy, Unreadable

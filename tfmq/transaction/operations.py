@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from journal.entry import (
+from journal.wal.entry import (
     COMMIT,
     EPOCHS,
     FORGET,

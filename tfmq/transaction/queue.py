@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from journal import entry as entries
-from journal.entry import BLOCK, HEADER_SIZE, MESSAGES, OPERATION, AppendMsg
 from journal.errors import Stopped
-from journal.journal_store import JournalStore
-from journal.shapes import Batch
+from journal.record.batch import Batch
+from journal.wal import entry as entries
+from journal.wal.entry import BLOCK, HEADER_SIZE, MESSAGES, OPERATION, AppendMsg
+from journal.wal.store import JournalStore
 from tfmq.transaction import operations
 from tfmq.transaction.ledger import Ledger
 from tfmq.transaction.transaction import Piece, Transaction

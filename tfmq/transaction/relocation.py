@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from journal.entry import AppendMsg
 from journal.errors import JournalError
-from journal.journal_store import JournalFileInfo, JournalStore
+from journal.wal.entry import AppendMsg
+from journal.wal.store import JournalFileInfo, JournalStore
 from tfmq.transaction import states
 from tfmq.transaction.ledger import Ledger
 from tfmq.transaction.queue import Item, JournalQueue, Run

@@ -11,11 +11,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from journal.batch import cut_blocks
-from journal.entry import AppendMsg, Entry
 from journal.errors import Corrupt, Lost
-from journal.header import walk
-from journal.shapes import Batch
+from journal.record.batch import Batch, cut_blocks
+from journal.record.format import walk
+from journal.wal.entry import AppendMsg, Entry
 from tfmq.effects import ARRIVALS_KEY
 from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
 

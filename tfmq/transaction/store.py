@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from journal import entry
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.errors import Full
-from journal.journal_store import JournalOptions, JournalStore
+from journal.wal import entry
+from journal.wal.store import JournalOptions, JournalStore
 from tfmq.errors import DiskFull, StorageStopped
 from tfmq.limits import PRODUCER_IDLE_SECONDS
 from tfmq.transaction import operations, slices, states

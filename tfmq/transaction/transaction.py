@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from journal.entry import HEADER_SIZE, MESSAGES
-from journal.shapes import Batch
+from journal.record.batch import Batch
+from journal.wal.entry import HEADER_SIZE, MESSAGES
 from tfmq.effects import GroupPlaces
 from tfmq.transaction import states
 from tfmq.transaction.operations import Origin
@@ -36,7 +36,8 @@ NOTHING: Final = array("Q")
 
 
 class Piece(NamedTuple):
-    """A batch on its way into a transaction. `topic` is for people, `blocks` and `data` as `journal.shapes.Batch`.
+    """A batch on its way into a transaction. `topic` is for people, `blocks` and `data` as
+    `journal.record.batch.Batch`.
 
     `data` need only stay unchanged until the turn ends: the store takes a copy of what must wait longer.
     """

@@ -11,15 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from journal.record import (
-    CONTROL_SIZE,
-    Control,
-    cut_blocks,
-    encode_control,
-    make_id,
-    make_log_id,
-    make_record,
-)
+from journal.record.batch import cut_blocks
+from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.format import make_id, make_log_id, make_record
 from tfmq.arrow import SCHEMA, Decoder, encode, project
 from tfmq.client.decoder import Decoder as MessageDecoder
 from tfmq.client.encoder import attribute_part, encode_each

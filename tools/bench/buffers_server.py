@@ -21,7 +21,7 @@ import zlib
 from types import SimpleNamespace
 from typing import Any
 
-from journal.record import make_record
+from journal.record.format import make_record
 from tfmq.protocol import commands, frames
 from tfmq.server.receiving import READ_BYTES
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import tfmq
-from journal.batch import cut_blocks
+from journal.record.batch import cut_blocks
 from tools.bench.load import PAYLOAD, PAYLOAD_CRC, Client, expect_ok, frame
 from tools.bench.transaction_load import PRODUCE, SEQUENCES, records
 

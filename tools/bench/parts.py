@@ -16,10 +16,10 @@ from zlib import crc32
 
 import crcmod.predefined
 
-from journal.batch import cut_blocks, verify_batch
-from journal.block import Block, blocks_of, runs
-from journal.control import Control, encode_control
-from journal.header import make_id, make_log_id, make_record, walk
+from journal.record.batch import cut_blocks, verify_batch
+from journal.record.block import Block, blocks_of, runs
+from journal.record.block_trailer import Control, encode_control
+from journal.record.format import make_id, make_log_id, make_record, walk
 
 RUNS = 5
 RUN_SECONDS = 0.1

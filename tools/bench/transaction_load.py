@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from journal.batch import cut_blocks
+from journal.record.batch import cut_blocks
 from tools.bench.load import PAYLOAD, PAYLOAD_CRC, PREFIX, RECORD, Client, expect_ok, frame
 
 MESSAGES = 10

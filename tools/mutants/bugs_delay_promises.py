@@ -124,7 +124,7 @@ _STORE: Final = (
     Mutant(
         "notes-are-repeated-records",
         "a flipped bit in a control record of the arrivals loses no note",
-        "journal/repair.py",
+        "journal/fsck/log_repair.py",
         "                if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:\n",
         "                if piece.kept:\n",
         [OPENING],
@@ -199,7 +199,7 @@ _WAITING: Final = (
     Mutant(
         "a-stopped-partition-tells-what-it-has",
         "what a stopped partition has counts for nothing before it is resumed",
-        "journal/sources.py",
+        "journal/log/segments.py",
         "        while unsure and unsure[0][0] <= forced:\n",
         "        while unsure:\n",
         ["tests/broker/test_destination.py", "tests/broker/test_schedule_firing.py", DELAY],

@@ -25,7 +25,7 @@ FORCES: Final = (
     Mutant(
         "force-does-nothing",
         "what is acknowledged as synced survives a power cut",
-        "journal/segment.py",
+        "journal/log/segment.py",
         '        then."""\n        self.file.force()\n',
         '        then."""\n',
         [ENUMERATION],
@@ -33,7 +33,7 @@ FORCES: Final = (
     Mutant(
         "real-force-does-nothing",
         "a force reaches the real disk",
-        "journal/file.py",
+        "journal/disk.py",
         "            os.fdatasync(self._descriptor)\n",
         "            os.fstat(self._descriptor)\n",
         ["tests/journal/test_file.py", PROMISES],
@@ -41,7 +41,7 @@ FORCES: Final = (
     Mutant(
         "roll-skips-the-force-of-the-old-file",
         "only the last file of a log can be torn",
-        "journal/segment.py",
+        "journal/log/segment.py",
         "        index = self.index\n        self.force()\n        self.sealed = True\n",
         "        index = self.index\n        self.sealed = True\n",
         [KEEPER, ENUMERATION],
@@ -49,7 +49,7 @@ FORCES: Final = (
     Mutant(
         "roll-skips-the-force-of-the-folder",
         "a new segment's name survives a power cut before anything in it is acknowledged",
-        "journal/keeper.py",
+        "journal/log/durability.py",
         "            self._disk.force_folder(self._folder)\n        except OSError as error:\n"
         '            raise self.fail(f"a new segment could not be made: {error}") from error\n',
         "        except OSError as error:\n"
@@ -59,7 +59,7 @@ FORCES: Final = (
     Mutant(
         "creation-skips-the-force-of-the-folder",
         "the first segment's name survives a power cut",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "        self._disk.force_folder(self._folder)\n        return segment\n",
         "        return segment\n",
         [ENUMERATION, OPENING],
@@ -67,7 +67,7 @@ FORCES: Final = (
     Mutant(
         "marks-are-written-without-a-force",
         "a stop, an epoch, `clean` and the log's beginning are on the disk before they take effect",
-        "journal/mark.py",
+        "journal/log/checkpoint.py",
         "        self._slots.write(payload, force=True)\n        self._slots.write(payload, force=True)\n",
         "        self._slots.write(payload, force=False)\n        self._slots.write(payload, force=False)\n",
         ["tests/journal/test_mark.py", KEEPER],
@@ -75,7 +75,7 @@ FORCES: Final = (
     Mutant(
         "marks-are-settled-in-one-slot",
         "either slot of log.mark may rot without a stop being forgotten",
-        "journal/mark.py",
+        "journal/log/checkpoint.py",
         "        self._slots.write(payload, force=True)\n        self._slots.write(payload, force=True)\n",
         "        self._slots.write(payload, force=True)\n",
         ["tests/journal/test_mark.py"],
@@ -83,7 +83,7 @@ FORCES: Final = (
     Mutant(
         "a-stop-is-not-written",
         "a log that stopped stays stopped over a restart",
-        "journal/keeper.py",
+        "journal/log/durability.py",
         "        try:\n            self.settle()\n        except (OSError, Full) as error:\n"
         '            extent.stopped = f"{reason}; log.mark',
         "        try:\n            self.note_due\n        except (OSError, Full) as error:\n"
@@ -93,7 +93,7 @@ FORCES: Final = (
     Mutant(
         "clean-is-not-taken-back-before-the-first-write",
         "a crash behind a clean start is recovered, not believed clean",
-        "journal/keeper.py",
+        "journal/log/durability.py",
         "                extent.clean = False\n                self.settle()\n",
         "                extent.clean = False\n",
         [KEEPER, f"{LOG}::test_a_clean_log_is_marked_dirty_before_its_first_append", RECOVERY],
@@ -101,7 +101,7 @@ FORCES: Final = (
     Mutant(
         "epoch-not-raised",
         "a reader from before a cut is told",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "            epoch = next_epoch(extent.epoch, self._clock.wall_ms(), cut=True)\n",
         "            epoch = extent.epoch\n",
         [LOG],
@@ -109,7 +109,7 @@ FORCES: Final = (
     Mutant(
         "epoch-raised-only-in-memory",
         "the raised epoch is on the disk before anything is served",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "            self.mark.settle(extent.marks()._replace(epoch=epoch, starts=starts))\n",
         "            self.mark.note(extent.marks()._replace(epoch=epoch, starts=starts))\n",
         [PROMISES],
@@ -117,7 +117,7 @@ FORCES: Final = (
     Mutant(
         "tail-not-forced-again",
         "what recovery accepts behind the forced mark is on the disk before it is served",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "            position += write_all(segment.file, [piece], position)\n        segment.force()\n",
         "            position += write_all(segment.file, [piece], position)\n",
         [OPENING],
@@ -125,7 +125,7 @@ FORCES: Final = (
     Mutant(
         "tail-not-written-again",
         "after a crash the page cache proves nothing, so the accepted tail is written anew",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "            position += write_all(segment.file, [piece], position)\n",
         "            position += len(piece)\n",
         [OPENING],
@@ -133,7 +133,7 @@ FORCES: Final = (
     Mutant(
         "forced-mark-is-the-end-at-completion",
         "the forced mark covers only what was written before the force began",
-        "journal/log.py",
+        "journal/log/log.py",
         "        extent.forced_to(plan.end, plan.end_ordinal)\n",
         "        extent.forced_to(extent.end, extent.end_ordinal)\n",
         [FORCE],
@@ -141,7 +141,7 @@ FORCES: Final = (
     Mutant(
         "forced-mark-moves-when-the-force-begins",
         "the forced mark moves after the force succeeded",
-        "journal/log.py",
+        "journal/log/log.py",
         "        return ForcePlan(self, self._keeper, extent.active, *place, now, snapshot)\n",
         "        extent.forced_to(extent.end, extent.end_ordinal)\n"
         "        return ForcePlan(self, self._keeper, extent.active, *place, now, snapshot)\n",
@@ -150,7 +150,7 @@ FORCES: Final = (
     Mutant(
         "forced-mark-moves-after-a-failed-force",
         "a failed force acknowledges nothing",
-        "journal/log.py",
+        "journal/log/log.py",
         '        if error is not None:\n            reason = f"a force failed: {error}"\n',
         "        if error is not None:\n            extent.forced_to(plan.end, plan.end_ordinal)\n"
         '            reason = f"a force failed: {error}"\n',
@@ -159,7 +159,7 @@ FORCES: Final = (
     Mutant(
         "failed-force-swallowed",
         "whoever waited for a force that failed gets the error",
-        "journal/force.py",
+        "journal/fsync.py",
         "        except (OSError, JournalError) as error:\n            return error\n",
         "        except (OSError, JournalError):\n            return None\n",
         [FORCE, CONFORMANCE],
@@ -167,7 +167,7 @@ FORCES: Final = (
     Mutant(
         "failed-force-retried",
         "a force that failed is never tried again",
-        "journal/gate.py",
+        "journal/fsync.py",
         "            if self._error is not None:\n                raise self._error\n",
         "            if self._error is not None:\n                self._error = None\n",
         [
@@ -180,7 +180,7 @@ FORCES: Final = (
     Mutant(
         "failed-force-does-not-stop-the-log",
         "after a failed force a log takes no writes",
-        "journal/log.py",
+        "journal/log/log.py",
         "                extent.stopped = extent.stopped or reason\n            return lambda: self._fail(reason)\n",
         "                extent.stopped = extent.stopped\n            return None\n",
         [FORCE, CONFORMANCE],
@@ -188,7 +188,7 @@ FORCES: Final = (
     Mutant(
         "failed-syncfs-believed",
         "after a failed syncfs each file's own force says whose bytes are gone",
-        "journal/force.py",
+        "journal/fsync.py",
         "            self._failures += 1\n",
         "            self._failures += 0\n",
         [FORCE],
@@ -196,7 +196,7 @@ FORCES: Final = (
     Mutant(
         "failed-syncfs-forgotten-for-absent-logs",
         "a failed syncfs casts doubt on logs that were not part of it",
-        "journal/force.py",
+        "journal/fsync.py",
         "            None if self._proven.get(plan.log, 0) == self._failures else self._own(plan) for plan in plans\n",
         "            None if self._proven.get(plan.log, self._failures) == self._failures else self._own(plan)"
         " for plan in plans\n",
@@ -205,7 +205,7 @@ FORCES: Final = (
     Mutant(
         "unforced-file-closed",
         "a file with bytes that are not known to be forced is never closed",
-        "journal/keeper.py",
+        "journal/log/durability.py",
         "        extent.replace((), tuple(s for s in extent.segments if s not in unforced))\n",
         "        extent.replace((), extent.segments)\n",
         [PROMISES],
@@ -213,7 +213,7 @@ FORCES: Final = (
     Mutant(
         "kernel-s-force-error-swallowed",
         "a force that the kernel did by itself tells its error",
-        "journal/aio.py",
+        "journal/linux_aio.py",
         "            if result < 0:\n",
         "            if result < -9999:\n",
         [PROMISES],
@@ -221,7 +221,7 @@ FORCES: Final = (
     Mutant(
         "owner-not-woken-again",
         "no force is waited for for ever, whoever took note of its end",
-        "journal/aio.py",
+        "journal/linux_aio.py",
         "            os.eventfd_write(self._descriptor, 1)\n",
         "            os.fstat(self._descriptor)\n",
         [PROMISES],
@@ -229,7 +229,7 @@ FORCES: Final = (
     Mutant(
         "force-beside-the-kernel-s",
         "an error is told to one caller only, so no two forces of a file run side by side",
-        "journal/gate.py",
+        "journal/fsync.py",
         "                self._error = self._error or flight.wait()\n",
         "                self._error = self._error or flight.error\n",
         [GATE, FORCE],
@@ -237,7 +237,7 @@ FORCES: Final = (
     Mutant(
         "error-of-the-kernel-s-force-known-too-late",
         "a worker that does not wait for the kernel's force any more finds its error",
-        "journal/gate.py",
+        "journal/fsync.py",
         "        if error is not None:\n            self._error = self._error or error\n",
         "        self._flight = None\n        if error is not None:\n            self._error = self._error or error\n",
         [GATE],
@@ -245,7 +245,7 @@ FORCES: Final = (
     Mutant(
         "file-closed-under-the-kernel-s-force",
         "a file that is being forced is not closed",
-        "journal/gate.py",
+        "journal/fsync.py",
         "            self._pins.pin()\n",
         "            self._pins.retire(())\n",
         [GATE, FORCE],
@@ -253,7 +253,7 @@ FORCES: Final = (
     Mutant(
         "refused-append-can-come-back",
         "an append that a full disk refused cannot be completed by a later power cut",
-        "journal/segment.py",
+        "journal/log/segment.py",
         "            self.file.force()\n\n    def write_index",
         "            self.file.size()\n\n    def write_index",
         [f"{FAULTS}::test_an_append_that_was_refused_never_comes_back_by_a_power_cut"],
@@ -261,7 +261,7 @@ FORCES: Final = (
     Mutant(
         "slot-over-the-last-forced-one",
         "an unforced rewrite of the mark takes nothing forced with it",
-        "journal/checkpoint.py",
+        "journal/dual_slot_file.py",
         "        if force:\n            self._slot = 1 - self._slot\n",
         "        self._slot = 1 - self._slot\n",
         ["tests/journal/test_checkpoint.py", "tests/journal/test_mark.py"],
@@ -269,7 +269,7 @@ FORCES: Final = (
     Mutant(
         "snapshot-written-before-its-force",
         "a snapshot never describes more than is forced",
-        "journal/keeper.py",
+        "journal/log/durability.py",
         "            self.gate.force(old, old.seal)\n            extent.forced_to(extent.end, extent.end_ordinal)\n"
         "            self.keep_snapshot(snapshot)\n",
         "            self.keep_snapshot(snapshot)\n            self.gate.force(old, old.seal)\n"
@@ -279,7 +279,7 @@ FORCES: Final = (
     Mutant(
         "snapshot-not-forced",
         "a snapshot comes under its name whole",
-        "journal/state.py",
+        "journal/log/checkpoint.py",
         "        write_all(file, [data], 0)\n        file.force()\n        file.close()\n",
         "        write_all(file, [data], 0)\n        file.close()\n",
         [STATE],
@@ -287,7 +287,7 @@ FORCES: Final = (
     Mutant(
         "snapshot-renamed-without-a-force-of-the-folder",
         "older snapshots go only when the newest has its name for good",
-        "journal/state.py",
+        "journal/log/checkpoint.py",
         "        self._disk.force_folder(self._folder)\n        self._kept = sorted([*self._kept, snapshot.offset])\n",
         "        self._kept = sorted([*self._kept, snapshot.offset])\n",
         [STATE],
@@ -295,7 +295,7 @@ FORCES: Final = (
     Mutant(
         "segments-go-before-the-marks-say-so",
         "retention never leaves a log that misses what its marks promise",
-        "journal/keeper.py",
+        "journal/log/durability.py",
         "                extent.first, extent.first_ordinal = offset, ordinal\n            self.settle()\n",
         "                extent.first, extent.first_ordinal = offset, ordinal\n",
         [KEEPER],
@@ -303,7 +303,7 @@ FORCES: Final = (
     Mutant(
         "segment-goes-that-no-snapshot-knows",
         "retention does not delete the only place that knows a producer's sequences",
-        "journal/keeper.py",
+        "journal/log/durability.py",
         "            needed = min(offset, self.snapshot_offset)\n",
         "            needed = offset\n",
         [KEEPER],
@@ -311,7 +311,7 @@ FORCES: Final = (
     Mutant(
         "archive-copy-not-forced",
         "an archived segment is whole in its new place before the old one goes",
-        "journal/retention.py",
+        "journal/log/retention.py",
         "    new.force()\n    new.close()\n",
         "    new.close()\n",
         ["tests/journal/test_retention.py"],

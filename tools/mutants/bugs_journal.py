@@ -23,7 +23,7 @@ CHECKS: Final = (
     Mutant(
         "a-trailer-s-id-is-believed-before-a-checksum",
         "a flipped bit in the log's id of a control record costs no record in a repair",
-        "journal/salvage.py",
+        "journal/fsck/log_repair.py",
         "            (trailer.log_id ^ log_id).bit_count() == 1\n",
         "            trailer.log_id == log_id\n",
         [REPAIR],
@@ -31,7 +31,7 @@ CHECKS: Final = (
     Mutant(
         "a-trailer-with-a-bad-checksum-is-foreign",
         "a control record whose checksum fails says nothing of its log or offset",
-        "journal/control.py",
+        "journal/record/block_trailer.py",
         "    if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:\n",
         "    if checksum < 0:\n",
         [REPAIR],
@@ -39,7 +39,7 @@ CHECKS: Final = (
     Mutant(
         "a-trailer-in-a-payload-is-foreign",
         "bytes of a payload that look like a control record change nothing in a repair",
-        "journal/salvage.py",
+        "journal/fsck/log_repair.py",
         "        elif (mended := _size_of_flipped(data, position)) is not None:\n",
         '        elif (mended := _size_of_flipped(b"", position)) is not None:\n',
         [REPAIR],
@@ -47,7 +47,7 @@ CHECKS: Final = (
     Mutant(
         "foreign-blocks-that-fit-are-kept",
         "a repair keeps no block of another log",
-        "journal/salvage.py",
+        "journal/fsck/log_repair.py",
         "            and named[trailer.log_id] == 1\n",
         "",
         [REPAIR],
@@ -55,7 +55,7 @@ CHECKS: Final = (
     Mutant(
         "forged-trailers-name-the-log",
         "control records in a payload do not say whose log it is",
-        "journal/survey.py",
+        "journal/fsck/log_verify.py",
         "    votes = proven or others\n",
         "    votes = proven + others\n",
         [SURVEY],
@@ -63,7 +63,7 @@ CHECKS: Final = (
     Mutant(
         "the-mark-is-outvoted-by-a-flipped-bit",
         "where a lone control record differs from the mark in one bit, the mark says whose log it is",
-        "journal/repair.py",
+        "journal/fsck/log_repair.py",
         "    return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)\n",
         "    return first\n",
         [REPAIR],
@@ -71,7 +71,7 @@ CHECKS: Final = (
     Mutant(
         "older-copy-goes-on-in-the-same-epoch",
         "a reader is told when an older copy of the folder went on in its place",
-        "journal/keeper.py",
+        "journal/log/durability.py",
         "                self._begin_epoch()\n",
         "",
         [LOG],
@@ -79,7 +79,7 @@ CHECKS: Final = (
     Mutant(
         "batch-block-checksum-unchecked",
         "bytes damaged on the way to the broker are refused before the first is written",
-        "journal/batch.py",
+        "journal/record/batch.py",
         "        if crc32(view[position : position + block_size]) != crc:\n",
         "        if crc < 0:\n",
         ["tests/journal/test_batch.py"],
@@ -87,7 +87,7 @@ CHECKS: Final = (
     Mutant(
         "batch-ids-unchecked",
         "every record of a batch has the id that its stream says",
-        "journal/batch.py",
+        "journal/record/batch.py",
         "                if found != id or flag & FLAG_REFUSED_MASK or length > length_max:\n",
         "                if flag & FLAG_REFUSED_MASK or length > length_max:\n",
         ["tests/journal/test_batch.py"],
@@ -95,7 +95,7 @@ CHECKS: Final = (
     Mutant(
         "batch-flags-unchecked",
         "a producer cannot write what only a log may write",
-        "journal/batch.py",
+        "journal/record/batch.py",
         "                if found != id or flag & FLAG_REFUSED_MASK or length > length_max:\n",
         "                if found != id or length > length_max:\n",
         ["tests/journal/test_batch.py"],
@@ -103,7 +103,7 @@ CHECKS: Final = (
     Mutant(
         "batch-flags-unchecked-by-columns",
         "a producer cannot write what only a log may write, in batches of one size either",
-        "journal/columns.py",
+        "journal/record/format.py",
         "    if data[start + _FLAG_HIGH : end : size] != bytes(count):\n        return False\n",
         "",
         ["tests/journal/test_batch.py", "tests/journal/test_columns.py"],
@@ -111,7 +111,7 @@ CHECKS: Final = (
     Mutant(
         "block-checksum-unchecked-when-read",
         "a reader verifies every byte of a block",
-        "journal/block.py",
+        "journal/record/block.py",
         "        if verify and crc32(records) != control.crc:\n",
         "        if verify and control.crc < 0:\n",
         ["tests/journal/test_block.py"],
@@ -119,7 +119,7 @@ CHECKS: Final = (
     Mutant(
         "recovery-does-not-check-blocks",
         "a torn append is never taken for a whole one",
-        "journal/replay.py",
+        "journal/log/recovery.py",
         "            for block in segment.blocks(offset - segment.base, end - segment.base):\n",
         "            for block in segment.blocks(offset - segment.base, end - segment.base, verify=False):\n",
         [RECOVERY, ENUMERATION],
@@ -127,7 +127,7 @@ CHECKS: Final = (
     Mutant(
         "control-checksum-unchecked",
         "a control record proves itself",
-        "journal/control.py",
+        "journal/record/block_trailer.py",
         "    if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:\n",
         "    if checksum < 0:\n",
         ["tests/journal/test_control.py"],
@@ -135,7 +135,7 @@ CHECKS: Final = (
     Mutant(
         "offset-field-ignored",
         "a block that was copied or displaced does not pass",
-        "journal/block.py",
+        "journal/record/block.py",
         "    if control.offset != offset + start:\n",
         "    if control.offset < 0:\n",
         ["tests/journal/test_block.py"],
@@ -143,7 +143,7 @@ CHECKS: Final = (
     Mutant(
         "log-id-ignored",
         "the block of another log does not pass",
-        "journal/control.py",
+        "journal/record/block_trailer.py",
         '    if id != log_id:\n        raise BadControl(position, f"the control record is of log',
         '    if id < 0:\n        raise BadControl(position, f"the control record is of log',
         ["tests/journal/test_block.py", "tests/journal/test_control.py"],
@@ -151,7 +151,7 @@ CHECKS: Final = (
     Mutant(
         "first-ordinal-ignored",
         "ordinals go on from block to block",
-        "journal/block.py",
+        "journal/record/block.py",
         "        if control.first_ordinal != ordinal and ordinal >= 0:\n",
         "        if ordinal < -1:\n",
         ["tests/journal/test_block.py", "tests/journal/test_segment.py"],
@@ -159,7 +159,7 @@ CHECKS: Final = (
     Mutant(
         "more-follows-ignored",
         "an append of many blocks is whole or not there",
-        "journal/replay.py",
+        "journal/log/recovery.py",
         "        if not block.control.more_follows:\n            self._finish(block.next)\n",
         "        self._finish(block.next)\n",
         ["tests/journal/test_replay.py", RECOVERY],
@@ -167,7 +167,7 @@ CHECKS: Final = (
     Mutant(
         "more-follows-never-set",
         "the parts of an append say that more follows",
-        "journal/appender.py",
+        "journal/log/writer.py",
         "        more = more_follows or block is not blocks[-1]\n",
         "        more = False\n",
         ["tests/journal/test_appender.py"],
@@ -175,7 +175,7 @@ CHECKS: Final = (
     Mutant(
         "rot-cut-off",
         "rot before forced data never deletes what lies behind it",
-        "journal/recovery.py",
+        "journal/log/recovery_rules.py",
         '    Row("rot before forced data", lambda t: t.forced > t.append and t.later is not None, Tail.SKIP),\n',
         '    Row("rot before forced data", lambda t: t.forced > t.append and t.later is not None, Tail.CUT),\n',
         [RECOVERY, CONFORMANCE],
@@ -183,7 +183,7 @@ CHECKS: Final = (
     Mutant(
         "forced-data-cut-off-in-silence",
         "forced bytes that are gone are named as damage",
-        "journal/recovery.py",
+        "journal/log/recovery_rules.py",
         '    Row("forced data lost", lambda t: t.forced > t.append, Tail.LOST),\n',
         "",
         [RECOVERY],
@@ -191,7 +191,7 @@ CHECKS: Final = (
     Mutant(
         "claims-behind-damage-ignored",
         "a control record behind a bad place proves that forced data lies there",
-        "journal/replay.py",
+        "journal/log/recovery.py",
         "        for block in segment.sound_blocks(good.position, verify=True):\n",
         "        for block in ():\n",
         ["tests/journal/test_replay.py", RECOVERY, CONFORMANCE],
@@ -199,7 +199,7 @@ CHECKS: Final = (
     Mutant(
         "control-record-of-its-own-log-accepted",
         "no producer can write what recovery would take for a log's own record",
-        "journal/log.py",
+        "journal/log/log.py",
         "        if holds_control_header(data, self.log_id) or holds_control_header(seam, self.log_id):\n",
         "        if holds_control_header(seam, -1):\n",
         ["tests/issues/test_forged_control.py"],
@@ -207,7 +207,7 @@ CHECKS: Final = (
     Mutant(
         "claim-of-what-nobody-can-know-believed",
         "a control record is believed only about what came before it",
-        "journal/replay.py",
+        "journal/log/recovery.py",
         "        if not self.forced < forced <= control.offset:\n",
         "        if forced <= self.forced:\n",
         ["tests/issues/test_forged_control.py", "tests/journal/test_replay.py"],
@@ -215,7 +215,7 @@ CHECKS: Final = (
     Mutant(
         "torn-bytes-not-kept",
         "what recovery cuts off is copied aside first",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "        if decision is not Tail.CUT_ZEROS:\n            self._keep_torn(segment, extent.end)\n",
         "",
         [RECOVERY, OPENING],
@@ -223,7 +223,7 @@ CHECKS: Final = (
     Mutant(
         "index-entry-checksum-unchecked",
         "a damaged index entry is made anew, not believed",
-        "journal/index.py",
+        "journal/log/index.py",
         "                crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc\n"
         "                or log_id != self._log_id\n",
         "                crc < 0 or log_id != self._log_id\n",
@@ -232,7 +232,7 @@ CHECKS: Final = (
     Mutant(
         "stale-index-entries-believed",
         "index entries of bytes that were cut off and written anew do not count",
-        "journal/segment.py",
+        "journal/log/segment.py",
         "            self._drop_stale(index)\n",
         "",
         ["tests/journal/test_segment.py"],
@@ -240,7 +240,7 @@ CHECKS: Final = (
     Mutant(
         "mark-checksum-unchecked",
         "a damaged mark is never believed",
-        "journal/checkpoint.py",
+        "journal/dual_slot_file.py",
         "        if zlib.crc32(COVERED.pack(sequence, size) + payload) != crc:\n",
         "        if crc < 0:\n",
         ["tests/journal/test_checkpoint.py"],
@@ -248,7 +248,7 @@ CHECKS: Final = (
     Mutant(
         "snapshot-checksum-unchecked",
         "a damaged snapshot is passed over",
-        "journal/state.py",
+        "journal/log/checkpoint.py",
         "    if crc32(data[HEADER.size :], crc32(data[: HEADER.size - CRC.size])) != crc:\n",
         "    if crc < 0:\n",
         [STATE],
@@ -256,7 +256,7 @@ CHECKS: Final = (
     Mutant(
         "damaged-mark-means-not-stopped",
         "a log whose mark is lost takes no writes until somebody looked",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         '            if status == "damaged" and files:\n',
         '            if status == "lost" and files:\n',
         [RECOVERY],
@@ -264,7 +264,7 @@ CHECKS: Final = (
     Mutant(
         "folder-of-another-log-taken",
         "nothing of a deleted topic reaches a new one of the same name",
-        "journal/mark.py",
+        "journal/log/checkpoint.py",
         "    if found_id != log_id:\n",
         "    if found_id < 0:\n",
         ["tests/journal/test_mark.py", RECOVERY],
@@ -275,7 +275,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "no-space-not-cut-back",
         "a full disk leaves nothing of an append behind",
-        "journal/segment.py",
+        "journal/log/segment.py",
         "        except Full:\n            self._take_back(buffers)\n            raise\n",
         "        except Full:\n            raise\n",
         [LOG, "tests/journal/test_segment.py"],
@@ -283,7 +283,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "write-error-does-not-stop-the-log",
         "after a failed write a log takes no writes",
-        "journal/writer.py",
+        "journal/log/writer.py",
         '            raise self._keeper.fail(f"a write failed: {error}") from error\n',
         "            raise\n",
         [CONFORMANCE],
@@ -291,7 +291,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "stream-not-taken-back",
         "a streamed append that fails leaves nothing behind",
-        "journal/writer.py",
+        "journal/log/writer.py",
         "        except (JournalError, OSError):\n            self._take_back(size)\n            raise\n",
         "        except (JournalError, OSError):\n            raise\n",
         ["tests/journal/test_stream.py", "tests/journal/test_writer.py"],
@@ -299,7 +299,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "short-write-taken-for-whole",
         "a short write is finished",
-        "journal/file.py",
+        "journal/disk.py",
         "    if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) == total:\n",
         "    if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) > 0:\n",
         [LOG, "tests/journal/test_file.py"],
@@ -307,7 +307,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "roll-after-the-limit",
         "no segment file is larger than its limit",
-        "journal/writer.py",
+        "journal/log/writer.py",
         "active.size + size > self.options.segment_bytes)\n",
         "active.size > self.options.segment_bytes)\n",
         [CONFORMANCE],
@@ -315,7 +315,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "append-times-go-back",
         "append times never go back, whatever the clock does",
-        "journal/writer.py",
+        "journal/log/writer.py",
         "        return max(self._extent.append_time, self._clock.wall_ms())\n",
         "        return self._clock.wall_ms()\n",
         [LOG],
@@ -323,7 +323,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "reads-pass-the-forced-mark",
         "nobody sees what a power cut can take back",
-        "journal/reader.py",
+        "journal/log/reader.py",
         "        return extent.forced if forced or extent.stopped is not None else extent.end\n",
         "        return extent.end\n",
         [CONFORMANCE],
@@ -331,7 +331,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "stopped-log-read-to-its-end",
         "a stopped log is read up to its forced mark only",
-        "journal/reader.py",
+        "journal/log/reader.py",
         "        return extent.forced if forced or extent.stopped is not None else extent.end\n",
         "        return extent.forced if forced else extent.end\n",
         [LOG],
@@ -339,7 +339,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "cut-not-told",
         "a reader beyond a cut is told where to go back to",
-        "journal/reader.py",
+        "journal/log/reader.py",
         "        if cut is not None and offset > cut:\n",
         "        if cut is not None and offset > cut + extent.end:\n",
         [LOG],
@@ -347,7 +347,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "below-the-start-is-empty",
         "below the first offset is an error that says where the log begins",
-        "journal/reader.py",
+        "journal/log/reader.py",
         "            raise BelowStart(offset, extent.first)\n",
         "            return\n",
         [CONFORMANCE],
@@ -355,7 +355,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "inside-a-record-accepted",
         "a position that is no record's start is refused",
-        "journal/reader.py",
+        "journal/log/reader.py",
         "        if offset not in _starts(block):\n",
         "        if offset < 0:\n",
         [CONFORMANCE, LOG],
@@ -363,7 +363,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "damage-read-as-nothing",
         "reading damage is an error with its range",
-        "journal/reader.py",
+        "journal/log/reader.py",
         "            if first <= offset < next:\n                segments",
         "            if first > offset >= next:\n                segments",
         [LOG, RECOVERY],
@@ -371,7 +371,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "sound-blocks-before-damage-withheld",
         "the undamaged blocks before damage are given before the damage is told",
-        "journal/reader.py",
+        "journal/log/reader.py",
         "            if stop == start:\n                raise\n            return stop\n",
         "            raise\n",
         ["tests/journal/test_reader.py"],
@@ -379,7 +379,7 @@ APPENDS_AND_READS: Final = (
     Mutant(
         "large-block-never-given",
         "a message larger than the fetch size is given alone",
-        "journal/reader.py",
+        "journal/log/reader.py",
         "                return stop if stop > start else block.next\n",
         "                return stop\n",
         [CONFORMANCE],
@@ -390,7 +390,7 @@ ROLLS: Final = (
     Mutant(
         "segment-of-a-roll-cut-short-used-without-its-name",
         "what is forced behind a roll that was cut short survives a power cut",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "                self._disk.force_folder(self._folder)\n            self._force_again(forced)",
         "                pass\n            self._force_again(forced)",
         ["tests/issues/test_roll_cut_short.py"],

@@ -20,7 +20,7 @@ _ENTRIES: Final = (
     Mutant(
         "entry-s-checksum-unchecked",
         "every flipped bit of an entry is found",
-        "journal/entry.py",
+        "journal/wal/entry.py",
         "        if crc32(view[position + 8 : next], crc32(view[position : position + 4], seed)) != checksum:\n",
         "        if checksum < 0:\n",
         [ENTRY],
@@ -28,7 +28,7 @@ _ENTRIES: Final = (
     Mutant(
         "entry-of-another-place",
         "an entry counts only where it was written",
-        "journal/entry.py",
+        "journal/wal/entry.py",
         "            or found != place + position\n",
         "",
         [ENTRY],
@@ -36,7 +36,7 @@ _ENTRIES: Final = (
     Mutant(
         "blocks-beyond-the-entry",
         "no count is believed before it is compared with what is there",
-        "journal/entry.py",
+        "journal/wal/entry.py",
         "    if records > next:\n",
         "    if records < begins:\n",
         [ENTRY],
@@ -44,7 +44,7 @@ _ENTRIES: Final = (
     Mutant(
         "later-version-s-operation-read",
         "what a later version wrote is refused",
-        "journal/entry.py",
+        "journal/wal/entry.py",
         "    if zero:\n        raise BadRecord",
         "    if zero > 255:\n        raise BadRecord",
         [ENTRY],
@@ -52,7 +52,7 @@ _ENTRIES: Final = (
     Mutant(
         "entry-of-any-size",
         "an entry has so many bytes, and no more",
-        "journal/entry.py",
+        "journal/wal/entry.py",
         "        if size > ENTRY_SIZE_MAX:\n",
         "        if size > 2 * ENTRY_SIZE_MAX:\n",
         [ENTRY, STORE],
@@ -60,7 +60,7 @@ _ENTRIES: Final = (
     Mutant(
         "search-ends-with-the-first-candidate",
         "the way back behind damage finds the next whole entry",
-        "journal/journal_file.py",
+        "journal/wal/file.py",
         "                if found is not None:\n                    return found\n",
         "                return found\n",
         [FILE],
@@ -68,7 +68,7 @@ _ENTRIES: Final = (
     Mutant(
         "search-steps-over-a-header",
         "the way back behind damage finds the next whole entry",
-        "journal/journal_file.py",
+        "journal/wal/file.py",
         "            place += max(len(data) - HEADER_SIZE + 1, 1)\n",
         "            place += max(len(data), 1)\n",
         [FILE],
@@ -76,7 +76,7 @@ _ENTRIES: Final = (
     Mutant(
         "failed-cut-goes-on",
         "what is left of a failed write never completes a later one",
-        "journal/journal_file.py",
+        "journal/wal/file.py",
         '            raise OSError(errno.EIO, f"a failed write cannot be cut off: {error}", self.path) from error\n',
         "            return error is None\n",
         [FILE, KEEPER],
@@ -87,7 +87,7 @@ _DUE: Final = (
     Mutant(
         "file-outgrows-its-bytes",
         "a file of the journal has so many bytes, unless one append has more",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "(active.size == HEAD_SIZE or active.size + size <= self.options.file_bytes):\n",
         "(active.size == HEAD_SIZE or active.size <= self.options.file_bytes):\n",
         [STORE],
@@ -95,7 +95,7 @@ _DUE: Final = (
     Mutant(
         "places-from-before-the-roll",
         "an entry says the place where it is",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "            work()\n            buffers, places, end = encode_entries(entries, files.end",
         "            work()\n            _, places, _ = encode_entries(entries, end",
         [STORE],
@@ -103,15 +103,19 @@ _DUE: Final = (
     Mutant(
         "stopped-journal-appends",
         "a stopped journal takes no writes",
-        "journal/journal_store.py",
-        "        if self._files.stopped is not None:\n            raise Stopped(self._files.stopped)\n",
-        "",
+        "journal/wal/store.py",
+        (
+            '            raise Closed("the transaction journal")\n'
+            "        if self._files.stopped is not None:\n"
+            "            raise Stopped(self._files.stopped)\n"
+        ),
+        '            raise Closed("the transaction journal")\n',
         [STORE, KEEPER],
     ),
     Mutant(
         "forces-only-when-asked",
         "a large transaction does not end in one huge force",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "        return files.end - files.forced > self.options.flush_bytes and files.stopped is None\n",
         "        return files.end - files.forced > 2 * self.options.flush_bytes and files.stopped is None\n",
         [STORE],
@@ -119,7 +123,7 @@ _DUE: Final = (
     Mutant(
         "two-checkpoints-at-a-time",
         "one checkpoint follows another",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "        if self._under_way or self.closed or files.stopped is not None:\n",
         "        if self.closed or files.stopped is not None:\n",
         [STORE],
@@ -127,7 +131,7 @@ _DUE: Final = (
     Mutant(
         "failed-checkpoint-tried-at-once",
         "a checkpoint that failed is tried again after a while",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "        self._retry_after = now if error is None else now + RETRY_SECONDS\n",
         "        self._retry_after = now\n",
         [STORE],
@@ -135,7 +139,7 @@ _DUE: Final = (
     Mutant(
         "filler-read-as-an-entry",
         "what a repair gave up is told to whoever reads it",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "            if type(entry.content) is Filler:\n",
         "            if type(entry) is Filler:\n",
         [STORE, "tests/journal/test_journal_repair.py"],
@@ -143,7 +147,7 @@ _DUE: Final = (
     Mutant(
         "hold-released-once-too-often",
         "holds are counted",
-        "journal/journal_files.py",
+        "journal/wal/file.py",
         "            if not file.holds:\n                raise KeyError(place)\n            file.holds -= 1\n",
         "            file.holds -= 1\n",
         [FILES],
@@ -151,7 +155,7 @@ _DUE: Final = (
     Mutant(
         "held-file-counted-as-idle",
         "only what nobody needs makes a checkpoint due",
-        "journal/journal_files.py",
+        "journal/wal/file.py",
         "            self.idle -= file.sealed and not file.holds\n",
         "",
         [FILES],
@@ -162,7 +166,7 @@ _REFUSALS: Final = (
     Mutant(
         "journal-without-its-checkpoint-begun-anew",
         "numbering never goes back",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         'lambda f: f.checkpoint == "none" and not f.files, Start.CREATE',
         'lambda f: f.checkpoint == "none", Start.CREATE',
         [RECOVERY, HAZARDS],
@@ -170,7 +174,7 @@ _REFUSALS: Final = (
     Mutant(
         "start-without-a-snapshot",
         "a start without a whole snapshot is refused",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         'Row("no snapshot", lambda f: True, Start.REFUSE)',
         'Row("no snapshot", lambda f: True, Start.OLDER)',
         [RECOVERY],
@@ -178,7 +182,7 @@ _REFUSALS: Final = (
     Mutant(
         "listed-file-may-be-missing",
         "a start without a file that is needed is refused",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         'Row("listed file missing", lambda f: bool(f.missing), Files.REFUSE)',
         'Row("listed file missing", lambda f: bool(f.missing), Files.REPLAY)',
         [RECOVERY, HAZARDS],
@@ -186,7 +190,7 @@ _REFUSALS: Final = (
     Mutant(
         "listed-file-may-be-shorter",
         "a start with a file that lost its end is refused",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         "file.end < listed[file.number].end",
         "file.end < listed[file.number].first",
         [RECOVERY],
@@ -194,7 +198,7 @@ _REFUSALS: Final = (
     Mutant(
         "needed-entries-not-looked-at",
         "damage before the snapshot in what is still needed ends the start",
-        "journal/journal_opening.py",
+        "journal/wal/recovery.py",
         "            self._prove(found.place)\n",
         "",
         [OPENING],
@@ -202,7 +206,7 @@ _REFUSALS: Final = (
     Mutant(
         "only-the-first-bytes-looked-at",
         "each needed entry is verified to its end",
-        "journal/journal_file.py",
+        "journal/wal/file.py",
         "                entry = decode_entry(data[place - begin :][: max(size, HEADER_SIZE)], place, seed)\n",
         "                entry = decode_entry(self.pread(size or HEADER_SIZE, begin), begin, seed)\n",
         [OPENING],
@@ -210,7 +214,7 @@ _REFUSALS: Final = (
     Mutant(
         "hole-between-files-passed-over",
         "a start with a hole in what it replays is refused",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         "            if file.number != before.number + 1 or file.first != before.end:\n",
         "            if file.number != before.number + 1 and file.first != before.end:\n",
         [RECOVERY],
@@ -218,7 +222,7 @@ _REFUSALS: Final = (
     Mutant(
         "last-file-may-be-missing",
         "a start without the last file is refused",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         "lambda f: f.files[-1].number < f.file_number, Files.REFUSE",
         "lambda f: f.files[-1].number < f.file_number - 1, Files.REFUSE",
         [RECOVERY],
@@ -226,7 +230,7 @@ _REFUSALS: Final = (
     Mutant(
         "damage-of-a-finished-file-cut-off",
         "only the last file of the journal can be torn",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         'Row("damage in a finished file", lambda t: not t.last, Tail.REFUSE)',
         'Row("damage in a finished file", lambda t: not t.last, Tail.CUT)',
         [RECOVERY],
@@ -234,7 +238,7 @@ _REFUSALS: Final = (
     Mutant(
         "forced-entries-cut-off",
         "what was forced is never cut",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         'Row("forced entries lost", lambda t: t.forced > t.place, Tail.REFUSE)',
         'Row("forced entries lost", lambda t: t.forced > t.end, Tail.REFUSE)',
         [RECOVERY, HAZARDS],
@@ -242,7 +246,7 @@ _REFUSALS: Final = (
     Mutant(
         "audit-calls-damage-a-torn-tail",
         "an audit tells damage from what a start cuts off",
-        "journal/journal_audit.py",
+        "journal/fsck/wal_verify.py",
         "        torn = gap.first >= forced\n",
         "        torn = gap.next >= forced\n",
         [AUDIT],
@@ -250,7 +254,7 @@ _REFUSALS: Final = (
     Mutant(
         "audit-passes-over-blocks",
         "an audit checks the messages in the entries, too",
-        "journal/journal_audit.py",
+        "journal/fsck/wal_verify.py",
         "        if crc32(view[start : start + size]) != crc:\n",
         "        if size < 0:\n",
         [AUDIT],
@@ -258,7 +262,7 @@ _REFUSALS: Final = (
     Mutant(
         "audit-calls-delayed-batches-damaged",
         "an audit of all records reports no damage in a sound folder",
-        "journal/journal_audit.py",
+        "journal/fsck/wal_verify.py",
         "    own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_MIN]\n",
         "    own = [record.id for record in found]\n",
         [AUDIT],
@@ -266,8 +270,8 @@ _REFUSALS: Final = (
     Mutant(
         "audit-passes-over-slots",
         "an audit says that one of two slots has rotted",
-        "journal/journal_audit.py",
-        '            self.find(names.CHECKPOINT_NAME, first, next, what, "slot", NOTE)\n',
+        "journal/fsck/wal_verify.py",
+        '            self.find(filenames.CHECKPOINT_NAME, first, next, what, "slot", NOTE)\n',
         "            del what\n",
         [AUDIT],
     ),

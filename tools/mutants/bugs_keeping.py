@@ -164,7 +164,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "last-segment-never-closed-by-age",
         "old messages are removed from a topic without traffic too",
-        "journal/log.py",
+        "journal/log/log.py",
         "            self._writer.roll_by_age(now_ms)\n",
         "            pass\n",
         ["tests/broker/test_retention.py"],
@@ -172,7 +172,7 @@ READERS_AND_GROUPS: Final = (
     Mutant(
         "age-of-a-segment-counted-from-its-last-append",
         "a message is not kept longer because others follow it",
-        "journal/writer.py",
+        "journal/log/writer.py",
         "        oldest_ms = active.oldest_ms if seconds else None\n",
         "        oldest_ms = self._extent.append_time if seconds and active.size else None\n",
         ["tests/broker/test_retention.py"],
@@ -297,7 +297,7 @@ DATA_FOLDERS: Final = (
     Mutant(
         "folder-in-the-way-is-met-late",
         "a folder where a file belongs is named before anything is changed",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "        self._require_files()\n        marks, status",
         "        marks, status",
         ["tests/journal/test_recovery.py"],
@@ -305,7 +305,7 @@ DATA_FOLDERS: Final = (
     Mutant(
         "bytes-before-a-snapshot-are-not-missed",
         "bytes that are missing before a snapshot are named as damage by the first start",
-        "journal/opening.py",
+        "journal/log/recovery.py",
         "        if last.end < snapshot.offset:\n",
         "        if last.end < 0:\n",
         ["tests/journal/test_recovery.py"],

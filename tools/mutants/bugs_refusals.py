@@ -204,7 +204,7 @@ DERIVED: Final = (
     Mutant(
         "a-missing-mark-is-left-missing-by-repair",
         "a repair writes a missing mark anew from the segments",
-        "journal/repair.py",
+        "journal/fsck/log_repair.py",
         "    if marks is None and bases and not mark_fault:\n",
         "    if marks is None and bases and mark_fault:\n",
         [

@@ -184,7 +184,7 @@ SERVER: Final = (
     Mutant(
         "buddies-overlap",
         "no two buffers overlap",
-        "journal/buffers/chunk.py",
+        "journal/buffers/arena.py",
         "            best = level if whole else min(left, right)\n",
         "            best = level if whole else min(left, right) - 1\n",
         ["tests/journal/buffers/test_chunk.py"],
@@ -192,7 +192,7 @@ SERVER: Final = (
     Mutant(
         "double-release-accepted",
         "memory that was given back is not given back again",
-        "journal/buffers/page.py",
+        "journal/buffers/arena.py",
         "        if rest or number < 0 or not bit & self._all or bit & self._free:\n",
         "        if rest or number < 0 or not bit & self._all:\n",
         ["tests/journal/buffers/test_page.py"],

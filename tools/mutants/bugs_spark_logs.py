@@ -152,7 +152,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "read-behind-the-forced-mark",
         "nothing behind the forced mark is ever given out of a folder",
-        "journal/onlooker.py",
+        "journal/log/readonly.py",
         "        extent.end, extent.end_ordinal = marks.forced, marks.forced_ordinal\n",
         "        extent.end, extent.end_ordinal = 1 << 40, 1 << 40\n",
         [ONLOOKER],
@@ -160,7 +160,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "cut-during-a-read-not-noticed",
         "a cut of the log while a chunk is read is noticed",
-        "journal/onlooker.py",
+        "journal/log/readonly.py",
         "        cut = None if epoch is None else cut_since(self.look().starts, epoch)\n",
         "        cut = None\n",
         [ONLOOKER],
@@ -168,7 +168,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "vanished-segment-is-a-crash",
         "a segment that retention takes during a read lies below the start",
-        "journal/onlooker.py",
+        "journal/log/readonly.py",
         "                if not self._distrust(gone) and not self._moved(gone):\n",
         "                if not self._distrust(gone):\n",
         [ONLOOKER],
@@ -176,7 +176,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "cut-file-taken-for-whole",
         "a segment file that is cut is told, and walked only once",
-        "journal/segment.py",
+        "journal/log/segment.py",
         "                raise Incomplete(position, SHORTER)\n",
         "                return\n",
         ["tests/journal/test_foreign.py"],
@@ -184,7 +184,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "index-of-another-time-believed",
         "an index entry counts only where a block ends before the place that it names",
-        "journal/run_index.py",
+        "journal/log/index.py",
         "        if not place.position:\n            return place\n",
         "        return place\n",
         [RUNS],
@@ -192,7 +192,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "entry-taken-unchecked",
         "an index entry that fails its checksum is not taken",
-        "journal/run_index.py",
+        "journal/log/index.py",
         "        if crc32(data[:_COVERED], self._seed) != crc or log_id != self._log_id:\n",
         "        if log_id != self._log_id:\n",
         [RUNS],
@@ -200,7 +200,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "whole-index-read-for-one-place",
         "one place costs the logarithm of an index",
-        "journal/run_index.py",
+        "journal/log/index.py",
         "        count = self._search(self._count, lambda number: self.entry(number).position <= position)\n",
         "        count = sum(self.entry(number).position <= position for number in range(self._count))\n",
         [RUNS],
@@ -208,7 +208,7 @@ SPARK_LOGS: Final = (
     Mutant(
         "files-of-a-log-left-open",
         "few files of a log are open at once",
-        "journal/foreign.py",
+        "journal/log/readonly.py",
         "            while len(self._pool) >= OPEN_MAX:\n",
         "            while len(self._pool) >= OPEN_MAX * 1000:\n",
         [ONLOOKER, "tests/journal/test_foreign.py"],

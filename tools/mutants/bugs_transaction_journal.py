@@ -26,7 +26,7 @@ _WRITING: Final = (
     Mutant(
         "entry-without-the-journal-s-seed",
         "a message that imitates an entry does not pass for one",
-        "journal/entry.py",
+        "journal/wal/entry.py",
         "crc32(data, crc32(rest, crc32(word, seed)))",
         "crc32(data, crc32(rest, crc32(word)))",
         [ENTRY],
@@ -34,7 +34,7 @@ _WRITING: Final = (
     Mutant(
         "more-forced-than-written-believed",
         "an entry that says what cannot be is none",
-        "journal/entry.py",
+        "journal/wal/entry.py",
         "            or forced > found\n",
         "",
         [ENTRY],
@@ -42,7 +42,7 @@ _WRITING: Final = (
     Mutant(
         "walk-believes-a-length",
         "no length is believed before it is compared with what is there",
-        "journal/journal_file.py",
+        "journal/wal/file.py",
         "if place + max(HEADER_SIZE, claimed_size(header)) > self.end:",
         "if place + HEADER_SIZE > self.end:",
         [FILE],
@@ -50,7 +50,7 @@ _WRITING: Final = (
     Mutant(
         "read-believes-a-length",
         "no length is believed before it is compared with what is there",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "if place + claimed > file.end:",
         "if False:",
         [STORE],
@@ -58,7 +58,7 @@ _WRITING: Final = (
     Mutant(
         "journal-head-not-forced",
         "a new file is whole before its name is",
-        "journal/journal_file.py",
+        "journal/wal/file.py",
         "        file.force()\n        return cls(file, head.number, head.first, size)",
         "        return cls(file, head.number, head.first, size)",
         [FILE, CRASHES],
@@ -66,7 +66,7 @@ _WRITING: Final = (
     Mutant(
         "journal-file-with-entries-made-again",
         "a file that has begun is never made again",
-        "journal/journal_file.py",
+        "journal/wal/file.py",
         "if disk.size(path) > HEAD_SIZE:",
         "if False:",
         [FILE],
@@ -74,7 +74,7 @@ _WRITING: Final = (
     Mutant(
         "refused-entries-cut-off-without-a-force",
         "an append that was refused never comes back by a power cut",
-        "journal/journal_keeper.py",
+        "journal/wal/store.py",
         "                if active.cut():\n                    self.gate.force(active)\n"
         "                    files.forced_to(files.end)\n",
         "                active.cut()\n",
@@ -83,7 +83,7 @@ _WRITING: Final = (
     Mutant(
         "journal-rolls-without-a-force",
         "only the last file of the journal can be torn",
-        "journal/journal_keeper.py",
+        "journal/wal/store.py",
         "            self.gate.force(old, self._seal)\n",
         "            files.seal()\n",
         [KEEPER, CRASHES],
@@ -91,7 +91,7 @@ _WRITING: Final = (
     Mutant(
         "journal-rolls-without-a-force-of-the-folder",
         "a file that entries are written to does not lose its name",
-        "journal/journal_keeper.py",
+        "journal/wal/store.py",
         "            self._disk.force_folder(self._folder)\n        except OSError as error:\n"
         '            raise self.fail(f"a new file',
         '        except OSError as error:\n            raise self.fail(f"a new file',
@@ -100,7 +100,7 @@ _WRITING: Final = (
     Mutant(
         "journal-force-covers-what-came-later",
         "nobody is answered by a force that began before his entry",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "        files.forced_to(plan.end)\n",
         "        files.forced_to(files.end)\n",
         [STORE],
@@ -108,7 +108,7 @@ _WRITING: Final = (
     Mutant(
         "journal-forces-again-after-a-failure",
         "a force that failed is never tried again",
-        "journal/gate.py",
+        "journal/fsync.py",
         "                self._error = error\n                raise\n",
         "                raise\n",
         [KEEPER, GATE],
@@ -116,7 +116,7 @@ _WRITING: Final = (
     Mutant(
         "journal-forgets-an-error-of-the-kernel-s-force",
         "a force that failed is never tried again",
-        "journal/gate.py",
+        "journal/fsync.py",
         "            self._error = self._error or error\n",
         "            self._flight = None\n",
         [KEEPER, GATE],
@@ -124,7 +124,7 @@ _WRITING: Final = (
     Mutant(
         "failed-force-moves-the-journal-s-mark",
         "what a failed force should have forced stays unforced",
-        "journal/journal_store.py",
+        "journal/wal/store.py",
         "        if files.stopped is not None or self.closed:\n            return None\n        files.forced_to",
         "        files.forced_to",
         [KEEPER],
@@ -132,7 +132,7 @@ _WRITING: Final = (
     Mutant(
         "journal-closes-unforced-files",
         "a file with bytes that are not known to be forced is never closed",
-        "journal/journal_keeper.py",
+        "journal/wal/store.py",
         "        files.drop(self.gate.keep_unforced(files.files, files.forced))",
         "        files.drop(())",
         [KEEPER],
@@ -140,7 +140,7 @@ _WRITING: Final = (
     Mutant(
         "journal-file-read-before-the-end-that-is-forced",
         "what is appended beside a checkpoint's force is not taken for forced",
-        "journal/journal_keeper.py",
+        "journal/wal/store.py",
         "        end, active = files.end, files.active\n",
         "        active, end = files.active, files.end\n",
         [KEEPER],
@@ -151,7 +151,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "checkpoint-ahead-of-the-journal",
         "a snapshot never describes more than is forced",
-        "journal/journal_keeper.py",
+        "journal/wal/store.py",
         "        if self._files.forced < place:\n            self.force_end()\n",
         "",
         [OPENING, CRASHES],
@@ -159,7 +159,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "checkpoint-not-forced",
         "files go only after the checkpoint that replaces them is on the disk",
-        "journal/journal_keeper.py",
+        "journal/wal/store.py",
         "            self._checkpoint_file.settle(new)\n",
         "            self._checkpoint_file.note(new)\n",
         [KEEPER, CRASHES],
@@ -167,7 +167,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "checkpoint-in-one-slot",
         "one slot of the checkpoint is enough",
-        "journal/journal_checkpoint.py",
+        "journal/wal/checkpoint.py",
         "        self._slots.write(payload, force=True)\n        self._slots.write(payload, force=True)\n",
         "        self._slots.write(payload, force=True)\n",
         [CHECKPOINT],
@@ -175,7 +175,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "journal-snapshot-not-forced",
         "a snapshot that counts is on the disk",
-        "journal/journal_snapshot.py",
+        "journal/wal/checkpoint.py",
         "        file.force()\n        file.close()\n        self._disk.rename",
         "        file.close()\n        self._disk.rename",
         [SNAPSHOT, CRASHES],
@@ -183,7 +183,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "journal-snapshot-s-name-not-forced",
         "a snapshot that counts is on the disk",
-        "journal/journal_snapshot.py",
+        "journal/wal/checkpoint.py",
         "        self._disk.rename(new, path)\n        self._disk.force_folder(self._folder)\n",
         "        self._disk.rename(new, path)\n",
         [SNAPSHOT, CRASHES],
@@ -191,7 +191,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "journal-snapshot-not-checked",
         "every flipped bit of a snapshot is found",
-        "journal/journal_snapshot.py",
+        "journal/wal/checkpoint.py",
         "        if found != crc:\n",
         "        if False:\n",
         [SNAPSHOT],
@@ -199,7 +199,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "fallback-s-files-removed",
         "a snapshot that rots leaves one that has all it needs",
-        "journal/journal_keeper.py",
+        "journal/wal/store.py",
         "        kept = Kept.of(*self._lists)\n",
         "        kept = Kept.of(self._lists[0])\n",
         [KEEPER, CRASHES],
@@ -207,7 +207,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "held-journal-files-removed",
         "a file goes only when nobody holds anything in it",
-        "journal/journal_files.py",
+        "journal/wal/file.py",
         "file.sealed and not file.holds and not kept(file.number)",
         "file.sealed and not kept(file.number)",
         [FILES, KEEPER],
@@ -215,7 +215,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "journal-file-closed-under-a-reader",
         "reads go on beside the removal of files",
-        "journal/pins.py",
+        "journal/disk.py",
         "            if self._count:\n                return\n",
         "",
         [PINS, FILES, STORE],
@@ -223,7 +223,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "file-left-open-by-a-pin-taken-back-meanwhile",
         "a file that left the set is closed, whatever else happens in that moment",
-        "journal/pins.py",
+        "journal/disk.py",
         "        gone = list(files)",
         "        gone = files",
         [PINS],
@@ -234,7 +234,7 @@ _STARTS: Final = (
     Mutant(
         "journal-s-tail-not-forced-again",
         "what a start accepts behind the forced mark is on the disk before it is served",
-        "journal/journal_tail.py",
+        "journal/wal/recovery.py",
         "    _force_again(disk, folder, file, tail.forced, report)\n",
         "",
         [TAIL, CRASHES],
@@ -242,7 +242,7 @@ _STARTS: Final = (
     Mutant(
         "journal-s-cut-not-forced",
         "what a start cuts off does not come back behind what is written in its place",
-        "journal/journal_tail.py",
+        "journal/wal/recovery.py",
         "        file.size = tail.end - file.first\n        file.file.force()\n",
         "        file.size = tail.end - file.first\n",
         [TAIL],
@@ -250,7 +250,7 @@ _STARTS: Final = (
     Mutant(
         "journal-s-last-name-not-forced-again",
         "what a start accepts is on the disk, its name too",
-        "journal/journal_tail.py",
+        "journal/wal/recovery.py",
         "    file.file.force()\n    disk.force_folder(folder)\n",
         "    file.file.force()\n",
         [TAIL],
@@ -258,7 +258,7 @@ _STARTS: Final = (
     Mutant(
         "later-entries-prove-nothing",
         "what a later entry says was forced is never cut",
-        "journal/journal_opening.py",
+        "journal/wal/recovery.py",
         "            forced = max(forced, found.forced)\n",
         "",
         [RECOVERY, HAZARDS],
@@ -266,7 +266,7 @@ _STARTS: Final = (
     Mutant(
         "forced-mark-of-the-journal-ignored",
         "rot of the last entry is not taken for a torn tail",
-        "journal/journal_opening.py",
+        "journal/wal/recovery.py",
         "        forced = max(found.forced, found.place, files[-1].first)\n",
         "        forced = max(found.place, files[-1].first)\n",
         [RECOVERY, KEEPER],
@@ -274,7 +274,7 @@ _STARTS: Final = (
     Mutant(
         "lost-end-of-the-journal-accepted",
         "forced entries that are missing end the start",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         "t.place == t.end >= t.forced or",
         "t.place == t.end or",
         [RECOVERY],
@@ -282,7 +282,7 @@ _STARTS: Final = (
     Mutant(
         "damaged-last-file-dropped",
         "a last file that has entries is never thrown away",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         "return bool(last.fault) and last.size <= HEAD_SIZE and not listed",
         "return bool(last.fault) and not listed",
         [RECOVERY],
@@ -290,7 +290,7 @@ _STARTS: Final = (
     Mutant(
         "journal-begun-anew-without-its-files",
         "numbering never goes back",
-        "journal/journal_recovery.py",
+        "journal/wal/recovery_rules.py",
         "lambda f: not f.files and not f.file_number, Files.CREATE",
         "lambda f: not f.files, Files.CREATE",
         [RECOVERY, HAZARDS],
@@ -298,7 +298,7 @@ _STARTS: Final = (
     Mutant(
         "holds-forgotten-by-a-start",
         "what was held is held again",
-        "journal/journal_opening.py",
+        "journal/wal/recovery.py",
         "        self._hold()\n        self._clean_up",
         "        self._clean_up",
         [OPENING],
@@ -306,7 +306,7 @@ _STARTS: Final = (
     Mutant(
         "month-old-journal-read-again",
         "a start replays from the newest snapshot",
-        "journal/journal_opening.py",
+        "journal/wal/recovery.py",
         "max(found.place, file.first + HEAD_SIZE)",
         "file.first + HEAD_SIZE",
         [RECOVERY, OPENING],
@@ -314,7 +314,7 @@ _STARTS: Final = (
     Mutant(
         "repair-keeps-what-was-never-forced",
         "a torn tail is left to the next start",
-        "journal/journal_repair.py",
+        "journal/fsck/wal_repair.py",
         "if isinstance(gap, Gap) and gap.first < forced:",
         "if isinstance(gap, Gap):",
         [REPAIR],
@@ -322,8 +322,8 @@ _STARTS: Final = (
     Mutant(
         "repair-without-the-original",
         "what a repair replaces is kept",
-        "journal/journal_repair.py",
-        "        if file is not None and not self.disk.exists(path + names.DAMAGED_SUFFIX):\n",
+        "journal/fsck/wal_repair.py",
+        "        if file is not None and not self.disk.exists(path + filenames.DAMAGED_SUFFIX):\n",
         "        if False:\n",
         [REPAIR],
     ),

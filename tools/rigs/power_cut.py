@@ -24,9 +24,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from journal.block import blocks_of
-from journal.header import records_of
-from journal.log import Log
+from journal.log.log import Log
+from journal.record.block import blocks_of
+from journal.record.format import records_of
 from tools.rigs import writers
 from tools.rigs.loop_image import LoopImage, Unavailable, require_loop_devices
 from tools.rigs.writers import SYNCED, Word, Writer, words

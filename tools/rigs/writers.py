@@ -15,10 +15,11 @@ from typing import Any, Final, NamedTuple
 
 from journal.clock import SystemClock
 from journal.disk import RealDisk
-from journal.force import Forcer
-from journal.header import make_id, make_log_id, make_record
-from journal.log import Log, LogOptions
-from journal.shapes import Batch
+from journal.fsync import Forcer
+from journal.log.log import Log
+from journal.log.segments import LogOptions
+from journal.record.batch import Batch
+from journal.record.format import make_id, make_log_id, make_record
 
 SYNCED: Final = 0
 WRITTEN: Final = 1

@@ -2,8 +2,7 @@
 
 import pytest
 
-from journal.buffers.arena import Arena, Place
-from journal.buffers.sizes import CHUNK_BYTES, PAGE_BYTES, rounded
+from journal.buffers.arena import CHUNK_BYTES, PAGE_BYTES, Arena, Place, rounded
 from tests.scale import scaled, seeded
 
 

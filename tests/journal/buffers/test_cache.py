@@ -1,8 +1,7 @@
 """What a thread keeps: bounded, of its own arena, and not longer than it is needed."""
 
-from journal.buffers.arena import Arena
-from journal.buffers.cache import BYTES_MAX, LOOK_EVERY, RUN_BYTES_MAX, RUN_COUNT_MAX, Cache
-from journal.buffers.sizes import PAGE_BYTES
+from journal.buffers.arena import PAGE_BYTES, Arena
+from journal.buffers.pool import BYTES_MAX, LOOK_EVERY, RUN_BYTES_MAX, RUN_COUNT_MAX, Cache
 
 
 def test_a_kept_place_is_given_again_and_only_for_its_size() -> None:

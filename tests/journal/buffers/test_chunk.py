@@ -2,8 +2,7 @@
 
 import pytest
 
-from journal.buffers.chunk import Chunk, page_node, place_of
-from journal.buffers.sizes import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH
+from journal.buffers.arena import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH, Chunk, page_node, place_of
 from tests.scale import scaled, seeded
 
 PAGES = 1 << TREE_DEPTH

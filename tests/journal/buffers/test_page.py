@@ -2,9 +2,7 @@
 
 import pytest
 
-from journal.buffers.chunk import Chunk
-from journal.buffers.page import Slab
-from journal.buffers.sizes import PAGE_BYTES
+from journal.buffers.arena import PAGE_BYTES, Chunk, Slab
 from tests.scale import scaled, seeded
 
 

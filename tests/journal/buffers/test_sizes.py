@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.buffers.sizes import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH, rounded, run_depth
+from journal.buffers.arena import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH, rounded, run_depth
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Chunks move between the lists of their usage, and the empty ones go."""
 
-from journal.buffers.sizes import TREE_DEPTH
-from journal.buffers.usage import RANGES_PERCENT, ChunkLists
+from journal.buffers.arena import RANGES_PERCENT, TREE_DEPTH, ChunkLists
 from tests.scale import scaled, seeded
 
 

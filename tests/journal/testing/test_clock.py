@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from journal.clock import Clock
-from journal.testing.clock import SimulatedClock
+from journal.clock import Clock, SimulatedClock
 
 
 def test_it_stands_still_until_it_is_moved() -> None:

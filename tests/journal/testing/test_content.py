@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.testing.content import SECTOR_BYTES, Content
+from journal.testing.memory_disk import SECTOR_BYTES, Content
 
 STEP = st.one_of(
     st.tuples(st.just("write"), st.integers(0, 3000), st.binary(min_size=1, max_size=1500)),

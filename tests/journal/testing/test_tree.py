@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from journal.testing.content import Content
-from journal.testing.tree import Folder, Tree, parts, walk
+from journal.testing.memory_disk import Content, Folder, Tree, parts, walk
 
 
 @pytest.fixture

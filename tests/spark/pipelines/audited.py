@@ -5,9 +5,9 @@ from pathlib import Path
 
 from journal import LogOptions
 from journal.disk import RealDisk
-from journal.header import make_log_id, make_record
-from journal.shapes import Batch, Source
-from journal.standalone import open_log
+from journal.log.readonly import open_log
+from journal.record.batch import Batch, Source
+from journal.record.format import make_log_id, make_record
 from tfmq.broker.register import TopicRow
 from tfmq.spark.pipelines.audit import chained, log_ids, missing
 from tfmq.spark.pipelines.audit_catalog import topics_of

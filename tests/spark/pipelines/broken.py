@@ -4,14 +4,14 @@ from pathlib import Path
 from zlib import crc32
 
 from journal import LogOptions
-from journal.block import Block
-from journal.control import CONTROL_SIZE, SOURCE_TRANSACTION, encode_control
 from journal.disk import RealDisk
-from journal.header import make_filler
-from journal.segment import Segment
-from journal.shapes import Batch, Source
-from journal.standalone import open_log
-from journal.survey import find_log_id
+from journal.fsck.log_verify import find_log_id
+from journal.log.readonly import open_log
+from journal.log.segment import Segment
+from journal.record.batch import Batch, Source
+from journal.record.block import Block
+from journal.record.block_trailer import CONTROL_SIZE, SOURCE_TRANSACTION, encode_control
+from journal.record.format import make_filler
 from tests.spark.pipelines.audited import segments
 
 Where = tuple[int, int]

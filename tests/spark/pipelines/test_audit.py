@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tfmq
-from journal.shapes import Source
+from journal.record.batch import Source
 from tests.scale import SCALE, scaled
 from tests.spark.pipelines import broken
 from tests.spark.pipelines.audited import audit_here, batch, segments, told

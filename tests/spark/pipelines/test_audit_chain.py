@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from journal import LogOptions
 from journal.disk import RealDisk
-from journal.header import make_log_id
-from journal.standalone import open_log
+from journal.log.readonly import open_log
+from journal.record.format import make_log_id
 from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, compared, segments, told, write_log
 from tfmq.spark.pipelines.audit_findings import CUT, MISSING, ORDER, OVERLAP, UNREADABLE
 from tfmq.spark.pipelines.audit_piece import check

@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 import tfmq
-from journal.control import SOURCE_TRANSACTION
+from journal.record.block_trailer import SOURCE_TRANSACTION
 from tests.scale import scaled, seeded
 from tests.spark.pipelines.audited import audit_here, segments
 from tests.spark.pipelines.broken import blocks_of

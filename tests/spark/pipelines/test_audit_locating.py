@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from journal.control import CONTROL_SIZE
+from journal.record.block_trailer import CONTROL_SIZE
 from tests.spark.pipelines.audited import audit_here, batch, told, write_log
 from tfmq.spark.pipelines.audit_findings import REPEATED
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.control import CONTROL_SIZE
-from journal.shapes import Source
+from journal.record.batch import Source
+from journal.record.block_trailer import CONTROL_SIZE
 from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
 from tfmq.spark.pipelines.audit_findings import BLOCK, ORDER, UNREADABLE
 

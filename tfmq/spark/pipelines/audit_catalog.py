@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Final
 
-from journal import names
-from journal.block import Block
+from journal import filenames
 from journal.disk import Disk
 from journal.errors import JournalError
-from journal.header import make_log_id
-from journal.segment import Segment
-from journal.state import Snapshots
+from journal.log.checkpoint import Snapshots
+from journal.log.segment import Segment
+from journal.record.block import Block
+from journal.record.format import make_log_id
 from tfmq.broker.register import OPEN, Register, TopicRow
 from tfmq.spark.pipelines.audit_findings import FOLDER, Finding
 from tfmq.spark.pipelines.audit_plan import CATALOG_FOLDER, AuditedLog
@@ -24,12 +24,12 @@ CATALOG_SUFFIX: Final = ".catalog"
 def topics_of(disk: Disk, data: str) -> list[TopicRow]:
     """The topics that are all there, by the newest snapshot of the catalog and what follows it; [] where it is damaged
     or missing, which the audit of its own log tells. Ask before the folders are listed: later topics are not meant."""
-    folder = names.join(data, CATALOG_FOLDER)
+    folder = filenames.join(data, CATALOG_FOLDER)
     register = Register()
     try:
         if not disk.exists(folder):
             return []
-        snapshot, _ = Snapshots(disk, folder, CATALOG_LOG_ID).newest(names.OFFSET_MAX)
+        snapshot, _ = Snapshots(disk, folder, CATALOG_LOG_ID).newest(filenames.OFFSET_MAX)
         if snapshot is not None:
             register.load(snapshot.state)
         for block in _blocks(disk, folder, 0 if snapshot is None else snapshot.offset):
@@ -40,7 +40,7 @@ def topics_of(disk: Disk, data: str) -> list[TopicRow]:
 
 
 def _blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
-    found = (names.parse_segment_name(child, CATALOG_SUFFIX) for child in disk.list(folder))
+    found = (filenames.parse_segment_name(child, CATALOG_SUFFIX) for child in disk.list(folder))
     for base in sorted(base for base in found if base is not None):
         with closing(
             Segment.open(disk, folder, base, CATALOG_LOG_ID, writable=False, suffix=CATALOG_SUFFIX)
@@ -56,7 +56,7 @@ def missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -
     for topic in topics:
         for partition in range(topic.partitions):
             log = there.get((topic.name, partition))
-            folder = names.partition_folder(topic.name, partition)
+            folder = filenames.partition_folder(topic.name, partition)
             wanted = make_log_id(topic.incarnation, partition)
             if log is None:
                 text = f"the folder {folder} is missing; the catalog has the topic with {topic.partitions} partitions"

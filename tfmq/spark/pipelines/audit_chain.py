@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk
 from tfmq.spark.pipelines.audit_findings import BLOCK, CUT, MARK, MISSING, ORDER, OVERLAP, UNREADABLE, Finding
 from tfmq.spark.pipelines.audit_piece import PieceFound, Place, Stretch
@@ -195,7 +195,7 @@ class _Chain:
         marks = self.log.marks
         begins = self.segments[0].base if self.segments else 0
         if marks is None and not self.log.mark_damaged and any(each.size for each in self.segments):
-            text = f"{names.mark_name()} is missing or empty, so nobody knows how far the log went"
+            text = f"{filenames.mark_name()} is missing or empty, so nobody knows how far the log went"
             if begins:
                 text += f", and whether it ever began before {begins}"
             self.find(MARK, None, 0, begins, text)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from journal.header import SEQUENCE_BITS
+from journal.record.format import SEQUENCE_BITS
 
 RUN, WANTED, FORBIDDEN, APPEND, DECISION = range(5)
 

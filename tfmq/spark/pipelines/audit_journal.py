@@ -10,15 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk
-from journal.entry import AppendMsg, Entry, Operation
 from journal.errors import Corrupt, NewerFormat
-from journal.header import BadRecord, make_id
-from journal.journal_audit import is_journal
-from journal.journal_file import HEAD_SIZE, JournalFile
-from journal.journal_recovery import Files, decide_files
-from journal.journal_survey import JournalSurvey
+from journal.fsck.wal_verify import JournalSurvey, is_journal
+from journal.record.format import BadRecord, make_id
+from journal.wal.entry import AppendMsg, Entry, Operation
+from journal.wal.file import HEAD_SIZE, JournalFile
+from journal.wal.recovery_rules import Files, decide_files
 from tfmq.spark.pipelines.audit_facts import DECISION, FORBIDDEN, WANTED, Facts, facts_of, joined
 from tfmq.spark.pipelines.audit_findings import JOURNAL, Finding
 from tfmq.transaction.operations import (
@@ -87,7 +86,7 @@ class JournalFound(NamedTuple):
 def plan_journal(disk: Disk, data: str) -> JournalPlan:
     """The files of the journal in a data folder. Read it after the partitions: then whatever they have was decided
     before. Raises OSError."""
-    folder = names.join(data, names.TRANSACTIONS_FOLDER)
+    folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
     if not is_journal(disk, folder):
         return JournalPlan(data, 0, [], [])
     for tried in range(TRIES):
@@ -133,14 +132,14 @@ def _plan(disk: Disk, data: str, folder: str) -> JournalPlan:
 
 
 def _finding(data: str, file: str, first: int, next: int, text: str) -> Finding:
-    return Finding(JOURNAL, data, names.TRANSACTIONS_FOLDER, -1, file, first, next, text)
+    return Finding(JOURNAL, data, filenames.TRANSACTIONS_FOLDER, -1, file, first, next, text)
 
 
 def read_file(disk: Disk, plan: JournalFilePlan) -> JournalFound:
     """All entries of one file; one that is gone meanwhile has none."""
     found = JournalFound([], [], [], [], [], [])
-    name = names.journal_name(plan.number)
-    path = names.join(names.join(plan.data, names.TRANSACTIONS_FOLDER), name)
+    name = filenames.journal_name(plan.number)
+    path = filenames.join(filenames.join(plan.data, filenames.TRANSACTIONS_FOLDER), name)
     try:
         file = JournalFile(disk.open_read(path), plan.number, plan.first, plan.end - plan.first)
     except FileNotFoundError:

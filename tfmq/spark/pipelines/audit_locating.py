@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Final
 
-from journal import names
+from journal import filenames
 from journal.disk import Disk, File
-from journal.header import FLAG_CONTROL, FLAG_FILLER, HEADER, HEADER_SIZE
+from journal.record.format import FLAG_CONTROL, FLAG_FILLER, HEADER, HEADER_SIZE
 from tfmq.spark.pipelines.audit_judging import Repeat
 from tfmq.spark.pipelines.audit_plan import AuditedLog
 
@@ -32,7 +32,7 @@ def _between(
         return offset, next
     first = last = -1
     try:
-        with closing(disk.open_read(names.join(log.path, log.file(segment.base)))) as file:
+        with closing(disk.open_read(filenames.join(log.path, log.file(segment.base)))) as file:
             for position, size, id, flag in _headers(file, offset - segment.base, next - segment.base):
                 if first_id <= id < end_id and not flag & (FLAG_CONTROL | FLAG_FILLER):
                     first = position if first < 0 else first

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from journal import names
-from journal.block import Block, runs
-from journal.control import SOURCE_SUCCESSION, SOURCE_TRANSACTION, BadControl, Control
+from journal import filenames
 from journal.disk import Disk
-from journal.header import HEADER_SIZE, BadRecord, body_holds, records_of
-from journal.segment import Segment
+from journal.log.segment import Segment
+from journal.record.block import Block, runs
+from journal.record.block_trailer import SOURCE_SUCCESSION, SOURCE_TRANSACTION, BadControl, Control
+from journal.record.format import HEADER_SIZE, BadRecord, body_holds, records_of
 from tfmq.spark.pipelines.audit_facts import Collector, Facts
 from tfmq.spark.pipelines.audit_findings import ORDER, UNREADABLE, Finding
 from tfmq.spark.pipelines.audit_plan import AuditedLog, Piece
@@ -68,7 +68,7 @@ def check(disk: Disk, log: AuditedLog, piece: Piece, folder: int) -> PieceFound:
             UNREADABLE,
             walk.offset,
             piece.base + piece.end,
-            f"{names.segment_name(piece.base)}: {error.strerror or error}",
+            f"{filenames.segment_name(piece.base)}: {error.strerror or error}",
         )
     return walk.found()
 

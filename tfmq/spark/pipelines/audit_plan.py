@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from journal import names
-from journal.checkpoint import Slots
-from journal.control import CONTROL_SIZE, decode_control
+from journal import filenames
 from journal.disk import Disk
+from journal.dual_slot_file import Slots
 from journal.errors import Corrupt, NewerFormat
-from journal.header import BadRecord
-from journal.index import Index
-from journal.mark import HEAD, Marks, decode_marks
-from journal.survey import find_log_id
+from journal.fsck.log_verify import find_log_id
+from journal.log.checkpoint import HEAD, Marks, decode_marks
+from journal.log.index import Index
+from journal.record.block_trailer import CONTROL_SIZE, decode_control
+from journal.record.format import BadRecord
 from tfmq.errors import BadRequest
 from tfmq.spark.pipelines.audit_findings import MARK, UNREADABLE, Finding
 
@@ -66,7 +66,7 @@ class AuditedLog(NamedTuple):
     @property
     def path(self) -> str:
         """Of its folder."""
-        return names.join(self.data, self.folder)
+        return filenames.join(self.data, self.folder)
 
     @property
     def forced(self) -> int:
@@ -75,7 +75,7 @@ class AuditedLog(NamedTuple):
 
     def file(self, base: int) -> str:
         """The name of a segment."""
-        return names.segment_name(base, self.suffix)
+        return filenames.segment_name(base, self.suffix)
 
     def finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> Finding:
         """Something that is wrong with it, in the segment that begins at `base`."""
@@ -142,7 +142,7 @@ def _add(disk: Disk, data: str, child: str, suffix: str, made: Plan, piece_bytes
             pieces = _pieces(disk, log, piece_bytes)
         except FileNotFoundError:
             del made.findings[findings:]
-            if not disk.exists(names.join(data, child)):
+            if not disk.exists(filenames.join(data, child)):
                 return
             if tried == TRIES - 1:
                 raise
@@ -153,23 +153,23 @@ def _add(disk: Disk, data: str, child: str, suffix: str, made: Plan, piece_bytes
 
 
 def _log_folders(disk: Disk, data: str) -> list[tuple[str, str]]:
-    children = [child for child in disk.list(data) if names.parse_partition_folder(child) is not None]
-    children = [child for child in sorted(children) if disk.is_folder(names.join(data, child))]
-    own = [each for each in OWN_LOGS if disk.exists(names.join(data, each[0]))]
-    return [*own, *((child, names.SEGMENT_SUFFIX) for child in children)]
+    children = [child for child in disk.list(data) if filenames.parse_partition_folder(child) is not None]
+    children = [child for child in sorted(children) if disk.is_folder(filenames.join(data, child))]
+    own = [each for each in OWN_LOGS if disk.exists(filenames.join(data, each[0]))]
+    return [*own, *((child, filenames.SEGMENT_SUFFIX) for child in children)]
 
 
 def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> AuditedLog:
     """One folder. Its marks first, since a broker may be writing: what they say is in the segments that come then."""
-    path = names.join(data, folder)
-    parsed = names.parse_partition_folder(folder) or (folder, -1)
+    path = filenames.join(data, folder)
+    parsed = filenames.parse_partition_folder(folder) or (folder, -1)
     log = AuditedLog(len(made.logs), data, folder, *parsed, suffix, None, None, ())
     try:
         log_id, marks = _marks(disk, path)
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
         log = log._replace(mark_damaged=True)
-        made.findings.append(log.finding(MARK, None, 0, 0, f"{names.mark_name()}: {error}"))
+        made.findings.append(log.finding(MARK, None, 0, 0, f"{filenames.mark_name()}: {error}"))
     bases = _bases(disk, path, suffix)
     if marks is None and bases and not log.mark_damaged:
         with suppress(Corrupt, NewerFormat):  # the topic was made between the two looks
@@ -178,7 +178,7 @@ def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> Audited
         marks = marks._replace(first=first_now(disk, log, marks.first))
     for base in bases:
         if log_id is None:
-            log_id = find_log_id(disk, names.join(path, log.file(base)))
+            log_id = find_log_id(disk, filenames.join(path, log.file(base)))
     segments = []
     for base in bases:
         try:
@@ -193,7 +193,7 @@ def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> Audited
 
 
 def _bases(disk: Disk, path: str, suffix: str) -> list[int]:
-    found = (names.parse_segment_name(child, suffix) for child in disk.list(path))
+    found = (filenames.parse_segment_name(child, suffix) for child in disk.list(path))
     return sorted(base for base in found if base is not None)
 
 
@@ -208,7 +208,7 @@ def first_now(disk: Disk, log: AuditedLog, first: int) -> int:
 
 def _marks(disk: Disk, path: str) -> tuple[int | None, Marks | None]:
     """(log id, marks) of a folder that need not say whose it is. Raises Corrupt, NewerFormat."""
-    place = names.join(path, names.mark_name())
+    place = filenames.join(path, filenames.mark_name())
     found = Slots(disk, place).read()
     if found is None:
         return None, None
@@ -220,11 +220,11 @@ def _marks(disk: Disk, path: str) -> tuple[int | None, Marks | None]:
 
 
 def _segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: str) -> Segment:
-    size = disk.size(names.join(path, names.segment_name(base, suffix)))
+    size = disk.size(filenames.join(path, filenames.segment_name(base, suffix)))
     if log_id is None:
         return Segment(base, size, None)
     # An index is only asked how much there was: with room for a whole segment, however short the file is now.
-    index = Index.load(disk, names.join(path, names.index_name(base)), base, log_id, 1 << 40)
+    index = Index.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
     return Segment(base, size, index.end if len(index) else None)
 
 
@@ -243,9 +243,9 @@ def _cuts(disk: Disk, log: AuditedLog, segment: Segment, piece_bytes: int) -> li
     """Positions inside a segment where a block ends, about `piece_bytes` apart, each proven by its control record."""
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
-    path = names.join(log.path, names.index_name(segment.base))
+    path = filenames.join(log.path, filenames.index_name(segment.base))
     index = Index.load(disk, path, segment.base, log.log_id, segment.size)
-    file = disk.open_read(names.join(log.path, log.file(segment.base)))
+    file = disk.open_read(filenames.join(log.path, log.file(segment.base)))
     cuts: list[int] = []
     try:
         wanted = piece_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from journal.header import split_id
+from journal.record.format import split_id
 from tfmq.cli.output import counted, size_text
 from tfmq.spark.pipelines.audit_chain import Chain
 from tfmq.spark.pipelines.audit_findings import NO_DECISION, REPEATED, ROLLED_BACK, TORN, UNDECIDED, Finding

@@ -1,0 +1,1 @@
+"""Verify and repair the files of logs and of the transaction journal."""

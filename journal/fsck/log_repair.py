@@ -1,0 +1,896 @@
+"""Mends damaged segments offline, when an operator says so. Offsets and ordinals of everything else stay.
+
+Each damaged stretch is replaced by one of the same size (journal.fsck.log_repair) with a new control record. The
+result is written beside the segment, forced, and takes its name by a rename; the original is kept as
+`<name>.damaged` until `remove_originals`. A power cut at any moment leaves the original or the result under
+the segment's name, whole.
+
+A tail behind the last sound block of the last segment is left to the next start, which knows what to cut,
+except for what `log.mark` says was forced: that is mended too. Nobody else may write in the folder meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from journal import filenames
+from journal.disk import Disk, File, write_all
+from journal.errors import Corrupt, NewerFormat
+from journal.fsck.log_verify import Stretch, find_log_id, survey
+from journal.log.checkpoint import MarkFile, Marks, read_log_id, read_snapshot, read_snapshot_log_id
+from journal.log.index import Index
+from journal.log.segment import SCAN_SIZE, Segment
+from journal.record.block_trailer import (
+    CONTROL_SIZE,
+    CONTROL_VERSION,
+    BadControl,
+    Control,
+    decode_control,
+    encode_control,
+)
+from journal.record.format import (
+    FLAG_CONTROL,
+    FLAG_FILLER,
+    FLAG_REFUSED_MASK,
+    HEADER,
+    HEADER_SIZE,
+    LEASED_ID_FIRST,
+    RECORD_SIZE_MAX,
+    SEQUENCE_BITS,
+    BadRecord,
+    make_filler,
+    records_of,
+    split_body,
+)
+
+SMALLEST: Final = CONTROL_SIZE + HEADER_SIZE
+"""A stretch must be a control record, or this long, to become a block."""
+
+NO_STARTS: Final[Mapping[int, int]] = MappingProxyType({})
+
+STATE_NOTE: Final = (
+    "put aside; a start goes on from the snapshot before it, or reads every record that is there. What only records"
+    " said that retention has removed is not known: sequences of producers, what a transaction has brought already"
+)
+MARK_NOTE: Final = (
+    "written anew from the segments; not known: whether the log was stopped, where its tail was ever cut, and whether"
+    " it was truncated inside its first segment, whose messages are back then"
+)
+UNCERTAIN = "ids and flags of the records kept here are as they were found, not proven"
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """One stretch: offsets `first <= x < next` of `file`, `reason` as found.
+
+    Of its ordinals, from `first_ordinal` on, `kept` are records that are still there and `lost` have become
+    the fillers `fillers`, as (offset, size, count). `source_lost`: the control record was lost, and with it
+    where the append came from, so a transaction or a timer that was just being applied may be applied again.
+    """
+
+    file: str
+    first: int
+    next: int
+    reason: str
+    first_ordinal: int
+    kept: int
+    lost: int
+    fillers: tuple[tuple[int, int, int], ...]
+    source_lost: bool
+    note: str = UNCERTAIN
+
+
+def repair(
+    disk: Disk,
+    folder: str,
+    *,
+    dry_run: bool = False,
+    suffix: str = filenames.SEGMENT_SUFFIX,
+    starts: Mapping[int, int] = NO_STARTS,
+    expected: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Repaired]:
+    """Mends every damaged segment of a partition's folder and says what it did, or with `dry_run` would do.
+
+    `starts`: offsets, ends of appends, at which somebody goes on reading, with their ordinals: no block that is made
+    here reaches over one. Those of the snapshots and of the forced mark are among them anyway. `expected`: the id of
+    the log as the caller knows it, which counts where the files of the folder name two equally often.
+
+    Raises Corrupt where nothing can be made of a segment (no whole control record), NewerFormat, Full,
+    OSError; segments that were mended before stay so.
+    """
+    bases = sorted(
+        base for name in disk.list(folder) if (base := filenames.parse_segment_name(name, suffix)) is not None
+    )
+    paths = [filenames.join(folder, filenames.segment_name(base, suffix)) for base in bases]
+    log_id = _whose(disk, folder, paths, expected)
+    if log_id is None:
+        return []
+    marks, mark_fault = _read_mark(disk, folder, log_id)
+    if marks is None and bases and not mark_fault:
+        mark_fault = "it is missing or empty, and there are segments"
+    done = _mend_states(disk, folder, log_id, dry_run)
+    if not bases:
+        if marks is None or marks.first == marks.forced:
+            return done
+        # No segment is left: the log goes on where the mark knows that it ended, as a start would have it.
+        bases = [marks.forced]
+        if dry_run:
+            return [*done, _begin_later(disk, folder, log_id, marks, bases, suffix, dry_run)]
+        disk.create(filenames.join(folder, filenames.segment_name(marks.forced, suffix))).close()
+        disk.force_folder(folder)
+    if marks is not None and not dry_run and any(marks.first <= start < bases[0] for start in starts):
+        # Somebody goes on reading where no segment is any more: one of fillers takes their place.
+        disk.create(filenames.join(folder, filenames.segment_name(marks.first, suffix))).close()
+        disk.force_folder(folder)
+        bases.insert(0, marks.first)
+    starts = {**_starts(disk, folder, log_id, marks), **starts}
+    edge = _Edge(marks.first_ordinal if marks is not None and bases[0] <= marks.first else None)
+    for number, base in enumerate(bases):
+        limit = bases[number + 1] if number + 1 < len(bases) else None
+        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
+        try:
+            surplus = _cut_surplus(segment, limit)
+            edge.built = Index(filenames.join(folder, filenames.index_name(base)), base, log_id)
+            following = _following(disk, folder, bases[number + 1 :], log_id, marks, suffix)
+            pieces = [
+                (piece, before)
+                for stretch, before in _stretches(segment, following, edge)
+                for piece in _split(stretch, segment.base, starts)
+            ]
+            plans = [_plan(segment, piece, before) for piece, before in pieces]
+            repeated = _repeated(disk, folder, bases[number:], segment, plans, suffix)
+            if repeated:
+                plans = [_plan(segment, piece, before, repeated) for piece, before in pieces]
+            if (plans or surplus) and not dry_run:
+                _replace(disk, segment, folder, plans, progress)
+            done += [repaired for repaired, _ in plans] + surplus
+            if not plans and not surplus:
+                done += _mend_index(disk, segment, edge.built, dry_run)
+        finally:
+            segment.close()
+    if marks is not None and marks.first < bases[0] and not mark_fault:
+        done.append(_begin_later(disk, folder, log_id, marks, bases, suffix, dry_run))
+    if mark_fault:
+        done.append(_mend_mark(disk, folder, log_id, bases, suffix, mark_fault, dry_run))
+    elif marks is not None:
+        done += _mend_slots(disk, folder, log_id, dry_run)
+    return done
+
+
+def _whose(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
+    """The id of the log, as most of its files say: one of them may be another log's. None if none says it.
+
+    Of two that as many files name, `expected` counts, otherwise the one of the segments, unless it differs in one bit:
+    marks and snapshots have a checksum over it, control records have none.
+    """
+    votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
+    checked: Counter[int] = Counter()
+    with suppress(Corrupt):
+        marked = read_log_id(disk, folder)
+        checked.update([] if marked is None else [marked])
+    for name in disk.list(folder):
+        if filenames.parse_state_name(name) is not None:
+            checked.update(filter(None, [read_snapshot_log_id(disk, filenames.join(folder, name))]))
+    votes += checked
+    most = max(votes.values(), default=0)
+    found = [log_id for log_id, count in votes.items() if count == most]
+    if not found:
+        return None
+    if expected in found:
+        return expected
+    first, *others = found
+    return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)
+
+
+def _starts(disk: Disk, folder: str, log_id: int, marks: Marks | None) -> dict[int, int]:
+    """Where a start goes on reading, with the ordinals there."""
+    found = {} if marks is None else {marks.forced: marks.forced_ordinal, marks.first: marks.first_ordinal}
+    for name in disk.list(folder):
+        offset = filenames.parse_state_name(name)
+        if offset is not None:
+            with suppress(Corrupt):
+                snapshot = read_snapshot(disk, folder, offset, log_id)
+                found[snapshot.offset] = snapshot.ordinal
+    return found
+
+
+def _split(stretch: Stretch, base: int, starts: Mapping[int, int]) -> Iterator[Stretch]:
+    """The parts of a stretch between the places where somebody begins; those in which no block has room stay one."""
+    for offset in sorted(starts):
+        position, ordinal = offset - base, starts[offset]
+        rest = stretch.next - position
+        if stretch.first + SMALLEST <= position and (rest >= SMALLEST or rest == CONTROL_SIZE):
+            yield stretch._replace(next=position, next_ordinal=ordinal, control=None)
+            stretch = stretch._replace(first=position, ordinal=ordinal)
+    yield stretch
+
+
+def _cut_surplus(segment: Segment, limit: int | None) -> list[Repaired]:
+    """What lies behind the beginning of the next segment is nobody's; it is left out of the mended file."""
+    if limit is None or segment.end <= limit:
+        return []
+    reason = f"{segment.end - limit} bytes lie behind the beginning of the next segment"
+    segment.size = limit - segment.base
+    return [_of_file(segment.path, reason, "they are no part of the log, and were cut off")]
+
+
+def _begin_later(
+    disk: Disk, folder: str, log_id: int, marks: Marks, bases: list[int], suffix: str, dry_run: bool
+) -> Repaired:
+    """Segments are missing at the beginning: the log begins with the first that is there."""
+    block = None
+    if disk.exists(filenames.join(folder, filenames.segment_name(bases[0], suffix))):
+        segment = Segment.open(disk, folder, bases[0], log_id, writable=False, suffix=suffix)
+        try:
+            block = next(segment.sound_blocks(), None)
+        finally:
+            segment.close()
+    ordinal = block.control.first_ordinal if block is not None else marks.forced_ordinal
+    if not dry_run:
+        forced = max(marks.forced, bases[0])
+        forced_ordinal = marks.forced_ordinal if marks.forced >= bases[0] else ordinal
+        changed = marks._replace(
+            first=bases[0], first_ordinal=ordinal, forced=forced, forced_ordinal=forced_ordinal, clean=False
+        )
+        MarkFile(disk, folder, log_id).settle(changed)
+    reason = f"segments from {marks.first} to {bases[0]} are missing"
+    note = f"the log begins at {bases[0]} now, as after retention"
+    path = filenames.join(folder, filenames.mark_name())
+    lost = max(0, ordinal - marks.first_ordinal)
+    return Repaired(path, marks.first, bases[0], reason, marks.first_ordinal, 0, lost, (), True, note)
+
+
+def _read_mark(disk: Disk, folder: str, log_id: int) -> tuple[Marks | None, str]:
+    """The marks, None without them, and what is wrong with their file. One of another log than the records are of is
+    not believed.
+    """
+    try:
+        return MarkFile(disk, folder, log_id).read(), ""
+    except Corrupt as error:
+        return None, error.reason
+
+
+def _mend_slots(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:
+    """Writes both slots of a mark anew of which one is not whole."""
+    file = MarkFile(disk, folder, log_id)
+    marks, faulty = file.read(), file.faulty()
+    if marks is None or not faulty:
+        return []
+    if not dry_run:
+        file.settle(marks)
+    return [_of_file(file.path, "one of its two slots is not whole", "written anew from the other one")]
+
+
+def _mend_index(disk: Disk, segment: Segment, built: Index, dry_run: bool) -> list[Repaired]:
+    """Writes the index of a sound segment anew where an entry is wrong. A missing one is made by the next start."""
+    path = built.path
+    if not disk.exists(path):
+        return []
+    found = Index.load(disk, path, segment.base, segment.log_id, segment.size)
+    built.close_run()
+    pairs = zip(found.entries(), built.entries(), strict=False)
+    if found.fault is None and all(entry == right for entry, right in pairs):
+        return []
+    if not dry_run:
+        disk.unlink(path)
+        built.write(disk)
+        built.close()
+    reason = found.fault or "its entries disagree with the control records"
+    return [_of_file(path, reason, "written anew from the segment")]
+
+
+def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:
+    """Puts snapshots aside that cannot be read: a start goes on from the one before, or reads every record."""
+    done = []
+    for name in disk.list(folder):
+        offset = filenames.parse_state_name(name)
+        if offset is None:
+            continue
+        path = filenames.join(folder, name)
+        try:
+            read_snapshot(disk, folder, offset, log_id)
+        except Corrupt as error:
+            if not dry_run:
+                disk.rename(path, path + filenames.DAMAGED_SUFFIX)
+                disk.force_folder(folder)
+            done.append(_of_file(path, error.reason, STATE_NOTE))
+    return done
+
+
+def _mend_mark(
+    disk: Disk, folder: str, log_id: int, bases: list[int], suffix: str, reason: str, dry_run: bool
+) -> Repaired:
+    """Writes log.mark anew from what the control records of the mended segments say."""
+    path = filenames.join(folder, filenames.mark_name())
+    if not dry_run:
+        marks = _marks_of_segments(disk, folder, log_id, bases, suffix)
+        if disk.exists(path):
+            disk.rename(path, path + filenames.DAMAGED_SUFFIX)
+        MarkFile(disk, folder, log_id).settle(marks)
+    return _of_file(path, reason, MARK_NOTE)
+
+
+def _marks_of_segments(disk: Disk, folder: str, log_id: int, bases: list[int], suffix: str) -> Marks:
+    """The lowest marks that are true of the segments: what a control record says is on the disk, and no more."""
+    first_ordinal: int | None = None
+    forced, forced_ordinal, append_time, epoch = bases[0], 0, 0, 0
+    ordinals: dict[int, int] = {}
+    for base in bases:
+        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
+        try:
+            for block in segment.sound_blocks():
+                control = block.control
+                if first_ordinal is None:
+                    first_ordinal = forced_ordinal = control.first_ordinal
+                ordinals[block.offset] = control.first_ordinal
+                if forced < control.forced <= block.offset and control.forced in ordinals:
+                    forced, forced_ordinal = control.forced, ordinals[control.forced]
+                append_time, epoch = max(append_time, control.append_time), max(epoch, control.epoch)
+        finally:
+            segment.close()
+    return Marks(bases[0], first_ordinal or 0, forced, forced_ordinal, append_time, epoch)
+
+
+def _of_file(path: str, reason: str, note: str) -> Repaired:
+    return Repaired(path, 0, 0, reason, 0, 0, 0, (), False, note)
+
+
+def remove_originals(disk: Disk, folder: str) -> list[str]:
+    """Removes the files that repairs kept aside; answers the names. Folders that were put aside stay."""
+    found = [name for name in disk.list(folder) if filenames.is_aside(name)]
+    found = [name for name in found if not disk.is_folder(filenames.join(folder, name))]
+    for name in found:
+        disk.unlink(filenames.join(folder, name))
+    if found:
+        disk.force_folder(folder)
+    return found
+
+
+@dataclass(frozen=True)
+class _Following:
+    """What lies behind a segment: the log goes on at `offset`. The next ordinal that is known is `ordinal`;
+    between lie stretches that account for at least `shared` ordinals themselves, None if there are no such
+    stretches."""
+
+    offset: int
+    ordinal: int
+    shared: int | None
+
+
+def _following(
+    disk: Disk, folder: str, bases: list[int], log_id: int, marks: Marks | None, suffix: str
+) -> _Following | None:
+    """From the next segment's first control record, or behind the last one, from the forced mark."""
+    shared: int | None = None
+    for base in bases:
+        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
+        try:
+            for item in survey(segment):
+                first = item.ordinal if isinstance(item, Stretch) else item.control.first_ordinal
+                if first is not None:
+                    return _Following(bases[0], first, shared)
+                if isinstance(item, Stretch):
+                    shared = (shared or 0) + known_count(_bytes_of(segment, item), log_id)[0]
+        finally:
+            segment.close()
+    if marks is None:
+        return None
+    return _Following(bases[0] if bases else marks.forced, marks.forced_ordinal, shared)
+
+
+class _Edge:
+    """How far the segments were walked: the next ordinal, the last sound control record, and the index of the segment
+    as it should be, unless something in it must be mended."""
+
+    def __init__(self, ordinal: int | None) -> None:
+        self.ordinal = ordinal
+        self.control: Control | None = None
+        self.built = Index("", 0, 0)
+
+
+def _stretches(
+    segment: Segment, following: _Following | None, edge: _Edge
+) -> Iterator[tuple[Stretch, Control | None]]:
+    """What must be mended, each with the last sound control record before it.
+
+    A stretch too short to become a block takes in the block behind it.
+    """
+    waiting: Stretch | None = None
+    for item in survey(segment):
+        if isinstance(item, Stretch):
+            if item.version is not None:
+                raise NewerFormat(segment.path, item.version, CONTROL_VERSION)
+            if waiting is not None:
+                waiting = waiting._replace(next=item.next, next_ordinal=item.next_ordinal, control=None)
+            else:
+                waiting = item if item.ordinal is not None else item._replace(ordinal=edge.ordinal)
+        elif waiting is not None and not _fits(waiting):
+            end, ordinal = item.next - segment.base, item.control.next_ordinal
+            waiting = waiting._replace(next=end, next_ordinal=ordinal, control=item.control)
+        else:
+            if waiting is not None:
+                yield waiting, edge.control
+                waiting = None
+            edge.control, edge.ordinal = item.control, item.control.next_ordinal
+            edge.built.add(item.control)
+    waiting = _tail(segment, waiting, following, edge)
+    if waiting is not None:
+        yield waiting, edge.control
+        edge.ordinal = waiting.next_ordinal
+
+
+def _tail(
+    segment: Segment, waiting: Stretch | None, following: _Following | None, edge: _Edge
+) -> Stretch | None:
+    """The stretch at the segment's end, as far as something says that the log went on: None if nothing
+    does."""
+    if waiting is not None and waiting.next_ordinal is not None:
+        return waiting
+    first = waiting.first if waiting is not None else segment.size
+    if following is None or following.offset <= segment.base + first:
+        return None
+    if waiting is None:
+        reason = "the file is shorter than it was"
+        waiting = Stretch(first, first, reason, edge.ordinal, None, None)
+    waiting = waiting._replace(next=following.offset - segment.base, next_ordinal=following.ordinal)
+    if following.shared is None or waiting.ordinal is None:
+        return waiting
+    # Damage on both sides of a segment's start: nothing says which ordinals were on which side, so this one
+    # takes what its own records prove, and if it has room for more, what the other side does not prove.
+    known, more = known_count(_bytes_of(segment, waiting), segment.log_id)
+    total = max(0, following.ordinal - waiting.ordinal)
+    count = min(total, max(known, total - following.shared) if more else known)
+    return waiting._replace(next_ordinal=waiting.ordinal + count)
+
+
+def _fits(stretch: Stretch) -> bool:
+    size = stretch.next - stretch.first
+    return size == CONTROL_SIZE or size >= SMALLEST
+
+
+def _repeated(
+    disk: Disk,
+    folder: str,
+    bases: list[int],
+    segment: Segment,
+    plans: list[tuple[Repaired, Salvaged]],
+    suffix: str,
+) -> set[int]:
+    """Ids of records that would be kept, and that a later block has again: where a control record was lost, and with it
+    the word that a transaction or a timer was applied, a start has applied that once more.
+    """
+    wanted: dict[int, int] = {}
+    for repaired, salvaged in plans:
+        if repaired.source_lost:
+            for piece in salvaged.pieces:
+                id = _id_at(salvaged.data, piece.position)
+                # The broker's own records have one id, as the notes of the arrivals.
+                if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:
+                    wanted[id] = repaired.next
+    found: set[int] = set()
+    for base in bases if wanted else ():
+        later = Segment.open(disk, folder, base, segment.log_id, writable=False, suffix=suffix)
+        try:
+            for block in later.sound_blocks():
+                ids = {record.id for record in records_of(block.data)}
+                found.update(id for id in ids & wanted.keys() if block.offset >= wanted[id])
+        finally:
+            later.close()
+    return found
+
+
+def _id_at(data: bytes, position: int) -> int:
+    return int(HEADER.unpack_from(data, position)[2])
+
+
+def _without(data: bytes, pieces: list[Piece], ids: set[int]) -> bytes:
+    """The stretch with zeros in the place of the records of these ids."""
+    left = bytearray(data)
+    for piece in pieces:
+        if piece.kept and _id_at(data, piece.position) in ids:
+            left[piece.position : piece.position + piece.size] = bytes(piece.size)
+    return bytes(left)
+
+
+def _plan(
+    segment: Segment, stretch: Stretch, before: Control | None, repeated: Collection[int] = ()
+) -> tuple[Repaired, Salvaged]:
+    """What becomes of one stretch; records with `repeated` ids are left out where the control record is lost. Raises
+    Corrupt if it cannot become anything.
+    """
+    first, next = segment.base + stretch.first, segment.base + stretch.next
+    if not _fits(stretch) or stretch.next_ordinal is None:
+        raise Corrupt(segment.path, first, next, f"too little is left to mend it: {stretch.reason}")
+    ordinal = stretch.ordinal
+    if ordinal is None:
+        # The log's first block: nothing before it says its ordinal, and the file's own records are what
+        # counts.
+        ordinal = 0 if segment.base == 0 else stretch.next_ordinal
+    count = max(0, stretch.next_ordinal - ordinal)
+    data = _bytes_of(segment, stretch)
+    data = without_foreign(data, first, segment.log_id, stretch.ordinal, stretch.next_ordinal)
+    closing = _closing(stretch, before, first, ordinal)
+    salvaged = salvage(data, count, segment.log_id, closing)
+    if repeated and stretch.control is None:
+        data = _without(data, salvaged.pieces, set(repeated))
+        salvaged = salvage(data, count, segment.log_id, closing)
+    fillers = tuple((first + p.position, p.size, p.count) for p in salvaged.pieces if not p.kept)
+    lost_source = stretch.control is None
+    repaired = Repaired(
+        segment.path, first, next, stretch.reason, ordinal, salvaged.kept, salvaged.lost, fillers, lost_source
+    )
+    return repaired, salvaged
+
+
+def _bytes_of(segment: Segment, stretch: Stretch) -> bytes:
+    """The stretch's bytes; zeros where the file has lost its end."""
+    size = stretch.next - stretch.first
+    return segment.pread(size, stretch.first).ljust(size, b"\0")
+
+
+def _closing(stretch: Stretch, before: Control | None, offset: int, ordinal: int) -> Control:
+    """What the new control record takes over: from the old one if it is there, else from the one before."""
+    if stretch.control is not None:
+        return stretch.control._replace(offset=offset, first_ordinal=ordinal)
+    if before is None:
+        return Control(0, 0, 0, 0, 0, 0, ordinal, offset)
+    return Control(0, 0, 0, before.append_time, before.epoch, before.forced, ordinal, offset)
+
+
+def _replace(
+    disk: Disk,
+    segment: Segment,
+    folder: str,
+    plans: list[tuple[Repaired, Salvaged]],
+    progress: Callable[[str, int, int], None] | None,
+) -> None:
+    """The original is copied aside, the mended file made and forced, then renamed over the original."""
+    patches = [(repaired.first - segment.base, salvaged.data) for repaired, salvaged in plans]
+    damaged, mended = segment.path + filenames.DAMAGED_SUFFIX, segment.path + filenames.REPAIRED_SUFFIX
+    if not disk.exists(damaged):
+        size, segment.size = segment.size, segment.file.size()
+        _write(disk, damaged + filenames.REPAIRED_SUFFIX, segment, [], None)
+        segment.size = size
+        disk.rename(damaged + filenames.REPAIRED_SUFFIX, damaged)
+    _write(disk, mended, segment, patches, progress)
+    index = filenames.join(folder, filenames.index_name(segment.base))
+    if disk.exists(index):
+        disk.unlink(index)
+    disk.force_folder(folder)
+    disk.rename(mended, segment.path)
+    disk.force_folder(folder)
+
+
+def _write(
+    disk: Disk,
+    path: str,
+    segment: Segment,
+    patches: list[tuple[int, bytes]],
+    progress: Callable[[str, int, int], None] | None,
+) -> None:
+    """A forced copy of the segment with `patches` (position, bytes) in it; they may reach beyond its end."""
+    if disk.exists(path):
+        disk.unlink(path)
+    copy: File = disk.create(path)
+    for position in range(0, segment.size, SCAN_SIZE):
+        write_all(copy, [segment.pread(SCAN_SIZE, position)], position)
+        if progress is not None:
+            progress(segment.path, min(position + SCAN_SIZE, segment.size), segment.size)
+    for position, data in patches:
+        write_all(copy, [data], position)
+    # After a failed force the copy stays open: nothing takes its place, and the error is the caller's.
+    copy.force()
+    copy.close()
+
+
+# What can be saved of a stretch of a segment whose control record no longer vouches for it. Pure.
+#
+# Offsets and ordinals are for ever, so the stretch keeps its size and its count: records whose own checksum
+# holds stay where they are, what lies between becomes fillers, and a new control record closes it in the 100
+# bytes where one stood before. A record's checksum covers its body only: ids and flags in the stretch are as
+# they were found, not proven.
+
+STRETCH_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
+"""A longer stretch is a lost piece of the disk: it becomes fillers alone, each with a control record of its
+own."""
+
+SEARCH_SIZE_MAX: Final = 4 << 20
+"""Bytes that are looked at one by one for the next sound record: a second's work; behind them all is given
+up."""
+
+UNKNOWN: Final = -1
+
+_LENGTH_BITS: Final = 32
+
+
+class Piece(NamedTuple):
+    """`size` bytes at `position` of the stretch: a record that is kept, or a place for a filler. `count`
+    ordinals; UNKNOWN where nothing says how many there were."""
+
+    position: int
+    size: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    kept: bool
+
+
+class Trailer(NamedTuple):
+    """A control record whose own checksum holds, at `position` of the stretch. The checksum covers `control`, not the
+    `log_id` in the header."""
+
+    position: int
+    log_id: int
+    control: Control
+
+
+class Salvaged(NamedTuple):
+    """`data` replaces the stretch, of the same size. `kept` and `lost` count ordinals."""
+
+    data: bytes
+    pieces: list[Piece]
+    kept: int
+    lost: int
+
+
+def salvage(stretch: bytes, count: int, log_id: int, closing: Control) -> Salvaged:
+    """Makes a sound stretch of the same size, which stands for `count` ordinals, out of a damaged one.
+
+    `closing` gives its offset, first ordinal, append time, epoch, forced mark, source and more-follows. The
+    stretch must be a control record's size or longer by at least a header's.
+    """
+    room = len(stretch) - CONTROL_SIZE
+    if room < 0 or 0 < room < HEADER_SIZE:
+        raise ValueError(f"{len(stretch)} bytes cannot be a block")
+    if len(stretch) > STRETCH_SIZE_MAX:
+        return _give_up(len(stretch), count, log_id, closing)
+    pieces = _counted(_widened(list(_pieces(stretch[:room], log_id))), count)
+    if pieces is None:
+        pieces = [Piece(0, room, count, False)] if room else []
+    parts = [
+        stretch[p.position : p.position + p.size] if p.kept else make_filler(log_id, p.size, p.count)
+        for p in pieces
+    ]
+    records = b"".join(parts)
+    control = closing._replace(records=count, size=room, crc=crc32(records))
+    kept = sum(piece.count for piece in pieces if piece.kept)
+    return Salvaged(records + encode_control(log_id, control), pieces, kept, count - kept)
+
+
+def known_count(stretch: bytes, log_id: int) -> tuple[int, bool]:
+    """(the ordinals that a stretch must have at least, whether it may have had more)."""
+    if len(stretch) > STRETCH_SIZE_MAX:
+        return 0, True
+    pieces = _widened(list(_pieces(stretch[: max(0, len(stretch) - CONTROL_SIZE)], log_id)))
+    return sum(p.count for p in pieces if p.count != UNKNOWN), any(p.count == UNKNOWN for p in pieces)
+
+
+def without_foreign(
+    stretch: bytes, offset: int, log_id: int, ordinal: int | None, next_ordinal: int | None
+) -> bytes:
+    """`stretch`, which stands at `offset` of the log `log_id`, with zeros in the place of blocks of another offset or
+    of another log: their records are there, or were, and would be delivered twice. `ordinal` is that of the stretch's
+    first record, `next_ordinal` that of the first after it.
+
+    Only a control record whose checksum holds says that its block is foreign, and only where the chain of lengths has
+    one: bytes of a payload that look like one say nothing. It speaks for the bytes that it covers if their CRC-32
+    holds, otherwise for the records that follow each other without a gap up to it, and for those after it up to the
+    next gap or control record.
+
+    The checksum does not cover the log's id. A control record that names this place and these ordinals, and an id that
+    differs in one bit and that no other here has, is this log's own, with a flipped bit.
+    """
+    room = len(stretch) - CONTROL_SIZE
+    if room < 0 or len(stretch) > STRETCH_SIZE_MAX:
+        return stretch
+    pieces = list(_pieces(stretch[:room], log_id))
+    trailers = _trailers(stretch, pieces)
+    named = Counter(trailer.log_id for trailer in trailers)
+
+    def is_own(trailer: Trailer) -> bool:
+        control = trailer.control
+        if control.offset + control.size != offset + trailer.position:
+            return False
+        if trailer.log_id == log_id:
+            return True
+        return (
+            (trailer.log_id ^ log_id).bit_count() == 1
+            and named[trailer.log_id] == 1
+            and (control.offset != offset or ordinal in (None, control.first_ordinal))
+            and (trailer.position != room or next_ordinal in (None, control.next_ordinal))
+        )
+
+    edges = [(p.position, p.position + p.size) for p in pieces if p.count == UNKNOWN]
+    edges += [(trailer.position, trailer.position + CONTROL_SIZE) for trailer in trailers]
+    # Up to where an own control record says that its block begins, the bytes are not those of a foreign one.
+    begun = {trailer.position: trailer.control.offset - offset for trailer in trailers if is_own(trailer)}
+    left = bytearray(stretch)
+    for trailer in trailers:
+        if is_own(trailer):
+            continue
+        position, end = trailer.position, trailer.position + CONTROL_SIZE
+        first = position - trailer.control.size
+        if first < 0 or crc32(memoryview(stretch)[first:position]) != trailer.control.crc:
+            # A gap that ends with this control record is lost anyway; what lies before it is not this one's.
+            floors = (after if after <= position else before for before, after in edges if before < position)
+            first = max(0, first, *floors)
+        following = min((before for before, _ in edges if before >= end), default=len(stretch))
+        next = end if begun.get(following) == end else following
+        left[first:next] = bytes(next - first)
+    return bytes(left)
+
+
+def _trailers(stretch: bytes, pieces: list[Piece]) -> list[Trailer]:
+    """The control records at places where the chain of lengths has one, or may have had one: between records, at the
+    end of a gap of unknown contents, at the end of the stretch."""
+    ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
+    found = (_trailer_at(stretch, end - CONTROL_SIZE) for end in [*ends, len(stretch)])
+    return [trailer for trailer in found if trailer is not None]
+
+
+def _trailer_at(data: bytes, position: int) -> Trailer | None:
+    if position < 0 or position + CONTROL_SIZE > len(data):
+        return None
+    log_id = HEADER.unpack_from(data, position)[2]
+    try:
+        return Trailer(position, log_id, decode_control(data, position, log_id))
+    except BadControl:
+        return None
+
+
+def _give_up(size: int, count: int, log_id: int, closing: Control) -> Salvaged:
+    """Fillers alone; the first stands for all ordinals."""
+    parts, pieces = [], []
+    position = 0
+    control = closing
+    while position < size:
+        rest = size - position
+        # The last part must not be shorter than the smallest block.
+        part = rest if rest <= STRETCH_SIZE_MAX else STRETCH_SIZE_MAX - CONTROL_SIZE - HEADER_SIZE
+        covered = 0 if position else count
+        filler = make_filler(log_id, part - CONTROL_SIZE, covered)
+        control = control._replace(records=covered, size=len(filler), crc=crc32(filler))
+        parts += [filler, encode_control(log_id, control)]
+        pieces.append(Piece(position, len(filler), covered, False))
+        control = control._replace(offset=control.next, first_ordinal=control.next_ordinal)
+        position += part
+    return Salvaged(b"".join(parts), pieces, 0, count)
+
+
+def _pieces(data: bytes, log_id: int) -> Iterator[Piece]:
+    """Sound records, and the gaps between them."""
+    position, end = 0, len(data)
+    while position < end:
+        size = _size_at(data, position)
+        count = _count_if_sound(data, position, size, log_id)
+        if _is_trailer(data, position, log_id):
+            size = CONTROL_SIZE
+            yield Piece(position, size, 0, False)
+        elif count is not None:
+            yield Piece(position, size, count, True)
+        elif (mended := _size_of_flipped(data, position)) is not None:
+            size = mended
+            yield Piece(position, size, 1, False)
+        elif _plausible(data, position + size, log_id):
+            # What follows is in order, so the length is right and one record is lost.
+            yield Piece(position, size, 1, False)
+        else:
+            size = (
+                next(
+                    (
+                        p
+                        for p in range(position + HEADER_SIZE, min(end, position + SEARCH_SIZE_MAX))
+                        if _begins_chain(data, p, log_id)
+                    ),
+                    end,
+                )
+                - position
+            )
+            yield Piece(position, size, UNKNOWN, False)
+        position += size
+
+
+def _size_of_flipped(data: bytes, position: int) -> int | None:
+    """The size of a record of which one bit of the length is wrong, as its checksum proves; None if it is none: so that
+    nothing in its payload is taken for what follows it."""
+    if position + HEADER_SIZE > len(data):
+        return None
+    length, checksum, id, flag = HEADER.unpack_from(data, position)
+    if not id >> 24 or flag & FLAG_REFUSED_MASK:
+        return None
+    body = memoryview(data)[position + HEADER_SIZE :]
+    for bit in range(_LENGTH_BITS):
+        size = length ^ 1 << bit
+        if size <= len(body) and crc32(body[:size]) == checksum:
+            return HEADER_SIZE + int(size)
+    return None
+
+
+def _size_at(data: bytes, position: int) -> int:
+    """The size that the header at `position` names; beyond every end if there is no header."""
+    if position + HEADER_SIZE > len(data):
+        return RECORD_SIZE_MAX
+    return HEADER_SIZE + int.from_bytes(data[position : position + 4], "big")
+
+
+def _count_if_sound(data: bytes, position: int, size: int, log_id: int) -> int | None:
+    """The ordinals of a record that is whole by its own checksum; None if it is not."""
+    if position + size > len(data):
+        return None
+    _, checksum, id, flag = HEADER.unpack_from(data, position)
+    if flag == FLAG_FILLER and id == log_id:
+        return int(checksum)
+    if not id >> 24 or flag & FLAG_REFUSED_MASK:
+        return None
+    body = memoryview(data)[position + HEADER_SIZE : position + size]
+    try:
+        split_body(body, flag)
+    except BadRecord:
+        return None
+    return 1 if crc32(body) == checksum else None
+
+
+def _plausible(data: bytes, position: int, log_id: int) -> bool:
+    """True if the stretch ends at `position`, or a sound record begins there."""
+    if position == len(data):
+        return True
+    return (
+        position < len(data) and _count_if_sound(data, position, _size_at(data, position), log_id) is not None
+    )
+
+
+def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
+    """True for a control record of any log, also one with damage: then its length and two of its flag, its id and its
+    checksum say it."""
+    if position + CONTROL_SIZE > len(data):
+        return False
+    length, checksum, id, flag = HEADER.unpack_from(data, position)
+    if length != CONTROL_SIZE - HEADER_SIZE or flag == FLAG_FILLER:
+        return False
+    body = memoryview(data)[position + HEADER_SIZE : position + CONTROL_SIZE]
+    if flag == FLAG_CONTROL:
+        return bool(id == log_id) or crc32(body) == checksum
+    # Of the broker's own records some have the number of their log as their id, but none begins like this.
+    return bool(id == log_id) and body[:2] == CONTROL_VERSION.to_bytes(2, "big") and crc32(body) == checksum
+
+
+def _begins_chain(data: bytes, position: int, log_id: int) -> bool:
+    """True if a sound record begins at `position`, and what follows it is one too, or the end: so that bytes
+    in a payload are hardly taken for a record."""
+    size = _size_at(data, position)
+    return _count_if_sound(data, position, size, log_id) is not None and _plausible(
+        data, position + size, log_id
+    )
+
+
+def _widened(pieces: list[Piece]) -> list[Piece]:
+    """Gaps too short for a filler take in their neighbour; neighbouring gaps of unknown count become one."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        short = (not piece.kept and piece.size < HEADER_SIZE) or (
+            last is not None and not last.kept and last.size < HEADER_SIZE
+        )
+        if last is not None and (short or (last.count == piece.count == UNKNOWN)):
+            found[-1] = Piece(last.position, last.size + piece.size, UNKNOWN, False)
+        else:
+            found.append(piece)
+    return found
+
+
+def _counted(pieces: list[Piece], count: int) -> list[Piece] | None:
+    """Every gap with its count, so that they sum up to `count`; None if they cannot."""
+    known = sum(piece.count for piece in pieces if piece.count != UNKNOWN)
+    rest = count - known
+    gaps = [number for number, piece in enumerate(pieces) if piece.count == UNKNOWN]
+    if rest < 0 or (rest and not gaps):
+        return None
+    for number in gaps:
+        pieces[number] = pieces[number]._replace(count=rest)
+        rest = 0
+    return pieces

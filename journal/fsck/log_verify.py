@@ -1,0 +1,466 @@
+"""A walk over a segment that may be damaged: blocks, and between them the stretches that nobody vouches for.
+
+`verify` reports what it finds here, `repair` mends it; both need to know which log a file belongs to without
+being told, so that they work on a lone file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from journal import filenames
+from journal.disk import Disk, File
+from journal.errors import Corrupt, NewerFormat
+from journal.log.checkpoint import MarkFile, Marks, read_log_id, read_snapshot
+from journal.log.index import Index
+from journal.log.segment import SCAN_SIZE, Segment
+from journal.record.block import BLOCK_SPAN_MAX, Block, control_position
+from journal.record.block_trailer import (
+    CONTROL_BODY,
+    CONTROL_MARK_POSITION,
+    CONTROL_SIZE,
+    SOURCE_SUCCESSION,
+    BadControl,
+    Control,
+    decode_control,
+)
+from journal.record.format import (
+    FLAG_ATTRIBUTE,
+    FLAG_CONTROL,
+    FLAG_FILLER,
+    FLAG_REFUSED_MASK,
+    HEADER_SIZE,
+    SEQUENCE_BITS,
+    BadRecord,
+    Incomplete,
+    Record,
+    body_holds,
+    records_of,
+    split_body,
+)
+
+VOTES_MAX: Final = 64
+"""Control records that are asked for the id of their log."""
+
+_CONTROL_HEADER: Final = re.compile(
+    re.escape(CONTROL_BODY.size.to_bytes(4, "big"))
+    + b".{4}(.{8})"
+    + re.escape(FLAG_CONTROL.to_bytes(4, "big")),
+    re.DOTALL,
+)
+
+
+class Stretch(NamedTuple):
+    """Positions `first <= x < next` of a segment that cannot be relied on, and why.
+
+    `ordinal` is that of the first lost record, None if no block before says it. `next_ordinal` is that behind
+    the stretch, None if nothing follows. `control` closes the stretch, if it is one block of which only the
+    records are damaged. `version` is set if a newer library wrote the control record there.
+    """
+
+    first: int
+    next: int
+    reason: str
+    ordinal: int | None
+    next_ordinal: int | None
+    control: Control | None
+    version: int | None = None
+
+
+def survey(segment: Segment) -> Iterator[Block | Stretch]:
+    """Every byte of `segment`, in order: verified blocks, and stretches of what is no block. Raises
+    OSError."""
+    position, ordinal = 0, None
+    while position < segment.size:
+        try:
+            for block in segment.blocks(position):
+                yield block
+                position, ordinal = block.next - segment.base, block.control.next_ordinal
+        except BadRecord as error:
+            good = segment.next_good(position)
+            version = error.version if isinstance(error, BadControl) else None
+            if good is None:
+                yield Stretch(position, segment.size, error.reason, ordinal, None, None, version)
+                return
+            first = good.control.first_ordinal if good.control is not None and ordinal is None else ordinal
+            yield Stretch(position, good.position, error.reason, first, good.ordinal, good.control, version)
+            position, ordinal = good.position, good.ordinal
+
+
+def find_log_id(disk: Disk, path: str) -> int | None:
+    """The id that most of the first control records of a segment file carry; None if none is whole.
+
+    Those of the whole blocks that follow each other from the file's beginning count, so that no bytes of a payload do;
+    where there are none, those that are found behind the damage.
+    """
+    proven: Counter[int] = Counter()
+    others: Counter[int] = Counter()
+    file = disk.open_read(path)
+    try:
+        for log_id, is_proven in _controls(file, file.size()):
+            (proven if is_proven else others)[log_id] += 1
+            if proven.total() + others.total() >= VOTES_MAX:
+                break
+    finally:
+        file.close()
+    votes = proven or others
+    return votes.most_common(1)[0][0] if votes else None
+
+
+def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
+    """(id of the log, whether all before is whole) of the control records of a file whose checksum holds."""
+    position, span = 0, SCAN_SIZE
+    is_proven, is_block_start = True, True
+    while position < size:
+        data = file.pread(span, position)
+        start = 0
+        try:
+            while is_block_start and start < len(data):
+                at = control_position(data, start)
+                found = _named_control(data, at)
+                is_proven &= found is not None and _closes(found[1], data, start, at)
+                if found is not None:
+                    yield found[0], is_proven
+                start = at + CONTROL_SIZE
+        except Incomplete:
+            if position + len(data) < size and span <= BLOCK_SPAN_MAX:
+                position, span = position + start, SCAN_SIZE if start else span * 2
+                continue
+            is_block_start = False
+        except BadRecord:
+            is_block_start = False
+        if is_block_start:
+            position += start
+            continue
+        is_proven, span = False, SCAN_SIZE
+        for match in _CONTROL_HEADER.finditer(data, start):
+            if match.start() + CONTROL_SIZE > len(data):
+                break
+            found = _named_control(data, match.start())
+            if found is not None:
+                yield found[0], False
+                position, is_block_start = position + match.start() + CONTROL_SIZE, True
+                break
+        if not is_block_start:
+            position += max(len(data) - CONTROL_SIZE, start) + 1
+
+
+def _named_control(data: bytes, position: int) -> tuple[int, Control] | None:
+    """The log that the control record at `position` names, and what it says; None if its checksum does not hold. Raises
+    Incomplete."""
+    log_id = int.from_bytes(data[position + CONTROL_MARK_POSITION :][:8], "big")
+    try:
+        return log_id, decode_control(data, position, log_id)
+    except BadControl:
+        return None
+
+
+def _closes(control: Control, data: bytes, start: int, end: int) -> bool:
+    return control.size == end - start and crc32(memoryview(data)[start:end]) == control.crc
+
+
+# An offline check of what the journal has on a disk: a segment file, a partition's folder, or a data folder.
+#
+# Every block against its control record, blocks and segments against each other, each index, snapshot and mark
+# against the segments; with `records`, every record's own checksum, flag, id and attribute too. It reads only.
+# Nobody else may write there meanwhile: who calls this holds the data folder's lock.
+
+Progress = Callable[[str, int, int], None]
+"""Called with (path, bytes done of it, bytes in all of it)."""
+
+DAMAGE = "damage"
+NOTE = "note"
+
+STOPPED = "stopped: "
+"""Before the reason, in what is told of a log that takes no writes."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    `first <= x < next` are offsets in a segment, positions in any other file. `field` names what disagrees.
+    `weight` is "damage" (something that was written cannot be relied on) or "note" (the next start settles it
+    by itself).
+    """
+
+    file: str
+    first: int
+    next: int
+    what: str
+    field: str
+    weight: str = DAMAGE
+
+
+@dataclass
+class Report:
+    """What was looked at, and what was found. `bytes`, `blocks` and `records` count what is sound."""
+
+    segments: int = 0
+    bytes: int = 0
+    blocks: int = 0
+    records: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def damaged(self) -> bool:
+        """True if anything beyond notes was found."""
+        return any(finding.weight == DAMAGE for finding in self.findings)
+
+
+def verify(
+    disk: Disk,
+    path: str,
+    *,
+    records: bool = False,
+    suffix: str = filenames.SEGMENT_SUFFIX,
+    progress: Progress | None = None,
+) -> Report:
+    """Checks the file or folder at `path`. Raises OSError; FileNotFoundError if there is nothing to check."""
+    report = Report()
+    path = path.rstrip("/") or "/"
+    folder, _, name = path.rpartition("/")
+    if not disk.is_folder(path):
+        if filenames.parse_segment_name(name, suffix) is None:
+            raise FileNotFoundError(f"{path} is not a segment file, a partition's folder or a data folder")
+        _Folder(disk, folder or ".", report, records, suffix, progress).check([name], is_whole=False)
+        return report
+    children = disk.list(path)
+    partitions = [child for child in children if filenames.parse_partition_folder(child) is not None]
+    partitions = [child for child in partitions if disk.is_folder(filenames.join(path, child))]
+    is_partition = filenames.mark_name() in children or any(
+        filenames.parse_segment_name(child, suffix) is not None for child in children
+    )
+    if not is_partition and not partitions:
+        raise FileNotFoundError(f"{path} holds neither segment files nor folders of partitions")
+    for folder in [path] if is_partition else [filenames.join(path, child) for child in partitions]:
+        _Folder(disk, folder, report, records, suffix, progress).check(disk.list(folder))
+    return report
+
+
+class _Folder:
+    """One partition's folder. What is expected next is carried from segment to segment."""
+
+    def __init__(
+        self, disk: Disk, folder: str, report: Report, records: bool, suffix: str, progress: Progress | None
+    ) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.report = report
+        self.records = records
+        self.suffix = suffix
+        self.progress = progress
+        self.log_id: int | None = None
+        self.ordinal: int | None = None
+        self.previous: Control | None = None
+        self.end: int | None = None
+
+    def check(self, children: list[str], is_whole: bool = True) -> None:
+        bases = sorted(b for c in children if (b := filenames.parse_segment_name(c, self.suffix)) is not None)
+        for base in bases:
+            self._segment(base, last=base == bases[-1])
+        for child in children:
+            self._other(child)
+        if is_whole:
+            self._mark(bases)
+
+    def find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
+        self.report.findings.append(
+            Finding(filenames.join(self.folder, file), first, next, what, field, weight)
+        )
+
+    def _segment(self, base: int, last: bool) -> None:
+        file = filenames.segment_name(base, self.suffix)
+        path = filenames.join(self.folder, file)
+        self.report.segments += 1
+        if self.end is not None and base != self.end:
+            what = (
+                "bytes are missing before this file"
+                if base > self.end
+                else "the file before reaches into this"
+            )
+            self.find(file, min(base, self.end), max(base, self.end), what, "name")
+            self.ordinal = self.previous = None
+        log_id = find_log_id(self.disk, path)
+        if log_id is None:
+            self._without_control(file, base, last)
+            return
+        if self.log_id is not None and log_id != self.log_id:
+            self.find(file, base, base, f"of log {log_id:#x}, the others are of {self.log_id:#x}", "id")
+        self.log_id = self.log_id or log_id
+        segment = Segment.open(self.disk, self.folder, base, log_id, writable=False, suffix=self.suffix)
+        try:
+            self._blocks(file, segment, last)
+        finally:
+            segment.close()
+        self.end = base + segment.size
+
+    def _without_control(self, file: str, base: int, last: bool) -> None:
+        size = self.disk.size(filenames.join(self.folder, file))
+        if size:
+            weight = NOTE if last else DAMAGE
+            self.find(file, base, base + size, "no whole control record", "control record", weight)
+        self.end = base + size
+
+    def _blocks(self, file: str, segment: Segment, last: bool) -> None:
+        built = Index("", segment.base, segment.log_id)
+        sound = True
+        for item in survey(segment):
+            if isinstance(item, Stretch):
+                sound = False
+                self._stretch(file, segment, item, last)
+                done = item.next
+            else:
+                self._block(file, item)
+                built.add(item.control)
+                done = item.next - segment.base
+            if self.progress is not None:
+                self.progress(segment.path, done, segment.size)
+        if last and sound and self.previous is not None and self.previous.more_follows:
+            offset = self.previous.offset
+            self.find(file, offset, segment.end, "the last append is not finished", "more follows", NOTE)
+        if sound:
+            self._index(segment, built)
+
+    def _stretch(self, file: str, segment: Segment, stretch: Stretch, last: bool) -> None:
+        torn = last and stretch.next_ordinal is None
+        what = "a tail that a start cuts off unless it was forced" if torn else "cannot be read"
+        first, next = segment.base + stretch.first, segment.base + stretch.next
+        self.find(file, first, next, f"{what}: {stretch.reason}", "block", NOTE if torn else DAMAGE)
+        self.ordinal = stretch.next_ordinal
+        self.previous = None
+
+    def _block(self, file: str, block: Block) -> None:
+        control, previous = block.control, self.previous
+        if self.ordinal is not None and control.first_ordinal != self.ordinal:
+            what = f"begins with ordinal {control.first_ordinal}, {self.ordinal} was to come"
+            self.find(file, block.offset, block.next, what, "first ordinal")
+        if control.forced > block.offset:
+            self.find(
+                file,
+                block.offset,
+                block.next,
+                f"forced up to {control.forced} before it was written",
+                "forced",
+            )
+        if previous is not None and control.epoch < previous.epoch:
+            what = f"epoch {control.epoch} behind epoch {previous.epoch}"
+            self.find(file, block.offset, block.next, what, "epoch")
+        if previous is not None and control.append_time < previous.append_time:
+            what = f"appended at {control.append_time} ms, the one before at {previous.append_time}"
+            self.find(file, block.offset, block.next, what, "append time", NOTE)
+        if control.source_kind > SOURCE_SUCCESSION:
+            self.find(
+                file, block.offset, block.next, f"source kind {control.source_kind} is unknown", "source"
+            )
+        if self.records:
+            self._records(file, block)
+        self.ordinal, self.previous = control.next_ordinal, control
+        self.report.blocks += 1
+        self.report.records += control.records
+        self.report.bytes += block.next - block.offset
+
+    def _records(self, file: str, block: Block) -> None:
+        found = 0
+        for record in records_of(block.data):
+            filler = bool(record.flag & FLAG_FILLER)
+            found += record.checksum if filler else 1
+            fault = self._filler_fault(record) if filler else _record_fault(block.data, record)
+            if fault is not None:
+                offset = block.offset + record.position
+                self.find(file, offset, offset + record.size, *fault)
+        if found != block.control.records:
+            what = f"{found} ordinals, the control record names {block.control.records}"
+            self.find(file, block.offset, block.next, what, "records")
+
+    def _filler_fault(self, record: Record) -> tuple[str, str] | None:
+        if record.flag != FLAG_FILLER or record.id != self.log_id:
+            return "a filler with another id than its log's, or with other flags", "flag"
+        return None
+
+    def _index(self, segment: Segment, built: Index) -> None:
+        file = filenames.index_name(segment.base)
+        path = filenames.join(self.folder, file)
+        if not self.disk.exists(path):
+            return
+        index = Index.load(self.disk, path, segment.base, segment.log_id, segment.size)
+        if index.fault is not None:
+            self.find(file, 0, self.disk.size(path), index.fault, "entry", NOTE)
+        built.close_run()
+        for number, (entry, right) in enumerate(zip(index.entries(), built.entries(), strict=False)):
+            if entry != right:
+                name = next(n for n, a, b in zip(entry._fields, entry, right, strict=True) if a != b)
+                what = f"entry {number} disagrees with the control records"
+                self.find(file, 0, self.disk.size(path), what, name.replace("_", " "), NOTE)
+                return
+
+    def _other(self, child: str) -> None:
+        """Snapshots are decoded; names that nobody gives are told."""
+        offset = filenames.parse_state_name(child)
+        if offset is not None and self.log_id is not None:
+            try:
+                read_snapshot(self.disk, self.folder, offset, self.log_id)
+            except Corrupt as error:
+                self.find(child, error.first, error.next, error.reason, "snapshot", NOTE)
+            except NewerFormat as error:
+                self.find(child, 0, 0, str(error), "version")
+        elif not filenames.known_in_partition(child, self.suffix):
+            self.find(child, 0, 0, "a name that the journal does not give", "name", NOTE)
+
+    def _mark(self, bases: list[int]) -> None:
+        file = filenames.mark_name()
+        try:
+            if self.log_id is None:
+                self.log_id = read_log_id(self.disk, self.folder)
+            if self.log_id is None:
+                return
+            mark_file = MarkFile(self.disk, self.folder, self.log_id)
+            marks = mark_file.read()
+            for first, next in mark_file.faulty():
+                what = "one of its two slots is not whole, the other one counts"
+                self.find(file, first, next, what, "slot", NOTE)
+        except Corrupt as error:
+            self.find(file, error.first, error.next, error.reason, "mark")
+        except NewerFormat as error:
+            self.find(file, 0, 0, str(error), "version")
+        else:
+            if marks is None and bases:
+                self.find(file, 0, 0, "it is missing, and there are segments", "mark", NOTE)
+            elif marks is not None and bases:
+                self._compare_mark(file, marks, bases)
+            elif marks is not None and marks.first < marks.forced:
+                self.find(
+                    file, marks.first, marks.forced, "bytes are missing: there is no segment file", "first"
+                )
+            if marks is not None and marks.stopped is not None:
+                self.find(file, 0, 0, f"{STOPPED}{marks.stopped}", "stopped", NOTE)
+
+    def _compare_mark(self, file: str, marks: Marks, bases: list[int]) -> None:
+        end = self.end or 0
+        if marks.forced > end:
+            self.find(
+                file, end, marks.forced, f"forced up to {marks.forced}, the segments end at {end}", "forced"
+            )
+        if marks.first < bases[0]:
+            self.find(file, marks.first, bases[0], "bytes are missing before the first segment", "first")
+
+
+def _record_fault(data: memoryview, record: Record) -> tuple[str, str] | None:
+    """(what, field) of the first thing that is wrong with a user's record."""
+    if not record.id >> SEQUENCE_BITS:
+        return "no producer has id 0", "id"
+    if record.flag & FLAG_REFUSED_MASK:
+        return f"flag bits {record.flag & FLAG_REFUSED_MASK:#x} that no producer may set", "flag"
+    if not body_holds(data, record):
+        return "the record fails its own checksum", "checksum"
+    if record.flag & FLAG_ATTRIBUTE:
+        try:
+            split_body(data[record.position + HEADER_SIZE : record.position + record.size], record.flag)
+        except BadRecord as error:
+            return error.reason, "attribute"
+    return None

@@ -1,0 +1,401 @@
+"""An offline check of the transaction journal: its checkpoint, both snapshots, every file, every entry, every block.
+
+It reads only, and answers in the words of journal.fsck.log_verify: files count as segments, entries as blocks,
+messages as records. Nobody else may write there meanwhile: who calls this holds the data folder's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from journal import filenames
+from journal.disk import Disk
+from journal.errors import Corrupt
+from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, Report
+from journal.record.format import BadRecord, body_holds, records_of, split_id
+from journal.wal.checkpoint import Checkpoint, CheckpointFile, SnapshotHead, Snapshots
+from journal.wal.entry import (
+    HEADER,
+    HEADER_SIZE,
+    KIND_APPEND_MSG,
+    KIND_SHIFT,
+    KIND_TX_OP,
+    OPERATION_NAMES,
+    AppendMsg,
+    Entry,
+    Filler,
+    decode_entry,
+    headers,
+    seed_of,
+)
+from journal.wal.file import HEAD_SIZE, SCAN_SIZE, Head, JournalFile, decode_head
+from journal.wal.recovery_rules import FileFound, Files, FilesFound, decide_files
+
+LEASED_ID_MIN: Final = 16
+"""The producer ids below are the broker's own. Its records stand before a producer's (the note of due times before a
+delayed batch) and are not among those that a piece counts."""
+
+
+def is_journal(disk: Disk, folder: str) -> bool:
+    """Whether a folder holds a transaction journal, or what is left of one."""
+    children = disk.list(folder) if disk.is_folder(folder) else []
+    return any(
+        name == filenames.CHECKPOINT_NAME or filenames.parse_journal_name(name) is not None
+        for name in children
+    )
+
+
+def verify_journal(
+    disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
+) -> Report:
+    """Checks the journal in `folder`; with `records` every message's own checksum too. Raises NewerFormat, OSError."""
+    survey = JournalSurvey(disk, folder)
+    try:
+        return _Audit(survey, records, progress).run()
+    finally:
+        survey.close()
+
+
+class _Audit:
+    """One check."""
+
+    def __init__(self, survey: JournalSurvey, records: bool, progress: Progress | None) -> None:
+        self.survey = survey
+        self.report = Report()
+        self.records = records
+        self.progress = progress
+
+    def run(self) -> Report:
+        self._checkpoint()
+        self._snapshots()
+        self._files()
+        for file in self.survey.files:
+            self._file(file)
+        for name in self.survey.disk.list(self.survey.folder):
+            if not filenames.known_in_transactions(name):
+                self.find(name, 0, 0, "a name that the journal does not give", "name", NOTE)
+        return self.report
+
+    def find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
+        path = filenames.join(self.survey.folder, file)
+        self.report.findings.append(Finding(path, first, next, what, field, weight))
+
+    def _checkpoint(self) -> None:
+        survey = self.survey
+        if survey.checkpoint_fault:
+            self.find(filenames.CHECKPOINT_NAME, 0, 0, survey.checkpoint_fault, "checkpoint")
+            return
+        for first, next in survey.checkpoint_file.faulty():
+            what = "a slot is not whole; the other one is"
+            self.find(filenames.CHECKPOINT_NAME, first, next, what, "slot", NOTE)
+
+    def _snapshots(self) -> None:
+        survey = self.survey
+        named = (
+            [pointer.number for pointer in survey.checkpoint.snapshots]
+            if survey.checkpoint is not None
+            else []
+        )
+        enough = survey.base is not None
+        for number, error in survey.snapshot_faults.items():
+            weight = NOTE if enough or number not in named else DAMAGE
+            what = (
+                f"{error.reason}; a start uses the other one" if enough and number in named else error.reason
+            )
+            self.find(filenames.snapshot_name(number), error.first, error.next, what, "snapshot", weight)
+
+    def _files(self) -> None:
+        """What a start would say of the files as a whole, and each head that cannot be used."""
+        survey = self.survey
+        found = survey.found()
+        row = None if found is None else decide_files(found)
+        told = False
+        for number, fault in survey.head_faults.items():
+            needless = row is not None and row.decision is not Files.REFUSE
+            self.find(
+                filenames.journal_name(number), 0, HEAD_SIZE, fault, "head", NOTE if needless else DAMAGE
+            )
+            told = True
+        if (
+            found is None
+            or row is None
+            or row.decision is not Files.REFUSE
+            or (told and row.label == "head damaged")
+        ):
+            return
+        about = found.missing or (found.file_number,)
+        if found.shorter:
+            about = (found.shorter[0].number,)
+        elif found.hole is not None:
+            about = (found.hole.number,)
+        elif row.label == "end missing":
+            about = (found.files[-1].number,)
+        self.find(filenames.journal_name(about[0]), 0, 0, row.label, "files")
+
+    def _file(self, file: JournalFile) -> None:
+        self.report.segments += 1
+        name = filenames.journal_name(file.number)
+        forced = self.survey.forced(file)
+        for part in self.survey.parts(file):
+            if isinstance(part, Gap):
+                self._gap(name, file, part, forced)
+                done = part.next
+            else:
+                self._entry(name, file, part)
+                done = part.next
+            if self.progress is not None:
+                self.progress(file.path, done - file.first, file.size)
+
+    def _gap(self, name: str, file: JournalFile, gap: Gap, forced: int) -> None:
+        torn = gap.first >= forced
+        what = f"a tail that a start cuts off: {gap.reason}" if torn else f"cannot be read: {gap.reason}"
+        said = claim(file, gap.first)
+        what = f"{what} ({said})" if said and not torn else what
+        first, next = gap.first - file.first, gap.next - file.first
+        self.find(name, first, next, what, "entry", NOTE if torn else DAMAGE)
+
+    def _entry(self, name: str, file: JournalFile, entry: Entry) -> None:
+        content = entry.content
+        first = entry.place - file.first
+        if isinstance(content, Filler):
+            self.find(
+                name, first, first + entry.size, "was lost; a repair has closed the gap", "filler", NOTE
+            )
+            return
+        self.report.blocks += 1
+        self.report.bytes += entry.size
+        if isinstance(content, AppendMsg):
+            self.report.records += content.count
+            fault = _fault(content, self.records)
+            if fault:
+                self.find(name, first, first + entry.size, fault, "block")
+
+
+def _fault(content: AppendMsg, records: bool) -> str:
+    """What of a piece's own checksums does not hold; "" if all do."""
+    view = memoryview(content.data)
+    start = 0
+    for size, _, crc in content.blocks:
+        if crc32(view[start : start + size]) != crc:
+            return f"{size} bytes of messages at {start} of its records fail their block's checksum"
+        start += size
+    if content.blocks and start != len(view):
+        return f"its blocks have {start} bytes, its records {len(view)}"
+    if not records:
+        return ""
+    try:
+        found = list(records_of(view))
+    except BadRecord as error:
+        return f"its records do not add up at {error.position}: {error.reason}"
+    own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_MIN]
+    if len(own) != content.count:
+        return f"{len(own)} records, it names {content.count}"
+    bad = next((record for record in found if not body_holds(view, record)), None)
+    return "" if bad is None else f"the record at {bad.position} fails its own checksum"
+
+
+class Gap(NamedTuple):
+    """Places `first <= x < next` of a file that cannot be read. `later`: whether a whole entry follows in the file."""
+
+    first: int
+    next: int
+    reason: str
+    later: bool
+
+
+class JournalSurvey:
+    """What lies in a journal's folder, taken as it is: for tools that look at damage offline, and mend it.
+
+    Nothing here changes a byte, and no damage is an exception: a file whose head is gone is placed by its neighbours, a
+    checkpoint that is gone is replaced by what files and snapshots say of themselves. Nobody else may write there
+    meanwhile.
+
+    `close` gives the files back. Raises NewerFormat, OSError.
+    """
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.checkpoint_file = CheckpointFile(disk, folder)
+        self.checkpoint: Checkpoint | None = None
+        self.checkpoint_fault = ""
+        """Why the checkpoint cannot be used, if it cannot."""
+        self.snapshots: dict[int, SnapshotHead] = {}
+        """The good ones, by number."""
+        self.snapshot_faults: dict[int, Corrupt] = {}
+        self.files: tuple[JournalFile, ...] = ()
+        """Those of which it is known where they belong."""
+        self.head_faults: dict[int, str] = {}
+        """By number: why the head of a file cannot be used."""
+        self.identity: tuple[int, int] | None = None
+        """(journal id, salt), if anything still says it."""
+        self._read_checkpoint()
+        firsts = self._read_heads()
+        self._read_snapshots()
+        self._place_files(firsts)
+
+    @property
+    def seed(self) -> int:
+        """Where the checksums begin; 0 if nobody knows."""
+        return 0 if self.identity is None else seed_of(*self.identity)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of all files that are there."""
+        found = map(filenames.parse_journal_name, self.disk.list(self.folder))
+        return sorted(number for number in found if number is not None)
+
+    @property
+    def base(self) -> SnapshotHead | None:
+        """The snapshot from which a start goes on; None: it cannot."""
+        if self.checkpoint is None:
+            return None
+        named = (pointer.number for pointer in self.checkpoint.snapshots)
+        return next((self.snapshots[number] for number in named if number in self.snapshots), None)
+
+    def found(self) -> FilesFound | None:
+        """What a start would ask its table of files with; None: it does not come so far."""
+        base, checkpoint = self.base, self.checkpoint
+        if base is None or checkpoint is None:
+            return None
+        named = [self.snapshots[p.number].files for p in checkpoint.snapshots if p.number in self.snapshots]
+        files = tuple(self._found(number) for number in self.numbers)
+        return FilesFound(files, base.files, named[-1], base.place, checkpoint.forced, checkpoint.file_number)
+
+    def forced(self, file: JournalFile) -> int:
+        """The highest place of which anything says that it is on the disk: all of a file that has a successor; else
+        what the checkpoint, the snapshot or any whole entry of the file says."""
+        if file is not self.files[-1]:
+            return file.end
+        known = [file.first, self.checkpoint.forced if self.checkpoint is not None else 0]
+        known += [self.base.place] if self.base is not None else []
+        known += [part.forced for part in self.parts(file) if isinstance(part, Entry)]
+        return max(known)
+
+    def path(self, number: int) -> str:
+        """Where a file lies."""
+        return filenames.join(self.folder, filenames.journal_name(number))
+
+    def close(self) -> None:
+        """Gives the files back."""
+        for file in self.files:
+            file.close()
+
+    def parts(self, file: JournalFile, place: int = 0) -> Iterator[Entry | Gap]:
+        """The whole entries of a file and the gaps between them, from `place` on; an entry's views last until the
+        next."""
+        place = max(place, file.first + HEAD_SIZE)
+        while place < file.end:
+            try:
+                for entry in file.entries(place, self.seed):
+                    yield entry
+                    place = entry.next
+            except BadRecord as error:
+                found = file.find(error.position + 1, self.seed)
+                place = file.end if found is None else found.place
+                yield Gap(error.position, place, error.reason, found is not None)
+
+    def _read_checkpoint(self) -> None:
+        try:
+            self.checkpoint = self.checkpoint_file.read()
+        except Corrupt as error:
+            self.checkpoint_fault = error.reason
+        if self.checkpoint is not None:
+            self.identity = self.checkpoint.journal_id, self.checkpoint.salt
+        elif not self.checkpoint_fault:
+            self.checkpoint_fault = "it is not there"
+
+    def _read_heads(self) -> dict[int, int]:
+        """The place where each file begins whose head can be used, by number."""
+        heads: dict[int, Head] = {}
+        for number in self.numbers:
+            file = self.disk.open_read(self.path(number))
+            try:
+                heads[number] = decode_head(file.pread(HEAD_SIZE, 0), file.path)
+            except Corrupt as error:
+                self.head_faults[number] = error.reason
+            finally:
+                file.close()
+        for number, head in heads.items():
+            self.identity = self.identity or (head.journal_id, head.salt)
+            if (head.journal_id, head.salt, head.number) != (*self.identity, number):
+                self.head_faults[number] = f"it is file {head.number} of journal {head.journal_id:#x}"
+        return {number: head.first for number, head in heads.items() if number not in self.head_faults}
+
+    def _place_files(self, firsts: dict[int, int]) -> None:
+        """Opens the files; one without a head begins where an entry in it, a snapshot or its neighbours say."""
+        listed = {file.number: file.first for head in self.snapshots.values() for file in head.files}
+        sizes = {number: self.disk.size(self.path(number)) for number in self.numbers}
+        for number in self.head_faults:
+            inside = self._first_of(number)
+            if inside is not None:
+                firsts[number] = inside
+            elif number in listed or number == 1:
+                firsts[number] = listed.get(number, 0)
+        for number in sorted(self.head_faults):
+            if number not in firsts and number - 1 in firsts:
+                firsts[number] = firsts[number - 1] + sizes[number - 1]
+            elif number not in firsts and number + 1 in firsts:
+                firsts[number] = max(0, firsts[number + 1] - sizes[number])
+        self.files = tuple(
+            JournalFile(self.disk.open_read(self.path(number)), number, firsts[number], sizes[number])
+            for number in self.numbers
+            if number in firsts
+        )
+
+    def _first_of(self, number: int) -> int | None:
+        """Where a file begins by the first whole entry in its first bytes: an entry knows its place."""
+        file = self.disk.open_read(self.path(number))
+        try:
+            data = memoryview(file.pread(SCAN_SIZE, 0))
+        finally:
+            file.close()
+        for position, place in headers(data):
+            if place >= position:
+                with suppress(BadRecord):
+                    decode_entry(data[position:], place, self.seed)
+                    return place - position
+        return None
+
+    def _read_snapshots(self) -> None:
+        if self.identity is None:
+            return
+        reader = Snapshots(self.disk, self.folder, self.identity[0])
+        wanted = {
+            number
+            for name in self.disk.list(self.folder)
+            if (number := filenames.parse_snapshot_name(name)) is not None
+        }
+        if self.checkpoint is not None:
+            wanted |= {pointer.number for pointer in self.checkpoint.snapshots}
+        for number in sorted(wanted):
+            try:
+                self.snapshots[number] = reader.read(number).head
+            except Corrupt as error:
+                self.snapshot_faults[number] = error
+
+    def _found(self, number: int) -> FileFound:
+        file = next((file for file in self.files if file.number == number), None)
+        fault = self.head_faults.get(number, "")
+        if file is None:
+            return FileFound(number, 0, self.disk.size(self.path(number)), fault)
+        return FileFound(number, file.first, file.size, fault)
+
+
+def claim(file: JournalFile, place: int) -> str:
+    """What a damaged entry says of itself, unproven; "" if it says nothing."""
+    data = file.pread(HEADER_SIZE + 12, place)
+    if len(data) < HEADER_SIZE + 12:
+        return ""
+    kind = HEADER.unpack_from(data)[2] >> KIND_SHIFT
+    body = data[HEADER_SIZE:]
+    if kind == KIND_APPEND_MSG:
+        return f"it says of itself: messages of transaction {int.from_bytes(body[:8], 'big')}"
+    if kind == KIND_TX_OP:
+        operation = int.from_bytes(body[:2], "big")
+        name = OPERATION_NAMES.get(operation, f"operation {operation}")
+        return f"it says of itself: {name} of transaction {int.from_bytes(body[4:], 'big')}"
+    return ""

@@ -1,0 +1,1 @@
+"""A partition log: segments, index, writer, reader, recovery, retention."""

@@ -1,0 +1,356 @@
+"""`log.mark`: what a log must know of itself before it reads a record. Two alternating slots (journal.dual_slot_file).
+
+    version u16 | bits u16 (0 clean, 1 stopped) | log id u64 | first u64 | first ordinal u64 | forced u64
+    | forced ordinal u64 | append time u64 ms | epoch u32 | starts u16 | reason size u16
+    | starts x (epoch u32, offset u64) | reason, UTF-8
+
+All numbers are big-endian. `forced` is a lower bound and always an append's end; it is rewritten without a force, at
+most once a second, after the force that it reports. `first` is where the log begins since retention or truncation.
+A change of epoch, first, stopped or clean is written to both slots, each forced, before it takes effect: so a slot
+that rots or tears takes at most a newer `forced` with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+from zlib import crc32
+
+from journal.disk import Disk, write_all
+from journal.dual_slot_file import SLOT_SIZE, Slots
+from journal.errors import Corrupt, NewerFormat
+from journal.filenames import join, mark_name, parse_state_name, state_name
+from journal.record.block import Block
+
+VERSION: Final = 1
+HEAD: Final = Struct(">HHQQQQQQIHH")
+START: Final = Struct(">IQ")
+BIT_CLEAN: Final = 1
+BIT_STOPPED: Final = 2
+
+EPOCH_CLOCK_MIN: Final = 1 << 30
+EPOCH_CLOCK_MAX: Final = 0xF000_0000
+"""A clock that is wrong by a century leaves numbers for more epochs than a log can have."""
+
+STARTS_MAX: Final = 128
+"""Cuts that are remembered; beyond, the oldest two become one that is a little too careful. They fit a slot."""
+
+REASON_SIZE_MAX: Final = 1000
+"""The rest of a slot, rounded down."""
+
+REWRITE_SECONDS: Final = 1.0
+"""An unforced rewrite of the forced mark at most this often: it only spares a start some checking."""
+
+
+class WrongLog(Corrupt):
+    """The folder belongs to another log: an earlier topic of the same name, say. Nothing in it is touched."""
+
+
+class Marks(NamedTuple):
+    """`starts`: (epoch, offset at which the log was cut when that epoch began), offsets rising.
+
+    `stopped`: why the log takes no writes, None if it does. `clean`: nothing follows `forced`.
+    """
+
+    first: int
+    first_ordinal: int
+    forced: int
+    forced_ordinal: int
+    append_time: int
+    epoch: int = 0
+    starts: tuple[tuple[int, int], ...] = ()
+    clean: bool = False
+    stopped: str | None = None
+
+
+def encode_marks(log_id: int, marks: Marks) -> bytes:
+    """The payload of a slot; a reason that is too long is cut."""
+    reason = (marks.stopped or "").encode()[:REASON_SIZE_MAX]
+    bits = BIT_CLEAN * marks.clean | BIT_STOPPED * (marks.stopped is not None)
+    head = HEAD.pack(VERSION, bits, log_id, *marks[:6], len(marks.starts), len(reason))
+    return head + b"".join(START.pack(*start) for start in marks.starts) + reason
+
+
+def decode_marks(data: bytes, path: str, log_id: int) -> Marks:
+    """Raises NewerFormat, WrongLog; Corrupt if the marks do not add up."""
+    if len(data) < HEAD.size:
+        raise Corrupt(path, 0, len(data), "shorter than its fixed part")
+    version, bits, found_id, *numbers, count, reason_size = HEAD.unpack_from(data)
+    if version > VERSION:
+        raise NewerFormat(path, version, VERSION)
+    if found_id != log_id:
+        raise WrongLog(path, 0, len(data), f"the folder is of log {found_id:#x}, not of {log_id:#x}")
+    begins = HEAD.size + count * START.size
+    if begins + reason_size != len(data):
+        raise Corrupt(path, 0, len(data), "another size than it says")
+    first, first_ordinal, forced, forced_ordinal, append_time, epoch = numbers
+    starts = tuple((start, offset) for start, offset in START.iter_unpack(data[HEAD.size : begins]))
+    reason = data[begins:].decode("utf-8", "replace") if bits & BIT_STOPPED else None
+    clean = bool(bits & BIT_CLEAN)
+    return Marks(first, first_ordinal, forced, forced_ordinal, append_time, epoch, starts, clean, reason)
+
+
+def read_log_id(disk: Disk, folder: str) -> int | None:
+    """The id of the log in `folder`; None if there is none (yet). Raises Corrupt, NewerFormat, OSError."""
+    path = join(folder, mark_name())
+    found = Slots(disk, path).read()
+    if found is None:
+        return None
+    if len(found[1]) < HEAD.size:
+        raise Corrupt(path, 0, len(found[1]), "shorter than its fixed part")
+    log_id: int = HEAD.unpack_from(found[1])[2]
+    decode_marks(found[1], path, log_id)
+    return log_id
+
+
+def with_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
+    """`starts` after an epoch began at `offset`: earlier ones at or above it say nothing more, and are left out."""
+    kept = [start for start in starts if start[1] < offset]
+    kept.append((epoch, offset))
+    if len(kept) > STARTS_MAX:
+        uncut = next((start for start in kept if _is_uncut(start[0])), None)
+        if uncut is not None:
+            # Nothing was cut there: it only tells who has read in another copy of the folder.
+            kept.remove(uncut)
+        else:
+            # For readers between the two epochs the lower place is too careful: they go back further than they must.
+            kept[:2] = [(kept[1][0], kept[0][1])]
+    return tuple(kept)
+
+
+def next_epoch(epoch: int, wall_ms: int, *, cut: bool) -> int:
+    """The epoch after `epoch`: the clock's second where that is higher, so that a folder and an older copy of it that
+    is started later do not give their epochs the same number. Odd where the log was `cut`, even where it was not."""
+    found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
+    return found + (found % 2 != cut)
+
+
+def _is_uncut(epoch: int) -> bool:
+    """Earlier releases counted epochs from 1, and each was a cut."""
+    return epoch >= EPOCH_CLOCK_MIN and epoch % 2 == 0
+
+
+def cut_since(starts: tuple[tuple[int, int], ...], epoch: int) -> int | None:
+    """The lowest offset at which the log was cut after `epoch`; None if it was not."""
+    return next((offset for start, offset in starts if start > epoch), None)
+
+
+class MarkFile:
+    """The file. One thread at a time; the log's lock sees to it."""
+
+    def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
+        self.path = join(folder, mark_name())
+        self._log_id = log_id
+        self._slots = Slots(disk, self.path)
+
+    def read(self) -> Marks | None:
+        """None if nothing was ever written. Raises Corrupt, WrongLog, NewerFormat, OSError."""
+        found = self._slots.read()
+        return None if found is None else decode_marks(found[1], self.path, self._log_id)
+
+    def faulty(self) -> list[tuple[int, int]]:
+        """The positions (first, next) of each slot that holds something and is not whole. Raises OSError."""
+        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.faulty()]
+
+    def settle(self, marks: Marks) -> None:
+        """Both slots, each forced: what must not be forgotten. Raises OSError, Full."""
+        payload = encode_marks(self._log_id, marks)
+        self._slots.write(payload, force=True)
+        self._slots.write(payload, force=True)
+
+    def note(self, marks: Marks) -> None:
+        """One slot, not forced. Raises OSError, Full."""
+        self._slots.write(encode_marks(self._log_id, marks), force=False)
+
+
+# Snapshots of what a log's records taught, so that a start need not read them all: `<32 digits>.state`.
+#
+#     magic "TFST" | version u16 | zero u16 | log id u64 | offset u64 | next ordinal u64 | append time u64 ms
+#     | sources u32 | state size u64 | CRC-32 u32 of everything else
+#     | sources x (kind u32, id u64, high u64, low u64) | state
+#
+# All numbers are big-endian. The checksum stays where it is in every version, so that a flipped bit is not taken for a
+# newer format. A snapshot describes every record before `offset`, which is also its name, and is written
+# only after the log is forced up to there. It comes under its name by a rename, whole; of a log's snapshots the two
+# newest are kept, so that one that rots leaves another. It also carries the highest applied position of every source:
+# retention may have removed the control records that said so.
+
+MAGIC: Final = b"TFST"
+HEADER: Final = Struct(">4sHHQQQQIQI")
+SOURCE: Final = Struct(">IQQQ")
+CRC: Final = Struct(">I")
+KEPT: Final = 2
+"""Snapshots kept: the newest, and the one before it for the day the newest cannot be read."""
+
+NEW_SUFFIX: Final = ".new"
+"""What a snapshot is called until it is whole and forced."""
+
+Sources = Mapping[tuple[int, int], tuple[int, int]]
+
+
+class State(Protocol):
+    """Memory that is rebuilt from a log: for the broker, its producers' sequences and first answers.
+
+    At open, `load` comes once, then `apply` for each verified block behind what was loaded, in order, append by
+    append. `dump` is called by the owner between appends: it must describe exactly what was appended so far.
+    """
+
+    def load(self, data: bytes) -> None:
+        """Starts from what `dump` gave; b"" is the state of an empty log. Raises ValueError if it is no dump."""
+        ...
+
+    def dump(self) -> bytes: ...
+
+    def apply(self, block: Block) -> None: ...
+
+
+class NoState:
+    """For a log whose records teach nothing that is worth keeping."""
+
+    def load(self, data: bytes) -> None:
+        """There is nothing to start from."""
+
+    def dump(self) -> bytes:
+        return b""
+
+    def apply(self, block: Block) -> None:
+        """Nothing is learned."""
+
+
+class Snapshot(NamedTuple):
+    """What every record before `offset` taught; `ordinal` and `append_time` go on from there."""
+
+    offset: int
+    ordinal: int
+    append_time: int
+    sources: Sources
+    state: bytes
+
+
+def encode_snapshot(log_id: int, snapshot: Snapshot) -> bytes:
+    """The bytes of a snapshot file."""
+    body = (
+        b"".join(SOURCE.pack(*key, *place) for key, place in sorted(snapshot.sources.items()))
+        + snapshot.state
+    )
+    fields = (MAGIC, VERSION, 0, log_id, snapshot.offset, snapshot.ordinal, snapshot.append_time)
+    head = HEADER.pack(*fields, len(snapshot.sources), len(snapshot.state), 0)[: -CRC.size]
+    return head + CRC.pack(crc32(body, crc32(head))) + body
+
+
+def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
+    """The snapshot in `data`. Raises NewerFormat, or Corrupt with positions in the file `path`."""
+    if len(data) < HEADER.size:
+        raise Corrupt(path, 0, len(data), "shorter than its header")
+    magic, version, _, found_id, offset, ordinal, append_time, count, size, crc = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise Corrupt(path, 0, len(data), "not a snapshot")
+    if crc32(data[HEADER.size :], crc32(data[: HEADER.size - CRC.size])) != crc:
+        raise Corrupt(path, 0, len(data), "fails its checksum")
+    if version > VERSION:
+        raise NewerFormat(path, version, VERSION)
+    begins = HEADER.size + count * SOURCE.size
+    if begins + size != len(data) or found_id != log_id:
+        raise Corrupt(path, 0, len(data), "a snapshot of another log, or of another size than it says")
+    places = SOURCE.iter_unpack(data[HEADER.size : begins])
+    sources = {(kind, id): (high, low) for kind, id, high, low in places}
+    return Snapshot(offset, ordinal, append_time, sources, data[begins:])
+
+
+def read_snapshot(disk: Disk, folder: str, offset: int, log_id: int) -> Snapshot:
+    """The snapshot at `offset` in `folder`. Raises Corrupt, NewerFormat, OSError."""
+    path = join(folder, state_name(offset))
+    file = disk.open_read(path)
+    try:
+        snapshot = decode_snapshot(file.pread(file.size(), 0), path, log_id)
+    finally:
+        file.close()
+    if snapshot.offset != offset:
+        raise Corrupt(path, 0, 0, f"describes offset {snapshot.offset}")
+    return snapshot
+
+
+def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
+    """The id of the log that the snapshot at `path` is of; None if the file is damaged. Raises NewerFormat, OSError."""
+    file = disk.open_read(path)
+    try:
+        data = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    if len(data) < HEADER.size:
+        return None
+    log_id: int = HEADER.unpack_from(data)[3]
+    try:
+        decode_snapshot(data, path, log_id)
+    except Corrupt:
+        return None
+    return log_id
+
+
+class Snapshots:
+    """The snapshot files of one log's folder. `write` may run in a worker; one thread at a time."""
+
+    def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log_id = log_id
+        self._kept: list[int] = []
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Offsets of the snapshots that are known to be good, oldest first."""
+        return tuple(self._kept)
+
+    def newest(self, end: int) -> tuple[Snapshot | None, list[Corrupt]]:
+        """The newest good snapshot at or before `end`, and what was found damaged on the way to it.
+
+        Remembers the good ones. Raises NewerFormat.
+        """
+        found, damaged = None, []
+        self._kept = []
+        offsets = map(parse_state_name, self._disk.list(self._folder))
+        for offset in sorted((offset for offset in offsets if offset is not None), reverse=True):
+            if offset > end:
+                continue
+            try:
+                snapshot = self._read(offset)
+            except Corrupt as error:
+                damaged.append(error)
+                continue
+            found = found or snapshot
+            self._kept.insert(0, offset)
+        return found, damaged
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Makes `snapshot` durable, then removes what is older than the one before it. Raises OSError, Full."""
+        if snapshot.offset in self._kept:
+            return
+        path = join(self._folder, state_name(snapshot.offset))
+        self._write_new(path + NEW_SUFFIX, encode_snapshot(self._log_id, snapshot))
+        self._disk.rename(path + NEW_SUFFIX, path)
+        self._disk.force_folder(self._folder)
+        self._kept = sorted([*self._kept, snapshot.offset])
+        self.prune(snapshot.offset)
+
+    def prune(self, end: int) -> None:
+        """Removes unfinished ones, those beyond `end` and all but the newest good KEPT."""
+        keep = {offset for offset in self._kept if offset <= end}
+        keep = set(sorted(keep)[-KEPT:])
+        for name in self._disk.list(self._folder):
+            offset = parse_state_name(name.removesuffix(NEW_SUFFIX))
+            if offset is not None and (name.endswith(NEW_SUFFIX) or offset not in keep):
+                self._disk.unlink(join(self._folder, name))
+        self._kept = sorted(keep)
+
+    def _read(self, offset: int) -> Snapshot:
+        return read_snapshot(self._disk, self._folder, offset, self._log_id)
+
+    def _write_new(self, path: str, data: bytes) -> None:
+        if self._disk.exists(path):
+            self._disk.unlink(path)
+        file = self._disk.create(path)
+        # A file whose force failed is not closed here: the error is the caller's, and the bytes are not wanted.
+        write_all(file, [data], 0)
+        file.force()
+        file.close()

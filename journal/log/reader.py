@@ -1,0 +1,417 @@
+"""Reading a log: chunks of whole control blocks, and finding a place by offset, ordinal or time.
+
+A chunk begins and ends where control blocks do. These places are known without a look at the file for the ends of
+index runs, for the end of what may be read, for the ends of damage and for the ends of chunks that were given before;
+so a reader that goes on where it stopped costs one read of the disk and nothing else. Any other place is found by
+walking the run of at least 64 KiB that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
+from zlib import crc32
+
+from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
+from journal.log.checkpoint import cut_since
+from journal.log.index import RUN_SIZE_MIN, Index, Place
+from journal.log.segment import SHORTER, Segment
+from journal.log.segments import Extent, limit_of
+from journal.record.batch import BLOCK_SIZE_MAX, Chunk
+from journal.record.block import BLOCK_SPAN_MAX, Block, blocks_of, control_position
+from journal.record.block_trailer import CONTROL_SIZE, decode_control
+from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, records_of, walk
+
+KNOWN_MAX: Final = 256
+"""Ends of chunks that are remembered for each log: more readers than this at different places are rare, and the
+others only walk a run."""
+
+PEEK_BYTES: Final = 4096
+PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + CONTROL_SIZE
+"""How far is looked behind a single record for the end of its block: enough for a small send, then for any block but
+that of one larger record."""
+
+Pread = Callable[[Segment, int, int], bytes | bytearray]
+Bytes = Callable[[int, int], "bytes | bytearray | None"]
+"""read(offset, size): at most so many bytes of one segment; None where that would wait for the disk."""
+Unproven = AbstractContextManager[Bytes]
+
+
+class WouldBlock(Exception):
+    """A cached read would have to wait for the disk."""
+
+
+class Reader:
+    """See the module. All methods may run beside the owner, in any thread."""
+
+    def __init__(self, extent: Extent) -> None:
+        self._extent = extent
+        self._known: dict[int, None] = {}
+        self._oldest: tuple[int, int] | None = None
+
+    def _limit(self, forced: bool) -> int:
+        """Where reading ends; of a stopped log always at its forced mark."""
+        extent = self._extent
+        return extent.forced if forced or extent.stopped is not None else extent.end
+
+    def read(self, offset: int, max_bytes: int, forced: bool, epoch: int | None, cached: bool) -> Chunk:
+        """As `Log.read`. Raises WouldBlock where `cached` and the bytes are not in memory."""
+        extent = self._extent
+        with extent.reading() as segments:
+            limit = self._limit(forced)
+            self._check(offset, epoch)
+            self._refuse_damage(offset)
+            if offset >= limit:
+                return Chunk(offset, offset, offset, b"")
+            pread = _pread_cached if cached else _pread
+            number = extent.number_of(offset, segments)
+            segment = segments[number]
+            if cached and not segment.indexed:
+                raise WouldBlock
+            end = self._clip(offset, min(limit, limit_of(segments, number)))
+            start = self._start(segment, offset, end, pread)
+            stop = self._stop(segment, start, end, max_bytes, pread)
+            data = pread(segment, stop - start, start)
+            if len(data) != stop - start:
+                data, stop = self._whole_blocks(segment, start, end, data)
+            self._remember(stop)
+            return Chunk(start, offset, stop, data)
+
+    def seek_offset(self, offset: int) -> int:
+        """As `Log.seek_offset`."""
+        extent = self._extent
+        offset = max(extent.first, min(offset, extent.end))
+        with extent.reading() as segments:
+            self._refuse_damage(offset)
+            if offset == extent.end:
+                return offset
+            number = extent.number_of(offset, segments)
+            segment = segments[number]
+            block = self._block_at(segment, offset, self._clip(offset, limit_of(segments, number)), _pread)
+            return max(start for start in _starts(block) if start <= offset)
+
+    def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
+        """As `Log.offset_of_ordinal`."""
+        extent = self._extent
+        if ordinal <= extent.first_ordinal:
+            return extent.first, extent.first_ordinal
+        with extent.reading() as segments:
+            if ordinal >= extent.end_ordinal:
+                return extent.end, extent.end_ordinal
+            low, high = 0, len(segments)
+            while high - low > 1:
+                middle = (low + high) // 2
+                first = self._index_of(segments[middle]).first_ordinal
+                low, high = (middle, high) if first is not None and first <= ordinal else (low, middle)
+            for segment in segments[low:]:
+                place = self._index_of(segment).by_ordinal(ordinal)
+                for block in self._sound(segment, place.position):
+                    if block.control.next_ordinal > ordinal:
+                        return _record_of_ordinal(block, ordinal)
+            return extent.end, extent.end_ordinal
+
+    def offset_of_time(self, ms: int) -> int:
+        """As `Log.offset_of_time`."""
+        extent = self._extent
+        with extent.reading() as segments:
+            if ms > extent.append_time:
+                return extent.end
+            low, high = -1, len(segments) - 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (
+                    (low, middle) if self._index_of(segments[middle]).newest_ms >= ms else (middle, high)
+                )
+            for segment in segments[high:]:
+                place = self._index_of(segment).by_time(ms)
+                for block in self._sound(segment, place.position):
+                    if block.control.append_time >= ms:
+                        return max(extent.first, block.offset)
+            return extent.end
+
+    def block_at(self, offset: int) -> Block:
+        """The control block that holds `offset`, which lies below the end. Raises Corrupt."""
+        with self._extent.reading() as segments:
+            self._refuse_damage(offset)
+            number = self._extent.number_of(offset, segments)
+            end = self._clip(offset, limit_of(segments, number))
+            return self._block_at(segments[number], offset, end, _pread)
+
+    def block_of_record(self, offset: int, forced: bool, cached: bool) -> Block | None:
+        """As `Log.block_of_record`."""
+        try:
+            return self._block_of_record(offset, forced, cached)
+        except WouldBlock:
+            return None
+
+    def _block_of_record(self, offset: int, forced: bool, cached: bool) -> Block:
+        extent = self._extent
+        with extent.reading() as segments:
+            limit = self._limit(forced)
+            self._check(offset, None)
+            self._refuse_damage(offset)
+            if offset >= limit:
+                raise BeyondEnd(offset, limit)
+            number = extent.number_of(offset, segments)
+            segment, end = segments[number], self._clip(offset, min(limit, limit_of(segments, number)))
+            pread = _pread_cached if cached else _pread
+            block = _block_behind(segment, offset, end, pread)
+            return block or self._sought(segment, offset, end, cached)
+
+    @contextmanager
+    def unproven(self, cached: bool) -> Iterator[Bytes]:
+        """As `Log.unproven`; the read raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
+        extent = self._extent
+        with extent.reading() as segments:
+            base = end = 0
+            pread: Bytes | None = None
+
+            def read(offset: int, size: int) -> bytes | bytearray | None:
+                nonlocal base, end, pread
+                if pread is None or not base <= offset < end or extent.damage:
+                    self._check(offset, None)
+                    self._refuse_damage(offset)
+                    number = extent.number_of(offset, segments)
+                    file, base = segments[number].file, segments[number].base
+                    end = min(extent.end, limit_of(segments, number))
+                    pread = file.pread_cached if cached else file.pread
+                return pread(min(size, end - offset), offset - base)
+
+            yield read
+
+    def _sought(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
+        """The same, from a block's start on: what is wrong is named. Raises NotARecord, Corrupt."""
+        if cached:
+            raise WouldBlock
+        block = self._block_at(segment, offset, end, _pread)
+        if crc32(block.data) != block.control.crc:
+            raise self._damaged(segment, block.offset, block.next, "the block fails its checksum")
+        if offset not in _starts(block) or offset == block.control.end:
+            raise NotARecord(offset)
+        return block
+
+    def oldest_ms(self) -> int:
+        """The append time of the first block; read once for each place where the log began. Raises Corrupt."""
+        first = self._extent.first
+        if self._oldest is None or self._oldest[0] != first:
+            with self._extent.reading() as segments:
+                segment = segments[self._extent.number_of(first, segments)]
+                blocks = segment.sound_blocks(max(0, first - segment.base))
+                times = (block.control.append_time for block in blocks)
+                self._oldest = (first, next(times, self._extent.append_time))
+        return self._oldest[1]
+
+    def newest_ms(self, segment: Segment) -> int:
+        """The append time of a sealed segment's last block."""
+        return self._index_of(segment).newest_ms
+
+    def first_ordinal_at(self, offset: int) -> int:
+        """The ordinal of the first record at or behind a segment's start."""
+        with self._extent.reading() as segments:
+            for segment in segments[self._extent.number_of(offset, segments) :]:
+                ordinal = self._index_of(segment).first_ordinal
+                if ordinal is not None:
+                    return ordinal
+            return self._extent.end_ordinal
+
+    def _check(self, offset: int, epoch: int | None) -> None:
+        extent = self._extent
+        cut = None if epoch is None else cut_since(extent.starts, epoch)
+        if cut is not None and offset > cut:
+            raise CutAway(offset, cut)
+        if offset < extent.first:
+            raise BelowStart(offset, extent.first)
+        if offset > extent.end:
+            raise BeyondEnd(offset, extent.end)
+
+    def _refuse_damage(self, offset: int) -> None:
+        for first, next, reason in self._extent.damage:
+            if first <= offset < next:
+                segments = self._extent.segments
+                path = segments[self._extent.number_of(offset, segments)].path
+                raise Corrupt(path, first, next, reason)
+
+    def _sound(self, segment: Segment, position: int) -> Iterator[Block]:
+        """Blocks from `position` of the segment on, without those that are known to be damaged."""
+        for block in segment.sound_blocks(position):
+            if not any(first <= block.offset < next for first, next, _ in self._extent.damage):
+                yield block
+
+    def _clip(self, offset: int, end: int) -> int:
+        """`end`, or where damage begins before it."""
+        return min([end, *(first for first, _, _ in self._extent.damage if first > offset)])
+
+    def _start(self, segment: Segment, offset: int, end: int, pread: Pread) -> int:
+        """The start of the block that holds `offset`. Raises NotARecord, Corrupt."""
+        if offset in self._known or self._place(segment, offset).position == offset - segment.base:
+            return offset
+        block = self._block_at(segment, offset, end, pread)
+        if offset not in _starts(block):
+            raise NotARecord(offset)
+        return block.offset
+
+    def _stop(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
+        """Where the chunk from `start` ends: at most `max_bytes` on, but at least one block.
+
+        A walk that meets damage ends the chunk there: the sound blocks before it are given, and the damage answers a
+        read that begins at it. Raises Corrupt if that is this one.
+        """
+        if end - start <= max_bytes:
+            return end
+        stop = segment.base + self._place(segment, start + max_bytes).position
+        if stop > start:
+            return stop
+        stop = start
+        try:
+            for block in self._blocks(segment, start, end, pread):
+                if block.next - start > max_bytes:
+                    return stop if stop > start else block.next
+                stop = block.next
+        except Corrupt:
+            if stop == start:
+                raise
+            return stop
+        return end
+
+    def _whole_blocks(
+        self, segment: Segment, start: int, end: int, data: bytes | bytearray
+    ) -> tuple[bytes | bytearray, int]:
+        """The whole blocks of `data`, which begins at `start`, and where they end; its file is shorter than `end`.
+
+        Raises Corrupt if there are none.
+        """
+        place, error = start, None
+        try:
+            for block in blocks_of(data, start, segment.log_id, verify=False):
+                place = block.next
+        except Incomplete:
+            pass
+        except BadRecord as bad:
+            error = self._broken(segment, place, end, bad)
+        error = error or self._damaged(segment, place, end, SHORTER)
+        if place == start:
+            raise error
+        return data[: place - start], place
+
+    def _block_at(self, segment: Segment, offset: int, end: int, pread: Pread) -> Block:
+        while True:
+            start = self._known_before(segment, offset)
+            try:
+                for block in self._blocks(segment, start, end, pread):
+                    if offset < block.next:
+                        return block
+            except Corrupt as error:  # met on the way: what lies behind it is sound
+                if not start < error.next <= offset:
+                    raise
+            else:
+                raise Corrupt(segment.path, offset, end, "no control block holds this offset")
+
+    def _known_before(self, segment: Segment, offset: int) -> int:
+        """The nearest place at or before `offset` where a block is known to begin."""
+        run = segment.base + self._place(segment, offset).position
+        return max([run, *(next for _, next, _ in self._extent.damage if next <= offset)])
+
+    def _blocks(self, segment: Segment, start: int, end: int, pread: Pread) -> Iterator[Block]:
+        """Blocks from `start` on, not summed, with as little of the file read as will do. Raises Corrupt."""
+        size = RUN_SIZE_MIN
+        while start < end:
+            wanted = min(size, end - start)
+            data = pread(segment, wanted, start)
+            position = start
+            try:
+                for block in blocks_of(data, position, segment.log_id, verify=False):
+                    yield block
+                    start = block.next
+            except Incomplete as error:
+                if position + len(data) >= end:
+                    raise self._broken(segment, start, end, error) from None
+                size = RUN_SIZE_MIN if start > position else min(size * 4, BLOCK_SPAN_MAX)
+            except BadRecord as error:
+                raise self._broken(segment, start, end, error) from None
+            if len(data) < wanted:
+                raise self._damaged(segment, start, end, SHORTER)
+
+    def _broken(self, segment: Segment, start: int, end: int, error: BadRecord) -> Corrupt:
+        """Names the damage that a walk met at `start`, for this reader and for later ones."""
+        good = segment.next_good(start - segment.base)
+        next = end if good is None else min(end, segment.base + good.position)
+        return self._damaged(segment, start, next, error.reason)
+
+    def _damaged(self, segment: Segment, start: int, next: int, reason: str) -> Corrupt:
+        extent = self._extent
+        with extent.lock:
+            extent.damage = tuple(sorted({*extent.damage, (start, next, reason)}))
+        return Corrupt(segment.path, start, next, reason)
+
+    def _place(self, segment: Segment, offset: int) -> Place:
+        place = self._index_of(segment).by_position(offset - segment.base)
+        # Beside an append the index may just have closed its first run: then the segment's start is what we know.
+        return place if place.position <= offset - segment.base else Place(0, 0)
+
+    def _index_of(self, segment: Segment) -> Index:
+        if segment.indexed:
+            return segment.index
+        with self._extent.loading:
+            return segment.index
+
+    def _remember(self, offset: int) -> None:
+        if offset not in self._known:
+            with self._extent.lock:
+                if len(self._known) >= KNOWN_MAX:
+                    self._known.pop(next(iter(self._known)))
+                self._known[offset] = None
+
+
+def _pread(segment: Segment, size: int, offset: int) -> bytes:
+    return segment.pread(size, offset - segment.base)
+
+
+def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray:
+    data = segment.pread_cached(size, offset - segment.base)
+    if data is None:
+        raise WouldBlock
+    return data
+
+
+def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:
+    """The block of the record that begins at `offset`, by the control record behind it, verified; None if it is not
+    whole, or no record begins there. No other record of the block is looked at twice."""
+    size = PEEK_BYTES
+    while True:
+        data = pread(segment, min(size, end - offset), offset)
+        try:
+            at = control_position(data, 0)
+            control = decode_control(data, at, segment.log_id)
+            break
+        except Incomplete:
+            if len(data) >= end - offset or len(data) < size:
+                return None
+            size = PEEK_MORE_BYTES if size < PEEK_MORE_BYTES else BLOCK_SPAN_MAX
+        except BadRecord:
+            return None
+    if not at or control.end != offset + at or not segment.base <= control.offset <= offset:
+        return None
+    records = data[:at] if control.offset == offset else pread(segment, control.size, control.offset)
+    if crc32(records) != control.crc:
+        return None
+    return Block(control.offset, memoryview(records), control)
+
+
+def _starts(block: Block) -> list[int]:
+    """Where records begin in a block, its control record among them."""
+    positions = [block.offset + position for position in walk(block.data)]
+    return [*positions, block.control.end]
+
+
+def _record_of_ordinal(block: Block, ordinal: int) -> tuple[int, int]:
+    """(offset, ordinal) of that record of the block; the first one if damage swallowed it."""
+    at = block.control.first_ordinal
+    if ordinal <= at:
+        return block.offset, at
+    for position, _, checksum, _, flag in records_of(block.data):
+        count = checksum if flag & FLAG_FILLER else 1
+        if ordinal < at + count:
+            return block.offset + position, at
+        at += count
+    return block.next, at

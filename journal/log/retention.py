@@ -1,0 +1,88 @@
+"""Which sealed segments may go, and how they go: removed, or moved to an archive.
+
+Whole sealed segments only, oldest first, and never the one that is written. A segment goes when its newest append is
+older than `retention_seconds`, or when what would be left still has `retention_bytes`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from journal import filenames
+from journal.disk import Disk, write_all
+from journal.log.recovery import remove_segment
+from journal.log.segments import LogOptions
+
+COPY_BYTES: Final = 1 << 20
+"""Copied at a time to an archive on another file system."""
+
+
+class Aged(NamedTuple):
+    """A sealed segment: its first offset, its size in bytes and the time of its newest append, ms."""
+
+    base: int
+    size: int
+    newest_ms: int
+
+
+def expired(sealed: Sequence[Aged], total_bytes: int, now_ms: int, options: LogOptions) -> int:
+    """How many of `sealed`, oldest first, may go; `total_bytes` is the whole log with the segment that is written."""
+    oldest_kept_ms = now_ms - options.retention_seconds * 1000
+    count = 0
+    for segment in sealed:
+        too_old = options.retention_seconds > 0 and segment.newest_ms < oldest_kept_ms
+        too_many = options.retention_bytes > 0 and total_bytes - segment.size >= options.retention_bytes
+        if not too_old and not too_many:
+            break
+        total_bytes -= segment.size
+        count += 1
+    return count
+
+
+def dispose(disk: Disk, folder: str, offset: int, options: LogOptions) -> str:
+    """Removes or archives one segment and its index; answers its name. The caller forces `folder`.
+
+    Raises OSError, Full.
+    """
+    if options.retention_action == "archive" and options.archive_folder is not None:
+        _archive(disk, folder, offset, options.archive_folder, options.suffix)
+        index = filenames.join(folder, filenames.index_name(offset))
+        if disk.exists(index):
+            disk.unlink(index)
+        return filenames.segment_name(offset, options.suffix)
+    return remove_segment(disk, folder, offset, options.suffix)
+
+
+def _archive(disk: Disk, folder: str, offset: int, archive: str, suffix: str) -> None:
+    """Moves a segment to the folder of the same name below `archive`."""
+    target_folder = filenames.join(archive, folder.rsplit("/", 1)[-1])
+    if not disk.exists(target_folder):
+        disk.make_folder(target_folder)
+        disk.force_folder(archive)
+    name = filenames.segment_name(offset, suffix)
+    source, target = filenames.join(folder, name), filenames.join(target_folder, name)
+    try:
+        disk.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(disk, source, target)
+        disk.force_folder(target_folder)
+        disk.unlink(source)
+        return
+    disk.force_folder(target_folder)
+
+
+def _copy(disk: Disk, source: str, target: str) -> None:
+    """A forced copy on another file system; a half one from an earlier attempt is replaced."""
+    if disk.exists(target):
+        disk.unlink(target)
+    old, new = disk.open_read(source), disk.create(target)
+    position = 0
+    while piece := old.pread(COPY_BYTES, position):
+        position += write_all(new, [piece], position)
+    new.force()
+    new.close()
+    old.close()

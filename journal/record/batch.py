@@ -1,0 +1,246 @@
+"""What a producer hands over: records of one stream, cut into blocks that it has checksummed.
+
+`verify_batch` proves every rule of docs/formats/record.md before the first byte is written, without an object
+per record: a CRC-32 over each block (memory speed), and the headers either by columns, if all records have
+one size, or in one tight loop. The records' own checksums are proven by those who read them, unless
+`verify="records"` asks for it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from struct import error as StructError
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from journal.errors import BadBatch
+from journal.record.block_trailer import SOURCE_PLAIN, SOURCE_SUCCESSION
+from journal.record.format import (
+    COLUMNS_COUNT_MIN,
+    FLAG_ATTRIBUTE,
+    FLAG_REFUSED_MASK,
+    HEADER_SIZE,
+    LENGTH,
+    PRODUCER_ID_MAX,
+    RECORD_SIZE_MAX,
+    SEQUENCE_COUNT,
+    BadRecord,
+    Buffer,
+    client_flags,
+    contiguous,
+    make_id,
+    same_length,
+    split_body,
+    walk,
+)
+
+BLOCK_SIZE_MAX: Final = 64 << 10
+"""Bytes of records under one control record, unless one record alone is larger: what one bad bit can cost."""
+
+BatchBlock = tuple[int, int, int]
+"""(size in bytes, count of records, CRC-32) of one block."""
+
+_LENGTH_CHECKSUM_FLAG: Final = Struct(">II8xI")
+_LENGTH_ID_FLAG: Final = Struct(">I4xQI")
+
+
+def verify_batch(
+    data: Buffer,
+    blocks: Sequence[BatchBlock],
+    producer_id: int,
+    sequence: int,
+    count: int,
+    verify: str = "blocks",
+    record_size_max: int = RECORD_SIZE_MAX,
+) -> None:
+    """Raises BadBatch unless `data` is `count` well-formed records with ids from (producer_id, sequence) on.
+
+    `blocks` must cover `data` exactly; empty, the records are checked without them, and `cut_blocks` makes
+    them. `verify="records"` also proves each record's own checksum and the bounds of its attribute.
+    """
+    size = len(data)
+    _check_numbers(size, producer_id, sequence, count)
+    plain = data if isinstance(data, bytes | bytearray) else bytes(data)
+    if blocks:
+        _check_blocks(data, blocks, count, record_size_max)
+    first_id = make_id(producer_id, sequence)
+    record_size = HEADER_SIZE + LENGTH.unpack_from(plain)[0]
+    if not (
+        count >= COLUMNS_COUNT_MIN
+        and record_size * count == size
+        and record_size <= record_size_max
+        and all(block[0] == block[1] * record_size for block in blocks)
+        and same_length(plain, 0, size, record_size)
+        and contiguous(plain, 0, size, record_size, first_id)
+        and client_flags(plain, 0, size, record_size)
+    ):
+        _check_headers(plain, blocks or [(size, count, 0)], first_id, record_size_max)
+    if verify == "records":
+        _check_bodies(plain)
+
+
+def cut_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBlock]:
+    """Cuts whole records into blocks of at most `size_max` bytes (one record alone may be larger), with CRCs.
+
+    Raises BadRecord if `data` is not whole records.
+    """
+    blocks: list[BatchBlock] = []
+    positions = walk(data)
+    view = memoryview(data)
+    ends = [*positions[1:], len(data)]
+    start = count = 0
+    for position, end in zip(positions, ends, strict=False):
+        if count and end - start > size_max:
+            blocks.append((position - start, count, crc32(view[start:position])))
+            start, count = position, 0
+        count += 1
+    if count:
+        blocks.append((len(data) - start, count, crc32(view[start:])))
+    return blocks
+
+
+def _check_numbers(size: int, producer_id: int, sequence: int, count: int) -> None:
+    if not 1 <= producer_id <= PRODUCER_ID_MAX:
+        raise BadBatch(f"producer id {producer_id} is not in 1..{PRODUCER_ID_MAX}")
+    if count < 1:
+        raise BadBatch(f"a batch of {count} records")
+    if not 0 <= sequence <= SEQUENCE_COUNT - count:
+        last = sequence + count - 1
+        raise BadBatch(f"sequences {sequence}..{last} pass the limit of {SEQUENCE_COUNT} of one id")
+    if count * HEADER_SIZE > size:
+        raise BadBatch(f"{count} records cannot be in {size} bytes")
+
+
+def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record_size_max: int) -> None:
+    """Sizes and counts add up, no block is too large, every CRC holds."""
+    view = memoryview(data)
+    position = 0
+    for number, (block_size, block_count, crc) in enumerate(blocks):
+        if block_count < 1 or block_size < block_count * HEADER_SIZE:
+            raise BadBatch(f"block {number}: {block_count} records cannot be in {block_size} bytes")
+        if block_size > (record_size_max if block_count == 1 else BLOCK_SIZE_MAX):
+            raise BadBatch(f"block {number}: {block_size} bytes in {block_count} records are above the limit")
+        if crc32(view[position : position + block_size]) != crc:
+            raise BadBatch(f"block {number}, bytes {position}..{position + block_size}, fails its checksum")
+        position += block_size
+    if position != len(data):
+        raise BadBatch(f"the blocks cover {position} bytes of {len(data)}")
+    found = sum(block[1] for block in blocks)
+    if found != count:
+        raise BadBatch(f"the blocks name {found} records, the batch {count}")
+
+
+def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, record_size_max: int) -> None:
+    """One pass over the headers. A length moves the position and nothing else: beyond the end, the next
+    unpack or the comparison with the block's end refuses it."""
+    unpack = _LENGTH_ID_FLAG.unpack_from
+    position = end = 0
+    length_max = record_size_max - HEADER_SIZE
+    try:
+        for block_size, block_count, _ in blocks:
+            end += block_size
+            for id in range(first_id, first_id + block_count):
+                length, found, flag = unpack(data, position)
+                if found != id or flag & FLAG_REFUSED_MASK or length > length_max:
+                    raise BadBatch(_fault(position, id, found, flag, length, length_max))
+                position += HEADER_SIZE + length
+            if position != end:
+                raise BadBatch(f"the records of a block end at {position}, the block at {end}")
+            first_id += block_count
+    except StructError:
+        raise BadBatch(f"the bytes end inside a record before position {position}") from None
+
+
+def _fault(position: int, id: int, found: int, flag: int, length: int, length_max: int) -> str:
+    if found != id:
+        return f"the record at {position} has id {found:#x}, {id:#x} was to come"
+    if refused := flag & FLAG_REFUSED_MASK:
+        return f"the record at {position} has flag bits {refused:#x} that a producer may not set"
+    return f"the record at {position} has a body of {length} bytes, at most {length_max} are allowed"
+
+
+def _check_bodies(data: Buffer) -> None:
+    """Every record's own checksum, and that its attribute lies inside its body; the headers are checked
+    already."""
+    view = memoryview(data)
+    unpack = _LENGTH_CHECKSUM_FLAG.unpack_from
+    position, size = 0, len(view)
+    while position < size:
+        length, checksum, flag = unpack(view, position)
+        body = view[position + HEADER_SIZE : position + HEADER_SIZE + length]
+        if crc32(body) != checksum:
+            raise BadBatch(f"the record at {position} fails its checksum")
+        if flag & FLAG_ATTRIBUTE:
+            try:
+                split_body(body, flag)
+            except BadRecord as error:
+                raise BadBatch(f"the record at {position}: {error.reason}") from None
+        position += HEADER_SIZE + length
+
+
+# What goes into a log and what comes out of it: batches and their sources, answers, chunks.
+
+
+class Batch(NamedTuple):
+    """Records of one producer for one partition, as one piece of bytes.
+
+    `blocks` is (bytes, count, CRC-32) for each run of whole records of at most BLOCK_SIZE_MAX bytes (one
+    larger record may stand alone); control records stand only at ends of blocks. Empty: the log cuts and
+    checksums itself. `sequence` is the first record's, `count` the number of records. `data` must not change
+    until append returns.
+    """
+
+    data: Buffer
+    blocks: Sequence[tuple[int, int, int]]
+    producer_id: int
+    sequence: int
+    count: int  # type: ignore[assignment]
+
+
+class Source(NamedTuple):
+    """Where an append comes from, and its place there: `kind` and `id` name the source, (high, low) the
+    position.
+
+    Positions of one source only grow; `Log.applied` answers the highest. Kind 0 is a plain send, without
+    position.
+    """
+
+    kind: int
+    id: int
+    high: int
+    low: int
+
+
+PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
+
+
+def succession(closed_id: int, successor_id: int, last_sequence: int) -> Source:
+    """The source that closes a producer id for good; `last_sequence` -1 if it never sent anything here."""
+    return Source(SOURCE_SUCCESSION, closed_id, successor_id, last_sequence + 1)
+
+
+class Appended(NamedTuple):
+    """The answer to one batch.
+
+    `positions`: (index of the first record, its offset) for each contiguous run, since control records lie
+    between. `end_offset` is the end of the whole append: the batch survives a power cut once the log is
+    forced up to there. `append_time` in ms since 1970, never lower than that of an earlier append.
+    """
+
+    positions: list[tuple[int, int]]
+    first_ordinal: int
+    end_offset: int
+    append_time: int
+
+
+class Chunk(NamedTuple):
+    """Whole control blocks from `start` to `next`; the reader skips to `skip_to` (`start <= skip_to`).
+
+    `data` is empty if the offset asked for is the end of what may be read; then `next` is that offset.
+    """
+
+    start: int
+    skip_to: int
+    next: int
+    data: bytes | bytearray

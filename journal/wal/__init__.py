@@ -1,0 +1,1 @@
+"""The transaction journal: a write-ahead log of entries with checkpoints and snapshots."""

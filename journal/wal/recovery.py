@@ -1,0 +1,498 @@
+"""Opening the transaction journal: looks at what the folder holds, asks the tables of journal.wal.recovery_rules, and
+does what they say.
+
+Nothing is changed before everything was looked at: a start that is refused leaves every byte as it was. Before anything
+is served, all of it is on the disk (journal.wal.recovery).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Set
+from typing import Final, NamedTuple, Protocol
+
+from journal import filenames
+from journal.disk import Disk, require_files, write_all
+from journal.errors import Corrupt, Full
+from journal.record.format import BadRecord
+from journal.wal.checkpoint import (
+    Checkpoint,
+    CheckpointFile,
+    JournalSnapshot,
+    LiveFile,
+    Pointer,
+    SnapshotHead,
+    Snapshots,
+)
+from journal.wal.entry import HEADER_SIZE, Entry, Filler, seed_of
+from journal.wal.file import HEAD_SIZE, Head, JournalFile, JournalFiles, decode_head
+from journal.wal.recovery_rules import (
+    FileFound,
+    Files,
+    FilesFound,
+    JournalRecovery,
+    Start,
+    StartFound,
+    Tail,
+    TailFound,
+    decide_files,
+    decide_start,
+    decide_tail,
+)
+
+SALT_SIZE: Final = 8
+FIRST_FILE: Final = 1
+FIRST_SNAPSHOT: Final = 1
+
+NEEDED: Final = "damage in an entry that is still needed"
+"""The label of a start that is refused for damage before the snapshot's place."""
+
+PIECE_SIZE: Final = 1 << 20
+"""Bytes looked through for something other than zeros at a time."""
+
+
+class JournalState(Protocol):
+    """Memory that is rebuilt from the journal.
+
+    At open, `load` comes once, then `apply` for each entry behind what was loaded, in order, then `needed`, `lose` if
+    there is something, and `held`.
+    """
+
+    def load(self, data: bytes) -> None:
+        """Starts from what `dump` gave; b"" is the state of an empty journal. Raises ValueError if it is no dump."""
+        ...
+
+    def apply(self, entry: Entry) -> None:
+        """One entry; a filler tells that a repair found entries lost there. Its `data` is valid only during the call.
+        Raises ValueError if it makes no sense."""
+        ...
+
+    def dump(self) -> Callable[[], bytes]:
+        """Captures the state as all entries appended so far left it, in the owner's thread; what it answers packs it,
+        once, in a worker maybe."""
+        ...
+
+    def needed(self) -> Iterable[int]:
+        """The places of entries that will be read again: each must be whole, or given up by a repair."""
+        ...
+
+    def lose(self, places: Set[int]) -> None:
+        """A repair has closed the gaps where these needed entries were: they are lost."""
+        ...
+
+    def held(self) -> Iterable[int]:
+        """The places that are still needed, once for each hold."""
+        ...
+
+
+class JournalOpening:
+    """One opening of the journal in `folder`. After `run` the fields are the journal's parts."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        state: JournalState,
+        new_id: Callable[[], int],
+        randomness: Callable[[int], bytes],
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._state = state
+        self._new_id = new_id
+        self._randomness = randomness
+        self.report = JournalRecovery()
+        self.checkpoint_file = CheckpointFile(disk, folder)
+        self.checkpoint: Checkpoint
+        self.seed: int
+        self.snapshots: Snapshots
+        self.lists: tuple[tuple[LiveFile, ...], ...] = ()
+        """What each snapshot of the checkpoint lists."""
+        self.files = JournalFiles(folder)
+
+    def run(self) -> None:
+        """Looks, decides, acts. Raises Corrupt, NewerFormat, Full, OSError."""
+        self._make_folder()
+        children = self._disk.list(self._folder)
+        wanted = [
+            name
+            for name in children
+            if filenames.known_in_transactions(name) and not filenames.is_aside(name)
+        ]
+        require_files(self._disk, self._folder, wanted)
+        checkpoint, status = self._read_checkpoint()
+        numbers = self._numbers()
+        if checkpoint is not None:
+            self._take_checkpoint(checkpoint)
+        heads, newest = self._read_snapshots(checkpoint)
+        goods = tuple(head is not None for head in heads)
+        row = decide_start(StartFound(status, bool(numbers), goods))
+        self.report.labels.append(row.label)
+        if row.decision is Start.REFUSE:
+            raise Corrupt(self.checkpoint_file.path, 0, 0, f"{row.label}: {'; '.join(self.report.warnings)}")
+        if row.decision is Start.CREATE:
+            self._create()
+            return
+        self._go_on(numbers, heads, newest)
+
+    def _make_folder(self) -> None:
+        if not self._disk.exists(self._folder):
+            self._disk.make_folder(self._folder)
+            self._disk.force_folder(self._folder.rpartition("/")[0] or ".")
+
+    def _read_checkpoint(self) -> tuple[Checkpoint | None, str]:
+        try:
+            checkpoint = self.checkpoint_file.read()
+        except Corrupt as error:
+            self.report.warnings.append(str(error))
+            return None, "damaged"
+        if checkpoint is None:
+            self.report.warnings.append("there is no checkpoint")
+        return checkpoint, "none" if checkpoint is None else "good"
+
+    def _numbers(self) -> list[int]:
+        found = map(filenames.parse_journal_name, self._disk.list(self._folder))
+        return sorted(number for number in found if number is not None)
+
+    def _take_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.seed = seed_of(checkpoint.journal_id, checkpoint.salt)
+        self.snapshots = Snapshots(self._disk, self._folder, checkpoint.journal_id)
+
+    def _read_snapshots(
+        self, checkpoint: Checkpoint | None
+    ) -> tuple[list[SnapshotHead | None], JournalSnapshot | None]:
+        """The head of each snapshot that the checkpoint names, None if it is bad; and the newest good one, whole."""
+        heads: list[SnapshotHead | None] = []
+        newest: JournalSnapshot | None = None
+        for pointer in checkpoint.snapshots if checkpoint is not None else ():
+            try:
+                if newest is None:
+                    newest = self.snapshots.read(pointer.number)
+                    heads.append(newest.head)
+                else:
+                    heads.append(self.snapshots.read_head(pointer.number))
+            except Corrupt as error:
+                self.report.warnings.append(str(error))
+                heads.append(None)
+        return heads, newest
+
+    # A new journal.
+
+    def _create(self) -> None:
+        """The checkpoint first, with the journal's name; a file without one is never taken for a journal."""
+        self.report.warnings.clear()
+        salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
+        pointer = Pointer(FIRST_SNAPSHOT, 0)
+        self._take_checkpoint(Checkpoint(self._new_id(), salt, 0, 0, (pointer,)))
+        snapshot = JournalSnapshot(SnapshotHead(self.checkpoint.journal_id, pointer.number, 0, ()), b"")
+        self.snapshots.write(snapshot)
+        self.checkpoint_file.settle(self.checkpoint)
+        self._begin(snapshot)
+
+    def _begin(self, snapshot: JournalSnapshot) -> None:
+        """The first file of a journal that has a checkpoint and nothing else."""
+        self._load(snapshot)
+        head = Head(self.checkpoint.journal_id, self.checkpoint.salt, FIRST_FILE, 0)
+        file = JournalFile.create(self._disk, self._folder, head)
+        self._disk.force_folder(self._folder)
+        self.lists = (snapshot.head.files,)
+        self.files.add(file)
+        self._settle()
+
+    # One that is there.
+
+    def _go_on(
+        self, numbers: list[int], heads: list[SnapshotHead | None], snapshot: JournalSnapshot | None
+    ) -> None:
+        if snapshot is None:
+            raise ValueError("a row that needs a snapshot was chosen without one")
+        used = heads.index(snapshot.head)
+        good = [head for head in heads[used:] if head is not None]
+        pointers = tuple(Pointer(head.number, head.place) for head in good)
+        self.lists = tuple(head.files for head in good)
+        found = self._look(numbers, snapshot.head)
+        if not found.files:
+            self._begin(snapshot)
+            return
+        self._load(snapshot)
+        self._open_files(found)
+        try:
+            tail = self._replay(found)
+            self._prove(found.place)
+        except BaseException:
+            self.files.drop()
+            raise
+        make_true(self._disk, self._folder, self.files.active, tail, self.report)
+        self.files.end = self.files.forced = tail.end
+        self._hold()
+        self._clean_up(numbers, [pointer.number for pointer in self.checkpoint.snapshots])
+        self.checkpoint = self.checkpoint._replace(snapshots=pointers)
+        self._settle()
+
+    def _look(self, numbers: list[int], head: SnapshotHead) -> FilesFound:
+        """What is there, once the table has nothing against it. Raises Corrupt."""
+        files = [self._found(number) for number in numbers]
+        fallback = self.lists[-1]
+        while True:
+            found = FilesFound(
+                tuple(files), head.files, fallback, head.place, self.checkpoint.forced, self.checkpoint.file_number
+            )  # fmt: skip
+            row = decide_files(found)
+            self.report.labels.append(row.label)
+            if row.decision is Files.REFUSE:
+                raise self._refused(row.label, found)
+            if row.decision is not Files.DROP_LAST:
+                return found
+            files.pop()
+
+    def _found(self, number: int) -> FileFound:
+        """A file by its head."""
+        path = self._path(number)
+        file = self._disk.open_read(path)
+        try:
+            size = file.size()
+            head = decode_head(file.pread(HEAD_SIZE, 0), path)
+        except Corrupt as error:
+            return FileFound(number, 0, size, error.reason)
+        finally:
+            file.close()
+        ours = (self.checkpoint.journal_id, self.checkpoint.salt, number)
+        fault = "" if head[:3] == ours else f"it is file {head.number} of journal {head.journal_id:#x}"
+        return FileFound(number, head.first, size, fault)
+
+    def _refused(self, label: str, found: FilesFound) -> Corrupt:
+        """The error that names the file which the row is about."""
+        faulty = [file for file in found.needed if file.fault]
+        if label == "listed file missing":
+            return Corrupt(
+                self._path(found.missing[0]), 0, 0, f"{label}: the newest snapshot needs this file"
+            )
+        if label == "head damaged":
+            return Corrupt(self._path(faulty[0].number), 0, HEAD_SIZE, f"{label}: {faulty[0].fault}")
+        if label == "listed file cut":
+            file = found.shorter[0]
+            return Corrupt(
+                self._path(file.number), 0, file.size, f"{label}: it is not what the snapshot lists"
+            )
+        if found.hole is not None:
+            reason = (
+                f"{label}: it begins at place {found.hole.first}, which is not where the one before it ends"
+            )
+            return Corrupt(self._path(found.hole.number), 0, HEAD_SIZE, reason)
+        if not found.files:
+            return Corrupt(self._path(self.checkpoint.file_number), 0, 0, label)
+        if not found.replayed:
+            reason = f"{label}: no file has place {found.place}, from which the snapshot goes on"
+            return Corrupt(self._path(found.files[0].number), 0, 0, reason)
+        last = found.files[-1]
+        wanted = max(found.forced, found.place)
+        reason = f"{label}: the journal was forced up to place {wanted}, file {found.file_number}"
+        return Corrupt(self._path(last.number), last.size, last.size + max(0, wanted - last.end), reason)
+
+    def _path(self, number: int) -> str:
+        return filenames.join(self._folder, filenames.journal_name(number))
+
+    def _load(self, snapshot: JournalSnapshot) -> None:
+        try:
+            self._state.load(snapshot.state)
+        except ValueError as error:
+            path = self.snapshots.path(snapshot.head.number)
+            raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
+
+    def _open_files(self, found: FilesFound) -> None:
+        """Opens what is needed, or would be needed by a start from the older snapshot."""
+        left_over = found.left_over
+        kept = [file for file in found.files if file not in left_over and not file.fault]
+        for file in kept:
+            head = Head(self.checkpoint.journal_id, self.checkpoint.salt, file.number, file.first)
+            opened = JournalFile.open(self._disk, self._folder, head, writable=file is kept[-1])
+            self.files.files = (*self.files.files, opened)
+
+    # Replay.
+
+    def _replay(self, found: FilesFound) -> JournalTail:
+        """Applies every entry behind the snapshot; answers where the journal ends. Raises Corrupt."""
+        first = found.replayed[0].number
+        files = [file for file in self.files.files if file.number >= first]
+        forced = max(found.forced, found.place, files[-1].first)
+        for file in files:
+            place, forced, reason = self._walk(file, max(found.place, file.first + HEAD_SIZE), forced)
+            tail = self._tail(file, place, forced, file is files[-1])
+            row = decide_tail(tail)
+            if row.decision is Tail.REFUSE:
+                self.report.labels.append(row.label)
+                bad = place - file.first
+                later = tail.later - file.first if tail.later is not None else file.size
+                text = f"{row.label} at place {place}: {reason}; forced up to place {tail.forced}"
+                raise Corrupt(file.path, bad, max(bad, later), text)
+        self.report.labels.append(row.label)
+        return JournalTail(place, tail.forced, row.decision)
+
+    def _walk(self, file: JournalFile, begin: int, forced: int) -> tuple[int, int, str]:
+        """Applies the entries of a file from the place `begin`. Answers (where they stop adding up, the highest place
+        that is known to be forced, why they stop)."""
+        apply, place, count, reason = self._state.apply, begin, 0, "the file ends"
+        try:
+            for entry in file.entries(begin, self.seed):
+                apply(entry)
+                if type(entry.content) is Filler:
+                    self._warn_of(file, entry)
+                place = entry.next
+                count += 1
+                if entry.forced > forced:
+                    forced = entry.forced
+        except BadRecord as error:
+            place, reason = error.position, error.reason
+        except ValueError as error:
+            at = place - file.first
+            raise Corrupt(
+                file.path, at, at, f"the state refuses the entry at place {place}: {error}"
+            ) from error
+        self.report.replayed += count
+        self.report.walked_bytes += place - begin
+        return place, forced, reason
+
+    def _warn_of(self, file: JournalFile, filler: Entry) -> None:
+        self.report.warnings.append(f"{file.path}: {filler.size} bytes at place {filler.place} were lost")
+
+    def _tail(self, file: JournalFile, place: int, forced: int, last: bool) -> TailFound:
+        """What lies behind the place where the entries of a file stop adding up."""
+        later: int | None = None
+        found = file.find(place + 1, self.seed) if place < file.end else None
+        while found is not None:
+            later = found.place if later is None else later
+            forced = max(forced, found.forced)
+            found = file.find(found.next, self.seed)
+        zeros = later is None and all(
+            not any(file.pread(PIECE_SIZE, at)) for at in range(place, file.end, PIECE_SIZE)
+        )
+        return TailFound(place, file.end, forced, later, last, zeros)
+
+    # After the replay.
+
+    def _prove(self, replayed: int) -> None:
+        """Reads the entries before the place `replayed` that are still needed, which the replay has not seen: damage
+        in them must be known before anything is decided about what they hold. Raises Corrupt."""
+        places = array("Q", sorted(place for place in self._state.needed() if place < replayed))
+        lost: set[int] = set()
+        at = 0
+        for file in self.files.files:
+            end = bisect_left(places, file.end, at)
+            if at < end and places[at] < file.first:
+                raise self._no_file(places[at])
+            try:
+                lost |= file.prove(places[at:end], self.seed)
+            except BadRecord as error:
+                self.report.labels.append(NEEDED)
+                bad = error.position - file.first
+                text = f"{NEEDED} at place {error.position}: {error.reason}"
+                raise Corrupt(file.path, bad, bad + HEADER_SIZE, text) from error
+            at = end
+        if at < len(places):
+            raise self._no_file(places[at])
+        if lost:
+            self._state.lose(lost)
+
+    def _hold(self) -> None:
+        """Holds what the state still needs. Raises Corrupt."""
+        for place in self._state.held():
+            try:
+                self.files.hold(place)
+            except KeyError as error:
+                raise self._no_file(place) from error
+        self.files.idle = sum(file.sealed and not file.holds for file in self.files.files)
+
+    def _no_file(self, place: int) -> Corrupt:
+        return Corrupt(self._folder, 0, 0, f"the state needs the entry at place {place}, which no file has")
+
+    def _clean_up(self, numbers: list[int], named: list[int]) -> None:
+        """Removes what a crash left: files that nothing needs, a last one that was never begun, and snapshots that are
+        not among those `named` by the checkpoint."""
+        kept = {file.number for file in self.files.files}
+        gone = [number for number in numbers if number not in kept]
+        for number in gone:
+            self._disk.unlink(self._path(number))
+        if gone:
+            self._disk.force_folder(self._folder)
+        self.snapshots.prune(named)
+
+    def _settle(self) -> None:
+        """The checkpoint says what is true now. On a full disk the one before must do: it is a lower bound."""
+        self.checkpoint = self.checkpoint._replace(
+            forced=self.files.forced, file_number=self.files.active.number
+        )
+        try:
+            self.checkpoint_file.settle(self.checkpoint)
+        except Full as error:
+            self.report.warnings.append(f"the checkpoint could not be written: {error}")
+
+
+# The end of the transaction journal at a start: cut off where entries stop adding up, and made durable.
+#
+# What was accepted behind the forced mark is written again in place and forced before anything is served: after a crash
+# the page cache proves nothing. What is cut off is copied aside first.
+
+"""Bytes written again at a time."""
+
+TORN_SIZE_MAX: Final = 16 << 20
+"""Bytes of a cut tail that are copied aside: enough to see what happened, and no second journal."""
+TORN_FILES_MAX: Final = 4
+"""Copies that stay; older ones are removed."""
+
+
+class JournalTail(NamedTuple):
+    """`end`: the place where the journal ends; up to `forced` it is known to be on the disk; `decision`: what becomes
+    of what lies behind the end."""
+
+    end: int
+    forced: int
+    decision: Tail
+
+
+def make_true(disk: Disk, folder: str, file: JournalFile, tail: JournalTail, report: JournalRecovery) -> None:
+    """Cuts, writes again, forces: then everything up to the end is on the disk. `file` is the last one. Raises
+    OSError."""
+    surplus = file.end - tail.end
+    if surplus:
+        report.cut_bytes = surplus
+        if tail.decision is Tail.CUT:
+            _keep_torn(disk, folder, file, tail.end, report)
+        file.file.truncate(tail.end - file.first)
+        file.size = tail.end - file.first
+        file.file.force()
+    _force_again(disk, folder, file, tail.forced, report)
+
+
+def _keep_torn(disk: Disk, folder: str, file: JournalFile, place: int, report: JournalRecovery) -> None:
+    """Copies the tail aside. A full disk is no reason not to start: then the copy is left out, and said so."""
+    path = filenames.join(folder, filenames.torn_name(place))
+    if disk.exists(path):
+        disk.unlink(path)
+    try:
+        copy = disk.create(path)
+        write_all(copy, [file.pread(TORN_SIZE_MAX, place)], 0)
+    except Full as error:
+        report.warnings.append(f"the bytes cut off at place {place} could not be kept: {error}")
+        return
+    copy.force()
+    copy.close()
+    disk.force_folder(folder)
+    report.torn_path = path
+    kept = [name for name in disk.list(folder) if filenames.parse_torn_name(name) is not None]
+    for name in kept[:-TORN_FILES_MAX]:
+        if filenames.join(folder, name) != path:
+            disk.unlink(filenames.join(folder, name))
+
+
+def _force_again(disk: Disk, folder: str, file: JournalFile, forced: int, report: JournalRecovery) -> None:
+    """Writes what lies behind the place `forced` again, the same bytes at the same place, and forces it."""
+    place = max(forced, file.first)
+    if place >= file.end:
+        return
+    report.rewritten_bytes = file.end - place
+    while place < file.end:
+        place += write_all(file.file, [file.pread(PIECE_SIZE, place)], place - file.first)
+    file.file.force()
+    disk.force_folder(folder)
