@@ -7,7 +7,7 @@ import pytest
 from journal.disk import RealDisk
 from journal.filenames import mark_name, segment_name
 from tfmq.broker.data_repair import is_data_folder
-from tfmq.data_folder import HARMLESS, OWN, check_data_folder
+from tfmq.data_dir import HARMLESS, OWN, check_data_folder
 from tfmq.errors import ConfigError
 
 

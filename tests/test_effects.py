@@ -1,8 +1,8 @@
 """An effect is a value: where to, what, from which place of which source."""
 
 from journal.record.batch import Batch, Source
+from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, GroupPlaces, Mark, Schedule
 from tfmq.broker.register import ID_FIRST
-from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, GroupPlaces, Mark, Schedule
 from tfmq.ids import log_id
 
 SOURCE = Source(2, 7, 100, 1)

@@ -3,7 +3,7 @@
 import pytest
 
 from tfmq import errors
-from tfmq.error_base import NOT_DONE, UNKNOWN, Detail, TextDetail, TfmqError
+from tfmq.errors import NOT_DONE, UNKNOWN, Detail, TextDetail, TfmqError
 
 
 class Sample(TfmqError):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.scale import scaled
 from tfmq import limits
+from tfmq.bounded_msgpack import pack, unpack
 from tfmq.errors import DecodeFailed, MessageTooLarge
 from tfmq.message import (
     BORN_MS_MAX,
@@ -26,7 +27,6 @@ from tfmq.message import (
     plain_key,
     recount_attribute,
 )
-from tfmq.packing import pack, unpack
 
 born = st.none() | st.integers(0, BORN_MS_MAX)
 keys = st.none() | st.binary(max_size=50) | st.text(max_size=50)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.scale import scaled
 from tfmq import limits
-from tfmq.packing import TRUSTED_BYTES, Malformed, check_depth, pack, survey, unpack
+from tfmq.bounded_msgpack import TRUSTED_BYTES, Malformed, check_depth, pack, survey, unpack
 
 leaves = (
     st.none()

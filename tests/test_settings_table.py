@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.settings_table import SETTINGS, TOPIC_KEYS, Address, Count, Ensemble, Seconds, Switch, measure
+from tfmq.settings import SETTINGS, TOPIC_KEYS, Address, Count, Ensemble, Seconds, Switch, measure
 
 every_key = pytest.mark.parametrize("key", SETTINGS)
 

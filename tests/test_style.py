@@ -59,7 +59,7 @@ ONLY_FOR = {
         "tfmq/testing/deferred.py",
         "tools/",
     ),
-    "socket": ("tfmq/server/", "tfmq/client/", "tfmq/local.py", "tools/"),
+    "socket": ("tfmq/server/", "tfmq/client/", "tfmq/embedded.py", "tools/"),
     "asyncio": ("tfmq/client/", "tfmq/aio", "tfmq/sql/", "tfmq/cli/delay.py", "tools/"),
     "rich": ("tfmq/cli/", "tfmq/spark/pipelines/", "tools/"),
     "click": ("tfmq/cli/", "tfmq/server/main.py", "tfmq/spark/pipelines/", "tools/"),

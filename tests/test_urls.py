@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.urls import shown_url
+from tfmq.offsets.storage import shown_url
 
 
 @pytest.mark.parametrize(

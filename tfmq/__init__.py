@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tfmq.client.strict_partitions import StrictPartitions as StrictPartitions
     from tfmq.client.transaction_checks import InDoubt as InDoubt
     from tfmq.consumer import Consumer as Consumer
+    from tfmq.embedded import local_server as local_server
     from tfmq.errors import Abandoned as Abandoned
     from tfmq.errors import BadFrame as BadFrame
     from tfmq.errors import BadRequest as BadRequest
@@ -77,7 +78,6 @@ if TYPE_CHECKING:
     from tfmq.errors import UnknownTransaction as UnknownTransaction
     from tfmq.errors import VersionMismatch as VersionMismatch
     from tfmq.hooks import Hook as Hook
-    from tfmq.local import local_server as local_server
     from tfmq.message import Message as Message
     from tfmq.message import Ordinal as Ordinal
     from tfmq.message import Partition as Partition
@@ -118,7 +118,7 @@ _PLACES: dict[str, str] = {
     "StrictPartitions": "tfmq.client.strict_partitions",
     "Transaction": "tfmq.transactions",
     "XAResource": "tfmq.xa",
-    "local_server": "tfmq.local",
+    "local_server": "tfmq.embedded",
     **dict.fromkeys(_ERRORS, "tfmq.errors"),
 }
 

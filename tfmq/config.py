@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tfmq import limits
 from tfmq.errors import BadRequest, ConfigError
-from tfmq.settings_table import (
+from tfmq.settings import (
     RELOADED,
     SECTIONS,
     SETTINGS,

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from tfmq import limits
+from tfmq.bounded_msgpack import Buffer, Malformed, pack, unpack
 from tfmq.errors import DecodeFailed, MessageTooLarge
-from tfmq.packing import Buffer, Malformed, pack, unpack
 
 # The keys of the attribute map; never given to another meaning.
 BORN_AT: Final = 1

@@ -21,14 +21,14 @@ sys.path.insert(0, str(ROOT))
 from journal.record.block_trailer import Control, encode_control  # noqa: E402
 from journal.record.format import make_record  # noqa: E402
 from tfmq import limits  # noqa: E402
+from tfmq.bounded_msgpack import pack  # noqa: E402
 from tfmq.errors import CLASSES  # noqa: E402
-from tfmq.packing import pack  # noqa: E402
 from tfmq.protocol import commands, rows  # noqa: E402
 from tfmq.protocol.commands import COMMANDS, RESERVED  # noqa: E402
 from tfmq.protocol.fields import Row  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
 from tfmq.protocol.handles import Handle, print_handle  # noqa: E402
-from tfmq.settings_table import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
+from tfmq.settings import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
 from tfmq.spark.options import OPTIONS, Where  # noqa: E402
 from tools.cli_reference import cli_reference, pipelines_reference  # noqa: E402
 from tools.mutants import page as planted_bugs  # noqa: E402

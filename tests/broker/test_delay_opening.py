@@ -10,9 +10,9 @@ from journal.record.block_trailer import CONTROL_SIZE, SOURCE_DELAY
 from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded
+from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.delay_opening import ARRIVALS_NAME, FOLDER_NAME, WORD_NAME
 from tfmq.delay.arrivals import LOG_ID, SUFFIX
-from tfmq.effects import ARRIVALS_KEY
 from tfmq.protocol.handles import read_dues
 
 FOLDER = f"{DATA}/{FOLDER_NAME}"

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.broker.helpers import Answer, Broker, Session, Stream, after, at
+from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.delay import TRANSACTION_TOPIC
-from tfmq.effects import ARRIVALS_KEY
 from tfmq.protocol.commands import LeaseProducerIds, ResumePartition
 from tfmq.protocol.handles import Handles, read_dues
 from tfmq.transaction import course

@@ -10,8 +10,8 @@ from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import make_log_id
 from tests.broker.helpers import Answer, Broker, Session, batch
+from tfmq.apply_target import OFFSETS_KEY, Append, Destination, Mark
 from tfmq.broker.destination import SLICE_BYTES, BrokerDestination
-from tfmq.effects import OFFSETS_KEY, Append, Destination, Mark
 from tfmq.errors import Busy, DiskFull, Fenced, MessageTooLarge, NotAllowed, StorageStopped, UnknownTopic
 from tfmq.protocol.commands import (
     CommitOffsets,

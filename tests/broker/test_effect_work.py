@@ -8,7 +8,7 @@ from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION, control_mark
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker, batch
-from tfmq.effects import Append, Mark
+from tfmq.apply_target import Append, Mark
 from tfmq.protocol.commands import ACKS_WRITTEN, ResumePartition
 
 JOURNAL = 5

@@ -8,8 +8,8 @@ from journal.log.checkpoint import MarkFile
 from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION
 from tests.broker.helpers import Broker, batch
+from tfmq.apply_target import Append
 from tfmq.broker.partition import Partition
-from tfmq.effects import Append
 from tfmq.errors import UNKNOWN, DiskFull, StorageStopped
 from tfmq.protocol.commands import ACKS_WRITTEN
 

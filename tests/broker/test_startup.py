@@ -9,7 +9,7 @@ from journal.errors import Corrupt, Locked, NewerFormat
 from journal.filenames import segment_name
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker.startup import STEPS
-from tfmq.data_folder import decode_version, encode_version
+from tfmq.data_dir import decode_version, encode_version
 from tfmq.protocol.commands import Metadata, ResumePartition
 
 VERSION = f"{DATA}/meta/version"

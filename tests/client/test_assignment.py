@@ -11,7 +11,7 @@ from tfmq.client.assignment import MISSING_SECONDS_MAX
 from tfmq.client.positions import PartitionName
 from tfmq.errors import BadRequest, Busy, NotSupported
 from tfmq.message import Ordinal
-from tfmq.offsets.stored import StoredOffset, fenced
+from tfmq.offsets.storage import StoredOffset, fenced
 from tfmq.protocol import commands as wire
 
 

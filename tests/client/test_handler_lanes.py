@@ -10,7 +10,7 @@ from tfmq.client.decoder import Decoder
 from tfmq.client.handler_lanes import NEVER, ORDERS, HandlerLanes, Job
 from tfmq.client.ledger import Ledger
 from tfmq.client.places import Place
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 
 
 def ledger(partition: int = 0) -> Ledger:

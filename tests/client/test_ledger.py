@@ -9,7 +9,7 @@ from tests.scale import seeded
 from tfmq.client.decoder import Decoder
 from tfmq.client.ledger import Ledger, Ledgers
 from tfmq.client.places import Batch, Place, behind
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 
 A = PartitionName("orders", 0)
 

@@ -2,7 +2,7 @@
 
 from tests.client.test_ledger import batch
 from tfmq.client.places import UNKNOWN, Place, behind, partition_of
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 
 
 def test_a_place_knows_its_offset_and_may_not_know_the_rest() -> None:

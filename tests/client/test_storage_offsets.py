@@ -8,7 +8,7 @@ import pytest
 import tfmq
 from tfmq.client.storage_offsets import standing
 from tfmq.errors import BadRequest, Closed
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.testing import SimulatedBroker
 
 NAME = PartitionName("orders", 0)

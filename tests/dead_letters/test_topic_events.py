@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests import paths
 from tests.dead_letters.helpers import failure, message
 from tests.scale import scaled, seeded
+from tfmq.bounded_msgpack import pack, unpack
 from tfmq.client.received import ReceivedMessage
 from tfmq.dead_letters import events
 from tfmq.dead_letters.fold import Fold
@@ -21,7 +22,6 @@ from tfmq.dead_letters.selection import START, Selection
 from tfmq.dead_letters.table import TABLE
 from tfmq.dead_letters.topic_events import KINDS, ROOM_BYTES, VERSION, content_of, event_of
 from tfmq.message import BORN_MS_MAX
-from tfmq.packing import pack, unpack
 
 LARGE = 1 << 23
 LETTER = replace(

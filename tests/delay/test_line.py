@@ -6,9 +6,9 @@ import pytest
 
 from journal.record.block_trailer import Control, encode_control
 from tests.delay.desk import BILLS, ORDERS, Desk
+from tfmq.apply_target import Applied, Effect
 from tfmq.delay import line as lines
 from tfmq.delay.patience import PAUSE_SECONDS, PAUSE_SECONDS_MAX
-from tfmq.effects import Applied, Effect
 from tfmq.errors import UNKNOWN, StorageStopped
 
 

@@ -1,8 +1,8 @@
 """What is written and not known to be on the disk."""
 
+from tfmq.apply_target import Mark
 from tfmq.delay.requests import Turn
 from tfmq.delay.settling import Settling, Written
-from tfmq.effects import Mark
 
 
 def written(number: int) -> Written:

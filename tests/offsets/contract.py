@@ -1,4 +1,4 @@
-"""What every storage of offsets does: the tests of the promises of `tfmq.offsets.stored`, with a subclass for each.
+"""What every storage of offsets does: the tests of the promises of `tfmq.offsets.storage`, with a subclass for each.
 
 Fixtures of the subclass: `open_one` opens the storage once more, as another member does; `open_shaky` one whose calls
 fail at any step.
@@ -12,7 +12,7 @@ import pytest
 from tests.offsets.struggle import OpenShaky, Struggle
 from tests.scale import scaled, seeded
 from tfmq.errors import Closed, Fenced
-from tfmq.offsets.stored import ClaimingStorage, PartitionName, StoredOffset, fenced_partitions
+from tfmq.offsets.storage import ClaimingStorage, PartitionName, StoredOffset, fenced_partitions
 
 Open = Callable[[], ClaimingStorage]
 A, B = PartitionName("orders", 0), PartitionName("orders", 11)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 
 from tfmq.errors import Fenced, TfmqError
-from tfmq.offsets.stored import ClaimingStorage, PartitionName, StoredOffset
+from tfmq.offsets.storage import ClaimingStorage, PartitionName, StoredOffset
 
 Open = Callable[[], ClaimingStorage]
 OpenShaky = Callable[[Random], ClaimingStorage]

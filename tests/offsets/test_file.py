@@ -21,7 +21,7 @@ from tests.offsets.struggle import OpenShaky
 from tests.scale import scaled, seeded
 from tfmq.errors import Busy, Damaged, Fenced, NotSupported, StoreFailed
 from tfmq.offsets.file import FileOffsets
-from tfmq.offsets.stored import PartitionName, StoredOffset
+from tfmq.offsets.storage import PartitionName, StoredOffset
 from tfmq.testing import SimulatedBroker
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 11)
@@ -305,7 +305,7 @@ def test_a_consumer_ends_with_the_sentence_about_its_file(path: Path) -> None:
 SAVING = """
 import os, sys
 from tfmq.offsets.file import FileOffsets
-from tfmq.offsets.stored import PartitionName, StoredOffset
+from tfmq.offsets.storage import PartitionName, StoredOffset
 storage, name = FileOffsets(sys.argv[1]), PartitionName("orders", int(sys.argv[2]))
 for offset in range(1, 1000000):
     storage.save("billing", 1, {name: StoredOffset(offset)})

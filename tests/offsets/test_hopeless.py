@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.offsets.hopeless import is_hopeless
+from tfmq.offsets.storage import is_hopeless
 
 
 class Refused(Exception):

@@ -18,7 +18,7 @@ import tfmq
 import tfmq.aio
 from tests import paths
 from tests.sql.billing import Base, Invoice
-from tfmq.offsets.stored import ClaimingStorage
+from tfmq.offsets.storage import ClaimingStorage
 from tfmq.testing import SimulatedBroker
 
 PAGE = paths.ROOT / "docs" / "offsets.md"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tfmq.errors import Fenced
-from tfmq.offsets.stored import (
+from tfmq.offsets.storage import (
     ClaimingStorage,
     OffsetStorage,
     PartitionName,

@@ -9,7 +9,7 @@ from sqlalchemy import MetaData, create_engine, event, inspect
 from sqlalchemy.engine import Connection, Engine
 
 from tfmq.offsets import table
-from tfmq.offsets.stored import PartitionName, StoredOffset
+from tfmq.offsets.storage import PartitionName, StoredOffset
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scale import scaled, seeded
-from tfmq import limits, packing
+from tfmq import bounded_msgpack, limits
+from tfmq.bounded_msgpack import pack
 from tfmq.errors import BadFrame, BadRequest
-from tfmq.packing import pack
 from tfmq.protocol import commands
 from tfmq.protocol.frames import Decoder, Frame, check_size, decode_header, encode, frame_at, parse_prefix
 
@@ -237,7 +237,7 @@ def test_surplus_values_are_refused_before_they_are_decoded(
     def decoded(*_: object, **__: object) -> None:
         pytest.fail("the header was decoded")
 
-    monkeypatch.setattr(packing, "_unpackb", decoded)
+    monkeypatch.setattr(bounded_msgpack, "_unpackb", decoded)
     with pytest.raises(BadFrame, match=r"fields|more than"):
         decode_header(data, BOUNDS)
 

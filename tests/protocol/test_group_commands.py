@@ -3,8 +3,8 @@
 import pytest
 
 from tfmq import limits
+from tfmq.bounded_msgpack import pack, unpack
 from tfmq.errors import BadRequest
-from tfmq.packing import pack, unpack
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_REQUEST
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tfmq import limits
+from tfmq.bounded_msgpack import pack
 from tfmq.errors import BadRequest
-from tfmq.packing import pack
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_REQUEST
 from tfmq.protocol.frames import Decoder, encode

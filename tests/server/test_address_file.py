@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.server.address_file import remove_address, write_address
+from tfmq.data_dir import remove_address, write_address
 
 
 def test_it_names_the_address_and_the_process_and_nothing_lies_beside_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.test_session import Client
 from tfmq import errors
-from tfmq.packing import pack
+from tfmq.bounded_msgpack import pack
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_REQUEST
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.server.test_session import Client
 from tfmq import errors
-from tfmq.packing import pack
+from tfmq.bounded_msgpack import pack
 
 
 def test_a_header_that_claims_more_than_its_frame_has_is_refused() -> None:

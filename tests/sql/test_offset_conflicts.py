@@ -22,7 +22,7 @@ from tests.zookeeper.conftest import until
 from tfmq.errors import Fenced, NotAllowed, NotSupported, StoreFailed
 from tfmq.offsets import table
 from tfmq.offsets.sql import SqlOffsets
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.testing import SimulatedBroker
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)

@@ -22,7 +22,7 @@ from tests.sql.test_course import async_engine_of
 from tfmq.errors import BadRequest, Busy, Fenced, NotAllowed, StoreFailed
 from tfmq.offsets import sql, table
 from tfmq.offsets.sql import SqlOffsets
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.testing import SimulatedBroker
 from tools.rigs.postgresql import PostgresServer
 

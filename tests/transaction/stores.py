@@ -16,7 +16,7 @@ from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
 from journal.testing.memory_disk import Moment
 from journal.wal.entry import AppendMsg, Entry, Operation
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import states
 from tfmq.transaction.ledger import Ledger
 from tfmq.transaction.operations import Origin

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from journal.record.format import records_of, split_id
-from tfmq.effects import OFFSETS_KEY, Applied, CommitOffsets, Effect, Forced, GroupPlaces, Mark, SourceName
+from tfmq.apply_target import (
+    OFFSETS_KEY,
+    Applied,
+    CommitOffsets,
+    Effect,
+    Forced,
+    GroupPlaces,
+    Mark,
+    SourceName,
+)
 from tfmq.errors import Busy, DiskFull, Fenced, StorageStopped, UnknownTopic
 
 

@@ -8,7 +8,7 @@ import pytest
 from journal.disk import RealDisk
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Targets
-from tfmq.effects import Mark
+from tfmq.apply_target import Mark
 from tfmq.transaction import convoy
 from tfmq.transaction.convoy import CONVOYS_MAX, WINDOW_BYTES, Pace
 

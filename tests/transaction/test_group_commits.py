@@ -6,7 +6,7 @@ import pytest
 
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Row
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.errors import NOT_DONE, DiskFull
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.requests import Member

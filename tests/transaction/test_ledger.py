@@ -30,7 +30,7 @@ from tests.transaction.stores import (
     picture,
     piece,
 )
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import operations, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.ledger import Ledger

@@ -7,7 +7,7 @@ import pytest
 from journal.record.format import make_log_id
 from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
-from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Applied, Effect, Schedule
+from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, Applied, Effect, Schedule
 from tfmq.errors import StorageStopped
 from tfmq.transaction.line import PAUSE_SECONDS, PAUSE_SECONDS_MAX
 

@@ -11,7 +11,7 @@ import pytest
 from journal.wal import entry
 from tests import paths
 from tests.scale import scaled, seeded
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import operations
 from tfmq.transaction.operations import Origin
 from tfmq.transaction.requests import Member

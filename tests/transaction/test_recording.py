@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.transaction.stores import BILLS, ORDERS, Store, Written
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import states
 from tfmq.transaction.outcomes import Outcome
 from tfmq.transaction.states import WrongStep

@@ -8,8 +8,8 @@ from typing import Any, cast
 from journal.testing import SimulatedClock
 from tests.transaction.desk import BILLS, ORDERS
 from tests.transaction.targets import Append, Targets
+from tfmq.apply_target import Delayed, Mark
 from tfmq.broker.timers import Timers
-from tfmq.effects import Delayed, Mark
 from tfmq.transaction.applying import Applier
 from tfmq.transaction.course import Course
 from tfmq.transaction.settling import RETRY_SECONDS, SOON_SECONDS, Part, Settling

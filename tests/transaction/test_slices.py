@@ -16,7 +16,7 @@ from journal.record.format import records_of
 from journal.wal.entry import AppendMsg, Entry
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, entry_of, piece
-from tfmq.effects import ARRIVALS_KEY
+from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.transaction.slices import PART, SLICE_BYTES, first_row, slices, slices_at_once, slices_of
 from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, Slice
 

@@ -15,7 +15,7 @@ from tests import paths
 from tests.scale import scaled, seeded
 from tests.transaction.stores import BILLS, ORDERS, Store, decided, picture, piece, row
 from tests.transaction.test_ledger import make_ledger
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import operations, snapshot, states
 from tfmq.transaction.ledger import Ledger
 from tfmq.transaction.operations import Origin

@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.coordinator import Coordinator, Course
 from tfmq.zookeeper.layout import Layout
 from tfmq.zookeeper.nodes import (

@@ -13,7 +13,7 @@ from tests.e2e.proxy import proxied
 from tests.zookeeper.conftest import until
 from tests.zookeeper.worker import GROUP, TOPIC
 from tfmq.errors import BadRequest, NotAllowed
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.coordination import Coordination, uptime
 from tools.rigs.zookeeper import ZooKeeperServer
 

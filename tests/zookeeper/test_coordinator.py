@@ -10,7 +10,7 @@ import pytest
 
 from tests.scale import scaled, seeded
 from tests.zookeeper.simulation import SESSION_SECONDS, TOPIC, World
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.coordinator import LOOKS, NEVER, Coordinator, Course, Share
 from tfmq.zookeeper.layout import Layout
 from tfmq.zookeeper.nodes import Children, Create, Cut, Delete, Node, Read, ReadAll, Write

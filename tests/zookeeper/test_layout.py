@@ -1,6 +1,6 @@
 """The paths of MetaMorphosis."""
 
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.layout import Layout
 
 

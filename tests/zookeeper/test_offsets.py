@@ -13,7 +13,7 @@ from tests.offsets.contract import PLACE, A, B, Contract, Open
 from tests.offsets.struggle import OpenShaky
 from tests.zookeeper.conftest import until
 from tfmq.errors import Damaged, Fenced, StoreFailed
-from tfmq.offsets.stored import StoredOffset
+from tfmq.offsets.storage import StoredOffset
 from tfmq.testing import SimulatedBroker
 from tfmq.zookeeper import connection
 from tfmq.zookeeper.offsets import ZooKeeperOffsets

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.ranges import range_of
 
 

@@ -1,6 +1,6 @@
 """The nodes of an offset, to and from bytes."""
 
-from tfmq.offsets.stored import NO_OFFSET, StoredOffset
+from tfmq.offsets.storage import NO_OFFSET, StoredOffset
 from tfmq.zookeeper.row import offset_data, row_data, stored_offset
 
 STORED = StoredOffset(5, 1, 2, 3, 1 << 62)

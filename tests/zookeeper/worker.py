@@ -11,7 +11,7 @@ import sys
 import time
 
 from tfmq.errors import Fenced, TfmqError
-from tfmq.offsets.stored import PartitionName, StoredOffset
+from tfmq.offsets.storage import PartitionName, StoredOffset
 from tfmq.zookeeper.coordination import Coordination, uptime
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 

@@ -19,9 +19,9 @@ from journal.record.format import tag_hash
 from tfmq import limits
 from tfmq.arrow.attributes import Attributes, Unreadable
 from tfmq.arrow.fields import Array, byte_strings, edges_of
+from tfmq.bounded_msgpack import pack, unpack
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import KEY, TAG
-from tfmq.packing import pack, unpack
 
 _MAP: Final = 0x80
 _MAPS: Final = pa.array([bytes([_MAP | count]) for count in range(4)], pa.binary())

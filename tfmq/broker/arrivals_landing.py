@@ -21,7 +21,7 @@ from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
 
 NAME: Final = "delay"
 INCARNATION: Final = 2
-"""The house's own, below every topic's: log id `tfmq.effects.ARRIVALS_KEY`."""
+"""The house's own, below every topic's: log id `tfmq.apply_target.ARRIVALS_KEY`."""
 
 
 class Arrivals(Partition):

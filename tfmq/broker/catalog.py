@@ -27,7 +27,7 @@ from tfmq.broker.partition import Waiter
 from tfmq.broker.register import DELETE, GONE, Register, pack
 from tfmq.broker.reserve import Reserve
 from tfmq.broker.timers import Timers
-from tfmq.data_folder import VERSION_NAME, Version, decode_version, encode_version
+from tfmq.data_dir import VERSION_NAME, Version, decode_version, encode_version
 from tfmq.errors import UNKNOWN, Busy, DiskFull, StorageStopped, TfmqError
 
 logger = logging.getLogger("tfmq.broker")

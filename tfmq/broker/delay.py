@@ -14,6 +14,7 @@ from journal.log.writer import size_bound
 from journal.record.batch import Batch
 from journal.record.block_trailer import holds_control_header
 from journal.record.format import HEADER_SIZE, split_id
+from tfmq.apply_target import ARRIVALS_KEY, Applied, Schedule
 from tfmq.broker import faults
 from tfmq.broker.arrivals_landing import Arrivals
 from tfmq.broker.caller import Body, Reply, Session
@@ -27,7 +28,6 @@ from tfmq.broker.writes import REQUEST_BYTES, Writes
 from tfmq.delay.buckets import Buckets
 from tfmq.delay.queue import DelayQueue
 from tfmq.delay.requests import UNKNOWN, Described, Histogram, Listed, Pending, Query, Rescheduled, Turn
-from tfmq.effects import ARRIVALS_KEY, Applied, Schedule
 from tfmq.errors import BadRequest, Busy, DecodeFailed, MessageTooLarge
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol.commands import (

@@ -21,7 +21,7 @@ from tfmq.broker.folders import say_recovery
 from tfmq.broker.house import House
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import DELAY_STORE, ID_SLACK, LEASE
-from tfmq.data_folder import new_delay_advice
+from tfmq.data_dir import new_delay_advice
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, SUFFIX, arrival_options, damaged_ranges
 from tfmq.delay.buckets import Buckets

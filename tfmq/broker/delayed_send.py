@@ -15,6 +15,7 @@ from zlib import crc32
 
 from journal.record.batch import Appended, Batch
 from journal.record.format import HEADER_SIZE, LENGTH, Buffer
+from tfmq.apply_target import Applied, Delayed, Mark, Schedule
 from tfmq.broker import faults
 from tfmq.broker.caller import Body, Reply, Session
 from tfmq.broker.effect_work import EffectWork
@@ -37,7 +38,6 @@ from tfmq.delay.dues import (
     words,
 )
 from tfmq.delay.note import Note
-from tfmq.effects import Applied, Delayed, Mark, Schedule
 from tfmq.errors import UNKNOWN
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
 

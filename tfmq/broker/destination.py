@@ -1,4 +1,6 @@
-"""Where effects go: the broker's partitions and its groups' offsets, as `tfmq.effects.Destination` asks for them."""
+"""Where effects go: the broker's partitions and its groups' offsets, as `tfmq.apply_target.Destination` asks for
+them.
+"""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -9,19 +11,7 @@ from journal.log.writer import size_bound
 from journal.record.batch import Batch
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import split_id
-from tfmq.broker import faults
-from tfmq.broker.caller import Session
-from tfmq.broker.catalog import Catalog
-from tfmq.broker.effect_work import EffectWork
-from tfmq.broker.group_offsets import GroupOffsets
-from tfmq.broker.offset_effects import OffsetEffects
-from tfmq.broker.offset_locks import OffsetLocks
-from tfmq.broker.partition import GONE, Partition
-from tfmq.broker.register import DELETING
-from tfmq.broker.topics import Topics
-from tfmq.broker.work import Work
-from tfmq.broker.writes import Writes
-from tfmq.effects import (
+from tfmq.apply_target import (
     ARRIVALS_KEY,
     OFFSETS_KEY,
     Append,
@@ -34,6 +24,18 @@ from tfmq.effects import (
     Schedule,
     SourceName,
 )
+from tfmq.broker import faults
+from tfmq.broker.caller import Session
+from tfmq.broker.catalog import Catalog
+from tfmq.broker.effect_work import EffectWork
+from tfmq.broker.group_offsets import GroupOffsets
+from tfmq.broker.offset_effects import OffsetEffects
+from tfmq.broker.offset_locks import OffsetLocks
+from tfmq.broker.partition import GONE, Partition
+from tfmq.broker.register import DELETING
+from tfmq.broker.topics import Topics
+from tfmq.broker.work import Work
+from tfmq.broker.writes import Writes
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, MessageTooLarge, StorageStopped, TfmqError, UnknownTopic
 from tfmq.protocol.commands import TransactionOffsets
 
@@ -56,7 +58,7 @@ class DelayedTarget(Protocol):
 
 
 class BrokerDestination:
-    """See the module, and `tfmq.effects.Destination` for what each method promises."""
+    """See the module, and `tfmq.apply_target.Destination` for what each method promises."""
 
     def __init__(
         self,

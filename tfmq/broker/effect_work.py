@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from journal.record.batch import Appended, Batch, Source
+from tfmq.apply_target import Append, Mark, Schedule
 from tfmq.broker.partition import Partition
 from tfmq.broker.work import NotYet, Staged
-from tfmq.effects import Append, Mark, Schedule
 from tfmq.errors import UNKNOWN, StorageStopped
 
 

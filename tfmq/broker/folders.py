@@ -23,7 +23,7 @@ from tfmq.broker.partition import Partition
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import TopicRow
 from tfmq.broker.topics import Topic, Unopened
-from tfmq.data_folder import LOST, misplaced
+from tfmq.data_dir import LOST, misplaced
 from tfmq.errors import Busy
 
 log = logging.getLogger("tfmq.broker")

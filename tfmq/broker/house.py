@@ -44,7 +44,7 @@ from tfmq.broker.writes import Writes
 from tfmq.config import DEFAULT, Config
 from tfmq.errors import Busy
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
-from tfmq.settings_table import TOPIC_KEYS
+from tfmq.settings import TOPIC_KEYS
 from tfmq.transaction.handler import TransactionHandler
 from tfmq.transaction.store import JournalTransactionStore
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from tfmq.apply_target import OFFSETS_KEY, CommitOffsets, Mark
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.register import TX_OFFSETS
-from tfmq.effects import OFFSETS_KEY, CommitOffsets, Mark
 from tfmq.errors import UNKNOWN, StorageStopped
 
 JOINED_PLACES: Final = 10_000

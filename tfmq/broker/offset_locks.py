@@ -6,8 +6,8 @@ locked by several transactions after a crash, when an earlier one, decided, is a
 
 from collections.abc import Iterable, Sequence
 
+from tfmq.apply_target import GroupPlaces
 from tfmq.broker.register import Key
-from tfmq.effects import GroupPlaces
 from tfmq.errors import Busy
 
 

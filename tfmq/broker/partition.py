@@ -19,14 +19,14 @@ from journal.log.segments import LogOptions
 from journal.record.batch import Appended, Batch, Source
 from journal.record.block_trailer import holds_control_header
 from journal.record.format import HEADER_SIZE
+from tfmq.apply_target import SourceName
 from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.producers import Producers
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.timers import Timers
 from tfmq.broker.work import NotYet, Staged, Work, tail_of
-from tfmq.data_folder import LOST
-from tfmq.effects import SourceName
+from tfmq.data_dir import LOST
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")

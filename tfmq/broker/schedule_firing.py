@@ -17,6 +17,7 @@ from typing import Final
 
 from journal.clock import Clock
 from journal.record.batch import Batch
+from tfmq.apply_target import Append, Mark
 from tfmq.broker import faults
 from tfmq.broker.caller import Run
 from tfmq.broker.destination import BrokerDestination
@@ -27,7 +28,6 @@ from tfmq.broker.topics import Topics
 from tfmq.broker.work import tail_of
 from tfmq.delay.cron import Cron
 from tfmq.delay.misfire import ALL, GRACE_MS, to_send
-from tfmq.effects import Append, Mark
 from tfmq.errors import DiskFull, StorageStopped, UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")

@@ -8,10 +8,10 @@ from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_SCHEDULE
 from journal.record.format import FLAG_TOMBSTONE, SEQUENCE_COUNT, make_id, make_log_id, make_record, tag_flag
 from tfmq import limits
+from tfmq.apply_target import Append, SourceName
 from tfmq.broker.register import SCHEDULE, SCHEDULE_STATE
 from tfmq.broker.schedule_book import ScheduleRow
 from tfmq.delay.cron import MINUTE_MS, Cron, zone_text
-from tfmq.effects import Append, SourceName
 from tfmq.errors import BadRequest, TfmqError
 from tfmq.message import Attribute, decode_attribute, encode_attribute
 

@@ -35,7 +35,7 @@ from tfmq.broker.register import (
 )
 from tfmq.broker.topics import Topic
 from tfmq.broker.transaction_opening import open_store, recover
-from tfmq.data_folder import FOLDER_NAMES, VERSION_NAME, is_log
+from tfmq.data_dir import FOLDER_NAMES, VERSION_NAME, is_log
 
 log = logging.getLogger("tfmq.broker")
 

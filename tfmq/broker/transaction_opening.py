@@ -14,7 +14,7 @@ from journal.filenames import join
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from tfmq.broker.house import House
 from tfmq.broker.register import ID_SLACK, JOURNAL, LEASE
-from tfmq.data_folder import new_journal_advice
+from tfmq.data_dir import new_journal_advice
 from tfmq.transaction.store import JournalTransactionStore
 
 log = logging.getLogger("tfmq.broker")

@@ -12,7 +12,7 @@ from journal import filenames
 from journal.disk import Disk, RealDisk
 from journal.errors import Locked
 from journal.fsck.wal_verify import is_journal
-from tfmq.data_folder import misplaced
+from tfmq.data_dir import misplaced
 from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.bucket_file import parse_bucket_name
 from tfmq.delay.bucket_survey import ARRIVALS_NAME, is_delay

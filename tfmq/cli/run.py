@@ -20,7 +20,7 @@ import click
 from tfmq.cli.output import Output, did_you_mean, output_options
 from tfmq.cli.values import client_id_option
 from tfmq.client.reach import CLIENT_ID_VARIABLE
-from tfmq.error_base import TfmqError
+from tfmq.errors import TfmqError
 
 ORDERS = ("partition", "key", "none")
 

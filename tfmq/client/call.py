@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tfmq.bounded_msgpack import Buffer
 from tfmq.client.waiting import Waitable
 from tfmq.errors import NOT_DONE, UNKNOWN, TfmqError, TimedOut, from_wire
-from tfmq.packing import Buffer
 from tfmq.protocol.commands import BY_REQUEST, Command
 
 NEVER = float("inf")

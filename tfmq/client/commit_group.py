@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from tfmq.bounded_msgpack import Buffer
 from tfmq.client.link import Link
 from tfmq.client.operations import request
 from tfmq.client.tasks import Task
@@ -19,7 +20,6 @@ from tfmq.client.transaction_pipeline import Beginning, Pipeline
 from tfmq.client.transaction_streams import TransactionStreams
 from tfmq.client.waiting import Flag, Operation, Wait
 from tfmq.errors import TfmqError, TimedOut
-from tfmq.packing import Buffer
 from tfmq.protocol.commands import (
     AbortCommitGroup,
     CommitGroup,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tfmq.client.servers import DEFAULT_HOST, Server
-from tfmq.data_folder import STARTING_NAME, check_data_folder
+from tfmq.data_dir import STARTING_NAME, check_data_folder
 from tfmq.errors import NOT_DONE, BadRequest, ConfigError, ConnectionFailed
 
 ADDRESS_NAME: Final = "address"

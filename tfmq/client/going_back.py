@@ -15,7 +15,7 @@ from tfmq.client.positions import UNKNOWN, PartitionName, Place
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.waiting import Operation, Wait
 from tfmq.errors import BadRequest, TfmqError
-from tfmq.offsets.stored import StoredOffset
+from tfmq.offsets.storage import StoredOffset
 
 if TYPE_CHECKING:
     from tfmq.client.consuming import Consuming

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from tfmq.client.places import Batch, Place, behind
 from tfmq.client.received import ReceivedMessage
 from tfmq.errors import NotAllowed
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 
 IN_WORK: ContextVar[ReceivedMessage | None] = ContextVar("tfmq_message_in_work", default=None)
 """The message that the running handler was called with; None outside of one."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfmq import limits
+from tfmq.bounded_msgpack import Buffer
 from tfmq.client.call import NEVER, Call, Renew, reply_error
 from tfmq.client.connection_failure import failure_of, names
 from tfmq.client.folders import Folder
@@ -33,7 +34,6 @@ from tfmq.errors import (
     ConnectionFailed,
     TfmqError,
 )
-from tfmq.packing import Buffer
 from tfmq.protocol.commands import ACKS_SYNCED, BY_REQUEST, MAGIC, VERSION_MAX, VERSION_MIN, Hello, HelloReply
 from tfmq.protocol.foreign import EMPTY_LINE
 from tfmq.protocol.frames import Decoder, Frame, encode

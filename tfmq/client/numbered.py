@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from journal.record.format import FLAG_TOMBSTONE, tag_flag
+from tfmq.bounded_msgpack import Buffer
 from tfmq.client.asking import PAUSE_SECONDS, PAUSE_SECONDS_MAX, ask
 from tfmq.client.call import Call
 from tfmq.client.decoder import Decoder
@@ -25,7 +26,6 @@ from tfmq.client.received import ReceivedMessage
 from tfmq.client.waiting import Operation, Wait
 from tfmq.errors import TfmqError, UnknownPartition, UnknownTopic
 from tfmq.ids import pack_id
-from tfmq.packing import Buffer
 from tfmq.protocol.commands import (
     ACKS_SYNCED,
     BY_LATEST,

@@ -1,17 +1,17 @@
-"""Which storage the argument `offsets` of a consumer names. What a storage is: `tfmq.offsets.stored`."""
+"""Which storage the argument `offsets` of a consumer names. What a storage is: `tfmq.offsets.storage`."""
 
 from typing import Final
 
 from journal.disk import Disk
 from tfmq.errors import BadRequest
 from tfmq.offsets.file import FileOffsets as FileOffsets
-from tfmq.offsets.stored import ClaimingStorage as ClaimingStorage
-from tfmq.offsets.stored import OffsetStorage as OffsetStorage
-from tfmq.offsets.stored import PartitionName as PartitionName
-from tfmq.offsets.stored import StoredOffset as StoredOffset
-from tfmq.offsets.stored import claim as claim
-from tfmq.offsets.stored import fenced_partitions as fenced_partitions
-from tfmq.urls import shown_url
+from tfmq.offsets.storage import ClaimingStorage as ClaimingStorage
+from tfmq.offsets.storage import OffsetStorage as OffsetStorage
+from tfmq.offsets.storage import PartitionName as PartitionName
+from tfmq.offsets.storage import StoredOffset as StoredOffset
+from tfmq.offsets.storage import claim as claim
+from tfmq.offsets.storage import fenced_partitions as fenced_partitions
+from tfmq.offsets.storage import shown_url
 
 FILE_PREFIX: Final = "file:"
 SQL_PREFIX: Final = "sql:"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tfmq.bounded_msgpack import Buffer
 from tfmq.client.asking import ask
 from tfmq.client.call import Call
 from tfmq.client.cluster import Cluster, Topic
 from tfmq.client.link import SECONDS, Link
 from tfmq.client.waiting import Operation, Wait, Waitable
 from tfmq.errors import UnknownTopic
-from tfmq.packing import Buffer
 from tfmq.protocol import commands
 
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from tfmq.client.received import ReceivedMessage
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 
 UNKNOWN = -1
 

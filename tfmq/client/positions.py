@@ -19,7 +19,7 @@ from tfmq.client.places import Batch as Batch
 from tfmq.client.places import Place as Place
 from tfmq.client.received import ReceivedMessage
 from tfmq.errors import BadRequest, Fenced
-from tfmq.offsets.stored import PartitionName as PartitionName
+from tfmq.offsets.storage import PartitionName as PartitionName
 
 
 class Positions:

@@ -11,7 +11,7 @@ from tfmq.client.going_back import void_lost
 from tfmq.client.positions import PartitionName, Place
 from tfmq.client.received import ReceivedMessage
 from tfmq.errors import BadRequest, Fenced
-from tfmq.offsets.stored import OffsetStorage, StoredOffset
+from tfmq.offsets.storage import OffsetStorage, StoredOffset
 
 
 class Standing(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tfmq.bounded_msgpack import Buffer
 from tfmq.client.call import Call
 from tfmq.client.link import Link
 from tfmq.client.waiting import Operation, Wait
 from tfmq.errors import NOT_DONE, UNKNOWN, Busy, Closed, ConnectionFailed, TfmqError, TimedOut
-from tfmq.packing import Buffer
 
 PAUSE_SECONDS: Final = 0.01
 PAUSE_SECONDS_MAX: Final = 1.0

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
+from tfmq.bounded_msgpack import Buffer
 from tfmq.client.call import Call
 from tfmq.client.link import Link
 from tfmq.client.tasks import Task
@@ -30,7 +31,6 @@ from tfmq.errors import (
     TransactionState,
     UnknownTransaction,
 )
-from tfmq.packing import Buffer
 from tfmq.protocol.commands import (
     CommitTransaction,
     CommitTransactionReply,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from tfmq import limits
 from tfmq.errors import BadRequest
-from tfmq.urls import shown_url
+from tfmq.offsets.storage import shown_url
 
 _NODE: Final = re.compile(r"[0-9A-Za-z_-]{0,64}")
 TOPIC_PREFIX: Final = "topic:"

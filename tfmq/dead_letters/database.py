@@ -24,7 +24,7 @@ from tfmq.client.dead_letters import StoreUnusable
 from tfmq.dead_letters.address import ALLOWED, Address
 from tfmq.dead_letters.table import ADDED, METADATA, TABLE
 from tfmq.errors import BadRequest, StoreFailed
-from tfmq.offsets.hopeless import driver_remedy, is_hopeless
+from tfmq.offsets.storage import driver_remedy, is_hopeless
 
 BUSY_SECONDS: Final = 30.0
 """How long one process waits for another one's transaction, which has at most a page of letters."""

@@ -11,13 +11,13 @@ from functools import cache
 from types import UnionType
 from typing import Any, Final, get_origin, get_type_hints
 
+from tfmq.bounded_msgpack import Malformed, pack, unpack
 from tfmq.client.dead_letters import Failure
 from tfmq.client.numbered import Content
 from tfmq.client.received import ReceivedMessage
 from tfmq.dead_letters import events
 from tfmq.dead_letters.letter import Body, Journey, Letter
 from tfmq.message import BORN_MS_MAX, encode_attribute
-from tfmq.packing import Malformed, pack, unpack
 
 VERSION: Final = 1
 ROOM_BYTES: Final = 256 << 10

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Final
 
+from tfmq.apply_target import Destination
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.lines import Lines
 from tfmq.delay.requests import CANCELLED, DELIVERED, PENDING, UNKNOWN, Turn
-from tfmq.effects import Destination
 from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
 from tfmq.errors import StorageStopped
 

@@ -16,6 +16,7 @@ from journal.errors import BelowStart
 from journal.record.batch import Source
 from journal.record.block_trailer import SOURCE_DELAY
 from journal.record.format import SEQUENCE_BITS, SEQUENCE_MASK
+from tfmq.apply_target import Append, Mark
 from tfmq.delay.fetching import Fetched
 from tfmq.delay.line_count import LineCount, dead_in
 from tfmq.delay.pacing import SLICE_BYTES
@@ -26,7 +27,6 @@ from tfmq.delay.rows import Part, Rows
 from tfmq.delay.settling import Settling, Written
 from tfmq.delay.slices import Slice, join
 from tfmq.delay.supply import Supply
-from tfmq.effects import Append, Mark
 from tfmq.errors import UNKNOWN, UnknownTopic
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Final
 
 from journal.record.block_trailer import SOURCE_DELAY
 from journal.record.format import SEQUENCE_BITS
+from tfmq.apply_target import Destination
 from tfmq.delay.broker_time import BrokerTime
 from tfmq.delay.cancelled import Cancelled
 from tfmq.delay.fetching import Fetching
@@ -19,7 +20,6 @@ from tfmq.delay.requests import Run, Timers, Turn
 from tfmq.delay.rows import Part
 from tfmq.delay.targets import Targets
 from tfmq.delay.wheel_slots import ABSOLUTE, TARGET_SHIFT, Entries
-from tfmq.effects import Destination
 from tfmq.errors import DiskFull, StorageStopped, UnknownTopic
 
 logger = logging.getLogger("tfmq.delay")

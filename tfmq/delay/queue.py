@@ -13,6 +13,7 @@ from typing import Any, Final
 from journal.clock import Clock
 from journal.record.batch import Appended
 from journal.record.format import Buffer
+from tfmq.apply_target import ARRIVALS_KEY, Destination
 from tfmq.delay.arrival_state import ArrivalState
 from tfmq.delay.asking import Asking
 from tfmq.delay.broker_time import BrokerTime
@@ -50,7 +51,6 @@ from tfmq.delay.requests import (
 from tfmq.delay.shore import Shore
 from tfmq.delay.targets import Targets
 from tfmq.delay.wheel import HashedWheelTimer
-from tfmq.effects import ARRIVALS_KEY, Destination
 from tfmq.errors import DiskFull, StorageStopped
 
 SLOTS: Final = 8192

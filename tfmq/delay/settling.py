@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from tfmq.apply_target import Mark
 from tfmq.delay.requests import Turn
-from tfmq.effects import Mark
 
 Waiter: TypeAlias = Callable[[], None]
 """Called when it is worth to ask again."""

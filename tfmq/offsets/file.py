@@ -17,8 +17,7 @@ from typing import Any, Final
 from journal.disk import Disk, Lock, RealDisk, write_all
 from journal.errors import Full, Locked
 from tfmq.errors import Busy, Closed, Damaged, NotSupported, StoreFailed
-from tfmq.offsets.hopeless import is_hopeless
-from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced, under
+from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, is_hopeless, under
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20

@@ -16,9 +16,15 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModu
 
 from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
 from tfmq.offsets import table
-from tfmq.offsets.hopeless import driver_remedy, is_hopeless
-from tfmq.offsets.stored import PartitionName, StoredOffset, fenced, under
-from tfmq.urls import shown_url
+from tfmq.offsets.storage import (
+    PartitionName,
+    StoredOffset,
+    driver_remedy,
+    fenced,
+    is_hopeless,
+    shown_url,
+    under,
+)
 
 Result = TypeVar("Result")
 

@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql.elements import ColumnElement
 
 from tfmq.limits import NAME_LENGTH
-from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset
+from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset
 
 NAME: Final = "tfmq_offsets"
 LOOKS: Final = 3

@@ -8,8 +8,8 @@ names the field. A request is a NamedTuple whose annotations carry the kind: `of
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_type_hints
 
 from tfmq import limits
+from tfmq.bounded_msgpack import Malformed, check_depth
 from tfmq.errors import BadRequest
-from tfmq.packing import Malformed, check_depth
 
 
 class Kind(Protocol):

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tfmq import limits
+from tfmq.bounded_msgpack import TRUSTED_BYTES, Buffer, Malformed, announced, pack, unpack
 from tfmq.errors import BadFrame, BadRequest, MessageTooLarge
-from tfmq.packing import TRUSTED_BYTES, Buffer, Malformed, announced, pack, unpack
 from tfmq.protocol import foreign
 
 SIZE = struct.Struct(">I")

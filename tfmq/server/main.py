@@ -110,7 +110,7 @@ def _started(config: Config, reactor: Any) -> Service:
     """The service, accepting; where something forbids that, one sentence and the end."""
     from journal.clock import SystemClock
     from journal.disk import RealDisk
-    from tfmq.data_folder import check_data_folder
+    from tfmq.data_dir import check_data_folder
     from tfmq.server import refusals
     from tfmq.server.service import Service
 
@@ -128,7 +128,7 @@ def _started(config: Config, reactor: Any) -> Service:
 
 
 def _announce(address: str, data: str) -> None:
-    from tfmq.server.address_file import write_address
+    from tfmq.data_dir import write_address
     from tfmq.server.readiness import notify_systemd, say_ready
 
     write_address(data, address)
@@ -183,7 +183,7 @@ def reload(service: Service, load: Callable[[], Config]) -> None:
 
 
 def _stop(reactor: Any, service: Service, data: str, why: str) -> None:
-    from tfmq.server.address_file import remove_address
+    from tfmq.data_dir import remove_address
     from tfmq.server.readiness import notify_systemd
 
     logger.info("stopping on %s", why)

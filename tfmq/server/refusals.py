@@ -6,7 +6,7 @@ import errno
 import os
 
 from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
-from tfmq.data_folder import misplaced
+from tfmq.data_dir import misplaced
 from tfmq.errors import ConfigError, TfmqError
 
 NOT_DONE = 1

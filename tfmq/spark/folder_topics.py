@@ -10,7 +10,7 @@ from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
 from journal.log.checkpoint import read_log_id
 from journal.record.format import split_id
-from tfmq.data_folder import META_NAME, VERSION_NAME, decode_version
+from tfmq.data_dir import META_NAME, VERSION_NAME, decode_version
 from tfmq.errors import BadRequest, NotSupported, UnknownPartition, UnknownTopic
 from tfmq.spark.ranges import PartitionLog
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from journal.record.format import FLAG_CONTROL, FLAG_FILLER, records_of
+from tfmq.bounded_msgpack import Buffer
 from tfmq.limits import MIB
-from tfmq.packing import Buffer
 
 CHUNK_BYTES: Final = 4 * MIB
 """Asked for at once: fewer cost round trips and calls, more gain nothing."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
+from tfmq.bounded_msgpack import Buffer
 from tfmq.errors import (
     BadRequest,
     Damaged,
@@ -19,7 +20,6 @@ from tfmq.errors import (
     OffsetOutOfRange,
     UnknownTopic,
 )
-from tfmq.packing import Buffer
 from tfmq.spark.logs import Address, Chunk, Logs, PartitionLog, Range, open_logs
 from tfmq.spark.sentences import Losses
 

@@ -19,11 +19,10 @@ from tfmq.client.received import ReceivedMessage
 from tfmq.client.storage_offsets import Standing, standing
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.sql import SqlOffsets
-from tfmq.offsets.stored import PartitionName, fenced
+from tfmq.offsets.storage import PartitionName, fenced, shown_url
 from tfmq.offsets.table import save
 from tfmq.sql.database import address
 from tfmq.sql.joining import bind_of, refuse_autocommit
-from tfmq.urls import shown_url
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session

@@ -83,7 +83,7 @@ def tfmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     All tests share it: a test that takes `tfmq_topic` too meets nobody there. See docs/testing.md.
     """
-    from tfmq.local import local_server
+    from tfmq.embedded import local_server
 
     with local_server(tmp_path_factory.mktemp("tfmq") / "data") as servers:
         yield servers

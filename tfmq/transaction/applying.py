@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import SEQUENCE_BITS
-from tfmq.effects import OFFSETS_KEY, Delayed, Destination, Mark, SourceName
+from tfmq.apply_target import OFFSETS_KEY, Delayed, Destination, Mark, SourceName
 from tfmq.transaction.convoy import Pace
 from tfmq.transaction.course import Course
 from tfmq.transaction.line import Line

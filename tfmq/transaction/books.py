@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from journal.clock import Clock
-from tfmq.effects import Destination
+from tfmq.apply_target import Destination
 from tfmq.transaction import refusals, states
 from tfmq.transaction.ages import Ages
 from tfmq.transaction.applying import Applier

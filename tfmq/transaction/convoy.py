@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from journal.errors import Closed, Corrupt
-from tfmq.effects import Applied, Destination, Mark
+from tfmq.apply_target import Applied, Destination, Mark
 from tfmq.errors import NOT_DONE, StorageStopped
 from tfmq.transaction.settling import Part
 from tfmq.transaction.transaction import Slice

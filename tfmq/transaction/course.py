@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from tfmq.effects import Delayed
+from tfmq.apply_target import Delayed
 from tfmq.transaction import states
 from tfmq.transaction.transaction import Decision
 

@@ -13,7 +13,7 @@ from functools import partial, wraps
 from typing import Any, Final, TypeAlias
 
 from journal.clock import Clock
-from tfmq.effects import Destination
+from tfmq.apply_target import Destination
 from tfmq.errors import Busy
 from tfmq.transaction import refusals, states
 from tfmq.transaction.beginning import Beginnings

@@ -16,7 +16,16 @@ from journal.errors import Corrupt
 from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import SEQUENCE_BITS
-from tfmq.effects import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, Effect, GroupPlaces, Mark, Schedule
+from tfmq.apply_target import (
+    ARRIVALS_KEY,
+    OFFSETS_KEY,
+    Append,
+    CommitOffsets,
+    Effect,
+    GroupPlaces,
+    Mark,
+    Schedule,
+)
 from tfmq.errors import UnknownTopic
 from tfmq.transaction.convoy import Convoy, Unreadable
 from tfmq.transaction.settling import Part

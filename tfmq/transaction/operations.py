@@ -24,7 +24,7 @@ from journal.wal.entry import (
     PREPARE,
     ROLLBACK,
 )
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.transaction.requests import Member
 
 PLACE_FIELDS: Final = 5

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from journal.clock import Clock
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import operations, states
 from tfmq.transaction.epochs import Epochs
 from tfmq.transaction.ledger import Ledger

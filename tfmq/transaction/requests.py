@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from tfmq.effects import Delayed
+from tfmq.apply_target import Delayed
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 """done(result, None) or done(None, error): once, at once or later, in the owner's thread."""

@@ -7,7 +7,7 @@ so a decision is refused while it still can be, and not found to be impossible a
 from collections.abc import Mapping
 from typing import Final
 
-from tfmq.effects import Destination
+from tfmq.apply_target import Destination
 from tfmq.errors import Busy, TransactionTooLarge
 from tfmq.transaction.transaction import Transaction
 

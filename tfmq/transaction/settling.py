@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from tfmq.effects import Destination, Mark
+from tfmq.apply_target import Destination, Mark
 from tfmq.transaction.course import Course
 from tfmq.transaction.requests import Timers
 from tfmq.transaction.transaction import Target

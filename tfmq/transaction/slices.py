@@ -15,7 +15,7 @@ from journal.errors import Corrupt, Lost
 from journal.record.batch import Batch, cut_blocks
 from journal.record.format import walk
 from journal.wal.entry import AppendMsg, Entry
-from tfmq.effects import ARRIVALS_KEY
+from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.transaction.transaction import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
 
 logger = logging.getLogger("tfmq.transaction")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tfmq.effects import OFFSETS_KEY, GroupPlaces
+from tfmq.apply_target import OFFSETS_KEY, GroupPlaces
 from tfmq.errors import TfmqError, UnknownTransaction
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final
 
-from tfmq.effects import OFFSETS_KEY
+from tfmq.apply_target import OFFSETS_KEY
 from tfmq.errors import SequenceGap, UnknownProducer
 from tfmq.transaction import refusals, states
 from tfmq.transaction.books import Books, live_of, require_sure

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from journal.record.batch import Batch
 from journal.wal.entry import HEADER_SIZE, MESSAGES
-from tfmq.effects import GroupPlaces
+from tfmq.apply_target import GroupPlaces
 from tfmq.transaction import states
 from tfmq.transaction.operations import Origin
 

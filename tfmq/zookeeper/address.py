@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
-from tfmq.urls import shown_url
+from tfmq.offsets.storage import shown_url
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from tfmq.errors import TfmqError
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.address import BROKER, zookeeper_address
 from tfmq.zookeeper.connection import new_client
 from tfmq.zookeeper.coordinator import Coordinator, Share

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.layout import Layout
 from tfmq.zookeeper.nodes import Children, Create, Cut, Delete, Node, Read, ReadAll, Request, Write
 from tfmq.zookeeper.ranges import range_of

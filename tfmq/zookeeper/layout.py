@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 
 
 class Layout(NamedTuple):

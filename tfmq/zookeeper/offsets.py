@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tfmq.errors import Busy
-from tfmq.offsets.stored import NO_OFFSET, PartitionName, StoredOffset, fenced, under
+from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, under
 from tfmq.zookeeper.address import BROKER, zookeeper_address
 from tfmq.zookeeper.connection import Connection, results
 from tfmq.zookeeper.layout import Layout

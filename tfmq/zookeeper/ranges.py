@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tfmq.offsets.stored import PartitionName
+from tfmq.offsets.storage import PartitionName
 
 
 def range_of(

@@ -10,7 +10,7 @@ import json
 from typing import Any, Final
 
 from tfmq.errors import Damaged
-from tfmq.offsets.stored import NO_OFFSET, StoredOffset
+from tfmq.offsets.storage import NO_OFFSET, StoredOffset
 
 BYTES_MAX: Final = 4096
 """Far more than a row needs; larger ones are not ours."""

@@ -90,7 +90,7 @@ LOCAL_BROKERS: Final = (
     Mutant(
         "address-readable-in-half",
         "readers see all of the address, or nothing",
-        "tfmq/server/address_file.py",
+        "tfmq/data_dir.py",
         "        os.replace(beside, path)\n",
         '        with open(path, "w", encoding="ascii") as half:\n            half.write(address)\n',
         [ADDRESS],
@@ -98,7 +98,7 @@ LOCAL_BROKERS: Final = (
     Mutant(
         "full-disk-ends-the-server",
         "a disk that does not take the address is logged, and the server serves",
-        "tfmq/server/address_file.py",
+        "tfmq/data_dir.py",
         '        logger.warning("%s could not be written, so file:%s does not find this broker: %s",',
         '        raise RuntimeError("%s could not be written: %s %s",',
         [ADDRESS],

@@ -81,7 +81,7 @@ TOPICS: Final = (
     Mutant(
         "newer-data-folder-opened",
         "a data folder of a later release is refused",
-        "tfmq/data_folder.py",
+        "tfmq/data_dir.py",
         "    if found > FORMAT:\n        raise NewerFormat(path, found, FORMAT)\n",
         "",
         [STARTUP],
@@ -281,7 +281,7 @@ DATA_FOLDERS: Final = (
     Mutant(
         "version-s-checksum-is-not-looked-at",
         "no flipped bit of the version file gives another node",
-        "tfmq/data_folder.py",
+        "tfmq/data_dir.py",
         "    if checked is not None and crc32(checked[1]) != int(checked[2], 16):\n",
         "    if checked is not None and not checked[2]:\n",
         [STARTUP],

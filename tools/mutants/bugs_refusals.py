@@ -9,8 +9,8 @@ from tools.mutants.mutant import Mutant
 _LISTENERS = "tfmq/client/listeners.py"
 _OPTIONS = "tfmq/client/consumer_options.py"
 _AWAY = "tfmq/client/away.py"
-_URLS = "tfmq/urls.py"
-_HOPELESS = "tfmq/offsets/hopeless.py"
+_URLS = "tfmq/offsets/storage.py"
+_HOPELESS = "tfmq/offsets/storage.py"
 
 FOLDERS: Final = (
     Mutant(
@@ -24,7 +24,7 @@ FOLDERS: Final = (
     Mutant(
         "a-folder-named-like-a-partition-is-a-brokers",
         "a folder with other things in it is refused, and nothing is written into it",
-        "tfmq/data_folder.py",
+        "tfmq/data_dir.py",
         "                if is_log(children(name)):\n",
         "                if children(name) is not None:\n",
         ["tests/test_data_folder.py"],
@@ -177,7 +177,7 @@ PLACES: Final = (
     Mutant(
         "a-strangers-folder-is-taken-for-data",
         "a folder with other things in it is no broker's",
-        "tfmq/data_folder.py",
+        "tfmq/data_dir.py",
         "    others = [name for name in names if name not in HARMLESS]\n",
         '    others = [name for name in names if name not in HARMLESS and "." not in name]\n',
         ["tests/test_data_folder.py"],

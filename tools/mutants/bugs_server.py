@@ -48,7 +48,7 @@ SERVER: Final = (
     Mutant(
         "header-nesting-unbounded",
         "no header is nested so deep that a stack runs out",
-        "tfmq/packing.py",
+        "tfmq/bounded_msgpack.py",
         "    if depth > limits.HEADER_DEPTH:\n",
         "    if depth < 0:\n",
         [PACKING],
@@ -56,7 +56,7 @@ SERVER: Final = (
     Mutant(
         "header-items-unbounded",
         "no header costs more objects than its bytes are worth",
-        "tfmq/packing.py",
+        "tfmq/bounded_msgpack.py",
         "    if items + count > items_max:\n",
         "    if items + count < 0:\n",
         [PACKING],

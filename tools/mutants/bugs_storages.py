@@ -90,7 +90,7 @@ FILES: Final = (
     Mutant(
         "rows-saved-under-the-member-s-number",
         "a row is saved under the grant of its own partition",
-        "tfmq/offsets/stored.py",
+        "tfmq/offsets/storage.py",
         "    return row if row.generation else row._replace(generation=generation)\n",
         "    return row._replace(generation=generation)\n",
         [STORED, FILE, OFFSETS],
@@ -98,7 +98,7 @@ FILES: Final = (
     Mutant(
         "unnamed-fence-is-about-nothing",
         "a storage that names no partitions has refused all",
-        "tfmq/offsets/stored.py",
+        "tfmq/offsets/storage.py",
         "    return frozenset(asked) if named is None else",
         "    return frozenset() if named is None else",
         [STORED, OFFSETS],

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from tfmq.local import die_with_parent
+from tfmq.embedded import die_with_parent
 from tools.rigs import spark_session
 
 START_SECONDS = 120.0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from tfmq.local import die_with_parent
+from tfmq.embedded import die_with_parent
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0

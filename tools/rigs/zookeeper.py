@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from tfmq.local import die_with_parent
+from tfmq.embedded import die_with_parent
 
 DEBIAN_JARS = Path("/usr/share/java")
 JAR_NAMES = ("zookeeper", "zookeeper-jute", "slf4j-api", "snappy-java", "metrics-core", "slf4j-nop")

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow.dataset
 
 import tfmq
+from tfmq.bounded_msgpack import unpack
 from tfmq.client.received import moment
-from tfmq.packing import unpack
 from tfmq.spark.logs import Address, open_logs
 from tfmq.spark.pipelines.archive_files import batches_of
 from tfmq.spark.pipelines.archiving import Archiving, Outcome, Wish

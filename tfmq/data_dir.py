@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -12,8 +13,7 @@ from zlib import crc32
 
 from journal.errors import Corrupt, NewerFormat
 from journal.filenames import LOCK_NAME, mark_name, parse_partition_folder, parse_segment_name
-from tfmq.error_base import NOT_DONE
-from tfmq.errors import ConfigError
+from tfmq.errors import NOT_DONE, ConfigError
 
 META_NAME: Final = "meta"
 VERSION_NAME: Final = "version"
@@ -176,3 +176,37 @@ def new_delay_advice(meta: str) -> str:
         "Put back the folder that belongs to this data; or, if the messages that wait in it are to be given up, move"
         f" this one away and make an empty file {meta}/new-delay, then start again"
     )
+
+
+# DATA/address: where the broker that runs on a data folder listens, for clients that were given the folder.
+#
+# One line, `HOST:PORT PROCESS`. It is there from "ready" until a clean stop begins; one that a kill left behind is told
+# by DATA/lock, which nobody, or a process of another number, holds.
+
+logger = logging.getLogger("tfmq.server")
+
+NAME: Final = "address"
+
+
+def write_address(data: str, address: str) -> None:
+    """Say that this process listens at `address`. Readers see all of it or nothing. A disk that does not take it is
+    logged: whoever knows the address still comes in."""
+    path = os.path.join(data, NAME)
+    beside = f"{path}.{os.getpid()}"
+    try:
+        with open(beside, "w", encoding="ascii") as file:
+            file.write(f"{address} {os.getpid()}\n")
+        os.replace(beside, path)
+    except OSError as error:
+        logger.warning("%s could not be written, so file:%s does not find this broker: %s", path, data, error)
+
+
+def remove_address(data: str) -> None:
+    """Nobody shall come any more."""
+    path = os.path.join(data, NAME)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s could not be removed: %s", path, error)
