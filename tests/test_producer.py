@@ -30,7 +30,7 @@ from tfmq.errors import (
 from tfmq.message import Message
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Produce
-from tfmq.protocol.handles import parse_handle
+from tfmq.protocol.delayed_handle import parse_handle
 
 SECONDS = 20.0
 

@@ -23,11 +23,11 @@ from journal.record.format import make_record  # noqa: E402
 from tfmq import limits  # noqa: E402
 from tfmq.bounded_msgpack import pack  # noqa: E402
 from tfmq.errors import CLASSES  # noqa: E402
-from tfmq.protocol import commands, rows  # noqa: E402
+from tfmq.protocol import commands, schema  # noqa: E402
 from tfmq.protocol.commands import COMMANDS, RESERVED  # noqa: E402
-from tfmq.protocol.fields import Row  # noqa: E402
+from tfmq.protocol.delayed_handle import Handle, print_handle  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
-from tfmq.protocol.handles import Handle, print_handle  # noqa: E402
+from tfmq.protocol.schema import Row  # noqa: E402
 from tfmq.settings import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
 from tfmq.spark.options import OPTIONS, Where  # noqa: E402
 from tools.cli_reference import cli_reference, pipelines_reference  # noqa: E402
@@ -77,8 +77,8 @@ def command_list() -> str:
 
 def row_list() -> str:
     """The arrays inside lists."""
-    shapes = [each for each in vars(rows).values() if isinstance(each, type) and issubclass(each, tuple)]
-    shapes = [each for each in shapes if each.__module__ == rows.__name__]
+    shapes = [each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, tuple)]
+    shapes = [each for each in shapes if each.__module__ == schema.__name__]
     return "".join(f"- {shape.__name__}: {kinds(Row(shape))}\n" for shape in shapes)
 
 

@@ -17,8 +17,8 @@ from tfmq.broker.engine import Engine
 from tfmq.config import Config, load
 from tfmq.errors import TfmqError
 from tfmq.protocol import commands
-from tfmq.protocol.handles import Handles, read_dues
-from tfmq.protocol.rows import DUE_BYTES
+from tfmq.protocol.delayed_handle import Handles, read_dues
+from tfmq.protocol.schema import DUE_BYTES
 
 DATA = "/data"
 

@@ -15,7 +15,7 @@ from tfmq.protocol.commands import (
     ListDelayed,
     ResumePartition,
 )
-from tfmq.protocol.handles import parse_handle, print_handle
+from tfmq.protocol.delayed_handle import parse_handle, print_handle
 
 HOUR = 3_600_000
 

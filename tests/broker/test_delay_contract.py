@@ -21,8 +21,8 @@ from tests.scale import SCALE, scaled, seeded
 from tfmq.delay.horizon import Step
 from tfmq.delay.queue import SLOTS
 from tfmq.protocol.commands import ACKS_WRITTEN, DUE_RELATIVE, ResumePartition
-from tfmq.protocol.handles import parse_handle, read_dues
-from tfmq.protocol.rows import DUE_MAX
+from tfmq.protocol.delayed_handle import parse_handle, read_dues
+from tfmq.protocol.schema import DUE_MAX
 
 TICK_MS = 10
 ROUND_MS = SLOTS * TICK_MS

@@ -13,7 +13,7 @@ from tests.scale import scaled, seeded
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.delay_opening import ARRIVALS_NAME, FOLDER_NAME, WORD_NAME
 from tfmq.delay.arrivals import LOG_ID, SUFFIX
-from tfmq.protocol.handles import read_dues
+from tfmq.protocol.delayed_handle import read_dues
 
 FOLDER = f"{DATA}/{FOLDER_NAME}"
 ARRIVALS = f"{FOLDER}/{ARRIVALS_NAME}"

@@ -10,7 +10,7 @@ from tests.broker.helpers import Broker, after, handles
 from tests.broker.test_delay_opening import ARRIVALS, files, put
 from tfmq.broker import delay_opening
 from tfmq.delay import horizon
-from tfmq.protocol.handles import parse_handle
+from tfmq.protocol.delayed_handle import parse_handle
 
 SECOND, MINUTE = 1000, 60_000
 

@@ -16,7 +16,7 @@ from tfmq.broker.delayed_send import effective_at, unwrap, wrap
 from tfmq.delay.arrivals import read
 from tfmq.delay.dues import ABSOLUTE_FLAG, DUE_MAX, RELATIVE_FLAG, dues_of
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
-from tfmq.protocol.handles import parse_handle, read_dues
+from tfmq.protocol.delayed_handle import parse_handle, read_dues
 
 ORDERS = make_log_id(20, 3)
 PRODUCER = 1 << 30

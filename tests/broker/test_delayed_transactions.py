@@ -6,7 +6,7 @@ from tests.broker.helpers import Answer, Broker, Session, Stream, after, at
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.delay import TRANSACTION_TOPIC
 from tfmq.protocol.commands import LeaseProducerIds, ResumePartition
-from tfmq.protocol.handles import Handles, read_dues
+from tfmq.protocol.delayed_handle import Handles, read_dues
 from tfmq.transaction import course
 
 HOUR = 3_600_000

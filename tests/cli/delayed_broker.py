@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.client.fake_broker import FakeBroker
 from tfmq.protocol import commands
-from tfmq.protocol.handles import Handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, print_handle
 
 STORE_ID, LOG_ID = 0x5EED, 7 << 24
 NOW_MS = 1_700_000_000_123

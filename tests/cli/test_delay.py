@@ -15,7 +15,7 @@ from tfmq.cli.output import Output
 from tfmq.cli.ranges import TOP
 from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped, UnknownTopic
 from tfmq.protocol import commands
-from tfmq.protocol.handles import Handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, print_handle
 
 SECOND, HOUR = 1_000, 3_600_000
 STRANGER = print_handle(Handle(STORE_ID + 1, LOG_ID, NOW_MS, 1))

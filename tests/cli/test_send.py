@@ -13,7 +13,7 @@ from tests.cli.conftest import Cli
 from tfmq.cli.output import Output
 from tfmq.cli.send import Shared, message_of, report, split
 from tfmq.message import SendResult
-from tfmq.protocol.handles import Handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, print_handle
 
 
 def payloads(cli: Cli, topic: str) -> list[str]:

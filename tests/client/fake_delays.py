@@ -14,7 +14,7 @@ from journal.record.format import records_of
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 from tfmq.protocol import commands
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
-from tfmq.protocol.handles import Handle, parse_handle, print_handle, read_dues
+from tfmq.protocol.delayed_handle import Handle, parse_handle, print_handle, read_dues
 
 STORE_ID = 0xF00D
 NOW_MS = 1_795_262_400_000

@@ -14,7 +14,7 @@ from tfmq.errors import DiskFull
 from tfmq.limits import BATCH_RECORDS_DELAYED
 from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, DUE_RELATIVE
 from tfmq.protocol.commands import DelayedBatch as Told
-from tfmq.protocol.handles import parse_handle
+from tfmq.protocol.delayed_handle import parse_handle
 
 HOME = Topic("orders", 7, (), {})
 

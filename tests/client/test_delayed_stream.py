@@ -25,7 +25,7 @@ from tfmq.errors import (
 )
 from tfmq.ids import SEQUENCES
 from tfmq.protocol.commands import DUE_RELATIVE, DelayedBatch, LeaseProducerIds, Produce, SucceedProducer
-from tfmq.protocol.handles import parse_handle, read_dues
+from tfmq.protocol.delayed_handle import parse_handle, read_dues
 
 
 @pytest.fixture

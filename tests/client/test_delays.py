@@ -31,7 +31,7 @@ from tfmq.protocol.commands import (
     ListDelayed,
     RescheduleDelayed,
 )
-from tfmq.protocol.handles import Handle, parse_handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, parse_handle, print_handle
 
 NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
 

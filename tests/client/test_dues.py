@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tfmq.client.dues import DELAY_DAYS_MAX, Dues, Given, due_of, left, moment_ms
 from tfmq.errors import BadRequest
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
-from tfmq.protocol.handles import read_dues
+from tfmq.protocol.delayed_handle import read_dues
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1_795_262_400_000

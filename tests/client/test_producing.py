@@ -16,7 +16,7 @@ from tfmq.codecs import json
 from tfmq.errors import Busy, Closed, DeliveryFailed, NotSupported, TimedOut
 from tfmq.message import Message
 from tfmq.protocol.commands import DUE_RELATIVE, Metadata, Produce
-from tfmq.protocol.handles import read_dues
+from tfmq.protocol.delayed_handle import read_dues
 
 DEFAULTS = Settings("broker:1", None, None, 5.0, 10_000, 40_000, None, None, 2.0, ())
 

@@ -10,7 +10,7 @@ from tfmq.client.transaction_gathering import BATCH_BYTES, LOOK_BYTES, Gathering
 from tfmq.errors import MessageTooLarge, UnknownPartition
 from tfmq.message import Message
 from tfmq.protocol.commands import DUE_RELATIVE, Metadata
-from tfmq.protocol.handles import read_dues
+from tfmq.protocol.delayed_handle import read_dues
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.broker.helpers import Answer, Broker, Stream, after, at, handles
 from tests.crash.delay_points import Points
 from tfmq.broker import delay_opening
 from tfmq.delay import buckets, horizon, line, lines, reloading, supply
-from tfmq.protocol.handles import parse_handle
+from tfmq.protocol.delayed_handle import parse_handle
 
 Place = tuple[str, int]
 PLACES: tuple[Place, ...] = (("orders", 0), ("orders", 1), ("bills", 0))

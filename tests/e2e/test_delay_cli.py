@@ -14,7 +14,7 @@ import tfmq as client
 from tests.e2e.commands import PATIENCE_SECONDS, Ended
 from tests.e2e.reading import payloads
 from tfmq.cli import main
-from tfmq.protocol.handles import Handle, parse_handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, parse_handle, print_handle
 from tools.rigs.live_server import LiveServer
 
 

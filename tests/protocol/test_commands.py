@@ -10,9 +10,9 @@ from tests.scale import scaled
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, COMMANDS, Command, reserved_for
-from tfmq.protocol.delay_commands import Edges
-from tfmq.protocol.fields import Flag, Kind, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
 from tfmq.protocol.frames import Decoder, encode
+from tfmq.protocol.messages import Edges
+from tfmq.protocol.schema import Flag, Kind, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
 
 # A code that was published once never means another command: this list only grows.
 PUBLISHED = {

@@ -8,8 +8,8 @@ from tfmq import limits
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_REQUEST, DUE_MAX, DUE_RELATIVE
+from tfmq.protocol.delayed_handle import Handle, print_handle
 from tfmq.protocol.frames import Decoder, encode
-from tfmq.protocol.handles import Handle, print_handle
 
 HANDLE = print_handle(Handle(7, 9, 1000, 1))
 PRODUCE = commands.Produce("orders", 1, 0, 9, 0, 2, 2, [])

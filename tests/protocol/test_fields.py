@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.protocol.fields import Flag, Kind, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
+from tfmq.protocol.schema import Flag, Kind, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
 
 
 class Pair(NamedTuple):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.scale import scaled
 from tfmq.errors import BadRequest
-from tfmq.protocol.handles import (
+from tfmq.protocol.delayed_handle import (
     LENGTH,
     LETTER,
     Handle,

@@ -40,8 +40,8 @@ from tfmq.protocol.commands import (
     SucceedProducer,
     TransactionBatch,
 )
-from tfmq.protocol.handles import Handle, issuer, parse_handle, print_handle
-from tfmq.protocol.rows import DUE_BYTES, DUE_MAX
+from tfmq.protocol.delayed_handle import Handle, issuer, parse_handle, print_handle
+from tfmq.protocol.schema import DUE_BYTES, DUE_MAX
 from tfmq.transaction.transaction import Piece
 
 NOT_HERE: Final = "The handle {text} is of another broker, or of data that this one had before."

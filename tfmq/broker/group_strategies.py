@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
-from tfmq.protocol.group_commands import CONSISTENT_HASH, RANGE, STICKY
+from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
 
 POINTS: Final = 64
 """Of a member on the ring: with so many the largest share is seldom above twice the mean."""

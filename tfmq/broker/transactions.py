@@ -39,8 +39,8 @@ from tfmq.protocol.commands import (
     Transact,
     TransactionBatch,
 )
-from tfmq.protocol.handles import write_dues
-from tfmq.protocol.rows import TransactionDelayed
+from tfmq.protocol.delayed_handle import write_dues
+from tfmq.protocol.schema import TransactionDelayed
 from tfmq.transaction.handler import TransactionHandler
 from tfmq.transaction.requests import Begin, Done, Ended, GroupCommit, Member
 from tfmq.transaction.requests import Transact as WholeTransaction

@@ -15,7 +15,7 @@ from tfmq.cli.output import EPOCH, age_text, iso_text, printable, size_text, tim
 from tfmq.cli.topics import known_topic
 from tfmq.errors import UnknownTopic
 from tfmq.message import BORN_MS_MAX
-from tfmq.protocol.handles import parse_handle
+from tfmq.protocol.delayed_handle import parse_handle
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin

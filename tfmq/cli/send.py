@@ -18,7 +18,7 @@ from tfmq.cli.values import Duration, Moment, Property, client_id_option
 from tfmq.client.partition_selector import KeyHash
 from tfmq.ids import print_id
 from tfmq.message import Message
-from tfmq.protocol.handles import parse_handle
+from tfmq.protocol.delayed_handle import parse_handle
 
 if TYPE_CHECKING:
     from tfmq.message import SendResult

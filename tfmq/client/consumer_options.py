@@ -18,7 +18,7 @@ from tfmq.errors import BadRequest
 from tfmq.hooks import checked_hooks
 from tfmq.limits import KIB, MIB
 from tfmq.protocol.commands import READ
-from tfmq.protocol.group_commands import CONSISTENT_HASH, RANGE, STICKY
+from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
 
 Topics = str | Sequence[str] | re.Pattern[str] | None
 Partitions = Sequence[tuple[str, int]] | Sequence[int] | None

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from tfmq.client.batch import Batch, Owner
 from tfmq.client.dues import Dues
 from tfmq.protocol.commands import DUE_MAX
-from tfmq.protocol.handles import Handles, read_dues
+from tfmq.protocol.delayed_handle import Handles, read_dues
 
 if TYPE_CHECKING:
     from tfmq.client.cluster import Topic
     from tfmq.message import SendResult
     from tfmq.protocol.commands import DelayedBatch as Told
-    from tfmq.protocol.rows import TransactionDelayed
+    from tfmq.protocol.schema import TransactionDelayed
 
 
 class HandledBatch(Batch):

@@ -26,7 +26,7 @@ from tfmq.protocol.commands import (
     ListDelayed,
     RescheduleDelayed,
 )
-from tfmq.protocol.handles import parse_handle
+from tfmq.protocol.delayed_handle import parse_handle
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -35,8 +35,7 @@ from tfmq.errors import (
     TfmqError,
 )
 from tfmq.protocol.commands import ACKS_SYNCED, BY_REQUEST, MAGIC, VERSION_MAX, VERSION_MIN, Hello, HelloReply
-from tfmq.protocol.foreign import EMPTY_LINE
-from tfmq.protocol.frames import Decoder, Frame, encode
+from tfmq.protocol.frames import EMPTY_LINE, Decoder, Frame, encode
 
 log = logging.getLogger("tfmq.connection")
 

@@ -21,7 +21,7 @@ from tfmq.errors import Fenced, TfmqError
 from tfmq.protocol.commands import GrantedPartition, Heartbeat, HeldPartition, JoinGroup, LeaveGroup
 from tfmq.protocol.commands import PartitionName as PartitionRow
 from tfmq.protocol.commands import Subscription as Wishes
-from tfmq.protocol.group_commands import STICKY
+from tfmq.protocol.messages import STICKY
 
 log = logging.getLogger("tfmq.consumer")
 

@@ -26,7 +26,7 @@ from tfmq.protocol.commands import (
     RemoveSchedule,
     ResumeSchedule,
 )
-from tfmq.protocol.fields import Name
+from tfmq.protocol.schema import Name
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TOPIC_NAME = Name()

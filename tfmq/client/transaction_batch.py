@@ -14,7 +14,7 @@ from tfmq.client.batch import Batch
 from tfmq.client.delayed_batch import HandledBatch
 from tfmq.client.dues import Dues
 from tfmq.client.encoder import Encoded
-from tfmq.protocol.handles import read_dues
+from tfmq.protocol.delayed_handle import read_dues
 
 
 class Teller(Protocol):

@@ -41,7 +41,7 @@ from tfmq.protocol.commands import (
     TransactReply,
 )
 from tfmq.protocol.commands import TransactionBatch as BatchRow
-from tfmq.protocol.rows import TransactionDelayed
+from tfmq.protocol.schema import TransactionDelayed
 
 log = logging.getLogger("tfmq.transaction")
 

@@ -8,132 +8,138 @@ codes are never given to another command. docs/protocol.md says how to add one.
 from typing import Annotated, Any, NamedTuple
 
 from tfmq import limits
-from tfmq.protocol.delay_commands import CancelDelayed as CancelDelayed
-from tfmq.protocol.delay_commands import CancelDelayedReply as CancelDelayedReply
-from tfmq.protocol.delay_commands import DelayedHistogram as DelayedHistogram
-from tfmq.protocol.delay_commands import DelayedHistogramReply as DelayedHistogramReply
-from tfmq.protocol.delay_commands import DescribeDelayed as DescribeDelayed
-from tfmq.protocol.delay_commands import DescribeDelayedReply as DescribeDelayedReply
-from tfmq.protocol.delay_commands import ListDelayed as ListDelayed
-from tfmq.protocol.delay_commands import ListDelayedReply as ListDelayedReply
-from tfmq.protocol.delay_commands import RescheduleDelayed as RescheduleDelayed
-from tfmq.protocol.delay_commands import RescheduleDelayedReply as RescheduleDelayedReply
-from tfmq.protocol.fields import Kind, ListOf, Map, Optional, Row, Text, Whole
-from tfmq.protocol.group_commands import CommitOffsets as CommitOffsets
-from tfmq.protocol.group_commands import CommitOffsetsReply as CommitOffsetsReply
-from tfmq.protocol.group_commands import DeleteGroup as DeleteGroup
-from tfmq.protocol.group_commands import DeleteGroupReply as DeleteGroupReply
-from tfmq.protocol.group_commands import DescribeGroup as DescribeGroup
-from tfmq.protocol.group_commands import DescribeGroupReply as DescribeGroupReply
-from tfmq.protocol.group_commands import Heartbeat as Heartbeat
-from tfmq.protocol.group_commands import HeartbeatReply as HeartbeatReply
-from tfmq.protocol.group_commands import JoinGroup as JoinGroup
-from tfmq.protocol.group_commands import JoinGroupReply as JoinGroupReply
-from tfmq.protocol.group_commands import LeaveGroup as LeaveGroup
-from tfmq.protocol.group_commands import LeaveGroupReply as LeaveGroupReply
-from tfmq.protocol.group_commands import ListGroups as ListGroups
-from tfmq.protocol.group_commands import ListGroupsReply as ListGroupsReply
-from tfmq.protocol.group_commands import ReadOffsets as ReadOffsets
-from tfmq.protocol.group_commands import ReadOffsetsReply as ReadOffsetsReply
-from tfmq.protocol.group_commands import ResetGroup as ResetGroup
-from tfmq.protocol.group_commands import ResetGroupReply as ResetGroupReply
-from tfmq.protocol.rows import ACKS_NONE as ACKS_NONE
-from tfmq.protocol.rows import ACKS_SYNCED as ACKS_SYNCED
-from tfmq.protocol.rows import ACKS_WRITTEN as ACKS_WRITTEN
-from tfmq.protocol.rows import DUE_MAX as DUE_MAX
-from tfmq.protocol.rows import DUE_RELATIVE as DUE_RELATIVE
-from tfmq.protocol.rows import EPOCH_UNKNOWN as EPOCH_UNKNOWN
-from tfmq.protocol.rows import ORDINAL_UNKNOWN as ORDINAL_UNKNOWN
-from tfmq.protocol.rows import SEQUENCE_NONE as SEQUENCE_NONE
-from tfmq.protocol.rows import (
+from tfmq.protocol.messages import AbortCommitGroup as AbortCommitGroup
+from tfmq.protocol.messages import AbortCommitGroupReply as AbortCommitGroupReply
+from tfmq.protocol.messages import AddSchedule as AddSchedule
+from tfmq.protocol.messages import AddScheduleReply as AddScheduleReply
+from tfmq.protocol.messages import AwaitChecks as AwaitChecks
+from tfmq.protocol.messages import AwaitChecksReply as AwaitChecksReply
+from tfmq.protocol.messages import BeginTransaction as BeginTransaction
+from tfmq.protocol.messages import BeginTransactionReply as BeginTransactionReply
+from tfmq.protocol.messages import CancelDelayed as CancelDelayed
+from tfmq.protocol.messages import CancelDelayedReply as CancelDelayedReply
+from tfmq.protocol.messages import CommitGroup as CommitGroup
+from tfmq.protocol.messages import CommitGroupReply as CommitGroupReply
+from tfmq.protocol.messages import CommitOffsets as CommitOffsets
+from tfmq.protocol.messages import CommitOffsetsReply as CommitOffsetsReply
+from tfmq.protocol.messages import CommitTransaction as CommitTransaction
+from tfmq.protocol.messages import CommitTransactionReply as CommitTransactionReply
+from tfmq.protocol.messages import CreateTopic as CreateTopic
+from tfmq.protocol.messages import CreateTopicReply as CreateTopicReply
+from tfmq.protocol.messages import DelayedHistogram as DelayedHistogram
+from tfmq.protocol.messages import DelayedHistogramReply as DelayedHistogramReply
+from tfmq.protocol.messages import DeleteGroup as DeleteGroup
+from tfmq.protocol.messages import DeleteGroupReply as DeleteGroupReply
+from tfmq.protocol.messages import DeleteTopic as DeleteTopic
+from tfmq.protocol.messages import DeleteTopicReply as DeleteTopicReply
+from tfmq.protocol.messages import DescribeDelayed as DescribeDelayed
+from tfmq.protocol.messages import DescribeDelayedReply as DescribeDelayedReply
+from tfmq.protocol.messages import DescribeGroup as DescribeGroup
+from tfmq.protocol.messages import DescribeGroupReply as DescribeGroupReply
+from tfmq.protocol.messages import DescribeTopic as DescribeTopic
+from tfmq.protocol.messages import DescribeTopicReply as DescribeTopicReply
+from tfmq.protocol.messages import DescribeTransaction as DescribeTransaction
+from tfmq.protocol.messages import DescribeTransactionReply as DescribeTransactionReply
+from tfmq.protocol.messages import ForgetCommitGroup as ForgetCommitGroup
+from tfmq.protocol.messages import ForgetCommitGroupReply as ForgetCommitGroupReply
+from tfmq.protocol.messages import ForgetTransaction as ForgetTransaction
+from tfmq.protocol.messages import ForgetTransactionReply as ForgetTransactionReply
+from tfmq.protocol.messages import GrowTopic as GrowTopic
+from tfmq.protocol.messages import GrowTopicReply as GrowTopicReply
+from tfmq.protocol.messages import Heartbeat as Heartbeat
+from tfmq.protocol.messages import HeartbeatReply as HeartbeatReply
+from tfmq.protocol.messages import JoinGroup as JoinGroup
+from tfmq.protocol.messages import JoinGroupReply as JoinGroupReply
+from tfmq.protocol.messages import LeaveGroup as LeaveGroup
+from tfmq.protocol.messages import LeaveGroupReply as LeaveGroupReply
+from tfmq.protocol.messages import ListCommitGroups as ListCommitGroups
+from tfmq.protocol.messages import ListCommitGroupsReply as ListCommitGroupsReply
+from tfmq.protocol.messages import ListDelayed as ListDelayed
+from tfmq.protocol.messages import ListDelayedReply as ListDelayedReply
+from tfmq.protocol.messages import ListGroups as ListGroups
+from tfmq.protocol.messages import ListGroupsReply as ListGroupsReply
+from tfmq.protocol.messages import ListSchedules as ListSchedules
+from tfmq.protocol.messages import ListSchedulesReply as ListSchedulesReply
+from tfmq.protocol.messages import ListTransactions as ListTransactions
+from tfmq.protocol.messages import ListTransactionsReply as ListTransactionsReply
+from tfmq.protocol.messages import Metadata as Metadata
+from tfmq.protocol.messages import MetadataReply as MetadataReply
+from tfmq.protocol.messages import PauseSchedule as PauseSchedule
+from tfmq.protocol.messages import PauseScheduleReply as PauseScheduleReply
+from tfmq.protocol.messages import PrepareTransaction as PrepareTransaction
+from tfmq.protocol.messages import PrepareTransactionReply as PrepareTransactionReply
+from tfmq.protocol.messages import ReadOffsets as ReadOffsets
+from tfmq.protocol.messages import ReadOffsetsReply as ReadOffsetsReply
+from tfmq.protocol.messages import RemoveSchedule as RemoveSchedule
+from tfmq.protocol.messages import RemoveScheduleReply as RemoveScheduleReply
+from tfmq.protocol.messages import RescheduleDelayed as RescheduleDelayed
+from tfmq.protocol.messages import RescheduleDelayedReply as RescheduleDelayedReply
+from tfmq.protocol.messages import ResetGroup as ResetGroup
+from tfmq.protocol.messages import ResetGroupReply as ResetGroupReply
+from tfmq.protocol.messages import ResumePartition as ResumePartition
+from tfmq.protocol.messages import ResumePartitionReply as ResumePartitionReply
+from tfmq.protocol.messages import ResumeSchedule as ResumeSchedule
+from tfmq.protocol.messages import ResumeScheduleReply as ResumeScheduleReply
+from tfmq.protocol.messages import RollbackTransaction as RollbackTransaction
+from tfmq.protocol.messages import RollbackTransactionReply as RollbackTransactionReply
+from tfmq.protocol.messages import SetTopic as SetTopic
+from tfmq.protocol.messages import SetTopicReply as SetTopicReply
+from tfmq.protocol.messages import Transact as Transact
+from tfmq.protocol.messages import TransactReply as TransactReply
+from tfmq.protocol.messages import Truncate as Truncate
+from tfmq.protocol.messages import TruncateReply as TruncateReply
+from tfmq.protocol.schema import ACKS_NONE as ACKS_NONE
+from tfmq.protocol.schema import ACKS_SYNCED as ACKS_SYNCED
+from tfmq.protocol.schema import ACKS_WRITTEN as ACKS_WRITTEN
+from tfmq.protocol.schema import DUE_MAX as DUE_MAX
+from tfmq.protocol.schema import DUE_RELATIVE as DUE_RELATIVE
+from tfmq.protocol.schema import EPOCH_UNKNOWN as EPOCH_UNKNOWN
+from tfmq.protocol.schema import ORDINAL_UNKNOWN as ORDINAL_UNKNOWN
+from tfmq.protocol.schema import SEQUENCE_NONE as SEQUENCE_NONE
+from tfmq.protocol.schema import (
     Acks,
     Blocks,
     DuesOrNil,
     Identity,
     Incarnation,
+    Kind,
+    ListOf,
+    Map,
     Member,
     Number,
     Offset,
+    Optional,
     Partition,
     Plain,
     Positions,
     ProducerId,
+    Row,
     Sequence,
     Signed,
     SignedSequence,
     Size,
+    Text,
     TimeMs,
     Topic,
+    Whole,
     Words,
     Yes,
 )
-from tfmq.protocol.rows import Block as Block
-from tfmq.protocol.rows import CommitMember as CommitMember
-from tfmq.protocol.rows import DelayedBatch as DelayedBatch
-from tfmq.protocol.rows import GrantedPartition as GrantedPartition
-from tfmq.protocol.rows import GroupOffset as GroupOffset
-from tfmq.protocol.rows import HeldPartition as HeldPartition
-from tfmq.protocol.rows import PartitionName as PartitionName
-from tfmq.protocol.rows import PartitionRow as PartitionRow
-from tfmq.protocol.rows import Position as Position
-from tfmq.protocol.rows import SavedOffset as SavedOffset
-from tfmq.protocol.rows import Subscription as Subscription
-from tfmq.protocol.rows import TopicRow as TopicRow
-from tfmq.protocol.rows import TransactionBatch as TransactionBatch
-from tfmq.protocol.rows import TransactionName as TransactionName
-from tfmq.protocol.rows import TransactionOffsets as TransactionOffsets
-from tfmq.protocol.schedule_commands import AddSchedule as AddSchedule
-from tfmq.protocol.schedule_commands import AddScheduleReply as AddScheduleReply
-from tfmq.protocol.schedule_commands import ListSchedules as ListSchedules
-from tfmq.protocol.schedule_commands import ListSchedulesReply as ListSchedulesReply
-from tfmq.protocol.schedule_commands import PauseSchedule as PauseSchedule
-from tfmq.protocol.schedule_commands import PauseScheduleReply as PauseScheduleReply
-from tfmq.protocol.schedule_commands import RemoveSchedule as RemoveSchedule
-from tfmq.protocol.schedule_commands import RemoveScheduleReply as RemoveScheduleReply
-from tfmq.protocol.schedule_commands import ResumeSchedule as ResumeSchedule
-from tfmq.protocol.schedule_commands import ResumeScheduleReply as ResumeScheduleReply
-from tfmq.protocol.topic_commands import CreateTopic as CreateTopic
-from tfmq.protocol.topic_commands import CreateTopicReply as CreateTopicReply
-from tfmq.protocol.topic_commands import DeleteTopic as DeleteTopic
-from tfmq.protocol.topic_commands import DeleteTopicReply as DeleteTopicReply
-from tfmq.protocol.topic_commands import DescribeTopic as DescribeTopic
-from tfmq.protocol.topic_commands import DescribeTopicReply as DescribeTopicReply
-from tfmq.protocol.topic_commands import GrowTopic as GrowTopic
-from tfmq.protocol.topic_commands import GrowTopicReply as GrowTopicReply
-from tfmq.protocol.topic_commands import Metadata as Metadata
-from tfmq.protocol.topic_commands import MetadataReply as MetadataReply
-from tfmq.protocol.topic_commands import ResumePartition as ResumePartition
-from tfmq.protocol.topic_commands import ResumePartitionReply as ResumePartitionReply
-from tfmq.protocol.topic_commands import SetTopic as SetTopic
-from tfmq.protocol.topic_commands import SetTopicReply as SetTopicReply
-from tfmq.protocol.topic_commands import Truncate as Truncate
-from tfmq.protocol.topic_commands import TruncateReply as TruncateReply
-from tfmq.protocol.transaction_commands import AbortCommitGroup as AbortCommitGroup
-from tfmq.protocol.transaction_commands import AbortCommitGroupReply as AbortCommitGroupReply
-from tfmq.protocol.transaction_commands import AwaitChecks as AwaitChecks
-from tfmq.protocol.transaction_commands import AwaitChecksReply as AwaitChecksReply
-from tfmq.protocol.transaction_commands import BeginTransaction as BeginTransaction
-from tfmq.protocol.transaction_commands import BeginTransactionReply as BeginTransactionReply
-from tfmq.protocol.transaction_commands import CommitGroup as CommitGroup
-from tfmq.protocol.transaction_commands import CommitGroupReply as CommitGroupReply
-from tfmq.protocol.transaction_commands import CommitTransaction as CommitTransaction
-from tfmq.protocol.transaction_commands import CommitTransactionReply as CommitTransactionReply
-from tfmq.protocol.transaction_commands import DescribeTransaction as DescribeTransaction
-from tfmq.protocol.transaction_commands import DescribeTransactionReply as DescribeTransactionReply
-from tfmq.protocol.transaction_commands import ForgetCommitGroup as ForgetCommitGroup
-from tfmq.protocol.transaction_commands import ForgetCommitGroupReply as ForgetCommitGroupReply
-from tfmq.protocol.transaction_commands import ForgetTransaction as ForgetTransaction
-from tfmq.protocol.transaction_commands import ForgetTransactionReply as ForgetTransactionReply
-from tfmq.protocol.transaction_commands import ListCommitGroups as ListCommitGroups
-from tfmq.protocol.transaction_commands import ListCommitGroupsReply as ListCommitGroupsReply
-from tfmq.protocol.transaction_commands import ListTransactions as ListTransactions
-from tfmq.protocol.transaction_commands import ListTransactionsReply as ListTransactionsReply
-from tfmq.protocol.transaction_commands import PrepareTransaction as PrepareTransaction
-from tfmq.protocol.transaction_commands import PrepareTransactionReply as PrepareTransactionReply
-from tfmq.protocol.transaction_commands import RollbackTransaction as RollbackTransaction
-from tfmq.protocol.transaction_commands import RollbackTransactionReply as RollbackTransactionReply
-from tfmq.protocol.transaction_commands import Transact as Transact
-from tfmq.protocol.transaction_commands import TransactReply as TransactReply
+from tfmq.protocol.schema import Block as Block
+from tfmq.protocol.schema import CommitMember as CommitMember
+from tfmq.protocol.schema import DelayedBatch as DelayedBatch
+from tfmq.protocol.schema import GrantedPartition as GrantedPartition
+from tfmq.protocol.schema import GroupOffset as GroupOffset
+from tfmq.protocol.schema import HeldPartition as HeldPartition
+from tfmq.protocol.schema import PartitionName as PartitionName
+from tfmq.protocol.schema import PartitionRow as PartitionRow
+from tfmq.protocol.schema import Position as Position
+from tfmq.protocol.schema import SavedOffset as SavedOffset
+from tfmq.protocol.schema import Subscription as Subscription
+from tfmq.protocol.schema import TopicRow as TopicRow
+from tfmq.protocol.schema import TransactionBatch as TransactionBatch
+from tfmq.protocol.schema import TransactionName as TransactionName
+from tfmq.protocol.schema import TransactionOffsets as TransactionOffsets
 
 MAGIC = "TFMQ"
 VERSION_MIN = VERSION_MAX = 1

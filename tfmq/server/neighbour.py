@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 
 from tfmq.errors import BadFrame
-from tfmq.protocol import commands, foreign, frames
+from tfmq.protocol import commands, frames
 
 PATIENCE_SECONDS = 0.4
 """How long each step waits: a neighbour on the same machine answers at once or never."""
@@ -50,7 +50,7 @@ def _listen(connection: socket.socket) -> bytes | None:
 
 def name_of(answer: bytes) -> str:
     """What kind of program gave this answer, b"" for one that hung up."""
-    speaker = foreign.speaker(answer)
+    speaker = frames.speaker(answer)
     if speaker is not None:
         return f"{speaker} answers there"
     try:

@@ -18,7 +18,7 @@ from tfmq.broker.caller import Buffers
 from tfmq.broker.engine import Engine
 from tfmq.broker.faults import client_error
 from tfmq.errors import BadFrame, BadRequest, Busy, NotAllowed, TfmqError, VersionMismatch
-from tfmq.protocol import commands, foreign, frames
+from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import Command
 from tfmq.server.commands import HELLO, Method, unknown
 
@@ -160,7 +160,7 @@ class Session:
                 frames.parse_prefix(frame, frame_bytes=self.frame_bytes)
             header = frames.decode_header(frame[8 : 8 + header_size], self._welcome.header_bounds)
         except BadFrame as error:
-            self.frame_refused(error, bytes(frame[: foreign.LOOK_BYTES]))
+            self.frame_refused(error, bytes(frame[: frames.LOOK_BYTES]))
             return
         body = frame[8 + header_size :]
         self._in_flight += 1
@@ -201,7 +201,7 @@ class Session:
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
         """What came is no frame: say so, in HTTP to whoever speaks that, and end."""
         logger.info("connection of %s refused: %s", self._peer, error)
-        answer = foreign.http_answer(start, self._welcome.address)
+        answer = frames.http_answer(start, self._welcome.address)
         if answer is not None:
             self.send([answer])
             self._end()

@@ -91,7 +91,7 @@ DELAYED_SENDS: Final = (
     Mutant(
         "typo-in-a-handle-taken",
         "a typo in a handle is refused, instead of hitting another message",
-        "tfmq/protocol/handles.py",
+        "tfmq/protocol/delayed_handle.py",
         "    if _printed(fields) != text:\n",
         "    if len(fields) != _FIELDS.size:\n",
         ["tests/protocol/test_handles.py"],

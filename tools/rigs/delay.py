@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import click
 
 import tfmq
-from tfmq.protocol.handles import parse_handle
+from tfmq.protocol.delayed_handle import parse_handle
 from tools.rigs.live_server import LiveServer
 
 TOPICS = ("later-0", "later-1", "later-2")
