@@ -387,8 +387,6 @@ class SimulatedDisk:
         """The disk after a power cut now: `keep` "nothing" of what is unforced, "everything", or a random
         "some".
         """
-        pass  # MOVED
-
         return Moment(self).crash(generator, keep)
 
     def read_file(self, path: str) -> bytes:

@@ -30,7 +30,7 @@ PRELOADED: Final = (
     "tfmq.cli.log",
     "tfmq.cli.main",
     "tfmq.consumer",
-    "tfmq.dead_letters.desk",
+    "tfmq.dead_letters.admin",
     "tfmq.dead_letters.sql_store",
     "tfmq.producer",
 )

@@ -12,8 +12,8 @@ from tests.dead_letters.helpers import failure, message
 from tfmq.cli import dead_letters
 from tfmq.cli.dead_letters import COLUMNS, ERROR_CHARACTERS, OPEN, Choice, readable, row_of, whole_row
 from tfmq.cli.dlq import dlq
-from tfmq.dead_letters import letter as letters
-from tfmq.dead_letters.letter import Journey, letter_of
+from tfmq.dead_letters import model as letters
+from tfmq.dead_letters.model import Journey, letter_of
 
 LETTER = replace(
     letter_of(message(1, b"x", key=b"\xff", born_ms=1_763_000_000_000), "billing"),

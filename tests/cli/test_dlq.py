@@ -17,10 +17,10 @@ from tests.cli.conftest import Cli
 from tests.dead_letters.helpers import Process, failure, finished, group_of, message, sql_shelf
 from tests.dead_letters.test_shelf import keeping
 from tfmq.cli.dead_letters import whole_row
-from tfmq.dead_letters import events
-from tfmq.dead_letters.address import Address, default_path
-from tfmq.dead_letters.letter import Letter
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import Letter
 from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.dead_letters.store import Address, default_path
 from tools.rigs.live_server import LiveServer
 
 
@@ -154,7 +154,7 @@ def test_without_a_store_all_of_this_user_are_looked_at(offline: Cli) -> None:
 
 def test_the_broker_of_each_is_shown(offline: Cli, store: str) -> None:
     (first, *_) = ids(offline, "--store", store)
-    SqlStore(Address("path", store)).apply([(first, events.Adopt(50, "0b1c2d3e4f5a6b7c"))])
+    SqlStore(Address("path", store)).apply([(first, model.Adopt(50, "0b1c2d3e4f5a6b7c"))])
     rows = offline("dlq", "list", "--store", store, "--json").json
     assert [row["broker"] for row in rows] == ["0b1c2d3e4f5a6b7c", None, None, None]
     listed = offline("dlq", "list", "--store", store).out.decode()

@@ -25,8 +25,8 @@ from tests.cli.terminal import Shown, in_terminal
 from tests.dead_letters.test_shelf import keeping
 from tfmq.cli.main import commands
 from tfmq.cli.output import time_text
-from tfmq.dead_letters.address import Address
 from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.dead_letters.store import Address
 from tools.rigs.live_server import LiveServer
 
 ISO = re.compile(r"\d{4}-\d\d-\d\dT.*")

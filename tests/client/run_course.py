@@ -22,11 +22,9 @@ from tfmq.client.handler_lanes import ORDERS, Job
 from tfmq.client.running import Running
 from tfmq.client.waiting import Operation, Wait
 from tfmq.dead_letters import Retrying
-from tfmq.dead_letters.course import after
-from tfmq.dead_letters.keeping import GroupDeadLetters
-from tfmq.dead_letters.letter import FAILING, HANDLED, RETRYING, WAITING, Letter
-from tfmq.dead_letters.selection import START, Page
-from tfmq.dead_letters.shelf import Step
+from tfmq.dead_letters.model import FAILING, HANDLED, RETRYING, START, WAITING, Letter, Page
+from tfmq.dead_letters.state_machine import after
+from tfmq.dead_letters.store import GroupDeadLetters, Step
 from tfmq.testing import SimulatedBroker
 
 PARTITIONS: Final = 4

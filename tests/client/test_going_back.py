@@ -17,7 +17,7 @@ from tests.client.test_transaction_offsets import consuming, standing
 from tfmq import twisted
 from tfmq.client.positions import PartitionName
 from tfmq.client.start import seek_question
-from tfmq.dead_letters.keeping import GroupDeadLetters
+from tfmq.dead_letters.store import GroupDeadLetters
 from tfmq.errors import Busy, DiskFull, NotAllowed
 from tfmq.protocol import commands as wire
 from tfmq.testing import SimulatedBroker

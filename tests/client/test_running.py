@@ -543,7 +543,7 @@ def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(
 def test_a_store_that_another_process_locks_is_waited_for_and_nobody_is_called_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tfmq.dead_letters.database.BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("tfmq.dead_letters.sql_store.BUSY_SECONDS", 0.01)
     bench.send("a", "b")
     bench.run(fail_on("a", error=tfmq.Reject("no")), until=1)
     other = sqlite3.connect(bench.store, isolation_level=None)

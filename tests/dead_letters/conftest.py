@@ -13,10 +13,8 @@ from tests.dead_letters.helpers import Process, finished, sql_shelf
 from tests.sql.conftest import postgres as postgres
 from tfmq.client.waiting import Operation
 from tfmq.client.work import inline
-from tfmq.dead_letters.address import Address
-from tfmq.dead_letters.shelf import Shelf
-from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
-from tfmq.dead_letters.table import METADATA
+from tfmq.dead_letters.sql_store import METADATA, SqlShelf, SqlStore
+from tfmq.dead_letters.store import Address, Shelf
 from tfmq.testing import SimulatedBroker
 from tools.rigs.postgresql import PostgresServer
 

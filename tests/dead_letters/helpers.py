@@ -14,13 +14,10 @@ from tfmq.client.reach import Reached, reach
 from tfmq.client.received import Origin, ReceivedMessage
 from tfmq.client.waiting import Operation
 from tfmq.client.work import inline
-from tfmq.dead_letters.address import Address
-from tfmq.dead_letters.keeping import GroupDeadLetters
-from tfmq.dead_letters.letter import Letter
-from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
-from tfmq.dead_letters.shelf import Shelf, Step
+from tfmq.dead_letters.model import PAGE_LETTERS, START, Letter, Page, Selection
 from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
-from tfmq.dead_letters.topic_shelf import TopicShelf
+from tfmq.dead_letters.store import Address, GroupDeadLetters, Shelf, Step
+from tfmq.dead_letters.topic_store import TopicShelf
 from tfmq.message import encode_attribute
 from tfmq.testing import SimulatedBroker
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.dead_letters.address import Address, default_path, parse_address
-from tfmq.dead_letters.database import Database
+from tfmq.dead_letters.sql_store import Database
+from tfmq.dead_letters.store import Address, default_path, parse_address
 from tfmq.errors import BadRequest
 
 

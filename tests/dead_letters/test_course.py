@@ -13,9 +13,8 @@ import pytest
 
 from tests.dead_letters.helpers import failure, message
 from tests.scale import scaled, seeded
-from tfmq.dead_letters import events
-from tfmq.dead_letters.course import NEXT, PUT_OFFS_MAX, after
-from tfmq.dead_letters.letter import (
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import (
     DEAD,
     DROPPED,
     FAILING,
@@ -29,75 +28,76 @@ from tfmq.dead_letters.letter import (
     Letter,
     letter_of,
 )
+from tfmq.dead_letters.state_machine import NEXT, PUT_OFFS_MAX, after
 
 NEW = replace(letter_of(message(), "billing"), calls=1, calls_left=5, failures=(failure(),))
 JOURNEY = Journey("orders", 7, 0, 99, 0, 1000)
 
 
-def keep(at_ms: int = 10, next_ms: int = 0, **fields: Any) -> events.Keep:
-    return events.Keep(at_ms, replace(NEW, failures=(failure(at_ms),), **fields), next_ms)
+def keep(at_ms: int = 10, next_ms: int = 0, **fields: Any) -> model.Keep:
+    return model.Keep(at_ms, replace(NEW, failures=(failure(at_ms),), **fields), next_ms)
 
 
-def note(at_ms: int, calls_left: int = 3) -> events.Note:
-    return events.Note(at_ms, replace(NEW, calls=0, calls_left=calls_left, failures=(failure(at_ms),)))
+def note(at_ms: int, calls_left: int = 3) -> model.Note:
+    return model.Note(at_ms, replace(NEW, calls=0, calls_left=calls_left, failures=(failure(at_ms),)))
 
 
 def letter_in(state: str) -> Letter:
     """A letter in that state, on an honest way."""
     dead = done(None, keep(calls_left=0))
     waiting = done(None, keep(next_ms=20))
-    retrying = done(waiting, events.Take(20, "me", 80))
-    redriving = done(done(dead, events.Claim(20, "me")), events.Depart(21, "me", JOURNEY))
+    retrying = done(waiting, model.Take(20, "me", 80))
+    redriving = done(done(dead, model.Claim(20, "me")), model.Depart(21, "me", JOURNEY))
     return {
         FAILING: done(None, note(15)),
         DEAD: dead,
         WAITING: waiting,
         RETRYING: retrying,
         REDRIVING: redriving,
-        REDRIVEN: done(redriving, events.Arrive(22, 99, 0, 500)),
-        HANDLED: done(retrying, events.Handled(30, "me")),
-        DROPPED: done(dead, events.Drop(30)),
+        REDRIVEN: done(redriving, model.Arrive(22, 99, 0, 500)),
+        HANDLED: done(retrying, model.Handled(30, "me")),
+        DROPPED: done(dead, model.Drop(30)),
     }[state]
 
 
-def done(letter: Letter | None, event: events.Event) -> Letter:
+def done(letter: Letter | None, event: model.Event) -> Letter:
     found = after(letter, event)
     assert found is not None
     return found
 
 
-EVENTS: dict[str, events.Event] = {
+EVENTS: dict[str, model.Event] = {
     "keep dead": keep(50, calls_left=0),
     "keep waiting": keep(50, next_ms=60),
     "note": note(50),
-    "begin": events.Begin(50, replace(NEW, calls=0, calls_left=3, failures=())),
+    "begin": model.Begin(50, replace(NEW, calls=0, calls_left=3, failures=())),
     "note what was begun": note(50)._replace(begun=True),
-    "pass": events.Pass(50),
-    "take": events.Take(50, "you", 110),
-    "take when the lease is over": events.Take(90, "you", 150),
-    "renew": events.Renew(50, "me", 200),
-    "renew another's": events.Renew(50, "you", 200),
-    "handled": events.Handled(50, "me"),
-    "handled by another": events.Handled(50, "you"),
-    "failed": events.Failed(50, "me", failure(50), 70),
-    "failed for good": events.Failed(50, "me", failure(50), 0),
-    "failed another's": events.Failed(50, "you", failure(50), 70),
-    "put off": events.PutOff(50, "me", failure(50), 70),
-    "give back": events.GiveBack(50, "me"),
-    "retry": events.Retry(50, 3),
-    "drop": events.Drop(50),
-    "drop by force": events.Drop(50, True),
-    "adopt": events.Adopt(50, "node-2"),
-    "adopt by force": events.Adopt(50, "node-2", True),
-    "claim": events.Claim(50, "you"),
-    "claim also what waits": events.Claim(50, "you", True),
-    "depart again": events.Depart(50, "me", JOURNEY._replace(sequence=4)),
-    "arrive": events.Arrive(50, 99, 0, 500),
-    "arrive elsewhere": events.Arrive(50, 98, 0, 500),
-    "return": events.Return(50, "me", 99, 0),
-    "return another's": events.Return(50, "you", 99, 0),
-    "return from another place": events.Return(50, "me", 99, 1),
-    "return from no place": events.Return(50, "me"),
+    "pass": model.Pass(50),
+    "take": model.Take(50, "you", 110),
+    "take when the lease is over": model.Take(90, "you", 150),
+    "renew": model.Renew(50, "me", 200),
+    "renew another's": model.Renew(50, "you", 200),
+    "handled": model.Handled(50, "me"),
+    "handled by another": model.Handled(50, "you"),
+    "failed": model.Failed(50, "me", failure(50), 70),
+    "failed for good": model.Failed(50, "me", failure(50), 0),
+    "failed another's": model.Failed(50, "you", failure(50), 70),
+    "put off": model.PutOff(50, "me", failure(50), 70),
+    "give back": model.GiveBack(50, "me"),
+    "retry": model.Retry(50, 3),
+    "drop": model.Drop(50),
+    "drop by force": model.Drop(50, True),
+    "adopt": model.Adopt(50, "node-2"),
+    "adopt by force": model.Adopt(50, "node-2", True),
+    "claim": model.Claim(50, "you"),
+    "claim also what waits": model.Claim(50, "you", True),
+    "depart again": model.Depart(50, "me", JOURNEY._replace(sequence=4)),
+    "arrive": model.Arrive(50, 99, 0, 500),
+    "arrive elsewhere": model.Arrive(50, 98, 0, 500),
+    "return": model.Return(50, "me", 99, 0),
+    "return another's": model.Return(50, "you", 99, 0),
+    "return from another place": model.Return(50, "me", 99, 1),
+    "return from no place": model.Return(50, "me"),
 }
 LANE = ("begin", "note", "note what was begun")
 ADOPTED = ("adopt", "adopt by force")
@@ -234,9 +234,9 @@ def test_a_message_that_its_consumer_meets_again_names_the_broker() -> None:
     met = replace(NEW, calls=0, calls_left=3, broker="node-1")
     again = replace(met, failures=(failure(60),))
     for event in (
-        events.Keep(50, again),
-        events.Note(50, again),
-        events.Begin(50, replace(met, failures=())),
+        model.Keep(50, again),
+        model.Note(50, again),
+        model.Begin(50, replace(met, failures=())),
     ):
         assert done(letter_in(FAILING), event).broker == "node-1"
 
@@ -265,7 +265,7 @@ def test_one_that_failed_and_is_put_off_has_the_calls_that_are_left() -> None:
 
 
 def test_putting_off_a_call_that_was_begun_costs_none_of_those_that_are_left() -> None:
-    begun = done(None, events.Begin(10, replace(NEW, calls=0, calls_left=4, failures=())))
+    begun = done(None, model.Begin(10, replace(NEW, calls=0, calls_left=4, failures=())))
     waiting = done(begun, keep(20, next_ms=30, calls=0, calls_left=4)._replace(begun=True))
     assert (waiting.state, waiting.calls, waiting.calls_left) == (WAITING, 1, 4)
     rejected = done(begun, keep(20, calls=0, calls_left=0)._replace(begun=True))
@@ -275,11 +275,11 @@ def test_putting_off_a_call_that_was_begun_costs_none_of_those_that_are_left() -
 def test_one_that_is_put_off_once_more_behind_a_kill_begins_no_new_round() -> None:
     """Its offset was not saved, so its consumer meets it again; calls that failed meanwhile have failed."""
     again = keep(70, next_ms=90, calls=1, calls_left=5)
-    waiting = done(letter_in(RETRYING), events.Failed(50, "me", failure(50), 60))
+    waiting = done(letter_in(RETRYING), model.Failed(50, "me", failure(50), 60))
     assert (waiting.calls, waiting.calls_left) == (2, 4)
     kept = done(waiting, again)
     assert (kept.state, kept.calls, kept.calls_left, kept.next_ms) == (WAITING, 3, 4, 90)
-    in_work = done(waiting, events.Take(60, "killed", 120))
+    in_work = done(waiting, model.Take(60, "killed", 120))
     kept = done(in_work, again)
     assert (kept.state, kept.calls, kept.calls_left, kept.token, kept.lease_ms) == (
         RETRYING,
@@ -289,20 +289,20 @@ def test_one_that_is_put_off_once_more_behind_a_kill_begins_no_new_round() -> No
         120,
     )
     last = done(replace(in_work, calls_left=0), again)
-    assert done(last, events.Take(120, "you", 180)).state == DEAD, "its process ended in the last call"
+    assert done(last, model.Take(120, "you", 180)).state == DEAD, "its process ended in the last call"
     dead = done(letter_in(DEAD), again)
     assert (dead.state, dead.calls, dead.calls_left, dead.next_ms) == (DEAD, 2, 0, 0)
 
 
 def test_what_was_handled_and_fails_again_begins_a_new_round() -> None:
-    passed = done(done(None, note(10, calls_left=2)), events.Pass(20))
+    passed = done(done(None, note(10, calls_left=2)), model.Pass(20))
     again = done(passed, note(30, calls_left=2))
     assert (again.state, again.calls, again.calls_left) == (FAILING, 2, 1)
     assert again.kept_ms == 10
 
 
 def test_one_that_ends_its_process_in_the_lane_is_dead_when_its_calls_are_used_up() -> None:
-    begin = events.Begin(10, replace(NEW, calls=0, calls_left=3, failures=()))
+    begin = model.Begin(10, replace(NEW, calls=0, calls_left=3, failures=()))
     letter, states = None, []
     for at in (10, 20, 30, 40, 50):
         letter = done(letter, begin._replace(at_ms=at))
@@ -313,32 +313,32 @@ def test_one_that_ends_its_process_in_the_lane_is_dead_when_its_calls_are_used_u
 
 
 def test_a_call_that_was_begun_is_counted_once() -> None:
-    begin = events.Begin(10, replace(NEW, calls=0, calls_left=2, failures=()))
+    begin = model.Begin(10, replace(NEW, calls=0, calls_left=2, failures=()))
     first = done(done(None, begin), note(11, calls_left=2)._replace(begun=True))
     assert (first.state, first.calls, first.calls_left) == (FAILING, 1, 1)
     second = done(done(first, begin._replace(at_ms=12)), note(13, calls_left=2)._replace(begun=True))
     assert (second.state, second.calls, second.calls_left) == (DEAD, 2, 0)
-    passed = done(done(None, begin), events.Pass(14))
+    passed = done(done(None, begin), model.Pass(14))
     assert passed.state == HANDLED
 
 
 def test_a_call_counts_when_it_begins() -> None:
     waiting = letter_in(WAITING)
-    taken = done(waiting, events.Take(20, "me", 80))
+    taken = done(waiting, model.Take(20, "me", 80))
     assert (taken.calls, taken.calls_left) == (waiting.calls + 1, waiting.calls_left - 1)
-    given = done(taken, events.GiveBack(21, "me"))
+    given = done(taken, model.GiveBack(21, "me"))
     assert (given.calls, given.calls_left) == (waiting.calls, waiting.calls_left)
 
 
 def test_it_is_not_taken_before_its_time() -> None:
-    assert after(letter_in(WAITING), events.Take(19, "me", 80)) is None
+    assert after(letter_in(WAITING), model.Take(19, "me", 80)) is None
 
 
 def test_one_that_ends_its_process_each_time_is_dead_when_its_calls_are_used_up() -> None:
     letter = done(None, keep(next_ms=20, calls_left=3))
     now, calls = 20, 0
     while letter.state != DEAD:
-        letter = done(letter, events.Take(now, f"process {now}", now + 60))
+        letter = done(letter, model.Take(now, f"process {now}", now + 60))
         calls += letter.state == RETRYING
         now += 60
     assert calls == 3
@@ -349,8 +349,8 @@ def test_putting_off_costs_no_call_and_comes_to_an_end() -> None:
     letter = done(None, keep(next_ms=20))
     left, now, times = letter.calls_left, 20, 1
     while letter.state == WAITING and times <= 2 * PUT_OFFS_MAX:
-        letter = done(letter, events.Take(now, "me", now + 5))
-        letter = done(letter, events.PutOff(now, "me", failure(now), now + 1))
+        letter = done(letter, model.Take(now, "me", now + 5))
+        letter = done(letter, model.PutOff(now, "me", failure(now), now + 1))
         assert letter.state == DEAD or letter.calls_left == left
         now, times = now + 1, times + 1
     assert times == PUT_OFFS_MAX + 1
@@ -358,16 +358,16 @@ def test_putting_off_costs_no_call_and_comes_to_an_end() -> None:
 
 
 def test_a_claim_without_a_place_is_anybodys() -> None:
-    claimed = done(letter_in(DEAD), events.Claim(20, "me"))
-    assert done(claimed, events.Return(21, "me")).state == DEAD
-    again = done(claimed, events.Claim(21, "you"))
-    assert after(again, events.Depart(22, "me", JOURNEY)) is None
-    assert done(again, events.Depart(22, "you", JOURNEY)).journey == JOURNEY
+    claimed = done(letter_in(DEAD), model.Claim(20, "me"))
+    assert done(claimed, model.Return(21, "me")).state == DEAD
+    again = done(claimed, model.Claim(21, "you"))
+    assert after(again, model.Depart(22, "me", JOURNEY)) is None
+    assert done(again, model.Depart(22, "you", JOURNEY)).journey == JOURNEY
 
 
 def test_a_place_is_settled_once() -> None:
-    assert after(letter_in(REDRIVING), events.Depart(50, "me", JOURNEY._replace(producer_id=98))) is None
-    returned = done(letter_in(REDRIVING), events.Return(50, "me", 99, 0))
+    assert after(letter_in(REDRIVING), model.Depart(50, "me", JOURNEY._replace(producer_id=98))) is None
+    returned = done(letter_in(REDRIVING), model.Return(50, "me", 99, 0))
     assert (returned.journey, returned.token) == (None, "")
 
 
@@ -387,24 +387,24 @@ def test_random_events_break_no_invariant() -> None:
 def one_event(chance: Any, letter: Letter | None, now: int) -> Letter | None:
     """The letter behind a random event."""
     token = chance.choice(["a", "b", letter.token if letter else "a"])
-    event: events.Event = chance.choice(
+    event: model.Event = chance.choice(
         [
             keep(now, next_ms=chance.choice([0, now + 5]), calls_left=chance.randrange(4)),
             note(now, chance.randrange(1, 4))._replace(begun=chance.random() < 0.3),
-            events.Begin(now, replace(NEW, calls=0, calls_left=chance.randrange(1, 4), failures=())),
-            events.Pass(now),
-            events.Take(now, chance.choice("ab") + str(now), now + 20),
-            events.Renew(now, token, now + 20),
-            events.Handled(now, token),
-            events.Failed(now, token, failure(now), chance.choice([0, now + 3])),
-            events.PutOff(now, token, failure(now), now + 3),
-            events.GiveBack(now, token),
-            events.Retry(now, 2),
-            events.Drop(now, chance.random() < 0.2),
-            events.Claim(now, chance.choice("ab"), True),
-            events.Depart(now, token, JOURNEY._replace(sequence=chance.randrange(3))),
-            events.Arrive(now, 99, chance.randrange(3), 5),
-            events.Return(now, token, chance.choice([0, 99]), chance.randrange(3)),
+            model.Begin(now, replace(NEW, calls=0, calls_left=chance.randrange(1, 4), failures=())),
+            model.Pass(now),
+            model.Take(now, chance.choice("ab") + str(now), now + 20),
+            model.Renew(now, token, now + 20),
+            model.Handled(now, token),
+            model.Failed(now, token, failure(now), chance.choice([0, now + 3])),
+            model.PutOff(now, token, failure(now), now + 3),
+            model.GiveBack(now, token),
+            model.Retry(now, 2),
+            model.Drop(now, chance.random() < 0.2),
+            model.Claim(now, chance.choice("ab"), True),
+            model.Depart(now, token, JOURNEY._replace(sequence=chance.randrange(3))),
+            model.Arrive(now, 99, chance.randrange(3), 5),
+            model.Return(now, token, chance.choice([0, 99]), chance.randrange(3)),
         ]
     )
     found = after(letter, event)
@@ -412,7 +412,7 @@ def one_event(chance: Any, letter: Letter | None, now: int) -> Letter | None:
         return letter
     assert (found.token != "") == (found.state in (RETRYING, REDRIVING)), event
     assert found.calls_left >= 0
-    if letter is not None and not isinstance(event, events.GiveBack):
+    if letter is not None and not isinstance(event, model.GiveBack):
         assert found.calls >= letter.calls
     if letter is not None and letter.journey and found.state == REDRIVING:
         assert found.journey == letter.journey

@@ -16,10 +16,9 @@ from sqlalchemy.engine import Engine
 from journal.disk import RealDisk
 from tests.dead_letters.test_shelf import keeping
 from tfmq.client.dead_letters import StoreUnusable
-from tfmq.dead_letters.address import Address, parse_address
-from tfmq.dead_letters.database import Database, make_folder
-from tfmq.dead_letters.letter import DEAD
-from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.dead_letters.model import DEAD
+from tfmq.dead_letters.sql_store import Database, SqlStore, make_folder
+from tfmq.dead_letters.store import Address, parse_address
 from tfmq.errors import BadRequest, NotSupported, StoreFailed
 from tfmq.offsets.sql import SqlOffsets
 from tools.rigs.postgresql import PostgresServer

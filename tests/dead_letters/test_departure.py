@@ -10,9 +10,9 @@ import pytest
 
 from tests.dead_letters.helpers import Process, failure, message
 from tfmq.client.numbered import Stream, lease_id
-from tfmq.dead_letters import events
-from tfmq.dead_letters.departure import Fate, content_of_letter, send_run, stream_of
-from tfmq.dead_letters.letter import Journey, Letter, letter_of
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import Journey, Letter, letter_of
+from tfmq.dead_letters.redrive import Fate, content_of_letter, send_run, stream_of
 from tfmq.errors import DecodeFailed, StorageStopped
 from tfmq.testing import SimulatedBroker
 
@@ -58,7 +58,7 @@ def test_what_arrived_is_told_with_its_offset(broker: SimulatedBroker) -> None:
     run = Departing(broker)
     fate = run.send(run.letters)
     assert (fate.arrived, fate.returned, fate.unsure, fate.refused) == (4, 0, (), "")
-    arrivals = [event for _, event in fate.steps if isinstance(event, events.Arrive)]
+    arrivals = [event for _, event in fate.steps if isinstance(event, model.Arrive)]
     assert [each.offset for each in arrivals] == [each.offset for each in broker.sent("again")]
     assert [each.sequence for each in arrivals] == [0, 1, 2, 3]
     assert run.send(run.letters) == fate
@@ -93,7 +93,7 @@ def test_behind_a_gap_nothing_is_sent_now_or_by_anybody_later(broker: SimulatedB
     run = Departing(broker)
     early = Process(broker, Path("/nowhere"))
     fate = run.send(run.letters[2:], early)
-    assert (fate.arrived, kinds(fate)) == (0, [events.Return, events.Return])
+    assert (fate.arrived, kinds(fate)) == (0, [model.Return, model.Return])
     fate = run.send(run.letters)
     assert (fate.arrived, fate.returned, texts(broker)) == (0, 4, [])
 
@@ -103,7 +103,7 @@ def test_a_stream_that_was_closed_behind_a_part_says_which_part(broker: Simulate
     run.send(run.letters[:2])
     run.send([run.letters[3]], Process(broker, Path("/nowhere")))
     fate = run.send(run.letters)
-    assert kinds(fate) == [events.Arrive, events.Arrive, events.Return, events.Return]
+    assert kinds(fate) == [model.Arrive, model.Arrive, model.Return, model.Return]
     assert texts(broker) == ["0", "1"]
 
 
@@ -123,8 +123,8 @@ def test_what_the_broker_forgot_is_looked_up(broker: SimulatedBroker) -> None:
     broker.restart()
     run.until = run.process.link.now() + 20
     fate = run.send(run.letters)
-    assert kinds(fate) == [events.Arrive, events.Arrive, events.Return, events.Return]
-    assert [event.offset for _, event in fate.steps[:2] if isinstance(event, events.Arrive)] == [
+    assert kinds(fate) == [model.Arrive, model.Arrive, model.Return, model.Return]
+    assert [event.offset for _, event in fate.steps[:2] if isinstance(event, model.Arrive)] == [
         each.offset for each in broker.sent("again")
     ]
 
@@ -160,7 +160,7 @@ def test_what_leaves_all_as_it_was_is_raised(broker: SimulatedBroker) -> None:
 
 
 def test_fates_are_joined_and_a_journey_names_its_stream() -> None:
-    one = Fate((("a", events.Return(1, "me")),), 1, 2, ("x",), "")
+    one = Fate((("a", model.Return(1, "me")),), 1, 2, ("x",), "")
     two = Fate((), 3, 4, ("y",), "no")
     assert one.joined(two) == Fate(one.steps, 4, 6, ("x", "y"), "no")
     assert stream_of(Journey("again", 8, 3, 99, 5, 0)) == Stream("again", 8, 3, 99)

@@ -11,12 +11,11 @@ from tests import paths
 from tests.dead_letters.helpers import NOW, Time
 from tests.dead_letters.test_redrive import fill
 from tests.dead_letters.test_shelf import keeping
-from tfmq.dead_letters.address import Address, default_path
-from tfmq.dead_letters.desk import CALLS, Desk, default_stores
-from tfmq.dead_letters.letter import DEAD, DROPPED, HANDLED, REDRIVING, WAITING
+from tfmq.dead_letters.admin import CALLS, Desk, default_stores
+from tfmq.dead_letters.model import DEAD, DROPPED, HANDLED, PAGE_LETTERS, REDRIVING, WAITING, Selection
 from tfmq.dead_letters.redrive import Report, Wish
-from tfmq.dead_letters.selection import PAGE_LETTERS, Selection
 from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.dead_letters.store import Address, default_path
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError, TimedOut
 from tfmq.testing import SimulatedBroker
 

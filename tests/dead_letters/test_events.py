@@ -2,13 +2,13 @@
 
 from typing import get_args
 
-from tfmq.dead_letters import events
-from tfmq.dead_letters.course import NEXT
-from tfmq.dead_letters.topic_events import KINDS
+from tfmq.dead_letters import model
+from tfmq.dead_letters.state_machine import NEXT
+from tfmq.dead_letters.topic_store import KINDS
 
 
 def test_every_kind_has_a_course_and_a_name_in_the_format() -> None:
-    kinds = set(get_args(events.Event))
+    kinds = set(get_args(model.Event))
     assert kinds == set(KINDS) == {kind for row in NEXT.values() for kind in row}
     assert len(set(KINDS.values())) == len(kinds)
 

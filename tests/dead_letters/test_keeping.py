@@ -13,9 +13,8 @@ from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, m
 from tests.scale import scaled, seeded
 from tfmq import codecs
 from tfmq.client.dead_letters import DeadLetters
-from tfmq.dead_letters.keeping import LEASE_SECONDS, GroupDeadLetters, in_ms
-from tfmq.dead_letters.letter import DEAD, FAILING, HANDLED, RETRYING, WAITING, Letter
-from tfmq.dead_letters.selection import Selection
+from tfmq.dead_letters.model import DEAD, FAILING, HANDLED, RETRYING, WAITING, Letter, Selection
+from tfmq.dead_letters.store import LEASE_SECONDS, GroupDeadLetters, in_ms
 from tfmq.message import BORN_MS_MAX
 
 

@@ -17,13 +17,13 @@ from tfmq.client.drivers.asynchronous import AsyncDriver
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.link import Link
 from tfmq.client.servers import parse_servers
-from tfmq.dead_letters import events, open_dead_letters
-from tfmq.dead_letters.address import OWN_STORE, Address, broker_name, default_path, own_path
-from tfmq.dead_letters.desk import default_stores
-from tfmq.dead_letters.letter import DEAD, DROPPED, FAILING, HANDLED, WAITING
-from tfmq.dead_letters.opening import open_shelf
+from tfmq.dead_letters import model, open_dead_letters
+from tfmq.dead_letters.admin import default_stores
+from tfmq.dead_letters.model import DEAD, DROPPED, FAILING, HANDLED, WAITING
+from tfmq.dead_letters.open import open_shelf
 from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
-from tfmq.dead_letters.topic_shelf import TopicShelf
+from tfmq.dead_letters.store import OWN_STORE, Address, broker_name, default_path, own_path
+from tfmq.dead_letters.topic_store import TopicShelf
 from tfmq.errors import BadRequest, StoreFailed
 from tfmq.protocol.commands import HelloReply
 from tfmq.testing import SimulatedBroker
@@ -63,7 +63,7 @@ def test_before_the_broker_is_reached_nothing_is_done_and_nothing_fails(
     """What the loop over waiting letters does at each start; what ended long ago is forgotten when it is reached."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     there = SqlStore(Address("path", default_path("billing", broker="0b1c")))
-    there.apply([keeping(1), (keeping(1)[0], events.Drop(20))])
+    there.apply([keeping(1), (keeping(1)[0], model.Drop(20))])
     assert there.counts() == {("billing", DROPPED): 1}
     link = nowhere()
     store = open_dead_letters(OWN_STORE, group="billing", calls_max=6, wall_clock=Time(), link=link)

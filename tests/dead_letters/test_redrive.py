@@ -18,11 +18,10 @@ import pytest
 from tests.dead_letters.helpers import Killed, Mortal, Process, failure, group_of
 from tests.scale import scaled, seeded
 from tfmq.client.waiting import Operation, Wait
-from tfmq.dead_letters import events
-from tfmq.dead_letters.letter import DEAD, DROPPED, REDRIVEN, REDRIVING
-from tfmq.dead_letters.opening import find_broker, known_broker
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import DEAD, DROPPED, REDRIVEN, REDRIVING, Selection
+from tfmq.dead_letters.open import find_broker, known_broker
 from tfmq.dead_letters.redrive import Redrive, Report, Wish
-from tfmq.dead_letters.selection import Selection
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError, TimedOut, UnknownTopic
 from tfmq.testing import SimulatedBroker
 
@@ -221,7 +220,7 @@ def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
 
         def apply(self, steps: Any) -> Operation[Any]:
             found = yield from super().apply(steps)
-            if not self.slept and any(isinstance(event, events.Claim) for _, event in steps):
+            if not self.slept and any(isinstance(event, model.Claim) for _, event in steps):
                 self.slept = True
                 yield Wait((), 0.0)
                 assert redrive(broker, store)[0].sent == MESSAGES
@@ -248,10 +247,10 @@ def test_a_hole_between_its_places_is_closed_before_anything_is_given_back(
         def apply(self, steps: Any) -> Operation[Any]:
             found = yield from super().apply(steps)
             kinds = {type(event) for _, event in steps}
-            if events.Claim in kinds and not dropped:
+            if model.Claim in kinds and not dropped:
                 dropped.append(steps[-1][0])
-                yield from process.shelf.apply([(dropped[0], events.Drop(process_ms(process)))])
-            if events.Depart in kinds and len(dropped) == 1:
+                yield from process.shelf.apply([(dropped[0], model.Drop(process_ms(process)))])
+            if model.Depart in kinds and len(dropped) == 1:
                 dropped.append("")
                 redrive(broker, store, killed_at=2)
             return found
@@ -411,7 +410,7 @@ def test_what_fails_again_at_once_is_not_sent_twice_by_one_redrive(
 
         def apply(self, steps: Any) -> Operation[Any]:
             found = yield from super().apply(steps)
-            if any(isinstance(event, events.Arrive) for _, event in steps):
+            if any(isinstance(event, model.Arrive) for _, event in steps):
                 broker.clock.advance(1)
                 for message in [each for each in broker.sent("orders") if each.redrives]:
                     yield from kept.keep(message, [failure()])
@@ -453,7 +452,7 @@ def test_letters_of_another_broker_are_left_unless_they_are_forced(tmp_path: Pat
         process = Process(first, store)
         name = broker_of(process)
         letters = process.run(process.shelf.find(Selection()))
-        known = [(each.id, events.Adopt(each.kept_ms, name)) for each in letters[:2]]
+        known = [(each.id, model.Adopt(each.kept_ms, name)) for each in letters[:2]]
         process.run(process.shelf.apply(known))
         process.kill()
         for dry in (True, False):
@@ -483,7 +482,7 @@ def test_a_message_that_is_too_large_by_now_stops_no_other(tmp_path: Path) -> No
             body=large.body._replace(payload=b"x" * 300_000),
             failures=(),
         )
-        process.run(process.shelf.apply([(grown.id, events.Keep(large.kept_ms, grown))]))
+        process.run(process.shelf.apply([(grown.id, model.Keep(large.kept_ms, grown))]))
         process.kill()
         report, _ = redrive(broker, store)
         assert report.sent == 3

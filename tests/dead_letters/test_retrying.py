@@ -14,10 +14,9 @@ from tfmq.client.dead_letters import NotCalled
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.steering import Reject, RetryLater
 from tfmq.client.waiting import Operation, Wait
-from tfmq.dead_letters.keeping import LEASE_SECONDS, GroupDeadLetters
-from tfmq.dead_letters.letter import DEAD, HANDLED, RETRYING, WAITING, Letter
-from tfmq.dead_letters.retrying import POLL_SECONDS, Retrying
-from tfmq.dead_letters.selection import Selection
+from tfmq.dead_letters.model import DEAD, HANDLED, RETRYING, WAITING, Letter, Selection
+from tfmq.dead_letters.retry_loop import POLL_SECONDS, Retrying
+from tfmq.dead_letters.store import LEASE_SECONDS, GroupDeadLetters
 from tfmq.errors import Closed, StoreFailed
 
 
@@ -194,7 +193,7 @@ def test_stop_ends_it_behind_the_message_in_work(tmp_path: Path) -> None:
 
 
 def test_what_a_person_released_is_seen_soon(tmp_path: Path) -> None:
-    from tfmq.dead_letters import events
+    from tfmq.dead_letters import model as events
 
     bench = Bench(tmp_path / "dead.db", lambda message: None)
     finished(bench.store.keep(message(1), [failure()]))

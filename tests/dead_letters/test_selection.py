@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.dead_letters.helpers import failure, message
-from tfmq.dead_letters.desk import Desk
-from tfmq.dead_letters.letter import DEAD, WAITING, letter_of
-from tfmq.dead_letters.selection import START, Page, Selection, key_text
+from tfmq.dead_letters.admin import Desk
+from tfmq.dead_letters.model import DEAD, START, WAITING, Page, Selection, key_text, letter_of
 from tfmq.errors import BadRequest
 
 LETTER = replace(

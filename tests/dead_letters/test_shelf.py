@@ -8,10 +8,20 @@ import pytest
 
 from tests.dead_letters.conftest import Stand
 from tests.dead_letters.helpers import failure, message
-from tfmq.dead_letters import events, selection
-from tfmq.dead_letters.letter import DEAD, REDRIVING, RETRYING, WAITING, Journey, Letter, letter_of
-from tfmq.dead_letters.selection import START, Page, Selection
-from tfmq.dead_letters.shelf import Step
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import (
+    DEAD,
+    REDRIVING,
+    RETRYING,
+    START,
+    WAITING,
+    Journey,
+    Letter,
+    Page,
+    Selection,
+    letter_of,
+)
+from tfmq.dead_letters.store import Step
 
 
 def keeping(
@@ -19,7 +29,7 @@ def keeping(
 ) -> Step:
     letter = letter_of(message(number, f"payload {number}".encode(), key=f"k{number % 2}", tag="t"), group)
     letter = replace(letter, calls=1, calls_left=3 if next_ms else 0, failures=(failure(number),), **options)  # type: ignore[arg-type]
-    return letter.id, events.Keep(at_ms, letter, next_ms)
+    return letter.id, model.Keep(at_ms, letter, next_ms)
 
 
 def ids(letters: list[Letter]) -> list[str]:
@@ -40,7 +50,7 @@ def test_what_is_kept_is_there_for_whoever_opens_the_store(stand: Stand) -> None
 
 def test_item_31_a_store_that_is_opened_again_has_what_was_kept_twice_once(stand: Stand) -> None:
     id, event = keeping(1)
-    assert isinstance(event, events.Keep)
+    assert isinstance(event, model.Keep)
     later = event._replace(at_ms=50, letter=replace(event.letter, failures=(failure(50),)))
     for each in (event, event, later):
         shelf, run = stand.open()
@@ -56,13 +66,13 @@ def test_two_who_want_the_same_are_told_who_was_first(stand: Stand) -> None:
     stand.run(stand.shelf.apply([(id, event)]))
     other, run = stand.open()
     run(other.find(Selection()))
-    (mine,) = stand.run(stand.shelf.apply([(id, events.Claim(20, "me"))]))
+    (mine,) = stand.run(stand.shelf.apply([(id, model.Claim(20, "me"))]))
     assert mine.token == "me"
     journey = Journey("orders", 7, 0, 99, 5, 1000)
-    assert run(other.apply([(id, events.Depart(21, "you", journey))])) == [None]
-    (placed,) = stand.run(stand.shelf.apply([(id, events.Depart(22, "me", journey))]))
+    assert run(other.apply([(id, model.Depart(21, "you", journey))])) == [None]
+    (placed,) = stand.run(stand.shelf.apply([(id, model.Depart(22, "me", journey))]))
     assert placed.journey == journey
-    assert run(other.apply([(id, events.Claim(23, "you"))])) == [None]
+    assert run(other.apply([(id, model.Claim(23, "you"))])) == [None]
     (seen,) = run(other.find(Selection(states=(REDRIVING,))))
     assert (seen.token, seen.journey) == ("me", journey)
 
@@ -70,9 +80,9 @@ def test_two_who_want_the_same_are_told_who_was_first(stand: Stand) -> None:
 def test_each_of_many_has_its_own_answer(stand: Stand) -> None:
     steps = [keeping(number) for number in range(5)]
     stand.run(stand.shelf.apply(steps))
-    stand.run(stand.shelf.apply([(steps[2][0], events.Drop(20))]))
-    claims = [(id, events.Claim(30, "me")) for id, _ in steps]
-    found = stand.run(stand.shelf.apply([*claims, ("0" * 16, events.Claim(30, "me"))]))
+    stand.run(stand.shelf.apply([(steps[2][0], model.Drop(20))]))
+    claims = [(id, model.Claim(30, "me")) for id, _ in steps]
+    found = stand.run(stand.shelf.apply([*claims, ("0" * 16, model.Claim(30, "me"))]))
     assert [each is not None for each in found] == [True, True, False, True, True, False]
     assert stand.run(stand.shelf.apply([])) == []
 
@@ -129,9 +139,9 @@ def test_what_is_due_is_given_in_the_order_of_its_times_and_for_its_group(stand:
     assert stand.run(stand.shelf.next_due_ms("billing")) == 100
     assert stand.run(stand.shelf.due("billing", 99)) is None
     assert stand.run(stand.shelf.due("billing", 250)) == steps[1][0]
-    stand.run(stand.shelf.apply([(steps[1][0], events.Take(250, "me", 260))]))
+    stand.run(stand.shelf.apply([(steps[1][0], model.Take(250, "me", 260))]))
     assert stand.run(stand.shelf.due("billing", 250)) == steps[2][0]
-    stand.run(stand.shelf.apply([(steps[2][0], events.Take(250, "me", 400))]))
+    stand.run(stand.shelf.apply([(steps[2][0], model.Take(250, "me", 400))]))
     assert stand.run(stand.shelf.due("billing", 255)) is None
     assert stand.run(stand.shelf.next_due_ms("billing")) == 260
     assert stand.run(stand.shelf.due("billing", 260)) == steps[1][0]
@@ -141,7 +151,7 @@ def test_what_is_due_is_given_in_the_order_of_its_times_and_for_its_group(stand:
 def test_they_are_counted_by_group_and_state(stand: Stand) -> None:
     steps = [keeping(0), keeping(1), keeping(2, next_ms=20), keeping(3, group="shipping")]
     stand.run(stand.shelf.apply(steps))
-    stand.run(stand.shelf.apply([(steps[2][0], events.Take(20, "me", 90))]))
+    stand.run(stand.shelf.apply([(steps[2][0], model.Take(20, "me", 90))]))
     counted = stand.run(stand.shelf.counts())
     assert counted == {("billing", DEAD): 2, ("billing", RETRYING): 1, ("shipping", DEAD): 1}
 
@@ -156,7 +166,7 @@ def test_what_is_hard_to_store_is_stored(stand: Stand) -> None:
     ]
     for each in odd:
         bad = replace(each, failures=(failure(1, "ValueError: \x00 \U0001f4a3 \N{SNOWMAN}"),))
-        stand.run(stand.shelf.apply([(each.id, events.Keep(10, bad))]))
+        stand.run(stand.shelf.apply([(each.id, model.Keep(10, bad))]))
         found = stand.run(stand.shelf.get(each.id))
         assert found.body == each.body
         assert found.failures == bad.failures
@@ -169,7 +179,7 @@ def test_bodies_come_no_more_at_once_than_memory_has_room_for(
 ) -> None:
     steps = [keeping(number, at_ms=number) for number in range(6)]
     stand.run(stand.shelf.apply(steps))
-    monkeypatch.setattr(selection, "PAGE_BYTES", 2 * len(b"payload 0"))
+    monkeypatch.setattr(model, "PAGE_BYTES", 2 * len(b"payload 0"))
     page, found = START, []
     while letters := stand.run(stand.shelf.find(Selection(), page, whole=True)):
         assert len(letters) == 2
@@ -177,7 +187,7 @@ def test_bodies_come_no_more_at_once_than_memory_has_room_for(
         page = Page(letters[-1].kept_ms, letters[-1].id)
     assert ids(found) == [id for id, _ in steps]
     assert [each.message().payload for each in found] == [b"payload %d" % number for number in range(6)]
-    monkeypatch.setattr(selection, "PAGE_BYTES", 1)
+    monkeypatch.setattr(model, "PAGE_BYTES", 1)
     assert len(stand.run(stand.shelf.find(Selection(), START, whole=True))) == 1, "one always has room"
     assert len(stand.run(stand.shelf.find(Selection(), START))) == 6
 
@@ -188,12 +198,12 @@ def test_what_was_only_counted_and_was_handled_is_no_letter_to_anybody(stand: St
     new = {
         number: replace(event.letter, calls=0, calls_left=3, failures=())
         for number, (_, event) in steps.items()
-        if isinstance(event, events.Keep)
+        if isinstance(event, model.Keep)
     }
-    begun = [(ids_of[number], events.Begin(10, new[number])) for number in range(3)]
-    again = (ids_of[1], events.Begin(11, new[1]))  # its process ended in its first call
-    failed = (ids_of[2], events.Note(11, replace(new[2], failures=(failure(2),)), True))
-    passed = [(ids_of[number], events.Pass(12)) for number in range(3)]
+    begun = [(ids_of[number], model.Begin(10, new[number])) for number in range(3)]
+    again = (ids_of[1], model.Begin(11, new[1]))  # its process ended in its first call
+    failed = (ids_of[2], model.Note(11, replace(new[2], failures=(failure(2),)), True))
+    passed = [(ids_of[number], model.Pass(12)) for number in range(3)]
     stand.run(stand.shelf.apply([*begun, again, failed]))
     assert len(stand.run(stand.shelf.find(Selection(), START, 9))) == 3, "they are in work"
     stand.run(stand.shelf.apply(passed))

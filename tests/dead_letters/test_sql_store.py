@@ -16,12 +16,10 @@ from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, m
 from tests.dead_letters.test_shelf import keeping
 from tests.scale import scaled
 from tfmq.client.work import inline
-from tfmq.dead_letters import events
-from tfmq.dead_letters.address import Address
-from tfmq.dead_letters.letter import DEAD, letter_of
-from tfmq.dead_letters.selection import Selection
-from tfmq.dead_letters.sql_store import ENDED_MS_KEPT, SqlShelf, SqlStore
-from tfmq.dead_letters.table import TABLE
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import DEAD, Selection, letter_of
+from tfmq.dead_letters.sql_store import ENDED_MS_KEPT, TABLE, SqlShelf, SqlStore
+from tfmq.dead_letters.store import Address
 from tfmq.errors import StoreFailed
 from tools.rigs.postgresql import PostgresServer
 
@@ -76,7 +74,7 @@ def test_the_table_of_an_earlier_release_gets_its_new_column_in_place(store: Sql
     assert errors == []
     (letter,) = store.find(Selection())
     assert letter.broker == ""
-    store.apply([(letter.id, events.Adopt(20, "node-1"))])
+    store.apply([(letter.id, model.Adopt(20, "node-1"))])
     old = ", ".join(each.name for each in TABLE.c if each.name != "broker")
     with store.database.writing() as connection:
         insert = f"INSERT INTO tfmq_dead_letters (id, {old.removeprefix('id, ')})"
@@ -102,7 +100,7 @@ def test_several_at_once_are_no_trouble_for_a_database_that_is_serializable(
         mine = SqlStore(Address("url", url))
         try:
             for id, _ in steps:
-                mine.apply([(id, events.Claim(20, token))])
+                mine.apply([(id, model.Claim(20, token))])
         except BaseException as error:
             errors.append(error)
         mine.close()
@@ -124,11 +122,11 @@ def test_of_many_who_claim_the_same_one_has_it(store: SqlStore) -> None:
     def claim(token: str) -> None:
         own = SqlStore(store.database.address)
         for id, _ in steps:
-            (found,) = own.apply([(id, events.Take(10**15, token, 10**16))])
+            (found,) = own.apply([(id, model.Take(10**15, token, 10**16))])
             if found is not None:
                 won.append(id)
 
-    store.apply([(id, events.Retry(20, 3)) for id, _ in steps])
+    store.apply([(id, model.Retry(20, 3)) for id, _ in steps])
     threads = [threading.Thread(target=claim, args=(f"thread {number}",)) for number in range(4)]
     for thread in threads:
         thread.start()
@@ -141,14 +139,14 @@ def test_a_page_of_changes_is_all_or_nothing(store: SqlStore) -> None:
     store.apply([keeping(0)])
     broken = keeping(1)[1]._replace(at_ms=1 << 80)
     with pytest.raises(StoreFailed):
-        store.apply([(keeping(0)[0], events.Drop(20)), (keeping(1)[0], broken)])
+        store.apply([(keeping(0)[0], model.Drop(20)), (keeping(1)[0], broken)])
     assert store.counts() == {("billing", DEAD): 1}
 
 
 def test_what_ended_long_ago_is_forgotten_and_nothing_else(store: SqlStore) -> None:
     steps = [keeping(number) for number in range(3)]
     store.apply(steps)
-    store.apply([(steps[0][0], events.Drop(100)), (steps[1][0], events.Drop(ENDED_MS_KEPT))])
+    store.apply([(steps[0][0], model.Drop(100)), (steps[1][0], model.Drop(ENDED_MS_KEPT))])
     assert store.prune(ENDED_MS_KEPT + 100) == 0
     assert store.prune(ENDED_MS_KEPT + 101) == 1
     assert {each.id for each in store.find(Selection())} == {steps[1][0], steps[2][0]}
@@ -158,7 +156,7 @@ def test_what_was_kept_outlives_the_kill_of_its_process(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
         "from tests.dead_letters.test_shelf import keeping\n"
-        "from tfmq.dead_letters.address import Address\n"
+        "from tfmq.dead_letters.store import Address\n"
         "from tfmq.dead_letters.sql_store import SqlStore\n"
         "store = SqlStore(Address('path', sys.argv[1]))\n"
         "for number in range(3):\n"
@@ -182,10 +180,10 @@ def test_a_full_disk_is_told_and_it_goes_on_when_there_is_room(tmp_path: Path) -
     with limited.database.reading() as connection:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 5}")
     with pytest.raises(StoreFailed, match="full"):
-        limited.apply([(letter.id, events.Keep(10, letter))])
+        limited.apply([(letter.id, model.Keep(10, letter))])
     assert limited.counts() == {("billing", DEAD): 1}
     limited.close()
-    store.apply([(letter.id, events.Keep(10, letter))])
+    store.apply([(letter.id, model.Keep(10, letter))])
     assert store.counts() == {("billing", DEAD): 2}
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.dead_letters.helpers import failure, message
-from tfmq.dead_letters.letter import Journey, letter_of
-from tfmq.dead_letters.table import BODY, BRIEF, TABLE, letter_of_row, row_of
+from tfmq.dead_letters.model import Journey, letter_of
+from tfmq.dead_letters.sql_store import BODY, BRIEF, TABLE, letter_of_row, row_of
 
 JOURNEY = Journey("again", 8, 3, 99, 5, 1 << 40)
 

@@ -15,12 +15,10 @@ from tests.dead_letters.helpers import failure, message
 from tests.scale import scaled, seeded
 from tfmq.bounded_msgpack import pack, unpack
 from tfmq.client.received import ReceivedMessage
-from tfmq.dead_letters import events
-from tfmq.dead_letters.fold import Fold
-from tfmq.dead_letters.letter import Journey, Letter, letter_of, moment_text
-from tfmq.dead_letters.selection import START, Selection
-from tfmq.dead_letters.table import TABLE
-from tfmq.dead_letters.topic_events import KINDS, ROOM_BYTES, VERSION, content_of, event_of
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import START, Journey, Letter, Selection, letter_of, moment_text
+from tfmq.dead_letters.sql_store import TABLE
+from tfmq.dead_letters.topic_store import KINDS, ROOM_BYTES, VERSION, Fold, content_of, event_of
 from tfmq.message import BORN_MS_MAX
 
 LARGE = 1 << 23
@@ -29,25 +27,25 @@ LETTER = replace(
     calls=3,
     failures=(failure(),),
 )
-EVENTS: list[events.Event] = [
-    events.Keep(10, LETTER, 50),
-    events.Keep(10, LETTER, 50, True),
-    events.Begin(10, replace(LETTER, calls_left=3, failures=())),
-    events.Note(10, replace(LETTER, calls_left=3), True),
-    events.Pass(10),
-    events.Take(11, "me", 60),
-    events.Renew(12, "me", 70),
-    events.Handled(13, "me"),
-    events.Failed(14, "me", failure(1), 80),
-    events.PutOff(15, "me", failure(2), 90),
-    events.GiveBack(16, "me"),
-    events.Retry(17, 6),
-    events.Drop(18, True),
-    events.Adopt(18, "node-1", True),
-    events.Claim(19, "me", True),
-    events.Depart(20, "me", Journey("again", 8, 3, 99, 5, 1 << 40, "node-1")),
-    events.Arrive(21, 99, 5, -1),
-    events.Return(22, "me", 99, 5),
+EVENTS: list[model.Event] = [
+    model.Keep(10, LETTER, 50),
+    model.Keep(10, LETTER, 50, True),
+    model.Begin(10, replace(LETTER, calls_left=3, failures=())),
+    model.Note(10, replace(LETTER, calls_left=3), True),
+    model.Pass(10),
+    model.Take(11, "me", 60),
+    model.Renew(12, "me", 70),
+    model.Handled(13, "me"),
+    model.Failed(14, "me", failure(1), 80),
+    model.PutOff(15, "me", failure(2), 90),
+    model.GiveBack(16, "me"),
+    model.Retry(17, 6),
+    model.Drop(18, True),
+    model.Adopt(18, "node-1", True),
+    model.Claim(19, "me", True),
+    model.Depart(20, "me", Journey("again", 8, 3, 99, 5, 1 << 40, "node-1")),
+    model.Arrive(21, 99, 5, -1),
+    model.Return(22, "me", 99, 5),
 ]
 
 
@@ -56,13 +54,13 @@ def record(payload: bytes | None, attribute: bytes | None = None) -> ReceivedMes
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: KINDS[type(event)])
-def test_an_event_comes_back_as_it_was(event: events.Event) -> None:
+def test_an_event_comes_back_as_it_was(event: model.Event) -> None:
     content = content_of("0123456789abcdef", event, LARGE)
     given = record(content.payload, content.attribute)
     id, found = event_of(given) or ("", None)
     assert id == given.key == "0123456789abcdef"
     assert given.tag == content.tag == KINDS[type(event)]
-    if isinstance(event, events.Keep | events.Begin | events.Note):
+    if isinstance(event, model.Keep | model.Begin | model.Note):
         assert type(found) is type(event)
         assert found == event._replace(letter=replace(event.letter, id=id))
     else:
@@ -75,12 +73,12 @@ def test_every_kind_is_tried() -> None:
 
 def test_a_body_without_room_stays_where_the_message_stands() -> None:
     body = replace(LETTER, body=LETTER.body and LETTER.body._replace(payload=bytes(1000)))
-    small = content_of(LETTER.id, events.Keep(10, body), 900 + ROOM_BYTES)
+    small = content_of(LETTER.id, model.Keep(10, body), 900 + ROOM_BYTES)
     assert len(small.payload or b"") < 900
     found = event_of(record(small.payload))
-    assert found is not None and isinstance(found[1], events.Keep)
+    assert found is not None and isinstance(found[1], model.Keep)
     assert found[1].letter.body is None and found[1].letter.failures == LETTER.failures
-    assert len(content_of(LETTER.id, events.Keep(10, body), LARGE).payload or b"") > 1000
+    assert len(content_of(LETTER.id, model.Keep(10, body), LARGE).payload or b"") > 1000
 
 
 def test_a_newer_releases_fields_are_passed_over_and_its_kinds_too() -> None:
@@ -136,14 +134,14 @@ def test_any_fields_are_an_event_or_none(kind: str, fields: list[Any]) -> None:
 def test_the_letter_of_a_keeping_needs_no_more_than_what_it_says() -> None:
     content = content_of(LETTER.id, EVENTS[0], LARGE)
     found = event_of(record(content.payload))
-    assert found is not None and isinstance(found[1], events.Keep)
+    assert found is not None and isinstance(found[1], model.Keep)
     assert isinstance(found[1].letter, Letter) and found[1].letter.body == LETTER.body
 
 
 def test_the_example_of_the_page_is_what_is_written() -> None:
     page = (paths.ROOT / "docs" / "dead-letters.md").read_text()
     example = page.split("A `take` of letter `0123456789abcdef`:\n\n")[1].split("\n\n")[0]
-    taken = events.Take(1_763_700_000_000, "me", 1_763_700_060_000)
+    taken = model.Take(1_763_700_000_000, "me", 1_763_700_060_000)
     assert bytes.fromhex(example) == content_of("0123456789abcdef", taken, LARGE).payload
     assert event_of(record(bytes.fromhex(example))) == ("0123456789abcdef", taken)
 

@@ -12,10 +12,9 @@ from tests.dead_letters.helpers import Process, failure, group_of, message
 from tests.dead_letters.test_shelf import keeping
 from tests.scale import scaled, seeded
 from tfmq.client.waiting import Operation
-from tfmq.dead_letters import events
-from tfmq.dead_letters.letter import DEAD, DROPPED, WAITING, Body, Letter, letter_of
-from tfmq.dead_letters.selection import Selection
-from tfmq.dead_letters.topic_shelf import TopicShelf
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import DEAD, DROPPED, WAITING, Body, Letter, Selection, letter_of
+from tfmq.dead_letters.topic_store import TopicShelf
 from tfmq.errors import ConnectionFailed, StoreFailed, TfmqError, TimedOut, UnknownTopic
 from tfmq.protocol.commands import Fetch
 from tfmq.testing import SimulatedBroker
@@ -63,9 +62,9 @@ def test_a_lost_answer_is_asked_for_again_and_doubles_nothing(broker: SimulatedB
         broker.fail_next("send", error, times=2, done=done)
         holder.apply(keeping(1))
         broker.fail_next("send", error, done=done)
-        (dropped,) = holder.apply((id, events.Drop(20)))
+        (dropped,) = holder.apply((id, model.Drop(20)))
         assert dropped is not None and dropped.state == DROPPED
-        holder.apply((id, events.Retry(30, 3)))
+        holder.apply((id, model.Retry(30, 3)))
     assert len(broker.sent("dead")) == 6
 
 
@@ -88,7 +87,7 @@ def test_a_topic_that_was_deleted_is_begun_anew(broker: SimulatedBroker) -> None
     holder.apply(keeping(1))
     assert [each.id for each in holder.letters()] == [keeping(1)[0]]
     assert [each.id for each in other.letters()] == [keeping(1)[0]]
-    assert other.apply((keeping(0)[0], events.Drop(20))) == [None]
+    assert other.apply((keeping(0)[0], model.Drop(20))) == [None]
 
 
 def test_who_only_looks_makes_no_topic(broker: SimulatedBroker) -> None:
@@ -122,7 +121,7 @@ def test_what_is_too_large_is_read_where_it_stands() -> None:
         (given,) = broker.sent("orders")
         holder = Holder(broker)
         letter = replace(letter_of(given, "billing"), failures=(failure(),))
-        holder.apply((letter.id, events.Keep(10, letter)))
+        holder.apply((letter.id, model.Keep(10, letter)))
         assert len(broker.sent("dead")[0].payload or b"") < 5_000
         found = Holder(broker).get(letter.id)
         assert found is not None and found.body == letter.body
@@ -143,12 +142,12 @@ def test_of_two_who_append_at_once_the_log_says_who_was_first(broker: SimulatedB
     slow, fast = Holder(broker), Holder(broker)
     id = keeping(1)[0]
     slow.apply(keeping(1))
-    slow.apply((id, events.Retry(15, 3)))
-    taking = slow.shelf.apply([(id, events.Take(20, "slow", 90))])
+    slow.apply((id, model.Retry(15, 3)))
+    taking = slow.shelf.apply([(id, model.Take(20, "slow", 90))])
     wait = next(taking)
     assert [type(getattr(each, "request", None)) for each in wait.targets] == [Fetch]
     slow.process.driver.wait(tuple(wait.targets), wait.seconds)
-    (taken,) = fast.apply((id, events.Take(20, "fast", 90)))
+    (taken,) = fast.apply((id, model.Take(20, "fast", 90)))
     assert taken is not None
     assert slow.process.run(taking) == [None]
     assert [each.token for each in slow.letters()] == ["fast"]
@@ -189,14 +188,14 @@ def test_random_trouble_over_two_processes_leaves_one_truth() -> None:
                 trouble(broker, chance)
                 number = chance.randrange(4)
                 token = chance.choice("ab")
-                event: events.Event = chance.choice(
+                event: model.Event = chance.choice(
                     [
                         keeping(number, at_ms=step, next_ms=step + 1)[1],
-                        events.Take(step, token, step + 3),
-                        events.Handled(step, token),
-                        events.Drop(step),
-                        events.Claim(step, token),
-                        events.Return(step, token),
+                        model.Take(step, token, step + 3),
+                        model.Handled(step, token),
+                        model.Drop(step),
+                        model.Claim(step, token),
+                        model.Return(step, token),
                     ]
                 )
                 holder.apply((ids[number], event))
@@ -240,7 +239,7 @@ def test_what_retention_took_is_not_kept_in_memory() -> None:
         holder = Holder(broker)
         for number in range(4):
             id, event = keeping(number)
-            assert isinstance(event, events.Keep)
+            assert isinstance(event, model.Keep)
             body = Body(b"x" * 60_000, None)
             holder.apply((id, event._replace(letter=replace(event.letter, body=body))))
         assert len(holder.letters()) == 4

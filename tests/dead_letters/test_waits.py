@@ -1,6 +1,6 @@
 """How long a message waits between its calls."""
 
-from tfmq.dead_letters.waits import FIRST_MS, JITTER, MAX_MS, wait_ms
+from tfmq.dead_letters.store import FIRST_MS, JITTER, MAX_MS, wait_ms
 
 
 def test_waits_double_up_to_the_longest() -> None:

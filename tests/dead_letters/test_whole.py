@@ -5,10 +5,9 @@ from __future__ import annotations
 from tests.dead_letters.helpers import Process
 from tests.dead_letters.test_shelf import keeping
 from tfmq.client.numbered import Stream
-from tfmq.dead_letters import events
-from tfmq.dead_letters.letter import DEAD
-from tfmq.dead_letters.topic_shelf import TopicShelf
-from tfmq.dead_letters.whole import whole_letter
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import DEAD
+from tfmq.dead_letters.topic_store import TopicShelf, whole_letter
 from tfmq.testing import SimulatedBroker
 
 
@@ -16,7 +15,7 @@ def test_it_is_what_its_events_add_up_to_and_other_records_are_none_of_them() ->
     with SimulatedBroker() as broker:
         process = Process(broker, "dead")
         first, second = keeping(1), keeping(2)
-        for step in (first, second, (first[0], events.Retry(20, 3)), (first[0], events.Take(20, "me", 30))):
+        for step in (first, second, (first[0], model.Retry(20, 3)), (first[0], model.Take(20, "me", 30))):
             process.run(process.shelf.apply([step]))
         assert isinstance(process.shelf, TopicShelf)
         stream = Stream("dead", broker.admin().topic("dead").incarnation, 0, 0)

@@ -21,8 +21,8 @@ import pytest
 
 import tfmq
 from tests.scale import SCALE, scaled, seeded
-from tfmq.dead_letters.desk import Desk
-from tfmq.dead_letters.letter import DEAD, HANDLED, REDRIVEN
+from tfmq.dead_letters.admin import Desk
+from tfmq.dead_letters.model import DEAD, HANDLED, REDRIVEN
 from tools.rigs.live_server import LiveServer
 from tools.rigs.poison import CALLS_MAX, EXIT_CODE, kind_of
 

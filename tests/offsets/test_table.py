@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import MetaData, create_engine, event, inspect
 from sqlalchemy.engine import Connection, Engine
 
-from tfmq.offsets import table
+from tfmq.offsets import sql
 from tfmq.offsets.storage import PartitionName, StoredOffset
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)
@@ -17,39 +17,39 @@ A, B = PartitionName("orders", 0), PartitionName("orders", 1)
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     engine = create_engine(f"sqlite:///{tmp_path / 'offsets.db'}")
-    table.create_table(engine)
+    sql.create_table(engine)
     yield engine
     engine.dispose()
 
 
 def generations(connection: Connection) -> dict[PartitionName, int]:
-    found = connection.execute(table.TABLE.select()).mappings()
+    found = connection.execute(sql.TABLE.select()).mappings()
     return {PartitionName(row["topic"], row["topic_partition"]): row["generation"] for row in found}
 
 
 def test_the_table_is_made_once_whoever_is_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    table.create_table(engine)
+    sql.create_table(engine)
     assert inspect(engine).get_table_names() == ["tfmq_offsets"]
     looks = iter([False])  # the first look is too early: somebody makes it between that and our own making
     monkeypatch.setattr(engine.dialect, "has_table", lambda *_, **__: next(looks, True))
-    table.create_table(engine)
+    sql.create_table(engine)
     assert next(looks, None) is None
 
 
 def test_the_table_can_have_a_schema_and_a_name_for_alembic() -> None:
-    made = table.offsets_table(MetaData(), name="mine", schema="shop")
+    made = sql.offsets_table(MetaData(), name="mine", schema="shop")
     assert made.fullname == "shop.mine"
     assert [column.name for column in made.primary_key] == ["consumer_group", "topic", "topic_partition"]
 
 
 def test_a_row_is_made_changed_and_refused_by_its_generation(engine: Engine) -> None:
     with engine.begin() as connection:
-        assert table.save(connection, "billing", {A: StoredOffset(5, generation=3)}) == {}
-        assert table.save(connection, "billing", {A: StoredOffset(6, generation=3)}) == {}
-        assert table.save(
+        assert sql.save_rows(connection, "billing", {A: StoredOffset(5, generation=3)}) == {}
+        assert sql.save_rows(connection, "billing", {A: StoredOffset(6, generation=3)}) == {}
+        assert sql.save_rows(
             connection, "billing", {A: StoredOffset(7, generation=2), B: StoredOffset(8, generation=2)}
         ) == {A: 3}
-        assert {name: row.offset for name, row in table.read(connection, "billing", [A, B]).items()} == {
+        assert {name: row.offset for name, row in sql.read_rows(connection, "billing", [A, B]).items()} == {
             A: 6,
             B: 8,
         }
@@ -58,9 +58,9 @@ def test_a_row_is_made_changed_and_refused_by_its_generation(engine: Engine) -> 
 
 def test_a_claim_keeps_the_offset_and_a_claimed_row_without_one_is_not_read(engine: Engine) -> None:
     with engine.begin() as connection:
-        table.save(connection, "billing", {A: StoredOffset(5, 1, 2, 3, 3)})
-        table.claim(connection, "billing", 4, [A, B])
-        assert table.read(connection, "billing", [A, B]) == {A: StoredOffset(5, 1, 2, 3, 4)}
+        sql.save_rows(connection, "billing", {A: StoredOffset(5, 1, 2, 3, 3)})
+        sql.claim_rows(connection, "billing", 4, [A, B])
+        assert sql.read_rows(connection, "billing", [A, B]) == {A: StoredOffset(5, 1, 2, 3, 4)}
         assert generations(connection) == {A: 4, B: 4}
 
 
@@ -75,7 +75,7 @@ def test_a_row_that_comes_between_the_look_and_the_insert_is_changed_instead(
         def comes_between(_: Connection, element: object, *__: object) -> None:
             if getattr(element, before, False) and not made:
                 made.append(True)
-                connection.execute(table.TABLE.insert().values(row))
+                connection.execute(sql.TABLE.insert().values(row))
 
         row = {
             "consumer_group": "billing",
@@ -88,8 +88,8 @@ def test_a_row_that_comes_between_the_look_and_the_insert_is_changed_instead(
             "generation": generation,
         }
         event.listen(connection, "before_execute", comes_between)
-        assert table.save(connection, "billing", {A: StoredOffset(9, generation=3)}) == {}
-        assert table.read(connection, "billing", [A])[A] == StoredOffset(9, generation=3)
+        assert sql.save_rows(connection, "billing", {A: StoredOffset(9, generation=3)}) == {}
+        assert sql.read_rows(connection, "billing", [A])[A] == StoredOffset(9, generation=3)
 
 
 def test_a_transaction_that_sees_an_old_state_believes_the_update(engine: Engine) -> None:
@@ -99,9 +99,9 @@ def test_a_transaction_that_sees_an_old_state_believes_the_update(engine: Engine
         return called[2].replace("<=", "< -"), called[3]
 
     with engine.begin() as connection:
-        table.save(connection, "billing", {A: StoredOffset(5, generation=3)})
+        sql.save_rows(connection, "billing", {A: StoredOffset(5, generation=3)})
         event.listen(connection, "before_cursor_execute", finds_nothing, retval=True)
-        assert table.save(connection, "billing", {A: StoredOffset(6, generation=4)}) == {A: 3}
+        assert sql.save_rows(connection, "billing", {A: StoredOffset(6, generation=4)}) == {A: 3}
 
 
 def test_rows_are_changed_in_one_order_whatever_order_they_come_in(engine: Engine) -> None:
@@ -111,7 +111,7 @@ def test_rows_are_changed_in_one_order_whatever_order_they_come_in(engine: Engin
         found: list[Any] = []
         with engine.begin() as connection:
             event.listen(connection, "before_cursor_execute", lambda *called: found.append(called[3]))
-            table.save(connection, "billing", {name: StoredOffset(5, generation=3) for name in names})
+            sql.save_rows(connection, "billing", {name: StoredOffset(5, generation=3) for name in names})
         return found
 
     asked(A, B)

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 import tfmq
 from tests.scale import FRACTION, SCALE, scaled, seeded
 from tests.sql.billing import SESSION_SECONDS, Base, Billers, Invoice, Work, billers
-from tfmq.offsets.table import TABLE
+from tfmq.offsets.sql import TABLE
 from tools.rigs.live_server import LiveServer
 
 KILLS = 200 if SCALE > FRACTION else 100

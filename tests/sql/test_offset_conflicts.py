@@ -20,7 +20,7 @@ from tests.sql.test_course import async_engine_of
 from tests.sql.test_offsets import url_of
 from tests.zookeeper.conftest import until
 from tfmq.errors import Fenced, NotAllowed, NotSupported, StoreFailed
-from tfmq.offsets import table
+from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
 from tfmq.offsets.storage import PartitionName
 from tfmq.testing import SimulatedBroker
@@ -40,7 +40,7 @@ def broker() -> Iterator[SimulatedBroker]:
 
 
 def consumer_of(broker: SimulatedBroker, engine: Engine) -> tfmq.Consumer[Any]:
-    table.TABLE.drop(engine, checkfirst=True)
+    sql.TABLE.drop(engine, checkfirst=True)
     return broker.consumer("orders", group="billing", commits="manual", offsets=f"sql:{url_of(engine)}")
 
 
@@ -172,8 +172,8 @@ def test_a_session_of_two_databases_is_refused(
 
 
 def test_a_table_of_another_release_is_refused_with_its_columns(engine: Engine) -> None:
-    table.TABLE.drop(engine, checkfirst=True)
-    older = table.offsets_table(MetaData())
+    sql.TABLE.drop(engine, checkfirst=True)
+    older = sql.offsets_table(MetaData())
     for name in ("log_epoch", "generation"):
         older._columns.remove(older.columns[name])
     older.create(engine)
@@ -188,7 +188,7 @@ def test_a_table_of_another_release_is_refused_with_its_columns(engine: Engine) 
 
 
 def test_a_user_who_may_not_make_the_table_is_told_so(postgres_engine: Engine) -> None:
-    table.TABLE.drop(postgres_engine, checkfirst=True)
+    sql.TABLE.drop(postgres_engine, checkfirst=True)
     with postgres_engine.begin() as connection:
         connection.execute(text("DROP ROLE IF EXISTS reader"))
         connection.execute(text("CREATE ROLE reader LOGIN"))
@@ -204,12 +204,12 @@ def test_a_user_who_may_not_make_the_table_is_told_so(postgres_engine: Engine) -
 def test_mysql_would_understand_every_statement() -> None:
     """It is not among the databases of the tests; this is all that is known."""
     dialect = mysql.dialect()
-    made = str(CreateTable(table.TABLE).compile(dialect=dialect))
+    made = str(CreateTable(sql.TABLE).compile(dialect=dialect))
     assert "PRIMARY KEY (consumer_group, topic, topic_partition)" in made and "BIGINT NOT NULL" in made
-    key = table._key("billing", A)
+    key = sql._key("billing", A)
     for statement in (
-        table.TABLE.select().where(key),
-        table.TABLE.update().where(key, table.TABLE.c.generation <= 3).values(generation=3),
-        table.TABLE.insert().values({column.name: 1 for column in table.TABLE.columns}),
+        sql.TABLE.select().where(key),
+        sql.TABLE.update().where(key, sql.TABLE.c.generation <= 3).values(generation=3),
+        sql.TABLE.insert().values({column.name: 1 for column in sql.TABLE.columns}),
     ):
         assert "tfmq_offsets" in str(statement.compile(dialect=dialect))

@@ -20,7 +20,7 @@ from tests.offsets.struggle import OpenShaky
 from tests.sql.shop import Order, orders
 from tests.sql.test_course import async_engine_of
 from tfmq.errors import BadRequest, Busy, Fenced, NotAllowed, StoreFailed
-from tfmq.offsets import sql, table
+from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
 from tfmq.offsets.storage import PartitionName
 from tfmq.testing import SimulatedBroker
@@ -36,7 +36,7 @@ def url_of(engine: Engine) -> str:
 @pytest.fixture
 def fresh(engine: Engine) -> Engine:
     """A database without the table of offsets."""
-    table.TABLE.drop(engine, checkfirst=True)
+    sql.TABLE.drop(engine, checkfirst=True)
     return engine
 
 
@@ -63,7 +63,7 @@ class TestPostgreSQL(Contract):
 
     @pytest.fixture
     def fresh(self, postgres_engine: Engine) -> Engine:
-        table.TABLE.drop(postgres_engine, checkfirst=True)
+        sql.TABLE.drop(postgres_engine, checkfirst=True)
         return postgres_engine
 
 
@@ -339,7 +339,7 @@ def test_asyncio_sessions_and_connections_are_awaited(
 def test_a_database_that_was_started_again_is_used_again(
     postgres: PostgresServer, postgres_engine: Engine
 ) -> None:
-    table.TABLE.drop(postgres_engine, checkfirst=True)
+    sql.TABLE.drop(postgres_engine, checkfirst=True)
     storage = SqlOffsets(postgres.url())
     storage.save("billing", 1, {A: PLACE})
     postgres.stop()
@@ -399,5 +399,5 @@ def test_a_connection_without_transactions_is_refused(fresh: Engine, consumer: t
 def test_the_row_is_the_one_that_the_storage_reads(fresh: Engine, open_one: Open) -> None:
     with fresh.begin() as connection:
         open_one().read("billing", [A])
-        table.save(connection, "billing", {A: PLACE._replace(generation=1)})
+        sql.save_rows(connection, "billing", {A: PLACE._replace(generation=1)})
     assert open_one().read("billing", [A]) == {A: PLACE._replace(generation=1)}

@@ -15,9 +15,8 @@ from tfmq.cli.values import Moment
 from tfmq.errors import DecodeFailed, TfmqError
 
 if TYPE_CHECKING:
-    from tfmq.dead_letters.desk import Desk
-    from tfmq.dead_letters.letter import Letter
-    from tfmq.dead_letters.selection import Selection
+    from tfmq.dead_letters.admin import Desk
+    from tfmq.dead_letters.model import Letter, Selection
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -39,7 +38,7 @@ class Choice(NamedTuple):
 
     def selection(self, states: Sequence[str] = (), ids: Sequence[str] = ()) -> "Selection":
         """The letters that are meant; `states` where the user named none."""
-        from tfmq.dead_letters.selection import Selection
+        from tfmq.dead_letters.model import Selection
 
         given = {name: value for name, value in self.filters.items() if value is not None}
         for name in ("since", "until"):
@@ -108,7 +107,7 @@ def state_option(command: Function) -> Function:
 @contextmanager
 def desks(choice: Choice, output: Output) -> Iterator[list["Desk"]]:
     """The stores that are meant, open. Raises `TfmqError` for one that was named and is not there."""
-    from tfmq.dead_letters.desk import Desk, default_stores
+    from tfmq.dead_letters.admin import Desk, default_stores
 
     with ExitStack() as stack:
         if choice.store is not None:
@@ -128,7 +127,7 @@ def none_there(choice: Choice) -> str:
 
 def place_of(choice: Choice) -> str:
     """Where was looked."""
-    from tfmq.dead_letters.address import state_folder
+    from tfmq.dead_letters.store import state_folder
 
     return choice.store or str(state_folder())
 
@@ -148,8 +147,7 @@ def known(desks: Sequence["Desk"], id: str, choice: Choice) -> tuple["Desk", "Le
 
 def row_of(letter: "Letter") -> dict[str, Any]:
     """As JSON has it: everything but body and tracebacks. Times are ISO 8601 in UTC, null for none."""
-    from tfmq.dead_letters.letter import moment_text
-    from tfmq.dead_letters.selection import key_text
+    from tfmq.dead_letters.model import key_text, moment_text
 
     return {
         "id": letter.id,
@@ -208,7 +206,7 @@ def shortened(error: str) -> str:
 
 def whole_row(letter: "Letter") -> dict[str, Any]:
     """Everything, with the message as `read --json` has it (so that `send --json` takes it), and the history."""
-    from tfmq.dead_letters.letter import moment_text
+    from tfmq.dead_letters.model import moment_text
 
     row = {
         **row_of(letter),

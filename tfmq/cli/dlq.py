@@ -32,8 +32,8 @@ from tfmq.cli.values import Rate
 from tfmq.errors import TfmqError
 
 if TYPE_CHECKING:
-    from tfmq.dead_letters.desk import Desk
-    from tfmq.dead_letters.letter import Letter
+    from tfmq.dead_letters.admin import Desk
+    from tfmq.dead_letters.model import Letter
 
 ROWS_SHOWN = 100
 """A person reads no more; programs get all."""

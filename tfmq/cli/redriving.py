@@ -9,7 +9,7 @@ from tfmq.cli.output import Output, counted, printable, progress
 from tfmq.errors import BadRequest, TfmqError
 
 if TYPE_CHECKING:
-    from tfmq.dead_letters.desk import Desk
+    from tfmq.dead_letters.admin import Desk
     from tfmq.dead_letters.redrive import Report, Wish
 
 NOT_DONE = 1

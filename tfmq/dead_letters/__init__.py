@@ -16,24 +16,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfmq.dead_letters.address import default_path as default_path
-    from tfmq.dead_letters.desk import Desk as Desk
-    from tfmq.dead_letters.letter import Letter as Letter
-    from tfmq.dead_letters.opening import open_dead_letters as open_dead_letters
+    from tfmq.dead_letters.admin import Desk as Desk
+    from tfmq.dead_letters.model import Letter as Letter
+    from tfmq.dead_letters.model import Selection as Selection
+    from tfmq.dead_letters.open import open_dead_letters as open_dead_letters
     from tfmq.dead_letters.redrive import Report as Report
     from tfmq.dead_letters.redrive import Wish as Wish
-    from tfmq.dead_letters.retrying import Retrying as Retrying
-    from tfmq.dead_letters.selection import Selection as Selection
+    from tfmq.dead_letters.retry_loop import Retrying as Retrying
+    from tfmq.dead_letters.store import default_path as default_path
 
 _PLACES = {
-    "Desk": "tfmq.dead_letters.desk",
-    "Letter": "tfmq.dead_letters.letter",
+    "Desk": "tfmq.dead_letters.admin",
+    "Letter": "tfmq.dead_letters.model",
     "Report": "tfmq.dead_letters.redrive",
-    "Retrying": "tfmq.dead_letters.retrying",
-    "Selection": "tfmq.dead_letters.selection",
+    "Retrying": "tfmq.dead_letters.retry_loop",
+    "Selection": "tfmq.dead_letters.model",
     "Wish": "tfmq.dead_letters.redrive",
-    "default_path": "tfmq.dead_letters.address",
-    "open_dead_letters": "tfmq.dead_letters.opening",
+    "default_path": "tfmq.dead_letters.store",
+    "open_dead_letters": "tfmq.dead_letters.open",
 }
 __all__ = [*_PLACES]
 

@@ -7,16 +7,39 @@ exactly once: `tfmq.sql.commit_offsets`. Saving by itself, every few seconds, wo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    and_,
+    create_engine,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.sql.elements import ColumnElement
 
 from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
-from tfmq.offsets import table
+from tfmq.limits import NAME_LENGTH
 from tfmq.offsets.storage import (
+    NO_OFFSET,
     PartitionName,
     StoredOffset,
     driver_remedy,
@@ -69,7 +92,7 @@ class SqlOffsets:
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
         """As `OffsetStorage.read`."""
-        return self._do(lambda connection: table.read(connection, group, partitions))
+        return self._do(lambda connection: read_rows(connection, group, partitions))
 
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
@@ -79,8 +102,8 @@ class SqlOffsets:
         def work(
             connection: Connection,
         ) -> tuple[dict[PartitionName, int], dict[PartitionName, StoredOffset]]:
-            lost = table.claim(connection, group, generation, partitions)
-            return lost, table.read(connection, group, partitions)
+            lost = claim_rows(connection, group, generation, partitions)
+            return lost, read_rows(connection, group, partitions)
 
         lost, kept = self._do(work)
         self._tell(group, lost)
@@ -89,7 +112,7 @@ class SqlOffsets:
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """As `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
-        self._tell(group, self._do(lambda connection: table.save(connection, group, new)))
+        self._tell(group, self._do(lambda connection: save_rows(connection, group, new)))
 
     def close(self) -> None:
         """Closes the connections; a further call raises Closed."""
@@ -116,7 +139,7 @@ class SqlOffsets:
             except DBAPIError as error:
                 where, reason = self.shown, _first_line(error)
                 raise StoreFailed(
-                    f"{where} refuses the table of offsets {table.NAME}: {reason}", retriable=False
+                    f"{where} refuses the table of offsets {NAME}: {reason}", retriable=False
                 ) from error
         raise AssertionError("the last try returns or raises")
 
@@ -130,17 +153,17 @@ class SqlOffsets:
             self._process = os.getpid()
             self._engine = None
             engine = self._made()
-            table.create_table(engine)
+            create_table(engine)
             self._check(engine)
             self._engine = engine
         return self._engine
 
     def _check(self, engine: Engine) -> None:
-        missing = table.missing_columns(engine)
+        missing = missing_columns(engine)
         if missing:
             raise NotSupported(
-                f"{self.shown}: the table {table.NAME} has no {', '.join(missing)}, so it is of"
-                " another release, or not of tfmq; make it what tfmq.offsets.table.offsets_table says, or rename it."
+                f"{self.shown}: the table {NAME} has no {', '.join(missing)}, so it is of"
+                " another release, or not of tfmq; make it what tfmq.offsets.sql.offsets_table says, or rename it."
             )
 
     def _made(self) -> Engine:
@@ -179,3 +202,154 @@ def _is_async(url: URL) -> bool:
 def _first_line(error: DBAPIError) -> str:
     """What the database says; what follows are its thoughts about the statement."""
     return str(error.orig).strip().partition("\n")[0]
+
+
+# The table in a database that keeps offsets, and the statements that change it: plain SQL of every database.
+#
+# A row is a partition of a group. `generation` is the fence: a row is changed only by who brings the same or a higher
+# one, by the same statement that compares them, so the database itself decides between two members.
+
+NAME: Final = "tfmq_offsets"
+LOOKS: Final = 3
+"""A row that another member makes in the same moment is found by the next look; where that goes on, it is theirs."""
+
+
+def offsets_table(metadata: MetaData, *, name: str = NAME, schema: str | None = None) -> Table:
+    """The table, added to `metadata`: for Alembic."""
+    return Table(
+        name,
+        metadata,
+        Column("consumer_group", String(int(NAME_LENGTH)), primary_key=True),
+        Column("topic", String(int(NAME_LENGTH)), primary_key=True),
+        Column("topic_partition", Integer, primary_key=True, autoincrement=False),
+        Column("next_offset", BigInteger, nullable=False),
+        Column("record_index", Integer, nullable=False),
+        Column("incarnation", BigInteger, nullable=False),
+        Column("log_epoch", BigInteger, nullable=False),
+        Column("generation", BigInteger, nullable=False),
+        schema=schema,
+        keep_existing=True,
+    )
+
+
+TABLE: Final = offsets_table(MetaData())
+
+
+def create_table(engine: Engine) -> None:
+    """Create the table where it is not there yet, also where others do so in the same moment."""
+    try:
+        TABLE.create(engine, checkfirst=True)
+    except DBAPIError:
+        # Either somebody was faster, or we may not: who finds it there now needs to know neither.
+        TABLE.create(engine, checkfirst=True)
+
+
+def missing_columns(engine: Engine) -> list[str]:
+    """The columns that a table of that name does not have; then it is somebody else's, or of another release."""
+    there = {column["name"] for column in inspect(engine).get_columns(TABLE.name)}
+    return [column.name for column in TABLE.columns if column.name not in there]
+
+
+def read_rows(
+    connection: Connection, group: str, names: Iterable[PartitionName]
+) -> dict[PartitionName, StoredOffset]:
+    """What is kept of these partitions; claimed ones without an offset are left out."""
+    wanted = set(names)
+    table = TABLE.c
+    rows = connection.execute(
+        select(
+            table.topic,
+            table.topic_partition,
+            table.next_offset,
+            table.record_index,
+            table.incarnation,
+            table.log_epoch,
+            table.generation,
+        ).where(table.consumer_group == group, table.topic.in_({name.topic for name in wanted}))
+    )
+    found = {PartitionName(row[0], row[1]): StoredOffset(*row[2:]) for row in rows}
+    return {name: row for name, row in found.items() if name in wanted and row.offset != NO_OFFSET}
+
+
+def claim_rows(
+    connection: Connection, group: str, generation: int, names: Iterable[PartitionName]
+) -> dict[PartitionName, int]:
+    """Give rows the generation, in the connection's transaction; those that have a higher one stay as they are, and are
+    returned with that.
+    """
+    return _change(connection, group, dict.fromkeys(names, (generation, None)))
+
+
+def save_rows(
+    connection: Connection, group: str, offsets: Mapping[PartitionName, StoredOffset]
+) -> dict[PartitionName, int]:
+    """Give rows their offsets and generations; the rest as `claim`."""
+    return _change(connection, group, {name: (row.generation, row) for name, row in offsets.items()})
+
+
+def _change(
+    connection: Connection,
+    group: str,
+    changes: Mapping[PartitionName, tuple[int, StoredOffset | None]],
+) -> dict[PartitionName, int]:
+    lost = {}
+    for name in sorted(changes):  # in one order: members that wait for each other's rows would wait for ever
+        kept = _change_row(connection, group, name, *changes[name])
+        if kept is not None:
+            lost[name] = kept
+    return lost
+
+
+def _change_row(
+    connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
+) -> int | None:
+    """The higher generation that forbids it; None: done."""
+    key = _key(group, name)
+    kept: int | None = None
+    for _ in range(LOOKS):
+        fits = update(TABLE).where(key, TABLE.c.generation <= generation)
+        if connection.execute(fits.values(_values(new, generation))).rowcount:
+            return None
+        kept = connection.scalar(select(TABLE.c.generation).where(key))
+        if kept is None and _inserted(connection, group, generation, name, new):
+            return None
+        if kept is not None and kept > generation:
+            break
+    return generation + 1 if kept is None else int(kept)
+
+
+def _inserted(
+    connection: Connection, group: str, generation: int, name: PartitionName, new: StoredOffset | None
+) -> bool:
+    """Whether the row could be made; False: somebody else has made it just now."""
+    row = _values(new or StoredOffset(NO_OFFSET), generation)
+    try:
+        with connection.begin_nested():
+            connection.execute(
+                insert(TABLE).values(
+                    consumer_group=group, topic=name.topic, topic_partition=name.partition, **row
+                )
+            )
+    except IntegrityError:
+        return False
+    return True
+
+
+def _key(group: str, name: PartitionName) -> ColumnElement[bool]:
+    return and_(
+        TABLE.c.consumer_group == group,
+        TABLE.c.topic == name.topic,
+        TABLE.c.topic_partition == name.partition,
+    )
+
+
+def _values(new: StoredOffset | None, generation: int) -> dict[str, Any]:
+    if new is None:
+        return {"generation": generation}
+    return {
+        "next_offset": new.offset,
+        "record_index": new.index,
+        "incarnation": new.incarnation,
+        "log_epoch": new.epoch,
+        "generation": generation,
+    }

@@ -18,9 +18,8 @@ from sqlalchemy.orm import Session, scoped_session
 from tfmq.client.received import ReceivedMessage
 from tfmq.client.storage_offsets import Standing, standing
 from tfmq.errors import BadRequest, NotAllowed
-from tfmq.offsets.sql import SqlOffsets
+from tfmq.offsets.sql import SqlOffsets, save_rows
 from tfmq.offsets.storage import PartitionName, fenced, shown_url
-from tfmq.offsets.table import save
 from tfmq.sql.database import address
 from tfmq.sql.joining import bind_of, refuse_autocommit
 
@@ -90,7 +89,7 @@ def _commit(session: Session | Connection, consumer: Any, message: ReceivedMessa
     connection = session if isinstance(session, Connection) else _connection_of(session)
     refuse_autocommit(connection)
     _refuse_another_database(connection, stood.storage)
-    lost = save(connection, stood.group, stood.offsets)
+    lost = save_rows(connection, stood.group, stood.offsets)
     if lost or stood.fenced is not None:
         _go_back(stood, stood.storage, lost)
         raise stood.fenced or fenced(stood.storage.shown, stood.group, lost)

@@ -113,7 +113,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "dead-letter-before-its-failure",
         "a failed call is logged before what follows from it",
-        "tfmq/dead_letters/keeping.py",
+        "tfmq/dead_letters/store.py",
         "        noted(found.state)\n        self._tell(found)\n",
         "        self._tell(found)\n        noted(found.state)\n",
         ["tests/client/test_running.py", "tests/client/test_handling.py"],

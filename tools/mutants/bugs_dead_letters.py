@@ -17,10 +17,10 @@ DEPARTURE: Final = "tests/dead_letters/test_departure.py"
 TOPIC: Final = "tests/dead_letters/test_topic_shelf.py"
 NUMBERED: Final = "tests/client/test_numbered.py"
 
-_COURSE = "tfmq/dead_letters/course.py"
+_COURSE = "tfmq/dead_letters/state_machine.py"
 _REDRIVE = "tfmq/dead_letters/redrive.py"
-_DEPARTURE = "tfmq/dead_letters/departure.py"
-_TOPIC = "tfmq/dead_letters/topic_shelf.py"
+_DEPARTURE = "tfmq/dead_letters/redrive.py"
+_TOPIC = "tfmq/dead_letters/topic_store.py"
 
 STATES: Final = (
     Mutant(
@@ -43,8 +43,11 @@ STATES: Final = (
         "zombie-says-handled",
         "who lost a letter says nothing of it",
         _COURSE,
-        "def _handled(letter: Letter, event: events.Handled) -> Letter | None:\n    if letter.token != event.token:\n",
-        "def _handled(letter: Letter, event: events.Handled) -> Letter | None:\n    if not event.token:\n",
+        (
+            "def _handled(letter: Letter, event: model.Handled) -> Letter | None:\n"
+            "    if letter.token != event.token:\n"
+        ),
+        ("def _handled(letter: Letter, event: model.Handled) -> Letter | None:\n    if not event.token:\n"),
         [COURSE],
     ),
     Mutant(
@@ -82,7 +85,7 @@ STATES: Final = (
     Mutant(
         "lease-not-renewed",
         "a handler of minutes keeps its message",
-        "tfmq/dead_letters/retrying.py",
+        "tfmq/dead_letters/retry_loop.py",
         "                    if self._now() >= renew_at:\n                        yield from self._renew()\n",
         "                    if self._now() >= renew_at:\n",
         [RETRYING],
@@ -90,7 +93,7 @@ STATES: Final = (
     Mutant(
         "outcome-said-once",
         "what was handled is not handled again because the store was full for a moment",
-        "tfmq/dead_letters/retrying.py",
+        "tfmq/dead_letters/retry_loop.py",
         "                if self.stop_asked.done:\n                    raise\n",
         "                raise\n",
         [RETRYING],
@@ -101,7 +104,7 @@ STORES: Final = (
     Mutant(
         "sqlite-does-not-wait-for-the-disk",
         "what is committed is on the disk",
-        "tfmq/dead_letters/database.py",
+        "tfmq/dead_letters/sql_store.py",
         '"PRAGMA synchronous=FULL"',
         '"PRAGMA synchronous=NORMAL"',
         [DATABASE],
@@ -109,7 +112,7 @@ STORES: Final = (
     Mutant(
         "postgresql-commits-early",
         "what is committed is on the disk, whatever the server's default",
-        "tfmq/dead_letters/database.py",
+        "tfmq/dead_letters/sql_store.py",
         '                event.listen(engine, "connect", _commit_synchronously)\n',
         "                pass\n",
         [DATABASE],
@@ -117,7 +120,7 @@ STORES: Final = (
     Mutant(
         "folder-not-forced",
         "the folder of a new store survives a power cut",
-        "tfmq/dead_letters/database.py",
+        "tfmq/dead_letters/sql_store.py",
         "        (disk or RealDisk()).force_folder(str(each.parent))\n",
         "",
         [DATABASE],
@@ -151,7 +154,7 @@ STORES: Final = (
     Mutant(
         "another-brokers-message-taken-for-the-same",
         "two messages are two letters",
-        "tfmq/dead_letters/letter.py",
+        "tfmq/dead_letters/model.py",
         '{group}/{incarnation}/{partition}/{offset}/{appended_ms}"',
         '{group}/{incarnation}/{partition}/{offset}"',
         ["tests/dead_letters/test_letter.py"],

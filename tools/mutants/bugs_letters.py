@@ -18,11 +18,11 @@ TOPIC: Final = "tests/dead_letters/test_topic_shelf.py"
 LETTER: Final = "tests/dead_letters/test_letter.py"
 WAITS: Final = "tests/dead_letters/test_waits.py"
 
-_KEEPING = "tfmq/dead_letters/keeping.py"
+_KEEPING = "tfmq/dead_letters/store.py"
 _STORE = "tfmq/dead_letters/sql_store.py"
 _REDRIVE = "tfmq/dead_letters/redrive.py"
-_TOPIC = "tfmq/dead_letters/topic_shelf.py"
-_RETRYING = "tfmq/dead_letters/retrying.py"
+_TOPIC = "tfmq/dead_letters/topic_store.py"
+_RETRYING = "tfmq/dead_letters/retry_loop.py"
 
 KEPT: Final = (
     Mutant(
@@ -38,7 +38,7 @@ KEPT: Final = (
     Mutant(
         "message-can-be-two-letters",
         "no row can be there twice for one message",
-        "tfmq/dead_letters/table.py",
+        "tfmq/dead_letters/sql_store.py",
         '    UniqueConstraint(\n        "group_name",\n',
         '    UniqueConstraint(\n        "id",\n        "group_name",\n',
         [TABLE],
@@ -127,7 +127,7 @@ KEPT: Final = (
     Mutant(
         "letters-without-a-broker-are-anybody-s",
         "a letter that names no broker is of the one that has its message",
-        "tfmq/dead_letters/whole.py",
+        "tfmq/dead_letters/topic_store.py",
         "    return (message.id, message.origin.append_ms) == (letter.message_id, letter.appended_ms)\n",
         "    return message.id == letter.message_id\n",
         [f"{RUNNING}::test_what_an_earlier_release_kept_is_handled_where_its_message_is"],
@@ -143,7 +143,7 @@ KEPT: Final = (
     Mutant(
         "brokers-share-the-default-store",
         "the default store is one of the group at its broker",
-        "tfmq/dead_letters/address.py",
+        "tfmq/dead_letters/store.py",
         "found, earlier = default_path(group, broker=broker), default_path(group)",
         "found, earlier = default_path(group), default_path(group)",
         ["tests/dead_letters/test_opening.py::test_who_is_told_of_none_has_the_groups_own"],
@@ -159,7 +159,7 @@ KEPT: Final = (
     Mutant(
         "history-without-a-bound",
         "the history of a letter is bounded",
-        "tfmq/dead_letters/letter.py",
+        "tfmq/dead_letters/model.py",
         "    if len(kept) > FAILURES_KEPT:\n",
         "    if len(kept) < 0:\n",
         [LETTER],
@@ -237,7 +237,7 @@ HANDLED: Final = (
     Mutant(
         "history-begins-with-the-latest",
         "the history of a letter keeps its first call",
-        "tfmq/dead_letters/letter.py",
+        "tfmq/dead_letters/model.py",
         "        kept = [kept[0], *kept[1 - FAILURES_KEPT :]]\n",
         "        kept = kept[-FAILURES_KEPT:]\n",
         [LETTER],

@@ -37,7 +37,7 @@ IN_STORAGES: Final = (
     Mutant(
         "table-takes-an-older-generation",
         "a row is changed only by who brings the same or a higher generation",
-        "tfmq/offsets/table.py",
+        "tfmq/offsets/sql.py",
         "        fits = update(TABLE).where(key, TABLE.c.generation <= generation)\n",
         "        fits = update(TABLE).where(key)\n",
         [TABLE, DATABASE],
@@ -45,7 +45,7 @@ IN_STORAGES: Final = (
     Mutant(
         "claimed-rows-are-offsets",
         "a partition that was claimed and never saved has no offset",
-        "tfmq/offsets/table.py",
+        "tfmq/offsets/sql.py",
         "if name in wanted and row.offset != NO_OFFSET}",
         "if name in wanted}",
         [TABLE, DATABASE],

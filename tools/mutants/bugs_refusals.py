@@ -153,7 +153,7 @@ PLACES: Final = (
     Mutant(
         "a-store-without-hope-is-waited-for",
         "where no dead letter can ever be kept nobody waits",
-        "tfmq/dead_letters/database.py",
+        "tfmq/dead_letters/sql_store.py",
         "        if is_hopeless(error, self.path):\n",
         "        if is_hopeless(error):\n",
         ["tests/dead_letters/test_database.py::test_where_no_letter_can_ever_be_kept_nobody_waits"],
@@ -161,7 +161,7 @@ PLACES: Final = (
     Mutant(
         "a-run-goes-on-with-a-store-without-hope",
         "a store that can keep nothing ends the run before any call",
-        "tfmq/dead_letters/retrying.py",
+        "tfmq/dead_letters/retry_loop.py",
         "            except StoreUnusable:\n                raise\n",
         "",
         ["tests/test_runs.py::test_a_store_that_can_keep_nothing_ends_the_run_before_any_call"],

@@ -9,7 +9,7 @@ from tools.mutants.mutant import Mutant
 DATABASE: Final = "tests/dead_letters/test_database.py"
 STORE: Final = "tests/client/test_local_store.py"
 
-_DATABASE = "tfmq/dead_letters/database.py"
+_DATABASE = "tfmq/dead_letters/sql_store.py"
 _STORE = "tfmq/client/local_store.py"
 
 REMOVED_FILES: Final = (

@@ -176,7 +176,7 @@ LANES_AND_CALLS: Final = (
     Mutant(
         "letters-are-read-without-their-topic-s-codec",
         "each topic may have a codec of its own, also for what is handled again",
-        "tfmq/dead_letters/keeping.py",
+        "tfmq/dead_letters/store.py",
         "whole.message(codec_of(self._codec, whole.topic))",
         "whole.message(None)",
         [f"{RUNNING}::test_each_topic_may_have_a_codec_of_its_own_also_when_it_is_handled_again"],

@@ -117,7 +117,7 @@ DATABASES: Final = (
     Mutant(
         "rows-locked-in-any-order",
         "members that save the same rows do not wait for each other for ever",
-        "tfmq/offsets/table.py",
+        "tfmq/offsets/sql.py",
         "    for name in sorted(changes):",
         "    for name in changes:",
         [TABLE],
@@ -125,7 +125,7 @@ DATABASES: Final = (
     Mutant(
         "row-made-by-another-at-once-fails",
         "a row that another member makes in the same moment is found",
-        "tfmq/offsets/table.py",
+        "tfmq/offsets/sql.py",
         "    except IntegrityError:\n        return False\n",
         "    except IntegrityError:\n        raise\n",
         [TABLE],

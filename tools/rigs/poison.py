@@ -20,10 +20,10 @@ from typing import Any, Final
 import tfmq
 from tfmq.client import backoff
 from tfmq.client.received import ReceivedMessage
-from tfmq.dead_letters import waits
-from tfmq.dead_letters.desk import Desk
-from tfmq.dead_letters.keeping import GroupDeadLetters
-from tfmq.dead_letters.letter import RETRYING, WAITING
+from tfmq.dead_letters import store as waits
+from tfmq.dead_letters.admin import Desk
+from tfmq.dead_letters.model import RETRYING, WAITING
+from tfmq.dead_letters.store import GroupDeadLetters
 from tfmq.errors import TfmqError
 
 GROUP: Final = "rig"

@@ -11,9 +11,9 @@ import tfmq
 from tests.scale import scaled
 from tfmq.admin import Admin
 from tfmq.cli.output import Output
-from tfmq.dead_letters.desk import Desk
+from tfmq.dead_letters.admin import Desk
+from tfmq.dead_letters.model import Selection
 from tfmq.dead_letters.redrive import Wish
-from tfmq.dead_letters.selection import Selection
 from tfmq.spark.pipelines.command import Job, run
 from tfmq.spark.pipelines.reconcile import reconcile, tell
 from tfmq.spark.pipelines.reconcile_rows import NOTE, Balance, Fault

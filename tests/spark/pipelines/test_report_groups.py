@@ -6,8 +6,8 @@ import pytest
 
 from tests.dead_letters.test_shelf import keeping
 from tests.spark.pipelines.test_report_plot import EMPTY, FULL
-from tfmq.dead_letters.address import Address as StoreAddress
 from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.dead_letters.store import Address as StoreAddress
 from tfmq.errors import TfmqError
 from tfmq.spark.logs import Address
 from tfmq.spark.pipelines.report_groups import lags, together, with_letters

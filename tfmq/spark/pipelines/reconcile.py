@@ -17,9 +17,8 @@ from tfmq.admin import Admin
 from tfmq.cli.output import counted, did_you_mean, printable
 from tfmq.cli.values import Duration
 from tfmq.client.link import SECONDS
-from tfmq.dead_letters.desk import Desk, default_stores
-from tfmq.dead_letters.letter import REDRIVEN, Letter
-from tfmq.dead_letters.selection import Selection
+from tfmq.dead_letters.admin import Desk, default_stores
+from tfmq.dead_letters.model import REDRIVEN, Letter, Selection
 from tfmq.errors import TfmqError
 from tfmq.spark.logs import Address, open_logs
 from tfmq.spark.pipelines.address import broker_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tfmq.cli.output import counted
-from tfmq.dead_letters.letter import DEAD, DROPPED, FAILING, HANDLED, REDRIVEN, REDRIVING, RETRYING, WAITING
+from tfmq.dead_letters.model import DEAD, DROPPED, FAILING, HANDLED, REDRIVEN, REDRIVING, RETRYING, WAITING
 
 OPEN_STATES: Final = (FAILING, WAITING, RETRYING)
 UNKNOWN: Final = -1

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tfmq.admin import Admin
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
-from tfmq.dead_letters.desk import Desk
+from tfmq.dead_letters.admin import Desk
 from tfmq.spark.logs import Address, Logs, open_logs
 from tfmq.spark.pipelines.reconcile import standings_of
 from tfmq.spark.pipelines.reconcile_rows import UNKNOWN, Standing

@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 from tfmq.cli.output import age_text, size_text
-from tfmq.dead_letters.letter import moment_text
+from tfmq.dead_letters.model import moment_text
 from tfmq.spark.pipelines.report_figures import TopicFigures, lag_text
 
 _STYLE: Final = """

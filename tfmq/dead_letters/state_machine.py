@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tfmq.client.dead_letters import Failure
-from tfmq.dead_letters import events
-from tfmq.dead_letters.letter import (
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import (
     DEAD,
     DROPPED,
     ENDED,
@@ -32,75 +32,75 @@ PUT_OFFS_MAX: Final = 1000
 ENDED_IN_WORK: Final = "the process ended while it was being handled, the last time"
 
 NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
-    "": {events.Keep: (WAITING, DEAD), events.Begin: (FAILING, DEAD), events.Note: (FAILING, DEAD)},
+    "": {model.Keep: (WAITING, DEAD), model.Begin: (FAILING, DEAD), model.Note: (FAILING, DEAD)},
     FAILING: {
-        events.Keep: (WAITING, DEAD),
-        events.Begin: (FAILING, DEAD),
-        events.Note: (FAILING, DEAD),
-        events.Pass: (HANDLED,),
-        events.Drop: (DROPPED,),
-        events.Adopt: (FAILING,),
+        model.Keep: (WAITING, DEAD),
+        model.Begin: (FAILING, DEAD),
+        model.Note: (FAILING, DEAD),
+        model.Pass: (HANDLED,),
+        model.Drop: (DROPPED,),
+        model.Adopt: (FAILING,),
     },
     WAITING: {
-        events.Keep: (WAITING, DEAD),
-        events.Begin: (WAITING,),
-        events.Note: (WAITING,),
-        events.Take: (RETRYING, DEAD),
-        events.Retry: (WAITING,),
-        events.Drop: (DROPPED,),
-        events.Claim: (REDRIVING,),
-        events.Adopt: (WAITING,),
+        model.Keep: (WAITING, DEAD),
+        model.Begin: (WAITING,),
+        model.Note: (WAITING,),
+        model.Take: (RETRYING, DEAD),
+        model.Retry: (WAITING,),
+        model.Drop: (DROPPED,),
+        model.Claim: (REDRIVING,),
+        model.Adopt: (WAITING,),
     },
     RETRYING: {
-        events.Keep: (RETRYING, DEAD),
-        events.Begin: (RETRYING,),
-        events.Note: (RETRYING,),
-        events.Take: (RETRYING, DEAD),
-        events.Renew: (RETRYING,),
-        events.Handled: (HANDLED,),
-        events.Failed: (WAITING, DEAD),
-        events.PutOff: (WAITING, DEAD),
-        events.GiveBack: (WAITING,),
-        events.Adopt: (RETRYING,),
+        model.Keep: (RETRYING, DEAD),
+        model.Begin: (RETRYING,),
+        model.Note: (RETRYING,),
+        model.Take: (RETRYING, DEAD),
+        model.Renew: (RETRYING,),
+        model.Handled: (HANDLED,),
+        model.Failed: (WAITING, DEAD),
+        model.PutOff: (WAITING, DEAD),
+        model.GiveBack: (WAITING,),
+        model.Adopt: (RETRYING,),
     },
     DEAD: {
-        events.Keep: (DEAD,),
-        events.Begin: (DEAD,),
-        events.Note: (DEAD,),
-        events.Retry: (WAITING,),
-        events.Drop: (DROPPED,),
-        events.Claim: (REDRIVING,),
-        events.Adopt: (DEAD,),
+        model.Keep: (DEAD,),
+        model.Begin: (DEAD,),
+        model.Note: (DEAD,),
+        model.Retry: (WAITING,),
+        model.Drop: (DROPPED,),
+        model.Claim: (REDRIVING,),
+        model.Adopt: (DEAD,),
     },
     REDRIVING: {
-        events.Keep: (REDRIVING,),
-        events.Begin: (REDRIVING,),
-        events.Note: (REDRIVING,),
-        events.Claim: (REDRIVING,),
-        events.Depart: (REDRIVING,),
-        events.Arrive: (REDRIVEN,),
-        events.Return: (DEAD,),
-        events.Drop: (DROPPED,),
-        events.Adopt: (REDRIVING,),
+        model.Keep: (REDRIVING,),
+        model.Begin: (REDRIVING,),
+        model.Note: (REDRIVING,),
+        model.Claim: (REDRIVING,),
+        model.Depart: (REDRIVING,),
+        model.Arrive: (REDRIVEN,),
+        model.Return: (DEAD,),
+        model.Drop: (DROPPED,),
+        model.Adopt: (REDRIVING,),
     },
     REDRIVEN: {
-        events.Keep: (WAITING, DEAD),
-        events.Begin: (FAILING, DEAD),
-        events.Note: (FAILING, DEAD),
-        events.Adopt: (REDRIVEN,),
+        model.Keep: (WAITING, DEAD),
+        model.Begin: (FAILING, DEAD),
+        model.Note: (FAILING, DEAD),
+        model.Adopt: (REDRIVEN,),
     },
     HANDLED: {
-        events.Keep: (WAITING, DEAD),
-        events.Begin: (FAILING, DEAD),
-        events.Note: (FAILING, DEAD),
-        events.Adopt: (HANDLED,),
+        model.Keep: (WAITING, DEAD),
+        model.Begin: (FAILING, DEAD),
+        model.Note: (FAILING, DEAD),
+        model.Adopt: (HANDLED,),
     },
     DROPPED: {
-        events.Keep: (WAITING, DEAD),
-        events.Begin: (FAILING, DEAD),
-        events.Note: (FAILING, DEAD),
-        events.Retry: (WAITING,),
-        events.Adopt: (DROPPED,),
+        model.Keep: (WAITING, DEAD),
+        model.Begin: (FAILING, DEAD),
+        model.Note: (FAILING, DEAD),
+        model.Retry: (WAITING,),
+        model.Adopt: (DROPPED,),
     },
 }
 """State ("": there is no letter), event -> the states that may follow. What is not here does nothing. Besides, `Keep`
@@ -108,7 +108,7 @@ leaves every state as it is where the very same was kept before.
 """
 
 
-def after(letter: Letter | None, event: events.Event) -> Letter | None:
+def after(letter: Letter | None, event: model.Event) -> Letter | None:
     """The letter behind `event`; None where the event does nothing to it."""
     state = letter.state if letter is not None else ""
     allowed = NEXT[state].get(type(event))
@@ -123,7 +123,7 @@ def after(letter: Letter | None, event: events.Event) -> Letter | None:
     return found if found is letter else replace(found, changed_ms=event.at_ms)
 
 
-def _kept(letter: Letter | None, event: events.Keep) -> Letter:
+def _kept(letter: Letter | None, event: model.Keep) -> Letter:
     """A new letter; or the same message once more, whose histories are joined. What comes again behind a kill, since
     its offset was not saved, begins no new round: it has the calls that are left to it, and dead stays dead. The very
     same keeping, done again because its answer was lost, changes nothing."""
@@ -157,7 +157,7 @@ def _is_told(letter: Letter, repeated: Letter) -> bool:
     return bool(repeated.failures) and repeated.failures[-1][:2] in told
 
 
-def _revived(letter: Letter, event: events.Keep) -> Letter:
+def _revived(letter: Letter, event: model.Keep) -> Letter:
     waits = event.next_ms > 0 and event.letter.calls_left > 0
     return replace(
         letter,
@@ -172,7 +172,7 @@ def _revived(letter: Letter, event: events.Keep) -> Letter:
     )
 
 
-def _begun(letter: Letter | None, event: events.Begin) -> Letter:
+def _begun(letter: Letter | None, event: model.Begin) -> Letter:
     """Counted before it is called. What was kept already is not called again: its state says so."""
     if letter is not None and letter.state not in (FAILING, *ENDED):
         return letter
@@ -183,7 +183,7 @@ def _begun(letter: Letter | None, event: events.Begin) -> Letter:
     return _in_lane(replace(found, calls=found.calls + 1), max(0, left - 1), FAILING)
 
 
-def _noted(letter: Letter | None, event: events.Note) -> Letter:
+def _noted(letter: Letter | None, event: model.Note) -> Letter:
     """One more call of a round that goes on, over the consumer's death too; the first one of a new round; or a call of
     one that was kept already, which its consumer met again because its offset was not saved."""
     count = 0 if event.begun else 1
@@ -202,11 +202,11 @@ def _in_lane(letter: Letter, left: int, state: str) -> Letter:
     return replace(letter, state=state, calls_left=left, next_ms=0, put_offs=0, journey=None, sent_offset=-1)
 
 
-def _passed(letter: Letter, event: events.Pass) -> Letter:
+def _passed(letter: Letter, event: model.Pass) -> Letter:
     return replace(letter, state=HANDLED)
 
 
-def _taken(letter: Letter, event: events.Take) -> Letter | None:
+def _taken(letter: Letter, event: model.Take) -> Letter | None:
     """Its call counts from now on: one that ends the process has been one, too."""
     if letter.state == RETRYING and letter.lease_ms > event.at_ms:
         return None
@@ -231,17 +231,17 @@ def _dead(letter: Letter, *failures: Failure) -> Letter:
     return replace(found, state=DEAD, next_ms=0, token="", lease_ms=0)
 
 
-def _renewed(letter: Letter, event: events.Renew) -> Letter | None:
+def _renewed(letter: Letter, event: model.Renew) -> Letter | None:
     return replace(letter, lease_ms=event.lease_ms) if letter.token == event.token else None
 
 
-def _handled(letter: Letter, event: events.Handled) -> Letter | None:
+def _handled(letter: Letter, event: model.Handled) -> Letter | None:
     if letter.token != event.token:
         return None
     return replace(letter, state=HANDLED, next_ms=0, token="", lease_ms=0)
 
 
-def _failed(letter: Letter, event: events.Failed) -> Letter | None:
+def _failed(letter: Letter, event: model.Failed) -> Letter | None:
     if letter.token != event.token:
         return None
     if letter.calls_left <= 0 or not event.next_ms:
@@ -253,7 +253,7 @@ def _waiting(letter: Letter, next_ms: int) -> Letter:
     return replace(letter, state=WAITING, next_ms=next_ms, token="", lease_ms=0)
 
 
-def _put_off(letter: Letter, event: events.PutOff) -> Letter | None:
+def _put_off(letter: Letter, event: model.PutOff) -> Letter | None:
     """No failure: the call is given back, but not for ever."""
     if letter.token != event.token:
         return None
@@ -265,29 +265,29 @@ def _put_off(letter: Letter, event: events.PutOff) -> Letter | None:
     return _waiting(found.with_failures([event.failure]), event.next_ms)
 
 
-def _given_back(letter: Letter, event: events.GiveBack) -> Letter | None:
+def _given_back(letter: Letter, event: model.GiveBack) -> Letter | None:
     if letter.token != event.token:
         return None
     found = replace(letter, calls=letter.calls - 1, calls_left=letter.calls_left + 1)
     return _waiting(found, letter.next_ms)
 
 
-def _retried(letter: Letter, event: events.Retry) -> Letter:
+def _retried(letter: Letter, event: model.Retry) -> Letter:
     found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0, journey=None)
     return _waiting(found, event.at_ms)
 
 
-def _dropped(letter: Letter, event: events.Drop) -> Letter | None:
+def _dropped(letter: Letter, event: model.Drop) -> Letter | None:
     if letter.state == REDRIVING and letter.journey is not None and not event.force:
         return None
     return replace(letter, state=DROPPED, next_ms=0, token="", lease_ms=0)
 
 
-def _adopted(letter: Letter, event: events.Adopt) -> Letter | None:
+def _adopted(letter: Letter, event: model.Adopt) -> Letter | None:
     return replace(letter, broker=event.broker) if event.force or not letter.broker else None
 
 
-def _claimed(letter: Letter, event: events.Claim) -> Letter | None:
+def _claimed(letter: Letter, event: model.Claim) -> Letter | None:
     """One that was claimed and has no place yet was never sent: whoever comes may claim it again."""
     if letter.state == WAITING and not event.waiting:
         return None
@@ -298,21 +298,21 @@ def _claimed(letter: Letter, event: events.Claim) -> Letter | None:
     )
 
 
-def _departed(letter: Letter, event: events.Depart) -> Letter | None:
+def _departed(letter: Letter, event: model.Depart) -> Letter | None:
     """Settled once: a letter that may have been sent under one place is never sent under another."""
     if letter.token != event.token or letter.journey is not None:
         return None
     return replace(letter, journey=event.journey)
 
 
-def _arrived(letter: Letter, event: events.Arrive) -> Letter | None:
+def _arrived(letter: Letter, event: model.Arrive) -> Letter | None:
     journey = letter.journey
     if journey is None or (journey.producer_id, journey.sequence) != (event.producer_id, event.sequence):
         return None
     return replace(letter, state=REDRIVEN, token="", sent_offset=event.offset)
 
 
-def _returned(letter: Letter, event: events.Return) -> Letter | None:
+def _returned(letter: Letter, event: model.Return) -> Letter | None:
     """Only from the place that it is known of: by now it may be under way under another one."""
     place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
     if letter.token != event.token or place != (event.producer_id, event.sequence):
@@ -321,22 +321,22 @@ def _returned(letter: Letter, event: events.Return) -> Letter | None:
 
 
 _STEPS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
-    events.Keep: _kept,
-    events.Begin: _begun,
-    events.Note: _noted,
-    events.Pass: _passed,
-    events.Take: _taken,
-    events.Renew: _renewed,
-    events.Handled: _handled,
-    events.Failed: _failed,
-    events.PutOff: _put_off,
-    events.GiveBack: _given_back,
-    events.Retry: _retried,
-    events.Drop: _dropped,
-    events.Adopt: _adopted,
-    events.Claim: _claimed,
-    events.Depart: _departed,
-    events.Arrive: _arrived,
-    events.Return: _returned,
+    model.Keep: _kept,
+    model.Begin: _begun,
+    model.Note: _noted,
+    model.Pass: _passed,
+    model.Take: _taken,
+    model.Renew: _renewed,
+    model.Handled: _handled,
+    model.Failed: _failed,
+    model.PutOff: _put_off,
+    model.GiveBack: _given_back,
+    model.Retry: _retried,
+    model.Drop: _dropped,
+    model.Adopt: _adopted,
+    model.Claim: _claimed,
+    model.Depart: _departed,
+    model.Arrive: _arrived,
+    model.Return: _returned,
 }
 assert set(NEXT) == {"", *STATES}

@@ -13,11 +13,17 @@ from tfmq.client.link import Link
 from tfmq.client.received import Codec
 from tfmq.client.waiting import Operation
 from tfmq.client.work import Run, inline
-from tfmq.dead_letters.address import OWN_STORE, broker_name, default_path, own_path, parse_address
-from tfmq.dead_letters.keeping import GroupDeadLetters
-from tfmq.dead_letters.letter import Letter
-from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
-from tfmq.dead_letters.shelf import Shelf, Step
+from tfmq.dead_letters.model import PAGE_LETTERS, START, Letter, Page, Selection
+from tfmq.dead_letters.store import (
+    OWN_STORE,
+    GroupDeadLetters,
+    Shelf,
+    Step,
+    broker_name,
+    default_path,
+    own_path,
+    parse_address,
+)
 from tfmq.errors import BadRequest, StoreFailed, TfmqError
 from tfmq.protocol.commands import Ping
 
@@ -84,7 +90,7 @@ def find_broker(link: Link, until: float) -> Operation[str]:
 
 
 def _stands_here(link: Link, letter: Letter) -> Operation[bool | None]:
-    from tfmq.dead_letters.whole import stands_here
+    from tfmq.dead_letters.topic_store import stands_here
 
     if link.state != "ready":
         return None
@@ -106,7 +112,7 @@ def open_shelf(where: str | os.PathLike[str], *, run: Run = inline, link: Link |
         return SqlShelf(SqlStore(address), run)
     if link is None:
         raise BadRequest(f"{address} is in the broker: name its servers.")
-    from tfmq.dead_letters.topic_shelf import TopicShelf
+    from tfmq.dead_letters.topic_store import TopicShelf
 
     return TopicShelf(link, address.value)
 

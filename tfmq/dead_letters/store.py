@@ -1,25 +1,108 @@
-"""The dead letters of one group, as its consumers use them: `tfmq.client.dead_letters.DeadLetters` over a shelf."""
+"""Where dead letters are kept, as users write it: PATH, a SQLAlchemy URL, or "topic:NAME"."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import random
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
 
+from tfmq import limits
 from tfmq.client.dead_letters import Due, Failure
 from tfmq.client.received import Codec, ReceivedMessage
 from tfmq.client.waiting import Operation
 from tfmq.codecs import codec_of
-from tfmq.dead_letters import events
-from tfmq.dead_letters.address import broker_name
-from tfmq.dead_letters.letter import DEAD, RETRYING, Letter, letter_of
-from tfmq.dead_letters.selection import START, Page
-from tfmq.dead_letters.shelf import Shelf
-from tfmq.dead_letters.waits import wait_ms
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import (
+    DEAD,
+    PAGE_LETTERS,
+    RETRYING,
+    START,
+    Event,
+    Letter,
+    Page,
+    Selection,
+    letter_of,
+)
+from tfmq.errors import BadRequest
 from tfmq.message import BORN_MS_MAX
+from tfmq.offsets.storage import shown_url
+
+_NODE: Final = re.compile(r"[0-9A-Za-z_-]{0,64}")
+TOPIC_PREFIX: Final = "topic:"
+SUFFIX: Final = ".db"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\+[A-Za-z0-9_]+)?://")
+
+
+class Address(NamedTuple):
+    """`kind`: "path", "url" or "topic" · `value`: the path, the URL, the topic's name."""
+
+    kind: str
+    value: str
+
+    def __str__(self) -> str:
+        """As it may be shown and logged: a URL without its password."""
+        if self.kind == "topic":
+            return f"{TOPIC_PREFIX}{self.value}"
+        return shown_url(self.value) if self.kind == "url" else self.value
+
+
+def parse_address(where: str | os.PathLike[str]) -> Address:
+    """What `where` names. Raises `BadRequest` for what names no store."""
+    if isinstance(where, os.PathLike):
+        return Address("path", os.fspath(where))
+    if not isinstance(where, str) or not where:
+        raise BadRequest(f"dead_letters={where!r} names no store: {ALLOWED}.")
+    if where.startswith(TOPIC_PREFIX):
+        name = where.removeprefix(TOPIC_PREFIX)
+        if not limits.valid_name(name):
+            raise BadRequest(f"{name!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+        return Address("topic", name)
+    if _URL.match(where):
+        return Address("url", where)
+    return Address("path", where)
+
+
+ALLOWED: Final = "it takes a path, a SQLAlchemy URL (sqlite:///..., postgresql+psycopg://...) or topic:NAME"
+
+
+def state_folder() -> Path:
+    """Where programs of this user keep what is theirs: $XDG_STATE_HOME, else ~/.local/state."""
+    told = os.environ.get("XDG_STATE_HOME")
+    return (Path(told) if told else Path.home() / ".local" / "state") / "tfmq"
+
+
+OWN_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
+"""What a consumer's `dead_letters` says unless it is told: `own_path` of its group and its broker."""
+
+
+def default_path(group: str, folder: Path | None = None, broker: str = "") -> str:
+    """The store of a group of `broker` that was told of none: ~/.local/state/tfmq/NODE/GROUP.db, or one in `folder`;
+    without a broker the one that earlier releases used for all brokers, ~/.local/state/tfmq/GROUP.db."""
+    return str((folder or state_folder()) / broker / f"{group}{SUFFIX}")
+
+
+def own_path(group: str, broker: str) -> str:
+    """`default_path`; a store that an earlier release made is used further, as long as there is no newer one."""
+    found, earlier = default_path(group, broker=broker), default_path(group)
+    return earlier if os.path.isfile(earlier) and not os.path.exists(found) else found
+
+
+def broker_name(node: str) -> str:
+    """A broker's id as it stands in letters and paths: as it is, or, where a broker calls itself something that is no
+    name of a folder, its hash."""
+    if _NODE.fullmatch(node):
+        return node
+    return hashlib.sha256(node.encode(errors="replace")).hexdigest()[:32]
+
+
+# The dead letters of one group, as its consumers use them: `tfmq.client.dead_letters.DeadLetters` over a shelf.
 
 log = logging.getLogger("tfmq.dead_letters")
 
@@ -94,7 +177,7 @@ class GroupDeadLetters:
         left = 0 if retry_after is None else max(1, self._calls_max - max(0, count - 1))
         letter = replace(self._letter_of(message), calls=count, calls_left=left).with_failures(failures)
         next_ms = 0 if retry_after is None else in_ms(now_ms, retry_after)
-        step = (letter.id, events.Keep(now_ms, letter, next_ms, begun))
+        step = (letter.id, model.Keep(now_ms, letter, next_ms, begun))
         (kept,) = yield from self.shelf.apply([step])
         assert kept is not None, "every state can be kept"
         self._tell(kept)
@@ -102,7 +185,7 @@ class GroupDeadLetters:
 
     def begin(self, message: ReceivedMessage[Any]) -> Operation[str]:
         letter = replace(self._letter_of(message), calls_left=self._calls_max)
-        return (yield from self._in_lane(letter.id, events.Begin(self._now_ms(), letter)))
+        return (yield from self._in_lane(letter.id, model.Begin(self._now_ms(), letter)))
 
     def note(
         self,
@@ -113,10 +196,10 @@ class GroupDeadLetters:
         noted: Callable[[str], object] = lambda state: None,
     ) -> Operation[str]:
         letter = replace(self._letter_of(message), calls_left=self._calls_max).with_failures([failure])
-        return (yield from self._in_lane(letter.id, events.Note(self._now_ms(), letter, begun), noted))
+        return (yield from self._in_lane(letter.id, model.Note(self._now_ms(), letter, begun), noted))
 
     def _in_lane(
-        self, id: str, event: events.Event, noted: Callable[[str], object] = lambda state: None
+        self, id: str, event: model.Event, noted: Callable[[str], object] = lambda state: None
     ) -> Operation[str]:
         (found,) = yield from self.shelf.apply([(id, event)])
         assert found is not None, "every state can be noted"
@@ -126,7 +209,7 @@ class GroupDeadLetters:
 
     def passed(self, message: ReceivedMessage[Any]) -> Operation[None]:
         id = self._letter_of(message).id
-        yield from self.shelf.apply([(id, events.Pass(self._now_ms()))])
+        yield from self.shelf.apply([(id, model.Pass(self._now_ms()))])
 
     def take(self) -> Operation[Due | None]:
         broker = self._broker()
@@ -141,7 +224,7 @@ class GroupDeadLetters:
             if id is None:
                 return None
             token = f"{self._token}{uuid.uuid4().hex[:8]}"
-            take = events.Take(now_ms, token, now_ms + round(self.lease_seconds * 1000))
+            take = model.Take(now_ms, token, now_ms + round(self.lease_seconds * 1000))
             (taken,) = yield from self.shelf.apply([(id, take)])
             if taken is None or taken.state != RETRYING:
                 continue
@@ -168,7 +251,7 @@ class GroupDeadLetters:
                 if not each.broker and self._stands_here is not None and each.id not in self._left:
                     found = yield from self._stands_here(each)
                 if found:
-                    own.append((each.id, events.Adopt(now_ms, broker)))
+                    own.append((each.id, model.Adopt(now_ms, broker)))
                 elif found is not None:
                     left.append(each)
             adopted += sum(each is not None for each in (yield from self.shelf.apply(own)))
@@ -200,25 +283,25 @@ class GroupDeadLetters:
 
     def renew(self, due: Due) -> Operation[bool]:
         now_ms = self._now_ms()
-        renewal = events.Renew(now_ms, due.token, now_ms + round(self.lease_seconds * 1000))
+        renewal = model.Renew(now_ms, due.token, now_ms + round(self.lease_seconds * 1000))
         return bool((yield from self._settle(due, renewal)))
 
     def handled(self, due: Due) -> Operation[bool]:
-        return bool((yield from self._settle(due, events.Handled(self._now_ms(), due.token))))
+        return bool((yield from self._settle(due, model.Handled(self._now_ms(), due.token))))
 
     def failed(self, due: Due, failure: Failure, *, rejected: bool = False) -> Operation[str]:
         now_ms = self._now_ms()
         next_ms = 0 if rejected else now_ms + wait_ms(due.calls, self._jitter())
-        return (yield from self._settle(due, events.Failed(now_ms, due.token, failure, next_ms)))
+        return (yield from self._settle(due, model.Failed(now_ms, due.token, failure, next_ms)))
 
     def put_off(self, due: Due, seconds: float, reason: str = "") -> Operation[str]:
         now_ms = self._now_ms()
         failure = Failure(now_ms, f"RetryLater: {reason or f'after {seconds:g} s'}")
-        event = events.PutOff(now_ms, due.token, failure, in_ms(now_ms, seconds))
+        event = model.PutOff(now_ms, due.token, failure, in_ms(now_ms, seconds))
         return (yield from self._settle(due, event))
 
     def give_back(self, due: Due) -> Operation[bool]:
-        return bool((yield from self._settle(due, events.GiveBack(self._now_ms(), due.token))))
+        return bool((yield from self._settle(due, model.GiveBack(self._now_ms(), due.token))))
 
     def tidy(self) -> Operation[None]:
         """Before the broker is reached it is not known which store that is: it is done when it is."""
@@ -231,7 +314,7 @@ class GroupDeadLetters:
     def close(self) -> None:
         self.shelf.close()
 
-    def _settle(self, due: Due, event: events.Event) -> Operation[str]:
+    def _settle(self, due: Due, event: model.Event) -> Operation[str]:
         """The state behind `event`; "" where the letter is another's by now."""
         (found,) = yield from self.shelf.apply([(due.id, event)])
         if found is None:
@@ -251,3 +334,74 @@ class GroupDeadLetters:
 
     def _now_ms(self) -> int:
         return round(self._wall_clock() * 1000)
+
+
+# Where letters lie: what the two stores, a database and a topic, have in common. Operations, as a driver runs them.
+
+Step = tuple[str, Event]
+"""A letter's id, and what happens to it."""
+
+
+class Shelf(Protocol):
+    """All verbs raise `StoreFailed`. Letters come without their bodies unless `whole` asks for them."""
+
+    @property
+    def name(self) -> str:
+        """As a person writes it, without a password."""
+        ...
+
+    def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
+        """Each event happens to its letter, as `course` says, and is committed when this ends. The letter behind it, or
+        None where it did nothing."""
+        ...
+
+    def find(
+        self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
+    ) -> Operation[list[Letter]]:
+        """At most `count` letters in the order in which they were first kept, from behind `after` on; [] where there
+        is none. Whole ones are as many as memory has room for (see `fitting`); one whose body is gone for good comes
+        without it."""
+        ...
+
+    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        """The id of the one of `broker` that should have been handled longest ago; None: none is due."""
+        ...
+
+    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
+        """When the next one of `broker` is due, in ms since 1970; None: nothing waits."""
+        ...
+
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        """Letters of the group that wait, and do not say that they are of `broker`: at most a page, as `find`."""
+        ...
+
+    def get(self, id: str) -> Operation[Letter | None]:
+        """The whole letter, with its body and all tracebacks."""
+        ...
+
+    def counts(self) -> Operation[dict[tuple[str, str], int]]:
+        """How many letters there are: (group, state) -> number."""
+        ...
+
+    def prune(self, now_ms: int) -> Operation[int]:
+        """Forget some of what ended long ago, where it takes room; how many, 0: all are gone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# How long a kept message waits before it is handled again behind a failure. Pure.
+
+FIRST_MS: Final = 1_000
+"""The quick retries were made before it was kept: what failed then needs longer."""
+MAX_MS: Final = 3_600_000
+"""A person who mended the cause does not wait longer than an hour; `tfmq dlq retry` does not wait at all."""
+DOUBLINGS_MAX: Final = 20
+JITTER: Final = 0.2
+"""Up to so much of a wait is added, so that what failed together does not come back together."""
+
+
+def wait_ms(calls: int, chance: float) -> int:
+    """The wait behind the `calls`-th call: doubled each time; `chance` is from 0 to 1."""
+    wait = min(MAX_MS, FIRST_MS << min(DOUBLINGS_MAX, max(0, calls - 1)))
+    return round(wait * (1 + JITTER * chance))

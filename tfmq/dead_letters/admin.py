@@ -19,15 +19,13 @@ from tfmq.client.link import Link
 from tfmq.client.reach import reach
 from tfmq.client.waiting import Operation
 from tfmq.client.work import inline
-from tfmq.dead_letters import events
-from tfmq.dead_letters.address import SUFFIX, Address, parse_address, state_folder
-from tfmq.dead_letters.letter import Letter
-from tfmq.dead_letters.opening import find_broker
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import PAGE_LETTERS, START, Letter, Page, Selection
+from tfmq.dead_letters.open import find_broker
 from tfmq.dead_letters.redrive import TIMEOUT_SECONDS, Redrive, Report, Wish
-from tfmq.dead_letters.selection import PAGE_LETTERS, START, Page, Selection
-from tfmq.dead_letters.shelf import Shelf
 from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
-from tfmq.dead_letters.topic_shelf import TopicShelf
+from tfmq.dead_letters.store import SUFFIX, Address, Shelf, parse_address, state_folder
+from tfmq.dead_letters.topic_store import TopicShelf
 from tfmq.errors import TfmqError
 
 ALL = Selection()
@@ -120,13 +118,13 @@ class Desk:
             link, driver = self._reached()
             broker = driver.run(find_broker(link, link.now() + TIMEOUT_SECONDS))
             ids = list(ids)
-            self._each(ids, events.Adopt(self._now_ms(), broker, True))
-        return self._each(ids, events.Retry(self._now_ms(), calls))
+            self._each(ids, model.Adopt(self._now_ms(), broker, True))
+        return self._each(ids, model.Retry(self._now_ms(), calls))
 
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
         """Nobody wants these any more; None for one that is not there, or whose state does not allow it. `force`: also
         those that may be on their way to a topic, and that is not known."""
-        return self._each(ids, events.Drop(self._now_ms(), force))
+        return self._each(ids, model.Drop(self._now_ms(), force))
 
     def redrive(
         self, wish: Wish, told: Callable[[int], object] = lambda sent: None, report: Report | None = None
@@ -157,7 +155,7 @@ class Desk:
 
     # Beneath
 
-    def _each(self, ids: Iterable[str], event: events.Event) -> list[Letter | None]:
+    def _each(self, ids: Iterable[str], event: model.Event) -> list[Letter | None]:
         steps = [(id, event) for id in ids]
         found: list[Letter | None] = []
         for first in range(0, len(steps), PAGE_LETTERS):

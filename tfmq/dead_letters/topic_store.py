@@ -1,0 +1,526 @@
+"""The letters that a topic's events add up to. Pure; what is in memory for each letter is small: no body, no traceback,
+and where its events stand, so that the rest is read again when somebody looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from types import UnionType
+from typing import Any, Final, get_origin, get_type_hints
+
+from tfmq.bounded_msgpack import Malformed, pack, unpack
+from tfmq.client.cluster import Cluster
+from tfmq.client.dead_letters import Failure
+from tfmq.client.link import Link
+from tfmq.client.numbered import Content, Stream, lease_id, locate_end, read_chunk, send_numbered
+from tfmq.client.operations import find_topics
+from tfmq.client.received import ReceivedMessage
+from tfmq.client.waiting import Flag, Operation, Wait
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import (
+    PAGE_LETTERS,
+    RETRYING,
+    START,
+    WAITING,
+    Body,
+    Journey,
+    Letter,
+    Page,
+    Selection,
+    fitting,
+)
+from tfmq.dead_letters.state_machine import after
+from tfmq.dead_letters.store import TOPIC_PREFIX, Step
+from tfmq.errors import Damaged, OffsetOutOfRange, StoreFailed, UnknownProducer, UnknownTopic
+from tfmq.ids import pack_id, sequences_left
+from tfmq.message import BORN_MS_MAX, encode_attribute
+from tfmq.protocol.commands import BY_EARLIEST
+
+
+class Fold:
+    """`letters` by id. Every event is taken once, in the order of the log."""
+
+    def __init__(self) -> None:
+        self.letters: dict[str, Letter] = {}
+        self.places: dict[str, list[int]] = {}
+        """The offsets of a letter's events, those that did nothing left out."""
+        self._coming: dict[str, Letter] = {}
+
+    def take(self, message: ReceivedMessage[Any]) -> Letter | None:
+        """The letter behind the event of `message`; None where it did nothing."""
+        found = event_of(message)
+        if found is None:
+            return None
+        id, event = found
+        letter = after(self.letters.get(id), event)
+        if letter is None:
+            return None
+        self.letters[id] = slim(letter)
+        self.places.setdefault(id, []).append(message.offset)
+        if letter.state in (WAITING, RETRYING):
+            self._coming[id] = self.letters[id]
+        else:
+            self._coming.pop(id, None)
+        return letter
+
+    def forget(self, before: int) -> None:
+        """What the topic does not have any more: the letters of which nothing stands from `before` on."""
+        for id in [id for id, places in self.places.items() if places[-1] < before]:
+            del self.letters[id], self.places[id]
+            self._coming.pop(id, None)
+
+    def due(self, group: str, now_ms: int, broker: str = "") -> str | None:
+        """The id of the one of `broker` that should have been handled longest ago."""
+        found = [(time, id) for time, id in self._times(group, broker) if time <= now_ms]
+        return min(found)[1] if found else None
+
+    def next_due_ms(self, group: str, broker: str = "") -> int | None:
+        """When the next one of `broker` is due."""
+        return min((time for time, _ in self._times(group, broker)), default=None)
+
+    def waiting_for_others(self, group: str, broker: str, behind: Page, count: int) -> list[Letter]:
+        """At most `count` letters of the group that wait and are of other brokers, as `find`."""
+        waiting = [each for each in self._coming.values() if each.group == group]
+        others = [each for each in waiting if each.broker not in ("", broker)]
+        others = [each for each in others if (each.kept_ms, each.id) > behind]
+        return sorted(others, key=lambda each: (each.kept_ms, each.id))[:count]
+
+    def find(self, selection: Selection, behind: Page, count: int) -> list[Letter]:
+        """At most `count`, in the order in which they were first kept."""
+        meant = [each for each in self.letters.values() if selection.holds(each)]
+        meant = [each for each in meant if (each.kept_ms, each.id) > behind]
+        return sorted(meant, key=lambda each: (each.kept_ms, each.id))[:count]
+
+    def _times(self, group: str, broker: str) -> list[tuple[int, str]]:
+        """One that names no broker is of the broker that has this topic."""
+        return [
+            (each.next_ms if each.state == WAITING else each.lease_ms, each.id)
+            for each in self._coming.values()
+            if each.group == group and each.broker in ("", broker)
+        ]
+
+
+def slim(letter: Letter) -> Letter:
+    """What is kept in memory."""
+    failures = tuple(each._replace(traceback="") for each in letter.failures)
+    return replace(letter, body=None, failures=failures)
+
+
+# Events as records of a topic: docs/dead-letters.md is the page of this format.
+#
+# The payload is one msgpack array: version, kind, id of the letter, time in ms, and the kind's own fields; the key is
+# the letter's id, the tag the kind. A reader passes over kinds and versions that it does not know, and over further
+# fields.
+
+VERSION: Final = 1
+ROOM_BYTES: Final = 256 << 10
+"""Beside the body of a kept message: its history is bounded, and far smaller than this."""
+
+KINDS: Final[Mapping[type[Any], str]] = {
+    model.Keep: "keep",
+    model.Begin: "begin",
+    model.Note: "note",
+    model.Pass: "pass",
+    model.Take: "take",
+    model.Renew: "renew",
+    model.Handled: "handled",
+    model.Failed: "failed",
+    model.PutOff: "put_off",
+    model.GiveBack: "give_back",
+    model.Retry: "retry",
+    model.Drop: "drop",
+    model.Adopt: "adopt",
+    model.Claim: "claim",
+    model.Depart: "depart",
+    model.Arrive: "arrive",
+    model.Return: "return",
+}
+_BY_KIND: Final = {kind: shape for shape, kind in KINDS.items()}
+_LETTER: Final = (
+    "group topic incarnation partition offset next_offset ordinal message_id appended_ms epoch payload_bytes"
+    " calls calls_left redrives key tag broker"
+).split()
+
+
+def content_of(id: str, event: model.Event, bytes_max: int) -> Content:
+    """The record of `event`. A body for which a record of `bytes_max` has no room stays where the message stands."""
+    kind = KINDS[type(event)]
+    fields = [_plain(each) for each in event[1:]]
+    if isinstance(event, model.Keep):
+        fields = [event.next_ms, *_letter_fields(event.letter, bytes_max), event.begun]
+    elif isinstance(event, model.Begin | model.Note):
+        fields = [*event[2:], *_letter_fields(event.letter, bytes_max)]
+    payload = pack([VERSION, kind, id, event.at_ms, *fields])
+    return Content(payload, encode_attribute(event.at_ms, id, kind), kind)
+
+
+def event_of(message: ReceivedMessage[Any]) -> tuple[str, model.Event] | None:
+    """What the record says, or None for one that says nothing that this release knows."""
+    try:
+        found = unpack(message.payload or b"")
+        version, kind, id, at_ms, *fields = found
+        if version != VERSION or kind not in _BY_KIND:
+            return None
+        event = _event(_BY_KIND[kind], int(at_ms), fields, str(id))
+        _sound(event)
+        return str(id), event
+    except (Malformed, TypeError, ValueError, IndexError):
+        return None
+
+
+@cache
+def _kinds(shape: Any) -> dict[str, Any]:
+    """What the fields of `shape` are, those that are one thing or one of several."""
+    hints = get_type_hints(shape)
+    return {name: kind for name, kind in hints.items() if get_origin(kind) in (None, UnionType)}
+
+
+def _sound(found: Any) -> None:
+    """Raises `TypeError`, `ValueError` where a field is not what it is to be: whoever may write to the topic may have
+    written anything, and it is not to stop those who read it."""
+    for name, kind in _kinds(found.__class__).items():
+        value = getattr(found, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}={value!r}")
+        if name.endswith("_ms") and not -1 <= value <= BORN_MS_MAX:
+            raise ValueError(f"{name}={value!r}")
+        if isinstance(value, Letter | Failure | Journey | Body):
+            _sound(value)
+    if isinstance(found, Letter):
+        for each in found.failures:
+            _sound(each)
+
+
+def _letter_fields(letter: Letter, bytes_max: int) -> list[Any]:
+    body = letter.body
+    assert body is not None, "kept with its body"
+    size = len(body.payload or b"") + len(body.attribute or b"")
+    stored = list(body) if size + ROOM_BYTES <= bytes_max else None
+    failures = [list(each) for each in letter.failures]
+    return [[getattr(letter, name) for name in _LETTER], failures, stored]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _letter(fields: list[Any], id: str) -> Letter:
+    known, failures, stored = fields[:3]
+    given = dict(zip(_LETTER, known, strict=False))
+    body = None if stored is None else Body(*stored[:2])
+    return Letter(id=id, **given, failures=tuple(Failure(*each[:3]) for each in failures), body=body)
+
+
+def _event(shape: Any, at_ms: int, fields: list[Any], id: str) -> model.Event:
+    """Raises `TypeError`, `ValueError`, `IndexError` for fields that the kind has not."""
+    if shape is model.Keep:
+        return model.Keep(at_ms, _letter(fields[1:], id), fields[0], any(fields[4:5]))
+    if shape is model.Begin:
+        return model.Begin(at_ms, _letter(fields, id))
+    if shape is model.Note:
+        return model.Note(at_ms, _letter(fields[1:], id), bool(fields[0]))
+    fields = fields[: len(shape._fields) - 1]
+    if shape in (model.Failed, model.PutOff):
+        fields[1] = Failure(*fields[1][:3])
+    if shape is model.Depart:
+        fields[1] = Journey(*fields[1][: len(Journey._fields)])
+    event: model.Event = shape(at_ms, *fields)
+    return event
+
+
+TIMEOUT_SECONDS: Final = 30.0
+"""How long one verb asks a broker that does not answer; then its caller is told, and may ask again."""
+LOOK_SECONDS: Final = 1.0
+"""When the next one is due is asked right behind what is due now: one look at the broker serves both."""
+PARTITION: Final = 0
+
+
+class TopicShelf:
+    """Dead letters in a topic of the broker, for consumers that have no disk of their own.
+
+    The topic is a log of events, all in its first partition, so that they have one order; what a letter is, is what its
+    events add up to (`Fold`). Who wants to change a letter appends the event and reads on until it comes by: of two who
+    want the same the log says who was first, and the other is told so. An event whose answer was lost may be appended,
+    and come by later; it does nothing then that was not wanted: an event bears the token of who wanted it, or is done
+    once.
+
+    One verb at a time; the others wait. `create`: make the topic where it is missing.
+    """
+
+    def __init__(self, link: Link, topic: str, *, create: bool = True) -> None:
+        self.name = f"{TOPIC_PREFIX}{topic}"
+        self._link = link
+        self._topic = topic
+        self._create = create
+        self._cluster = Cluster(link.now)
+        self._busy: Flag | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of the topic."""
+        self._fold = Fold()
+        self._offset = -1
+        self._looked_at = -LOOK_SECONDS
+        self._stream: Stream | None = None
+        self._sequence = 0
+        self._cluster.clear()
+
+    # The verbs
+
+    def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
+        """What is kept is appended without a look: whatever was there, it will be kept."""
+        if not steps:
+            return []
+        yield from self._turn()
+        try:
+            until = self._link.now() + TIMEOUT_SECONDS
+            if all(isinstance(event, model.Keep) for _, event in steps):
+                yield from self._append(steps, until)
+                return [after(None, event) for _, event in steps]
+            return (yield from self._changed(steps, until))
+        finally:
+            self._pass_on()
+
+    def _changed(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
+        yield from self._catch_up(until)
+        wanted = [step for step in steps if after(self._fold.letters.get(step[0]), step[1]) is not None]
+        if not wanted:
+            return [None] * len(steps)
+        numbers = yield from self._append(wanted, until)
+        found = yield from self._catch_up(until, numbers)
+        if any(each not in found for each in numbers):
+            raise StoreFailed(
+                f"{self.name} does not give back what was appended to it: see tfmq topic show {self._topic}."
+            )
+        behind = {step[0]: found[number] for step, number in zip(wanted, numbers, strict=True)}
+        return [behind.get(id) for id, _ in steps]
+
+    def find(
+        self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
+    ) -> Operation[list[Letter]]:
+        yield from self._look()
+        found = self._fold.find(selection, after, count)
+        if not whole:
+            return found
+        read = []
+        for each in fitting(found):
+            try:
+                letter = yield from self.get(each.id)
+            except StoreFailed as failed:
+                if failed.retriable:
+                    raise
+                letter = each  # its body is gone: that is no reason to show nobody the others
+            if letter is not None:
+                read.append(letter)
+        return read
+
+    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        yield from self._look()
+        return self._fold.due(group, now_ms, broker)
+
+    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
+        if self._link.now() - self._looked_at >= LOOK_SECONDS:
+            yield from self._look()
+        return self._fold.next_due_ms(group, broker)
+
+    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+        yield from self._look()
+        return self._fold.waiting_for_others(group, broker, after, PAGE_LETTERS)
+
+    def counts(self) -> Operation[dict[tuple[str, str], int]]:
+        yield from self._look()
+        counted: dict[tuple[str, str], int] = {}
+        for each in filter(Selection().holds, self._fold.letters.values()):
+            counted[each.group, each.state] = counted.get((each.group, each.state), 0) + 1
+        return counted
+
+    def get(self, id: str) -> Operation[Letter | None]:
+        """Read again from its events, and from where the message stands if its body was too large for one."""
+        yield from self._look()
+        places = list(self._fold.places.get(id, ()))
+        if not places or self._stream is None:
+            return None
+        return (
+            yield from whole_letter(self._link, self._stream, id, places, self._link.now() + TIMEOUT_SECONDS)
+        )
+
+    def is_there(self) -> Operation[bool]:
+        """Whether the broker has the topic."""
+        found = yield from find_topics(self._link, self._cluster, [self._topic])
+        return bool(found)
+
+    def prune(self, now_ms: int) -> Operation[int]:
+        """The topic's retention does it; what it took is forgotten here, too."""
+        yield from self._turn()
+        try:
+            if self._stream is not None:
+                until = self._link.now() + TIMEOUT_SECONDS
+                self._fold.forget((yield from locate_end(self._link, self._stream, BY_EARLIEST, until)))
+        finally:
+            self._pass_on()
+        return 0
+
+    def close(self) -> None:
+        """The link is another's."""
+
+    # One at a time
+
+    def _turn(self) -> Operation[None]:
+        while self._busy is not None:
+            yield Wait((self._busy,))
+        self._busy = Flag()
+
+    def _pass_on(self) -> None:
+        busy, self._busy = self._busy, None
+        if busy is not None:
+            busy.settle()
+
+    def _look(self) -> Operation[None]:
+        """Know what is there by now."""
+        yield from self._turn()
+        try:
+            yield from self._catch_up(self._link.now() + TIMEOUT_SECONDS)
+        finally:
+            self._pass_on()
+
+    # Reading
+
+    def _found(self, until: float) -> Operation[Stream]:
+        """The partition, as a stream whose id is taken when something is sent."""
+        if self._stream is None:
+            found = yield from find_topics(self._link, self._cluster, [self._topic], create=self._create)
+            if not found:
+                raise UnknownTopic(
+                    f"There is no topic {self._topic}: no consumer kept dead letters in it yet."
+                )
+            self._stream = Stream(self._topic, found[0].incarnation, PARTITION, 0)
+        return self._stream
+
+    def _catch_up(self, until: float, watched: Collection[int] = ()) -> Operation[dict[int, Letter | None]]:
+        """Take all events that are there; what those of the records `watched` did."""
+        behind: dict[int, Letter | None] = {}
+        wanted = frozenset(watched)
+        while True:
+            try:
+                stream = yield from self._found(until)
+                if self._offset < 0:
+                    self._offset = yield from locate_end(self._link, stream, BY_EARLIEST, until)
+                chunk = yield from read_chunk(self._link, stream, self._offset, until)
+            except OffsetOutOfRange:  # retention was faster; what it took has had its effect, or is gone
+                self._offset = -1
+                continue
+            except UnknownTopic:
+                again = self._stream is not None and self._create and not watched
+                self._forget()
+                if not again:
+                    raise
+                continue
+            for message in chunk.messages:
+                letter = self._fold.take(message)
+                if message.id in wanted:
+                    behind[message.id] = letter
+            self._offset = chunk.next_offset
+            if chunk.at_end:
+                self._looked_at = self._link.now()
+                return behind
+
+    # Writing
+
+    def _append(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
+        """Appended and forced, all or none: the ids of their records."""
+        self._looked_at = -LOOK_SECONDS
+        try:
+            return (yield from self._sent(steps, until))
+        except UnknownProducer:
+            self._drop_id()  # idle for so long that the broker forgot it, and had nothing of this under it
+        except UnknownTopic:  # deleted, perhaps made again
+            self._forget()
+        return (yield from self._sent(steps, until))
+
+    def _sent(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
+        stream = yield from self._found(until)
+        if not stream.producer_id or sequences_left(self._sequence) < len(steps):
+            stream = stream._replace(producer_id=(yield from lease_id(self._link, until)))
+            self._stream, self._sequence = stream, 0
+        contents = self._contents(steps)
+        first, sent = self._sequence, False
+        try:
+            yield from send_numbered(self._link, stream, first, contents, until)
+            sent = True
+        finally:
+            if not sent and self._stream is not None:
+                self._drop_id()  # nobody knows whether it is there: what follows goes under another one
+        self._sequence = first + len(contents)
+        return [pack_id(stream.producer_id, first + number) for number in range(len(contents))]
+
+    def _contents(self, steps: Sequence[Step]) -> list[Content]:
+        most = self._link.limits["message_bytes"]
+        return [content_of(id, event, most) for id, event in steps]
+
+    def _drop_id(self) -> None:
+        assert self._stream is not None, "found before"
+        self._stream, self._sequence = self._stream._replace(producer_id=0), 0
+
+
+# A letter of a topic with all that is not kept in memory: read again from its events, one fetch each.
+
+EVENT_BYTES: Final = 64 << 10
+"""Asked for at once: the block of one event, which the broker gives whole even where it is larger."""
+
+
+def whole_letter(
+    link: Link, stream: Stream, id: str, places: Iterable[int], until: float
+) -> Operation[Letter | None]:
+    """The letter `id` whose events stand at `places`; None where the topic does not have them any more.
+
+    Raises `StoreFailed` where the body was left where the message stood, and that is gone.
+    """
+    letter: Letter | None = None
+    for offset in places:
+        message = yield from _message_at(link, stream, offset, until)
+        found = None if message is None else event_of(message)
+        if found is not None and found[0] == id:
+            letter = after(letter, found[1]) or letter
+    if letter is None or letter.body is not None:
+        return letter
+    return replace(letter, body=(yield from _body_of(link, letter, until)))
+
+
+def stands_here(link: Link, letter: Letter, until: float) -> Operation[bool]:
+    """Whether the broker has the letter's message at its offset: the same id, appended at the same time."""
+    stands = Stream(letter.topic, letter.incarnation, letter.partition, 0)
+    try:
+        message = yield from _message_at(link, stands, letter.offset, until)
+    except (UnknownTopic, Damaged):
+        return False
+    if message is None:
+        return False
+    return (message.id, message.origin.append_ms) == (letter.message_id, letter.appended_ms)
+
+
+def _body_of(link: Link, letter: Letter, until: float) -> Operation[Body]:
+    """From where the message stands."""
+    stands = Stream(letter.topic, letter.incarnation, letter.partition, 0)
+    try:
+        message = yield from _message_at(link, stands, letter.offset, until)
+    except UnknownTopic:
+        message = None
+    if message is None or message.id != letter.message_id:
+        raise StoreFailed(
+            f"The message of {letter.id} was too large to be copied, and is not any more where it stood,"
+            f" {letter.origin}.",
+            retriable=False,
+        )
+    return Body(message.payload, message.attribute_bytes)
+
+
+def _message_at(
+    link: Link, stream: Stream, offset: int, until: float
+) -> Operation[ReceivedMessage[Any] | None]:
+    try:
+        chunk = yield from read_chunk(link, stream, offset, until, EVENT_BYTES)
+    except OffsetOutOfRange:
+        return None
+    return next((each for each in chunk.messages if each.offset == offset), None)
