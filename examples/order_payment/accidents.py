@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 from tfmq.client import transaction_checks
-from tfmq.sql import course
+from tfmq.sql import commit_protocol
 
 STEPS = (
     "broker begins",
@@ -37,13 +37,13 @@ def prepare_accident(accident: Accident | None) -> None:
     if accident is None:
         return
     name, behind = accident
-    really = course.perform
+    really = commit_protocol.perform
 
-    def perform(step: course.Step) -> Any:
+    def perform(step: commit_protocol.Step) -> Any:
         if step.name != name:
             return really(step)
         if behind:
             really(step)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    course.perform = perform
+    commit_protocol.perform = perform

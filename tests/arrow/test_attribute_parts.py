@@ -12,7 +12,7 @@ from journal.record.format import tag_hash
 from tests.arrow.random_logs import BORN, KEYS, TAGS, attributes
 from tests.scale import scaled
 from tfmq import limits
-from tfmq.arrow.attribute_parts import Parts, parts_of
+from tfmq.arrow.encoder import Parts, parts_of
 from tfmq.client.encoder import attribute_part
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import decode_attribute, encode_attribute

@@ -7,7 +7,7 @@ import pytest
 from journal.record.batch import BLOCK_SIZE_MAX
 from journal.record.format import make_record, walk
 from tests.client.blocks import Bytes
-from tfmq.arrow.chain import ROW_COUNT_MIN, BrokenChain, record_positions
+from tfmq.arrow.decoder import ROW_COUNT_MIN, BrokenChain, record_positions
 
 
 def log_of(*sizes: list[int]) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 
 from journal.record.block_trailer import CONTROL_RECORD, CONTROL_SIZE, decode_control, encode_control
 from tests.client.blocks import Bytes
-from tfmq.arrow.controls import CONTROL, Controls
+from tfmq.arrow.decoder import CONTROL, Controls
 
 FIRST = 500
 

@@ -8,7 +8,7 @@ import pytest
 from journal.record.block_trailer import CONTROL_SIZE
 from tests.arrow.rows import decoder
 from tests.client.blocks import Bytes
-from tfmq.arrow.damage import Inspector
+from tfmq.arrow.decoder import Inspector
 from tfmq.errors import Damaged, DecodeFailed
 
 

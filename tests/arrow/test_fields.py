@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pyarrow as pa
 
-from tfmq.arrow.fields import bitmap, byte_strings, edges_of, every_second, numbers
+from tfmq.arrow.attributes import bitmap, byte_strings, edges_of, every_second, numbers
 
 DATA = bytes(range(40))
 

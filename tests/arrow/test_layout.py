@@ -4,7 +4,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from tfmq.arrow.layout import Layout, layout_of
+from tfmq.arrow.attributes import Layout, layout_of
 from tfmq.message import encode_attribute
 
 

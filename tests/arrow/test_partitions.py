@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.arrow.partitions import partition_of
+from tfmq.arrow.checksums import partition_of
 from tfmq.client.partition_selector import KeyHash
 from tfmq.errors import BadRequest
 from tfmq.message import Message, Partition

@@ -12,7 +12,7 @@ from tfmq.client.tasks import Tasks
 from tfmq.client.waiting import Flag
 from tfmq.client.zookeeper_membership import LOOK_SECONDS, ZooKeeperMembership, membership_of
 from tfmq.errors import NotAllowed
-from tfmq.zookeeper.coordinator import Share
+from tfmq.zookeeper.group_coordinator import Share
 
 FIRST, SECOND = PartitionName("orders", 0), PartitionName("orders", 1)
 FAR = 1e9
@@ -79,7 +79,7 @@ class Desk:
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr("tfmq.zookeeper.coordination.Coordination", Coordination)
+    monkeypatch.setattr("tfmq.zookeeper.group_coordinator.Coordination", Coordination)
     made = Desk()
     made.membership.want(["orders"], None, {FIRST: 7, SECOND: 7})
     return made

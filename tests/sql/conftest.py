@@ -8,7 +8,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Engine
 
 from tests.sql.shop import Base
-from tfmq.sql import table
+from tfmq.sql import database
 from tools.rigs.postgresql import PostgresServer, programs
 
 
@@ -43,8 +43,8 @@ def made(url: str) -> Engine:
     engine = create_engine(url)
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
-    table.TABLE.drop(engine, checkfirst=True)
-    table.create_table(engine)
+    database.TABLE.drop(engine, checkfirst=True)
+    database.create_table(engine)
     return engine
 
 

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 import tfmq.aio
 from tests import paths
 from tests.sql.shop import Order
-from tfmq.sql import course
+from tfmq.sql import commit_protocol
 
 ROOT = paths.ROOT
 TOPICS = ("orders", "payments")
@@ -127,7 +127,7 @@ def ended(child: int, death: Death, sold: int) -> int:
 def sell_and_exit(sale: Sale, tell: int) -> None:
     code = 1
     try:
-        course.perform = deadly(sale.death)
+        commit_protocol.perform = deadly(sale.death)
         if sale.is_async:
             asyncio.run(sell_async(sale, tell))
         else:
@@ -147,9 +147,9 @@ def die() -> None:
 
 def deadly(death: Death) -> Any:
     """`course.perform` for one who dies at a step."""
-    really = course.perform
+    really = commit_protocol.perform
 
-    def perform(step: course.Step) -> Any:
+    def perform(step: commit_protocol.Step) -> Any:
         if step.name != death.step:
             return really(step)
         if not death.behind:

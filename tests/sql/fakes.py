@@ -13,7 +13,7 @@ from tfmq.errors import (
     TransactionRolledBack,
     UnknownTransaction,
 )
-from tfmq.sql.course import Step
+from tfmq.sql.commit_protocol import Step
 
 STATES = {
     ("prepare", "open"): "prepared",

@@ -5,9 +5,8 @@ from datetime import datetime
 from sqlalchemy import Table
 from sqlalchemy.engine import Connection, Engine
 
-from tfmq.sql import table as rows
-from tfmq.sql.database import PREFIX, mark, new_xid
-from tfmq.sql.table import COMMITTED, TABLE
+from tfmq.sql import database as rows
+from tfmq.sql.database import COMMITTED, PREFIX, TABLE, mark, new_xid
 
 
 def put(

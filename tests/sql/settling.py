@@ -12,8 +12,8 @@ from tests.sql.conftest import prepared_names
 from tests.sql.dying import TOPICS
 from tests.sql.shop import orders
 from tfmq.client import transaction_checks
-from tfmq.sql import watching
-from tfmq.sql.pruning import UNFINISHED
+from tfmq.sql import recovery
+from tfmq.sql.decision import UNFINISHED
 
 PATIENCE_SECONDS = 60.0
 SETTINGS = ("transaction.check_seconds=0.1", "transaction.timeout_seconds=2", "flush.seconds=0.1")
@@ -25,7 +25,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In this process questions are seen, and leftovers looked for, at once."""
     with monkeypatch.context() as patch:
         patch.setattr(transaction_checks, "LOOK_SECONDS", 0.05)
-        patch.setattr(watching, "LOOK_SECONDS", 0.1)
+        patch.setattr(recovery, "LOOK_SECONDS", 0.1)
         yield
 
 

@@ -20,9 +20,9 @@ from tests.sql.test_course import async_engine_of
 from tests.sql.test_decision import wait_until
 from tfmq.client.transaction_checks import InDoubt
 from tfmq.errors import BadRequest
-from tfmq.sql import table as rows
-from tfmq.sql.asking import Answers
-from tfmq.sql.table import COMMITTED, TABLE, transaction_table
+from tfmq.sql import database as rows
+from tfmq.sql.database import COMMITTED, TABLE, transaction_table
+from tfmq.sql.recovery import Answers
 from tools.rigs.live_server import LiveServer
 from tools.rigs.postgresql import PostgresServer
 

@@ -7,8 +7,8 @@ from sqlalchemy.engine import make_url
 
 import tfmq
 from tfmq.errors import NotAllowed
-from tfmq.sql.broker import describe, is_closed, join_group, node_of
 from tfmq.sql.database import group_name
+from tfmq.sql.session import describe, is_closed, join_group, node_of
 
 SHOP, STOCK = make_url("postgresql+psycopg://u:p@db/shop"), make_url("postgresql+psycopg://u:p@db/stock")
 

@@ -24,15 +24,13 @@ from tfmq.errors import (
     TransactionRolledBack,
     UnknownTransaction,
 )
-from tfmq.sql import course
-from tfmq.sql import table as rows
-from tfmq.sql.course import Sharing, walk, walk_async
-from tfmq.sql.decision import decide
-from tfmq.sql.hands import AsyncHands, BlockingHands
-from tfmq.sql.joining import SessionPart
-from tfmq.sql.leftovers import DECISIONS
-from tfmq.sql.prepared import finish, prepared_in
-from tfmq.sql.table import TABLE
+from tfmq.sql import commit_protocol
+from tfmq.sql import database as rows
+from tfmq.sql.commit_protocol import AsyncHands, BlockingHands, Sharing, walk, walk_async
+from tfmq.sql.database import TABLE
+from tfmq.sql.decision import decide, finish, prepared_in
+from tfmq.sql.recovery import DECISIONS
+from tfmq.sql.session import SessionPart
 
 STEPS = (
     "session is looked at",
@@ -202,7 +200,7 @@ def test_a_step_that_fails_leaves_both_or_neither(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, name: str, behind: bool, kind: type[BaseException]
 ) -> None:
     failing = Failing(name, kind("by the test"), behind=behind)
-    monkeypatch.setattr(course, "perform", failing)
+    monkeypatch.setattr(commit_protocol, "perform", failing)
     raised: BaseException | None = None
     try:
         shop.sell()
@@ -219,7 +217,7 @@ def test_a_step_that_fails_leaves_both_or_neither(
 
 
 def test_a_broker_that_takes_no_commit_now_asks_later(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "perform", Failing("broker commits", StorageStopped(), behind=False))
+    monkeypatch.setattr(commit_protocol, "perform", Failing("broker commits", StorageStopped(), behind=False))
     shop.sell()
     assert shop.broker.state == "prepared"
     shop.settle()
@@ -228,14 +226,14 @@ def test_a_broker_that_takes_no_commit_now_asks_later(shop: Shop, monkeypatch: p
 
 @pytest.mark.parametrize("state", ["rolled_back", "heuristic_rolled_back", "unknown", "damaged"])
 def test_a_broker_that_contradicts_is_told(shop: Shop, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    really = course.perform
+    really = commit_protocol.perform
 
-    def contradicts(step: course.Step) -> Any:
+    def contradicts(step: commit_protocol.Step) -> Any:
         if step.name == "broker commits":
             shop.broker.state = state
         return really(step)
 
-    monkeypatch.setattr(course, "perform", contradicts)
+    monkeypatch.setattr(commit_protocol, "perform", contradicts)
     with pytest.raises((TransactionRolledBack, HeuristicOutcome, UnknownTransaction, Damaged)) as caught:
         shop.sell()
     note = caught.value.__notes__[-1]
@@ -247,14 +245,14 @@ def test_a_broker_that_contradicts_is_told(shop: Shop, monkeypatch: pytest.Monke
 def test_an_operator_who_committed_it_is_no_contradiction(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = course.perform
+    really = commit_protocol.perform
 
-    def by_hand(step: course.Step) -> Any:
+    def by_hand(step: commit_protocol.Step) -> Any:
         if step.name == "broker commits":
             shop.broker.state = "heuristic_committed"
         return really(step)
 
-    monkeypatch.setattr(course, "perform", by_hand)
+    monkeypatch.setattr(commit_protocol, "perform", by_hand)
     shop.sell()
     assert orders(shop.way.engine) == [1]
 
@@ -262,14 +260,14 @@ def test_an_operator_who_committed_it_is_no_contradiction(
 def test_a_broker_that_gave_up_meanwhile_rolls_the_database_back(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = course.perform
+    really = commit_protocol.perform
 
-    def too_late(step: course.Step) -> Any:
+    def too_late(step: commit_protocol.Step) -> Any:
         if step.name == "broker prepares":
             shop.broker.times_out()
         return really(step)
 
-    monkeypatch.setattr(course, "perform", too_late)
+    monkeypatch.setattr(commit_protocol, "perform", too_late)
     with pytest.raises(TransactionRolledBack):
         shop.sell()
     assert not shop.sold
@@ -279,18 +277,18 @@ def test_a_question_that_is_answered_before_the_owner_commits_wins(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker asks just when everything is prepared: with two phases that commits, without it has to wait."""
-    really = course.perform
+    really = commit_protocol.perform
     answers = []
     options = {"timeout": 0.1} if shop.way.engine.dialect.name == "sqlite" else {}
     impatient = create_engine(shop.way.engine.url, connect_args=options)
 
-    def asked(step: course.Step) -> Any:
+    def asked(step: commit_protocol.Step) -> Any:
         if step.name == "database commits":
             with impatient.connect() as connection:
                 answers.append(decide(connection, TABLE, shop.xid, "commit"))
         return really(step)
 
-    monkeypatch.setattr(course, "perform", asked)
+    monkeypatch.setattr(commit_protocol, "perform", asked)
     monkeypatch.setattr("tfmq.sql.decision.LOCK_SECONDS", 0.1)
     shop.sell()
     assert answers == ["commit" if shop.way.two_phase else None]
@@ -301,15 +299,15 @@ def test_a_question_that_is_answered_before_the_owner_commits_wins(
 def test_a_question_that_comes_before_the_row_is_written_ends_it(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = course.perform
+    really = commit_protocol.perform
 
-    def asked(step: course.Step) -> Any:
+    def asked(step: commit_protocol.Step) -> Any:
         if step.name == "database prepares":
             with shop.way.engine.connect() as connection:
                 assert decide(connection, TABLE, shop.xid, "commit") == "rollback"
         return really(step)
 
-    monkeypatch.setattr(course, "perform", asked)
+    monkeypatch.setattr(commit_protocol, "perform", asked)
     with pytest.raises(TransactionRolledBack):
         shop.sell()
     assert not shop.sold
@@ -327,16 +325,16 @@ def kill_sessions(engine: Engine) -> None:
 def test_a_connection_that_breaks_leaves_both_or_neither(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, two_phase: bool
 ) -> None:
-    really = course.perform
+    really = commit_protocol.perform
     broken: list[str] = []
 
-    def breaks(step: course.Step) -> Any:
+    def breaks(step: commit_protocol.Step) -> Any:
         if step.name == name and not broken:
             broken.append(step.name)
             kill_sessions(postgres_engine)
         return really(step)
 
-    monkeypatch.setattr(course, "perform", breaks)
+    monkeypatch.setattr(commit_protocol, "perform", breaks)
     shop = Shop(Way(postgres_engine, two_phase, False))
     prepared = two_phase and name != "database prepares"
     if prepared:
@@ -350,13 +348,15 @@ def test_a_connection_that_breaks_leaves_both_or_neither(
 
 def test_a_lost_answer_to_the_commit_is_looked_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OperationalError("the answer is lost", None, Exception())
-    monkeypatch.setattr(course, "perform", Failing("database commits", error, behind=True))
+    monkeypatch.setattr(commit_protocol, "perform", Failing("database commits", error, behind=True))
     shop.sell()
     assert shop.sold
 
 
 def test_what_a_hook_raises_behind_the_commit_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "perform", Failing("database commits", Broken("a hook"), behind=True))
+    monkeypatch.setattr(
+        commit_protocol, "perform", Failing("database commits", Broken("a hook"), behind=True)
+    )
     with pytest.raises(Broken) as caught:
         shop.sell()
     assert "committed nevertheless" in caught.value.__notes__[-1]
@@ -366,7 +366,7 @@ def test_what_a_hook_raises_behind_the_commit_goes_on(shop: Shop, monkeypatch: p
 def test_a_refused_session_begins_nothing(sqlite_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     TABLE.drop(sqlite_engine)
     failing = Failing("", Broken(), behind=False)
-    monkeypatch.setattr(course, "perform", failing)
+    monkeypatch.setattr(commit_protocol, "perform", failing)
     with pytest.raises(NotAllowed):
         Shop(Way(sqlite_engine, False, False)).sell()
     assert failing.seen == ["session is looked at"]

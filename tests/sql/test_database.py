@@ -8,7 +8,7 @@ from sqlalchemy.engine import make_url
 
 from tfmq.limits import valid_name
 from tfmq.sql import database
-from tfmq.sql.prepared import name
+from tfmq.sql.decision import name
 
 SERVER = "postgresql+psycopg://shop:secret@db.example:5432/shop"
 

@@ -17,12 +17,10 @@ from tests.scale import scaled, seeded
 from tests.sql.conftest import prepared_names
 from tests.sql.helpers import named, put, some_xid
 from tests.sql.shop import Order, orders
+from tfmq.sql import database as rows
 from tfmq.sql import decision as decisions
-from tfmq.sql import table as rows
-from tfmq.sql.database import new_xid
-from tfmq.sql.decision import decide
-from tfmq.sql.prepared import Decision, finish, name
-from tfmq.sql.table import ABORTED, TABLE, create_table
+from tfmq.sql.database import ABORTED, TABLE, create_table, new_xid
+from tfmq.sql.decision import Decision, decide, finish, name
 from tools.rigs.postgresql import PostgresServer
 
 

@@ -7,14 +7,14 @@ from sqlalchemy.engine import Engine
 from tests.sql.conftest import made
 from tests.sql.helpers import identity
 from tfmq.errors import NotAllowed
-from tfmq.sql import facts
-from tfmq.sql.table import TABLE, create_table, transaction_table
+from tfmq.sql import database
+from tfmq.sql.database import TABLE, create_table, transaction_table
 from tools.rigs.postgresql import PostgresServer
 
 
-def learned(engine: Engine) -> facts.Facts:
+def learned(engine: Engine) -> database.Facts:
     with engine.connect() as connection:
-        return facts.learn(connection, TABLE)
+        return database.learn(connection, TABLE)
 
 
 def test_sqlite_prepares_nothing(sqlite_engine: Engine) -> None:
@@ -46,24 +46,24 @@ def test_a_table_of_the_users_migrations_gets_its_identity(engine: Engine) -> No
 
 
 def test_what_is_known_is_not_asked_again(engine: Engine) -> None:
-    assert facts.known(engine, TABLE) is None
+    assert database.known(engine, TABLE) is None
     found = learned(engine)
-    assert facts.known(engine, TABLE) == found
-    facts.forget(engine)
-    assert facts.known(engine, TABLE) is None
+    assert database.known(engine, TABLE) == found
+    database.forget(engine)
+    assert database.known(engine, TABLE) is None
 
 
 def test_what_is_known_of_one_table_is_not_said_of_another(engine: Engine) -> None:
     other = transaction_table(MetaData(), name="other_transaction")
     found = learned(engine)
-    assert facts.known(engine, other) is None
+    assert database.known(engine, other) is None
     with engine.connect() as connection, pytest.raises(NotAllowed, match="other_transaction"):
-        facts.learn(connection, other)
+        database.learn(connection, other)
     create_table(engine, other)
     try:
         with engine.connect() as connection:
-            assert facts.learn(connection, other).identity != found.identity
-        assert facts.known(engine, other) != facts.known(engine, TABLE) == found
+            assert database.learn(connection, other).identity != found.identity
+        assert database.known(engine, other) != database.known(engine, TABLE) == found
     finally:
         other.drop(engine)
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.engine import Connection, Engine
 
 from tests.sql.test_course import async_engine_of
-from tfmq.sql.hands import AsyncHands, BlockingHands, hands_for
+from tfmq.sql.commit_protocol import AsyncHands, BlockingHands, hands_for
 
 
 def two(connection: Connection) -> int:

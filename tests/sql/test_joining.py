@@ -13,10 +13,10 @@ from tests.sql.conftest import made, prepared_names
 from tests.sql.helpers import put
 from tests.sql.shop import Order, orders
 from tfmq.errors import NotAllowed, NotSupported, TransactionRolledBack
-from tfmq.sql import facts
-from tfmq.sql import table as rows
-from tfmq.sql.joining import SessionPart
-from tfmq.sql.table import TABLE
+from tfmq.sql import database
+from tfmq.sql import database as rows
+from tfmq.sql.database import TABLE
+from tfmq.sql.session import SessionPart
 from tools.rigs.postgresql import PostgresServer
 
 
@@ -326,7 +326,7 @@ def test_one_connection_is_enough(postgres: PostgresServer, postgres_engine: Eng
         for number, before in enumerate([False, True]):
             if before:
                 session.scalars(select(Order)).all()
-            facts.forget(small)
+            database.forget(small)
             part = part_of(session)
             join(part, f"x{number}")
             session.add(Order(number=number))

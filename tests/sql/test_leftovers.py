@@ -10,11 +10,10 @@ import tfmq
 from tests.sql.conftest import prepared_names
 from tests.sql.shop import orders
 from tests.sql.test_prepared import prepare
-from tfmq.sql.broker import describe, node_of
-from tfmq.sql.course import walk
-from tfmq.sql.hands import hands_for
-from tfmq.sql.leftovers import Leftovers, Looked
-from tfmq.sql.prepared import Prepared, name
+from tfmq.sql.commit_protocol import hands_for, walk
+from tfmq.sql.decision import Prepared, name
+from tfmq.sql.recovery import Leftovers, Looked
+from tfmq.sql.session import describe, node_of
 
 STATES = ("open", "prepared", "committed", "rolled_back", "unknown")
 
@@ -34,7 +33,7 @@ def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None
         assert prepared_names(postgres_engine) == [
             "tfmq.sql.elsewhere@another-node",
             f"tfmq.sql.open@{node}",
-            f"tfmq.sql.prepared@{node}",
+            f"tfmq.sql.decision@{node}",
         ]
         assert walk(leftovers.look(producer)) == Looked(finished=0, waiting=2)
         assert [each.state for each in kept[:2]] == ["open", "prepared"]
@@ -62,7 +61,7 @@ def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None
 def test_every_state_of_the_broker_has_its_decision(
     monkeypatch: pytest.MonkeyPatch, state: str, decision: str
 ) -> None:
-    monkeypatch.setattr("tfmq.sql.leftovers.describe", lambda producer, xid: SimpleNamespace(state=state))
+    monkeypatch.setattr("tfmq.sql.recovery.describe", lambda producer, xid: SimpleNamespace(state=state))
     left = Prepared("tfmq.sql.x@node", "tfmq.sql.x", "node")
     assert walk(Leftovers(None)._decision(left, None)) == decision
 

@@ -7,7 +7,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.sql.conftest import prepared_names
 from tests.sql.shop import orders
 from tfmq.errors import NotSupported
-from tfmq.sql.prepared import Decision, Prepared, finish, name, prepared_in, rename
+from tfmq.sql.decision import Decision, Prepared, finish, name, prepared_in, rename
 
 
 def prepare(engine: Engine, gid: str, number: int) -> None:

@@ -9,8 +9,8 @@ from sqlalchemy.engine import Engine
 import tfmq
 from tests.sql.helpers import put
 from tfmq.errors import BadRequest
-from tfmq.sql import table as rows
-from tfmq.sql.table import COMMITTED, TABLE
+from tfmq.sql import database as rows
+from tfmq.sql.database import COMMITTED, TABLE
 
 
 def test_rows_that_the_broker_may_still_ask_for_stay(engine: Engine, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import IntegrityError
 
 from tests.sql.helpers import identity, put
-from tfmq.sql import table as rows
-from tfmq.sql.table import ABORTED, COMMITTED, TABLE
+from tfmq.sql import database as rows
+from tfmq.sql.database import ABORTED, COMMITTED, TABLE
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

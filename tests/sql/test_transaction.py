@@ -20,7 +20,7 @@ from tests.sql.settling import SETTINGS, messages
 from tests.sql.shop import Order, orders
 from tests.sql.test_course import async_engine_of
 from tfmq.errors import BadRequest, Busy, ConnectionFailed, NotAllowed, TransactionError
-from tfmq.sql.table import TABLE
+from tfmq.sql.database import TABLE
 from tools.rigs.live_server import LiveServer
 
 

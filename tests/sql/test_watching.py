@@ -15,18 +15,17 @@ from tests.sql.conftest import prepared_names
 from tests.sql.test_course import async_engine_of
 from tests.sql.test_decision import wait_until
 from tests.sql.test_prepared import prepare
-from tfmq.sql import watching
-from tfmq.sql.broker import node_of
-from tfmq.sql.leftovers import Looked
-from tfmq.sql.prepared import name
-from tfmq.sql.watching import watch
+from tfmq.sql import recovery
+from tfmq.sql.decision import name
+from tfmq.sql.recovery import Looked, watch
+from tfmq.sql.session import node_of
 from tools.rigs.postgresql import PostgresServer
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.05)
-    for each in list(watching._watches.values()):  # of tests before
+    monkeypatch.setattr(recovery, "LOOK_SECONDS", 0.05)
+    for each in list(recovery._watches.values()):  # of tests before
         each.wake()
     wait_until(lambda: threads() == [])
 
@@ -61,7 +60,7 @@ def test_a_producer_that_nobody_holds_ends_it_too(postgres_engine: Engine) -> No
 def test_who_comes_later_is_looked_for_at_once(
     postgres_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(recovery, "LOOK_SECONDS", 60.0)
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         producer.begin("any").rollback()
         watch(producer, postgres_engine)
@@ -78,15 +77,15 @@ def test_a_forked_child_begins_its_own(postgres_engine: Engine) -> None:
         watch(producer, postgres_engine)
         child = os.fork()
         if child == 0:
-            os._exit(len(watching._watches))
+            os._exit(len(recovery._watches))
         assert os.waitpid(child, 0)[1] == 0
-        assert len(watching._watches) == 1
+        assert len(recovery._watches) == 1
 
 
 def test_while_something_waits_it_looks_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 30.0)
-    assert watching.pause(Looked(finished=1, waiting=0)) == 30.0
-    assert watching.pause(Looked(finished=0, waiting=1)) == watching.SOON_SECONDS < 5
+    monkeypatch.setattr(recovery, "LOOK_SECONDS", 30.0)
+    assert recovery.pause(Looked(finished=1, waiting=0)) == 30.0
+    assert recovery.pause(Looked(finished=0, waiting=1)) == recovery.SOON_SECONDS < 5
 
 
 def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None
             while prepared_names(postgres_engine):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)
-        while watching._watches:
+        while recovery._watches:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
         await engine.dispose()
@@ -113,7 +112,7 @@ def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None
 def test_without_a_loop_it_waits_for_one(postgres_engine: Engine) -> None:
     engine = async_engine_of(postgres_engine)
     watch(tfmq.aio.Producer("127.0.0.1:1"), engine.sync_engine)
-    assert (watching._watches, threads()) == ({}, [])
+    assert (recovery._watches, threads()) == ({}, [])
 
 
 def test_an_outage_is_told_once_and_ends(

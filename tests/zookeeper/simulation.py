@@ -15,20 +15,9 @@ from random import Random
 from typing import Any
 
 from tfmq.offsets.storage import PartitionName
-from tfmq.zookeeper.coordinator import Coordinator, Course
-from tfmq.zookeeper.layout import Layout
-from tfmq.zookeeper.nodes import (
-    CHANGES,
-    Children,
-    Create,
-    Cut,
-    Delete,
-    Node,
-    Read,
-    ReadAll,
-    Request,
-    Write,
-)
+from tfmq.zookeeper.group_coordinator import Coordinator, Course
+from tfmq.zookeeper.paths import Layout
+from tfmq.zookeeper.session import CHANGES, Children, Create, Cut, Delete, Node, Read, ReadAll, Request, Write
 
 SESSION_SECONDS = 10.0
 PING_SECONDS = SESSION_SECONDS / 3

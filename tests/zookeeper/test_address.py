@@ -3,7 +3,7 @@
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.zookeeper.address import zookeeper_address
+from tfmq.zookeeper.paths import zookeeper_address
 
 
 @pytest.mark.parametrize(

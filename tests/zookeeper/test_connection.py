@@ -7,9 +7,9 @@ import pytest
 from kazoo import exceptions
 
 from tfmq.errors import Closed, NotAllowed, NotSupported, StoreFailed
-from tfmq.zookeeper.address import zookeeper_address
 from tfmq.zookeeper.connection import Connection, new_client, results, translated
-from tfmq.zookeeper.coordination import Coordination
+from tfmq.zookeeper.group_coordinator import Coordination
+from tfmq.zookeeper.paths import zookeeper_address
 
 
 def test_a_connection_is_made_when_it_is_first_used_and_kept(address: str) -> None:

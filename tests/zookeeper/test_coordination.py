@@ -14,7 +14,7 @@ from tests.zookeeper.conftest import until
 from tests.zookeeper.worker import GROUP, TOPIC
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.storage import PartitionName
-from tfmq.zookeeper.coordination import Coordination, uptime
+from tfmq.zookeeper.group_coordinator import Coordination, uptime
 from tools.rigs.zookeeper import ZooKeeperServer
 
 SESSION_SECONDS = 30.0

@@ -11,10 +11,9 @@ import pytest
 from tests.scale import scaled, seeded
 from tests.zookeeper.simulation import SESSION_SECONDS, TOPIC, World
 from tfmq.offsets.storage import PartitionName
-from tfmq.zookeeper.coordinator import LOOKS, NEVER, Coordinator, Course, Share
-from tfmq.zookeeper.layout import Layout
-from tfmq.zookeeper.nodes import Children, Create, Cut, Delete, Node, Read, ReadAll, Write
-from tfmq.zookeeper.ranges import range_of
+from tfmq.zookeeper.group_coordinator import LOOKS, NEVER, Coordinator, Course, Share, range_of
+from tfmq.zookeeper.paths import Layout
+from tfmq.zookeeper.session import Children, Create, Cut, Delete, Node, Read, ReadAll, Write
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)
 OWNER_A = "/meta/consumers/billing/owners/orders/0-0"

@@ -1,7 +1,7 @@
 """The paths of MetaMorphosis."""
 
 from tfmq.offsets.storage import PartitionName
-from tfmq.zookeeper.layout import Layout
+from tfmq.zookeeper.paths import Layout
 
 
 def test_the_nodes_are_where_metamorphosis_has_them() -> None:

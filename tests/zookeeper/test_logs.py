@@ -2,7 +2,7 @@
 
 import logging
 
-from tfmq.zookeeper.logs import AGAIN_SECONDS, TEXTS_MAX, Sparing
+from tfmq.zookeeper.connection import AGAIN_SECONDS, TEXTS_MAX, Sparing
 
 
 class Said:

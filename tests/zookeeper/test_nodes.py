@@ -1,6 +1,6 @@
 """The requests of a coordinator."""
 
-from tfmq.zookeeper.nodes import CHANGES, Children, Create, Delete, Read, ReadAll, Write
+from tfmq.zookeeper.session import CHANGES, Children, Create, Delete, Read, ReadAll, Write
 
 
 def test_only_changes_prove_that_a_session_lives() -> None:

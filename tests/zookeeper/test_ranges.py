@@ -3,7 +3,7 @@
 import pytest
 
 from tfmq.offsets.storage import PartitionName
-from tfmq.zookeeper.ranges import range_of
+from tfmq.zookeeper.group_coordinator import range_of
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tfmq.zookeeper.layout import Layout
-from tfmq.zookeeper.nodes import Create, Cut, Delete, Node, Read, ReadAll, Write
-from tfmq.zookeeper.registry import CHECK_SECONDS, LOOK_SECONDS, Registry
+from tfmq.zookeeper.paths import Layout
+from tfmq.zookeeper.registration import CHECK_SECONDS, LOOK_SECONDS, Registry
+from tfmq.zookeeper.session import Create, Cut, Delete, Node, Read, ReadAll, Write
 
 MASTER = "/meta/brokers/ids/0/master"
 ORDERS, PAYMENTS = "/meta/brokers/topics/orders/0-m", "/meta/brokers/topics/payments/0-m"

@@ -8,8 +8,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from tfmq.errors import NotAllowed
-from tfmq.zookeeper.nodes import Children, Create, Cut, Delete, Node, Read, ReadAll, Write
-from tfmq.zookeeper.requests import ask
+from tfmq.zookeeper.session import Children, Create, Cut, Delete, Node, Read, ReadAll, Write, ask
 from tools.rigs.zookeeper import ZooKeeperServer
 
 

@@ -1,7 +1,7 @@
 """The nodes of an offset, to and from bytes."""
 
 from tfmq.offsets.storage import NO_OFFSET, StoredOffset
-from tfmq.zookeeper.row import offset_data, row_data, stored_offset
+from tfmq.zookeeper.offsets import offset_data, row_data, stored_offset
 
 STORED = StoredOffset(5, 1, 2, 3, 1 << 62)
 

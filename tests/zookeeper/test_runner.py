@@ -10,10 +10,9 @@ import pytest
 from tests.e2e.proxy import proxied
 from tests.zookeeper.conftest import until
 from tfmq.errors import NotSupported, StoreFailed
-from tfmq.zookeeper import connection, runner
-from tfmq.zookeeper.address import zookeeper_address
-from tfmq.zookeeper.nodes import Create, Cut, Read
-from tfmq.zookeeper.runner import Course, Runner
+from tfmq.zookeeper import connection, session
+from tfmq.zookeeper.paths import zookeeper_address
+from tfmq.zookeeper.session import Course, Create, Cut, Read, Runner
 from tools.rigs.zookeeper import ZooKeeperServer
 
 
@@ -93,7 +92,7 @@ def test_questions_are_answered_in_turn_and_changes_are_told(
 def test_only_what_was_cut_short_is_asked_again_without_a_change(
     zookeeper: ZooKeeperServer, root: str, told: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(session, "AGAIN_SECONDS", 0.0)
     asker = Asker(f"{root}/a")
     running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
     running.start()
@@ -178,6 +177,6 @@ def test_a_kazoo_that_hides_the_time_of_a_session_is_refused(
     class Client:
         _connection = object()
 
-    monkeypatch.setattr(runner, "new_client", lambda *_: Client())
+    monkeypatch.setattr(session, "new_client", lambda *_: Client())
     with pytest.raises(NotSupported, match="kazoo"):
         Runner(zookeeper_address("a"), Asker("/a"), told.set).start()

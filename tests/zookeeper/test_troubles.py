@@ -18,8 +18,8 @@ from tests.offsets.contract import PLACE, A
 from tests.zookeeper.conftest import until
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed
 from tfmq.server.registering import registering
-from tfmq.zookeeper import connection, coordination, logs, registration
-from tfmq.zookeeper.coordination import Coordination, uptime
+from tfmq.zookeeper import connection, group_coordinator, registration
+from tfmq.zookeeper.group_coordinator import Coordination, uptime
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 from tfmq.zookeeper.registration import Registration
 from tools.rigs.live_server import LiveServer
@@ -31,8 +31,8 @@ NOBODY = "127.0.0.1:1"
 @pytest.fixture(autouse=True)
 def said_anew() -> None:
     """What kazoo said in the test before is said again."""
-    for each in logs.logger.filters:
-        assert isinstance(each, logs.Sparing)
+    for each in connection.logger.filters:
+        assert isinstance(each, connection.Sparing)
         each.forget()
 
 
@@ -127,7 +127,7 @@ def wrong(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_a_wrong_address_keeps_a_member_waiting_and_says_so(
     server: LiveServer, wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(coordination, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(group_coordinator, "PATIENCE_SECONDS", 0.2)
     with consumer_of(server, coordinator=f"zookeeper://{wrong}/meta") as consumer:
         assert consumer.poll(0.1) == []
         until(lambda: consumer.stats()["note"] == f"zookeeper://{wrong}/meta does not answer.")
@@ -146,7 +146,7 @@ def test_a_zookeeper_that_drops_every_question_is_said(
     zookeeper: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that wants credentials in the first place does so."""
-    monkeypatch.setattr(coordination, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(group_coordinator, "PATIENCE_SECONDS", 0.2)
     with proxied(zookeeper.address) as proxy:
         proxy.up = only_greetings
         member = Coordination(

@@ -12,7 +12,7 @@ import time
 
 from tfmq.errors import Fenced, TfmqError
 from tfmq.offsets.storage import PartitionName, StoredOffset
-from tfmq.zookeeper.coordination import Coordination, uptime
+from tfmq.zookeeper.group_coordinator import Coordination, uptime
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 
 HANDLING_SECONDS = 0.001

@@ -53,7 +53,7 @@ class ZooKeeperMembership(Membership):
         address: str,
         raise_flag: Callable[[Flag], None],
     ) -> None:
-        from tfmq.zookeeper.coordination import Coordination  # kazoo is for who uses it
+        from tfmq.zookeeper.group_coordinator import Coordination  # kazoo is for who uses it
 
         super().__init__(link, group, session_ms=session_ms, changed=changed)
         self._poke = Flag()

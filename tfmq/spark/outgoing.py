@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tfmq.arrow.checksums import partition_of
 from tfmq.arrow.encoder import COLUMNS, Encoded, encode
-from tfmq.arrow.partitions import partition_of
 from tfmq.client.cluster import Topic
 from tfmq.client.commit_group import MemberBatch
 from tfmq.errors import BadRequest, UnknownPartition

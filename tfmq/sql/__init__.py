@@ -10,12 +10,12 @@ Both commit or neither does, whatever crashes: docs/database-transactions.md tel
 `commit_offsets` is for who only consumes: results and offset in one transaction of the database (docs/offsets.md).
 """
 
-from tfmq.sql.asking import check as check
+from tfmq.sql.database import TABLE as TABLE
+from tfmq.sql.database import create_table as create_table
+from tfmq.sql.database import transaction_table as transaction_table
+from tfmq.sql.decision import prune as prune
 from tfmq.sql.offsets import commit_offsets as commit_offsets
-from tfmq.sql.pruning import prune as prune
-from tfmq.sql.table import TABLE as TABLE
-from tfmq.sql.table import create_table as create_table
-from tfmq.sql.table import transaction_table as transaction_table
+from tfmq.sql.recovery import check as check
 from tfmq.sql.transaction import AsyncTransaction as AsyncTransaction
 from tfmq.sql.transaction import Transaction as Transaction
 from tfmq.sql.transaction import transaction as transaction

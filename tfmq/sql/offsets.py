@@ -21,7 +21,7 @@ from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.sql import SqlOffsets, save_rows
 from tfmq.offsets.storage import PartitionName, fenced, shown_url
 from tfmq.sql.database import address
-from tfmq.sql.joining import bind_of, refuse_autocommit
+from tfmq.sql.session import bind_of, refuse_autocommit
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session

@@ -12,12 +12,10 @@ from sqlalchemy.orm import Session, scoped_session
 
 import tfmq.producer
 from tfmq.errors import BadRequest, NotAllowed
-from tfmq.sql import table as rows
-from tfmq.sql.asking import attend, check_producer
-from tfmq.sql.broker import node_of
-from tfmq.sql.course import Sharing, walk, walk_async
-from tfmq.sql.hands import AsyncHands, BlockingHands
-from tfmq.sql.joining import SessionPart, bind_of
+from tfmq.sql import database as rows
+from tfmq.sql.commit_protocol import AsyncHands, BlockingHands, Sharing, walk, walk_async
+from tfmq.sql.recovery import attend, check_producer
+from tfmq.sql.session import SessionPart, bind_of, node_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session

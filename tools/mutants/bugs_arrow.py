@@ -35,7 +35,7 @@ ARROW: Final = (
     Mutant(
         "row-of-records-one-too-long",
         SAME,
-        "tfmq/arrow/chain.py",
+        "tfmq/arrow/decoder.py",
         "    return most if same[first] else first\n",
         "    return most if same[first] else first + 1\n",
         [CHAIN],
@@ -43,7 +43,7 @@ ARROW: Final = (
     Mutant(
         "bytes-behind-the-last-record-forgotten",
         FOUND,
-        "tfmq/arrow/chain.py",
+        "tfmq/arrow/decoder.py",
         "    if position != end:\n        raise BrokenChain\n",
         "",
         [CHAIN, LOGS],
@@ -108,7 +108,7 @@ ARROW: Final = (
     Mutant(
         "compressed-batch-taken-for-a-message",
         "what a later release writes is refused",
-        "tfmq/arrow/damage.py",
+        "tfmq/arrow/decoder.py",
         "KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER\n",
         "KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER | FLAG_CODEC_MASK\n",
         [DAMAGE],
@@ -116,7 +116,7 @@ ARROW: Final = (
     Mutant(
         "damage-ends-at-the-end-of-the-bytes",
         FOUND,
-        "tfmq/arrow/damage.py",
+        "tfmq/arrow/decoder.py",
         "            following = begins if begins > place else claim.control.next\n",
         "",
         [DAMAGE, LOGS],
@@ -124,7 +124,7 @@ ARROW: Final = (
     Mutant(
         "bad-record-not-named",
         FOUND,
-        "tfmq/arrow/damage.py",
+        "tfmq/arrow/decoder.py",
         "                bad.append(offset + record.position)\n",
         "                bad.append(record.position)\n",
         [DAMAGE],
@@ -132,7 +132,7 @@ ARROW: Final = (
     Mutant(
         "control-record-of-another-place-holds",
         FOUND,
-        "tfmq/arrow/controls.py",
+        "tfmq/arrow/decoder.py",
         '            and (self.column("offset") == (self.starts + offset).astype(np.uint64)).all()\n',
         "",
         [CONTROLS, DAMAGE],
@@ -140,7 +140,7 @@ ARROW: Final = (
     Mutant(
         "control-record-of-another-log-holds",
         FOUND,
-        "tfmq/arrow/controls.py",
+        "tfmq/arrow/decoder.py",
         '            and (self.column("id") == np.uint64(log_id)).all()\n',
         "",
         [CONTROLS, DAMAGE],
@@ -148,7 +148,7 @@ ARROW: Final = (
     Mutant(
         "ordinals-that-jump-hold",
         FOUND,
-        "tfmq/arrow/controls.py",
+        "tfmq/arrow/decoder.py",
         "            and (first[1:] == first[:-1] + records[:-1]).all()\n",
         "",
         [CONTROLS, DAMAGE],
@@ -156,7 +156,7 @@ ARROW: Final = (
     Mutant(
         "columns-share-memory-with-the-fetch",
         "columns have memory of their own",
-        "tfmq/arrow/fields.py",
+        "tfmq/arrow/attributes.py",
         "    found = alternating.filter(every_second(2 * count - 1))\n",
         "    found = alternating[:1] if count == 1 else alternating.filter(every_second(2 * count - 1))\n",
         [FIELDS],
@@ -164,7 +164,7 @@ ARROW: Final = (
     Mutant(
         "key-in-the-tags-place",
         SAME,
-        "tfmq/arrow/layout.py",
+        "tfmq/arrow/attributes.py",
         "        there = (left > 0) & (self.byte(cursor) == number)\n",
         "        there = (left > 0) & (self.byte(cursor) <= number)\n",
         [LAYOUT, ATTRIBUTES],
@@ -172,7 +172,7 @@ ARROW: Final = (
     Mutant(
         "bytes-behind-an-attribute-passed-over",
         SAME,
-        "tfmq/arrow/layout.py",
+        "tfmq/arrow/attributes.py",
         "    plain &= (left == 0) & (cursor == ends)\n",
         "    plain &= (left == 0) & (cursor <= ends)\n",
         [LAYOUT, ATTRIBUTES],
@@ -180,7 +180,7 @@ ARROW: Final = (
     Mutant(
         "tag-of-bytes-taken-for-text",
         SAME,
-        "tfmq/arrow/layout.py",
+        "tfmq/arrow/attributes.py",
         "    plain &= tags.text | ~tags.there\n",
         "",
         [LAYOUT, ATTRIBUTES],
@@ -204,7 +204,7 @@ ARROW: Final = (
     Mutant(
         "null-key-leaves-the-old-one",
         "columns key and tag decide",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "    changed = ~(same_key & same_tag)\n",
         "    changed = ~((same_key | key.is_null().to_numpy(zero_copy_only=False)) & same_tag)\n",
         [PARTS],
@@ -212,7 +212,7 @@ ARROW: Final = (
     Mutant(
         "same-key-packed-anew",
         "what says the same leaves the bytes as they are",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "    changed = ~(same_key & same_tag)\n",
         "    changed = ~(same_key & same_tag) | old.plain & (old.counts > 0)\n",
         [PARTS],
@@ -220,7 +220,7 @@ ARROW: Final = (
     Mutant(
         "hash-of-the-old-tag",
         "a broker filters by the tag that the message has",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "    return Parts([_sized(new)], having, _hashes(tag))\n",
         "    return Parts([_sized(new)], having, _hashes(old.tags))\n",
         [PARTS],
@@ -228,7 +228,7 @@ ARROW: Final = (
     Mutant(
         "hash-of-no-tag-beside-a-key",
         "a broker filters by the tag that the message has",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "        hashes = _hashes(tag)\n",
         "        hashes = _hashes(tag) if key is None else hashes\n",
         [PARTS],
@@ -236,7 +236,7 @@ ARROW: Final = (
     Mutant(
         "size-without-the-tag",
         "columns key and tag decide",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "for each in (key, tag) if each != _NOTHING)",
         "for each in (key,) if each != _NOTHING)",
         [PARTS],
@@ -244,7 +244,7 @@ ARROW: Final = (
     Mutant(
         "shapes-of-two-rows-mixed",
         "columns key and tag decide",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "        shape = shape | tags << _TAG_SHIFT\n",
         "        shape = shape | tags\n",
         [PARTS],
@@ -252,7 +252,7 @@ ARROW: Final = (
     Mutant(
         "properties-lost-beside-a-new-key",
         "what else an attribute holds stays",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "        fields: dict[Any, Any] = unpack(attribute, text_keys=False) if attribute else {}\n",
         "        fields: dict[Any, Any] = {}\n",
         [PARTS],
@@ -260,7 +260,7 @@ ARROW: Final = (
     Mutant(
         "text-key-becomes-bytes-beside-a-new-tag",
         "what says the same leaves the bytes as they are",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "        text = np.where(same_key, old.text, pa.types.is_string(key.type))\n",
         "        text = np.full(len(key), pa.types.is_string(key.type))\n",
         [PARTS],
@@ -268,7 +268,7 @@ ARROW: Final = (
     Mutant(
         "no-utf-8-sent-as-text",
         "nothing is sent that no reader can decode",
-        "tfmq/arrow/attribute_parts.py",
+        "tfmq/arrow/encoder.py",
         "            column.validate(full=True)\n",
         "            column.validate()\n",
         [PARTS],
@@ -316,7 +316,7 @@ ARROW: Final = (
     Mutant(
         "rows-without-key-all-to-one",
         "rows without a key go to one partition after the other",
-        "tfmq/arrow/partitions.py",
+        "tfmq/arrow/checksums.py",
         "(first + np.arange(int(null.sum()))) % partitions",
         "first % partitions",
         [PARTITIONS],

@@ -144,7 +144,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "offset-set-by-hand-does-not-count",
         "an offset that an operator sets is where the group goes on",
-        "tfmq/zookeeper/row.py",
+        "tfmq/zookeeper/offsets.py",
         "    return StoredOffset(shown, 0, kept.incarnation, -1, kept.generation)\n",
         "    return kept\n",
         [NODES],
@@ -152,7 +152,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "hands-out-longer-than-the-session",
         "a member stops before its session may end",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "SURE_PART: Final = 0.5\n",
         "SURE_PART: Final = 1.2\n",
         [MEMBER],
@@ -160,7 +160,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "hands-out-while-it-is-cut-off",
         "nothing is handed out while the connection is cut",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "        self._until = self._beat_at = NEVER\n",
         "        self._beat_at = NEVER\n",
         [MEMBER],
@@ -168,7 +168,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "keeps-partitions-over-sessions",
         "what belonged to a session is gone with it",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "        for each in (self._held, self._revoked,",
         "        for each in (self._revoked,",
         [MEMBER],
@@ -176,7 +176,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "takes-what-another-one-has",
         "a partition is taken only when its owner's node is gone",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "            elif node.session != self._session:\n                self.waits_for",
         "            elif node.session < 0:\n                self.waits_for",
         [MEMBER],
@@ -184,7 +184,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "released-partitions-are-handed-out",
         "what was released is handed out no more",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         " for name, number in self._held.items() if name not in self._released}\n",
         " for name, number in self._held.items()}\n",
         [MEMBER],
@@ -192,7 +192,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "owner-nobody-answered-for-is-forgotten",
         "a node whose making nobody answered for keeps no partition from its owner",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "sorted(self._released | (self._uncertain - target - self._held.keys()))",
         "sorted(self._released)",
         [MEMBER],
@@ -200,7 +200,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "removes-the-node-of-another-one",
         "a member removes no node of another session",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "            is_mine = node is not None and node.session == self._session\n",
         "            is_mine = node is not None\n",
         [MEMBER],
@@ -208,7 +208,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "owner-s-node-is-never-looked-at-again",
         "a member whose owner's node was removed by hand knows it",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "        yield from self._verify()\n",
         "",
         [MEMBER],
@@ -216,7 +216,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "member-without-its-own-node-goes-on",
         "a member that somebody removed registers again",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         '                self._registered = b""\n                raise Cut',
         "                raise Cut",
         [MEMBER],
@@ -224,7 +224,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "storm-keeps-it-from-its-beats",
         "changes without end do not keep a member from asking whether its session lives",
-        "tfmq/zookeeper/coordinator.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "        return self.beat() if self._registered and self._beat_at <= now else self.round(now)\n",
         "        return self.beat() if self._look_at > now else self.round(now)\n",
         [MEMBER],
@@ -232,7 +232,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "answers-of-reads-prove-a-session",
         "only what the leader answers proves that the session lives",
-        "tfmq/zookeeper/runner.py",
+        "tfmq/zookeeper/session.py",
         "                    if isinstance(request, CHANGES):\n",
         "                    if request is not None:\n",
         [RUNNER],
@@ -240,7 +240,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "session-lasts-as-long-as-it-was-asked-for",
         "a session that ZooKeeper gives less time has less",
-        "tfmq/zookeeper/runner.py",
+        "tfmq/zookeeper/session.py",
         "                self._subject.session_seconds = min(self._seconds, given)\n",
         "                self._subject.session_seconds = self._seconds\n",
         [RUNNER],
@@ -248,7 +248,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "delete-without-the-member-s-own-node",
         "what was asked in one session, and is done in the next, removes nobody's node",
-        "tfmq/zookeeper/requests.py",
+        "tfmq/zookeeper/session.py",
         "    transaction.check(request.beside, -1)\n",
         '    transaction.check("/", -1)\n',
         [REQUESTS],
@@ -256,7 +256,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "registers-beside-another-broker",
         "a number that another broker has is left to it",
-        "tfmq/zookeeper/registry.py",
+        "tfmq/zookeeper/registration.py",
         "        if owner is not None:\n",
         "        if owner is not None and not owner:\n",
         [REGISTRY],
@@ -264,7 +264,7 @@ IN_ZOOKEEPER: Final = (
     Mutant(
         "topics-of-an-earlier-life-stay",
         "what is registered is what is so",
-        "tfmq/zookeeper/registry.py",
+        "tfmq/zookeeper/registration.py",
         "            if node.session != self._session:\n                # An earlier",
         "            if node.session < 0:\n                # An earlier",
         [REGISTRY],

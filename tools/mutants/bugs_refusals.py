@@ -142,7 +142,7 @@ CONSUMERS: Final = (
     Mutant(
         "a-lease-stands-still-while-the-machine-sleeps",
         "a machine that slept is sure of nothing",
-        "tfmq/zookeeper/coordination.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "    return time.monotonic() if clock is None else time.clock_gettime(clock)\n",
         "    return time.monotonic()\n",
         ["tests/zookeeper/test_coordination.py::test_a_machine_that_slept_is_sure_of_nothing"],

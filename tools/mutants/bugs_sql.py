@@ -20,7 +20,7 @@ SQL: Final = (
     Mutant(
         "database-decides-before-the-broker-is-prepared",
         "the broker keeps its part before the database decides",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         "        decided = yield from self._prepare_broker()\n        if not decided:\n"
         "            yield from self._decide()\n        yield from self._commit_broker()\n",
         "        yield from self._decide()\n        yield from self._prepare_broker()\n"
@@ -30,7 +30,7 @@ SQL: Final = (
     Mutant(
         "broker-commits-before-the-database-decides",
         "messages are visible only behind the database's commit",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         "            yield from self._decide()\n        yield from self._commit_broker()\n",
         "            yield from self._commit_broker()\n        yield from self._decide()\n",
         [COURSE + "::test_a_step_that_fails_leaves_both_or_neither"],
@@ -38,7 +38,7 @@ SQL: Final = (
     Mutant(
         "failed-commit-taken-for-a-rollback",
         "what fails at the decision is settled by the row",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         '            decision = yield from self._settle("commit", error)\n',
         '            decision = "rollback"\n',
         [COURSE + "::test_a_step_that_fails_leaves_both_or_neither"],
@@ -46,7 +46,7 @@ SQL: Final = (
     Mutant(
         "silent-database-taken-for-a-rollback",
         "while the database says nothing, nothing is decided",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         '            error.add_note(f"Besides: {failure}")\n            return None\n',
         '            error.add_note(f"Besides: {failure}")\n            return "rollback"\n',
         [
@@ -57,7 +57,7 @@ SQL: Final = (
     Mutant(
         "broker-s-contradiction-swallowed",
         "a broker that contradicts the database is told",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         "CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)\n",
         "CONTRADICTIONS = (HeuristicOutcome,)\n",
         [COURSE + "::test_a_broker_that_contradicts_is_told"],
@@ -65,7 +65,7 @@ SQL: Final = (
     Mutant(
         "broker-that-is-away-undoes-the-commit",
         "behind the decision nothing fails: the broker asks later",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         '        except TfmqError as error:\n            log.warning(\n                "The transaction',
         '        except OSError as error:\n            log.warning(\n                "The transaction',
         [COURSE + "::test_a_broker_that_takes_no_commit_now_asks_later"],
@@ -73,7 +73,7 @@ SQL: Final = (
     Mutant(
         "exception-leaves-the-broker-s-part",
         "an exception of the block rolls both back",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         "        yield from self._rollback_session(error)\n        yield from self._rollback_broker(error)\n\n",
         "        yield from self._rollback_session(error)\n\n",
         [COURSE + "::test_an_exception_of_the_block_rolls_both_back_and_goes_on"],
@@ -81,7 +81,7 @@ SQL: Final = (
     Mutant(
         "exception-leaves-the-session-s-part",
         "an exception of the block rolls both back",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         "        yield from self._rollback_session(error)\n        yield from self._rollback_broker(error)\n\n",
         "        yield from self._rollback_broker(error)\n\n",
         ["tests/sql/test_transaction.py::test_behind_an_exception_the_session_has_nothing_left_to_commit"],
@@ -146,7 +146,7 @@ SQL: Final = (
     Mutant(
         "row-written-into-any-table",
         "no row is written into a table of another identity",
-        "tfmq/sql/table.py",
+        "tfmq/sql/database.py",
         "values.where(table.c.xid == IDENTITY, table.c.state == identity)",
         "values.where(table.c.xid == IDENTITY)",
         [TABLE, DECISION],
@@ -154,7 +154,7 @@ SQL: Final = (
     Mutant(
         "identity-pruned",
         "the identity of a table stays",
-        "tfmq/sql/table.py",
+        "tfmq/sql/database.py",
         "table.c.time < before, table.c.xid != IDENTITY)",
         "table.c.time < before)",
         [TABLE, PRUNING],
@@ -162,7 +162,7 @@ SQL: Final = (
     Mutant(
         "rows-in-doubt-pruned",
         "a row stays while the broker may ask for it",
-        "tfmq/sql/table.py",
+        "tfmq/sql/database.py",
         "        xids = [xid for xid in page if xid not in keep]\n",
         "        xids = list(page)\n",
         [TABLE, PRUNING],
@@ -170,7 +170,7 @@ SQL: Final = (
     Mutant(
         "prepared-ones-not-asked-about",
         "a row stays while the broker may ask for it",
-        "tfmq/sql/pruning.py",
+        "tfmq/sql/decision.py",
         '("open", "preparing", "prepared", "committing"',
         '("open", "preparing", "committing"',
         [PRUNING],
@@ -178,7 +178,7 @@ SQL: Final = (
     Mutant(
         "young-rows-pruned",
         "rows are kept for some time",
-        "tfmq/sql/pruning.py",
+        "tfmq/sql/decision.py",
         "    before = clock() - older_than\n",
         "    before = clock() + older_than\n",
         [PRUNING],
@@ -186,7 +186,7 @@ SQL: Final = (
     Mutant(
         "second-identity-fails-its-maker",
         "of many who make the table at once one does, and none fails",
-        "tfmq/sql/table.py",
+        "tfmq/sql/database.py",
         "    except IntegrityError:\n        return\n",
         "    except ZeroDivisionError:\n        return\n",
         [TABLE],
@@ -194,7 +194,7 @@ SQL: Final = (
     Mutant(
         "given-up-transaction-commits",
         "a transaction that the broker was told to roll back is not committed by its owner",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "        except IntegrityError as error:\n            raise TransactionRolledBack(",
         "        except IntegrityError as error:\n            session.rollback()\n            return\n"
         "            raise TransactionRolledBack(",
@@ -203,7 +203,7 @@ SQL: Final = (
     Mutant(
         "row-left-unwritten",
         "no row, no commit",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "        if not written:\n            forget(self.engine)\n",
         "        if written is None:\n            forget(self.engine)\n",
         [JOINING],
@@ -211,7 +211,7 @@ SQL: Final = (
     Mutant(
         "session-that-ended-inside-goes-on",
         "changes that were committed inside the block are not called part of it",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "        if session.get_transaction() is not self._begun:\n",
         "        if session.get_transaction() is None and self._begun is None:\n",
         [JOINING],
@@ -219,7 +219,7 @@ SQL: Final = (
     Mutant(
         "open-savepoint-committed",
         "a savepoint ends inside the block",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         '        if session.in_nested_transaction():\n            raise NotAllowed("A savepoint of the session is',
         '        if not session:\n            raise NotAllowed("A savepoint of the session is',
         [JOINING],
@@ -227,7 +227,7 @@ SQL: Final = (
     Mutant(
         "foreign-connection-joined",
         "a session whose commit commits nothing is refused",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "    if isinstance(bind, Connection) and (used or bind.in_transaction()):\n",
         "    if isinstance(bind, Connection) and used and not used:\n",
         [JOINING],
@@ -235,7 +235,7 @@ SQL: Final = (
     Mutant(
         "autocommit-joined",
         "without a transaction of the database a row decides nothing",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "            refuse_autocommit(connection)\n",
         "",
         [JOINING],
@@ -243,7 +243,7 @@ SQL: Final = (
     Mutant(
         "refused-session-keeps-what-was-begun",
         "a session that is refused is as it was",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "        except BaseException:\n            self.give_up()\n            raise\n",
         "        except ZeroDivisionError:\n            self.give_up()\n            raise\n",
         [JOINING, "tests/sql/test_transaction.py::test_what_a_session_had_begun_survives_a_refusal"],
@@ -251,7 +251,7 @@ SQL: Final = (
     Mutant(
         "session-s-own-work-rolled-back-by-a-refusal",
         "what a session had begun survives a refusal",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "        if self._is_own:\n            self.session.rollback()\n",
         "        self.session.rollback()\n",
         [JOINING],
@@ -275,7 +275,7 @@ SQL: Final = (
     Mutant(
         "database-in-memory-asked",
         "a database that lives in one process is not asked from another thread",
-        "tfmq/sql/asking.py",
+        "tfmq/sql/recovery.py",
         "    if is_in_memory(engine.url):\n        return\n",
         "",
         [ASKING + "::test_a_database_in_memory_is_used_and_not_asked"],
@@ -283,7 +283,7 @@ SQL: Final = (
     Mutant(
         "database-that-is-down-says-rollback",
         "a database that is down does not answer",
-        "tfmq/sql/asking.py",
+        "tfmq/sql/recovery.py",
         'it is asked again: %s", xid, error)\n            return None\n',
         'it is asked again: %s", xid, error)\n            return "rollback"\n',
         [ASKING + "::test_a_database_that_is_down_does_not_answer"],
@@ -291,7 +291,7 @@ SQL: Final = (
     Mutant(
         "second-database-of-a-producer-without-a-group",
         "the broker asks nobody who cannot look into the right database",
-        "tfmq/sql/broker.py",
+        "tfmq/sql/session.py",
         "    elif _named.get(producer, name) != name:\n",
         "    elif _named.get(producer, name) == core:\n",
         [BROKER],
@@ -299,7 +299,7 @@ SQL: Final = (
     Mutant(
         "looking-takes-a-transaction-up",
         "looking at a transaction does not take it up",
-        "tfmq/sql/broker.py",
+        "tfmq/sql/session.py",
         "    return producer._driver.run(Administration(core.link, core.options.timeout).transaction(xid, 0))\n",
         "    core.checked = Administration\n    return producer.resume(xid)\n",
         [BROKER],

@@ -19,8 +19,8 @@ ROW: Final = "tests/zookeeper/test_row.py"
 REGISTRY: Final = "tests/zookeeper/test_registry.py"
 
 _FILE = "tfmq/offsets/file.py"
-_COORDINATOR = "tfmq/zookeeper/coordinator.py"
-_REGISTRY = "tfmq/zookeeper/registry.py"
+_COORDINATOR = "tfmq/zookeeper/group_coordinator.py"
+_REGISTRY = "tfmq/zookeeper/registration.py"
 
 FILES: Final = (
     Mutant(
@@ -168,7 +168,7 @@ ZOOKEEPER: Final = (
     Mutant(
         "ranges-of-zookeeper-with-a-hole",
         "ranges are contiguous, and cover every partition",
-        "tfmq/zookeeper/ranges.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "            start = place * length + min(place, longer)\n",
         "            start = place * length\n",
         [RANGES],
@@ -176,7 +176,7 @@ ZOOKEEPER: Final = (
     Mutant(
         "ranges-of-members-of-other-topics",
         "each topic is shared by those that read it",
-        "tfmq/zookeeper/ranges.py",
+        "tfmq/zookeeper/group_coordinator.py",
         "sorted(each for each, topics in members.items() if topic in topics)",
         "sorted(each for each, topics in members.items() if topics)",
         [RANGES],
@@ -184,7 +184,7 @@ ZOOKEEPER: Final = (
     Mutant(
         "address-where-nobody-looks",
         "the nodes are where MetaMorphosis has them",
-        "tfmq/zookeeper/layout.py",
+        "tfmq/zookeeper/paths.py",
         '/brokers/ids/{self.broker}/master"',
         '/brokers/ids/{self.broker}"',
         [LAYOUT],
@@ -192,7 +192,7 @@ ZOOKEEPER: Final = (
     Mutant(
         "offset-without-its-message-s-id",
         "an offset in ZooKeeper reads as MetaMorphosis writes it",
-        "tfmq/zookeeper/row.py",
+        "tfmq/zookeeper/offsets.py",
         'b"0-%d" % stored.offset',
         'b"%d" % stored.offset',
         [ROW, LAYOUT, "tests/zookeeper/test_offsets.py"],

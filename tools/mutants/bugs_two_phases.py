@@ -19,7 +19,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "prepared-part-rolled-back-without-a-look",
         "what both have prepared is committed by whoever is asked, and the owner does not say otherwise",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         '                decision = yield from self._settle("rollback", error)\n                if decision',
         '                decision = "rollback"\n                if decision',
         [LOST + "::test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_committed"],
@@ -27,7 +27,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "unprepared-part-left-in-the-database",
         "a database whose answer to its prepare was lost keeps no locks",
-        "tfmq/sql/course.py",
+        "tfmq/sql/commit_protocol.py",
         "            if self.part.may_be_prepared:\n",
         "            if self.part.may_be_prepared and not self.part.two_phase:\n",
         [LOST + "::test_a_prepare_whose_answer_is_lost_keeps_no_locks"],
@@ -51,7 +51,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "question-takes-the-other-decision",
         "what is finished is finished as it was decided",
-        "tfmq/sql/prepared.py",
+        "tfmq/sql/decision.py",
         '        if decision == "commit":\n',
         '        if decision == "rollback":\n',
         [PREPARED, DECISION],
@@ -59,7 +59,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "unfinished-called-finished",
         "what cannot be finished is no answer",
-        "tfmq/sql/prepared.py",
+        "tfmq/sql/decision.py",
         "        if sqlstate(error) not in SOMEBODY_ELSE_DOES:",
         "        if sqlstate(error) is None:",
         [PREPARED, DECISION],
@@ -67,7 +67,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "other-database-s-prepared-finished",
         "prepared transactions of other databases are left alone",
-        "tfmq/sql/prepared.py",
+        "tfmq/sql/decision.py",
         "starts_with(gid, :start) AND database = current_database() ORDER",
         "starts_with(gid, :start) ORDER",
         [PREPARED, DECISION],
@@ -75,7 +75,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "everybody-s-prepared-finished",
         "prepared transactions of others are left alone",
-        "tfmq/sql/prepared.py",
+        "tfmq/sql/decision.py",
         "WHERE starts_with(gid, :start) AND",
         "WHERE starts_with(gid, :start) IS NOT NULL AND",
         [PREPARED],
@@ -83,7 +83,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "prepared-under-a-random-name",
         "whoever finds a prepared transaction knows whom to ask",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "                rename(connection, gid)\n",
         "                pass\n",
         [JOINING + "::test_the_database_holds_it_prepared_under_its_own_name"],
@@ -91,7 +91,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "commit-that-answers-early-believed",
         "the decision is on the disk when it is answered",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         '            connection.exec_driver_sql("SET LOCAL synchronous_commit = on")\n',
         "            pass\n",
         [JOINING + "::test_a_commit_that_answers_early_is_made_to_wait"],
@@ -99,7 +99,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "deferred-constraint-fails-at-the-decision",
         "what is deferred to the commit fails before the broker is prepared",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         '        self.session.connection().exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")\n',
         "",
         [JOINING + "::test_what_the_database_refuses_at_its_prepare_leaves_nothing"],
@@ -107,7 +107,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "second-database-in-a-session",
         "the row decides for the one database that it is in",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "        if len(pools) > 1:\n",
         "        if len(pools) > 2:\n",
         [JOINING],
@@ -115,7 +115,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "two-phases-of-a-session-that-has-begun-anyway",
         "two phases are not promised to a session that has begun already",
-        "tfmq/sql/joining.py",
+        "tfmq/sql/session.py",
         "            if wanted:\n                raise NotAllowed(",
         "            if not used:\n                raise NotAllowed(",
         [JOINING],
@@ -123,7 +123,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "open-transaction-s-leftover-rolled-back",
         "what its owner may go on with is left alone",
-        "tfmq/sql/leftovers.py",
+        "tfmq/sql/recovery.py",
         '            return DECISIONS.get(found.state, "wait")\n',
         '            return DECISIONS.get(found.state, "rollback")\n',
         [LEFTOVERS],
@@ -131,7 +131,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "other-broker-s-leftover-rolled-back",
         "a broker decides nothing of another one's",
-        "tfmq/sql/leftovers.py",
+        "tfmq/sql/recovery.py",
         "        if left.node == node_of(producer):\n",
         "        if left.node or node_of(producer):\n",
         [LEFTOVERS],
@@ -139,7 +139,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "applying-leftover-rolled-back",
         "what the broker has committed is committed in the database",
-        "tfmq/sql/leftovers.py",
+        "tfmq/sql/recovery.py",
         '    "applying": "commit",\n',
         '    "applying": "rollback",\n',
         [LEFTOVERS],
@@ -147,7 +147,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "watch-ends-with-an-outage",
         "leftovers are looked for again behind an outage",
-        "tfmq/sql/watching.py",
+        "tfmq/sql/recovery.py",
         "                looked = walk(self._leftovers.look(producer))\n                self._failed = False\n"
         "            except (SQLAlchemyError, TfmqError, OSError) as error:\n                self._tell(error)\n",
         "                looked = walk(self._leftovers.look(producer))\n                self._failed = False\n"
@@ -158,7 +158,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "forked-child-watches-nothing",
         "a forked child begins a watch of its own",
-        "tfmq/sql/watching.py",
+        "tfmq/sql/recovery.py",
         "os.register_at_fork(after_in_child=_forked)\n",
         "",
         [WATCHING],

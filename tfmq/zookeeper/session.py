@@ -1,24 +1,168 @@
-"""A session of ZooKeeper for something that asks in courses: kazoo outside, generators of requests inside.
-
-The requests go out one after the other, and only while the session is the one in which they were thought out. What ends
-the connection or the session is told in the thread that learns of it, before anything else is done.
-"""
+"""What a coordinator asks of ZooKeeper: a handful of requests, which anything can answer that keeps such nodes."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed, TfmqError
-from tfmq.zookeeper.address import ZooKeeperAddress
-from tfmq.zookeeper.connection import new_client, stop
-from tfmq.zookeeper.nodes import CHANGES, Cut, Request
-from tfmq.zookeeper.requests import ask
+from tfmq.zookeeper.connection import in_words, new_client, results, stop
+from tfmq.zookeeper.paths import ZooKeeperAddress
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
+
+
+class Node(NamedTuple):
+    """A node as it was found or made: `session` 0: it stays when nobody lives · `created`: a number that grows with
+    every change of anything, so of two makers of a node the later one has the higher.
+    """
+
+    data: bytes
+    session: int
+    created: int
+    version: int
+
+
+class Children(NamedTuple):
+    """The names below `path`, [] where there is no such node; a change of them is told once."""
+
+    path: str
+
+
+class Read(NamedTuple):
+    """The `Node` at `path`, None where there is none; its end, or its making, is told once."""
+
+    path: str
+
+
+class ReadAll(NamedTuple):
+    """The `Node`s, or None, at each of `paths`; nothing is told later."""
+
+    paths: Sequence[str]
+
+
+class Create(NamedTuple):
+    """Make a node that lives as long as the session, with all above it: the `Node`; None: there is one."""
+
+    path: str
+    data: bytes
+
+
+class Write(NamedTuple):
+    """Give a node new data: True; False: there is none."""
+
+    path: str
+    data: bytes
+
+
+class Delete(NamedTuple):
+    """Remove the node if it has this version, and there is one at `beside`: True, also if it is not there; False: it
+    was left alone.
+    """
+
+    path: str
+    version: int
+    beside: str
+
+
+Request = Children | Read | ReadAll | Create | Write | Delete
+CHANGES = (Create, Write, Delete)
+"""Those that the leader of the ensemble answers: only they prove that the session lives."""
+
+
+class Cut(Exception):
+    """The connection broke, or the session ended, before the answer: it may have been done."""
+
+
+# The requests of a coordinator, as calls of kazoo.
+
+
+def ask(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
+    """The answer to `request`, see `tfmq.zookeeper.session`. Raises Cut, NotAllowed."""
+    from kazoo import exceptions
+
+    try:
+        return _ask(client, request, watch)
+    except (exceptions.NoAuthError, exceptions.AuthFailedError) as error:
+        raise NotAllowed(
+            f"ZooKeeper does not allow the use of {_path(request)} ({in_words(error)}); tfmq brings no credentials."
+        ) from error
+    except (exceptions.KazooException, exceptions.ZookeeperError) as error:
+        raise Cut(repr(error)) from error
+
+
+def _path(request: Request) -> str:
+    return ", ".join(request.paths) if isinstance(request, ReadAll) else request.path
+
+
+def _ask(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
+    if isinstance(request, Children):
+        return _one(client.get_children_async(request.path, watch), [])
+    if isinstance(request, Read):
+        return _node(_one(client.get_async(request.path, watch)))
+    if isinstance(request, ReadAll):
+        return [_node(_known(each)) for each in results([client.get_async(path) for path in request.paths])]
+    if isinstance(request, Write):
+        return _one(client.set_async(request.path, request.data)) is not None
+    if isinstance(request, Create):
+        return _create(client, request)
+    return _delete(client, request)
+
+
+def _create(client: KazooClient, request: Create) -> Node | None:
+    from kazoo.exceptions import NodeExistsError
+
+    asked = client.create_async(request.path, request.data, ephemeral=True, makepath=True, include_data=True)
+    made = results([asked])[0]
+    if isinstance(made, NodeExistsError):
+        return None
+    return _node((request.data, _known(made)[1]))
+
+
+def _delete(client: KazooClient, request: Delete) -> bool:
+    """In one transaction with a look at the node that must be there."""
+    from kazoo.exceptions import NoNodeError
+
+    transaction = client.transaction()
+    transaction.check(request.beside, -1)
+    transaction.delete(request.path, request.version)
+    beside, deleted = _known(results([transaction.commit_async()])[0])
+    if isinstance(deleted, NoNodeError):
+        return True
+    return not isinstance(beside, BaseException) and not isinstance(deleted, BaseException)
+
+
+def _one(asked: Any, missing: Any = None) -> Any:
+    """The answer; `missing` where there is no node."""
+    answer = _known(results([asked])[0])
+    return missing if answer is None else answer
+
+
+def _known(answer: Any) -> Any:
+    """The answer; None where there is no node. Raises what else went wrong."""
+    from kazoo.exceptions import NoNodeError
+
+    if isinstance(answer, NoNodeError):
+        return None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _node(answer: Any) -> Node | None:
+    if answer is None:
+        return None
+    data, state = answer
+    return Node(data or b"", state.ephemeralOwner, state.czxid, state.version)
+
+
+# A session of ZooKeeper for something that asks in courses: kazoo outside, generators of requests inside.
+#
+# The requests go out one after the other, and only while the session is the one in which they were thought out. What
+# ends the connection or the session is told in the thread that learns of it, before anything else is done.
 
 AGAIN_SECONDS: Final = 0.2
 """A course that was cut short is begun again after so long, where no new connection does that."""

@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from tfmq.errors import (
@@ -37,9 +37,8 @@ from tfmq.errors import (
     UnknownTransaction,
 )
 from tfmq.sql.database import new_xid
-from tfmq.sql.decision import decide
-from tfmq.sql.joining import SessionPart
-from tfmq.sql.prepared import Decision, name
+from tfmq.sql.decision import Decision, decide, name
+from tfmq.sql.session import SessionPart
 
 log = logging.getLogger("tfmq.sql")
 
@@ -286,3 +285,37 @@ async def walk_async(course: Course[Result]) -> Result:
 def perform(step: Step) -> Any:
     """Do one step: the place where tests stand between them."""
     return step.do()
+
+
+# The two ways of doing the steps: at once, and by awaiting them.
+
+
+class BlockingHands:
+    """With an engine whose driver blocks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def on_connection(self, work: Callable[[Connection], Result]) -> Result:
+        """Do `work` with a connection of its own."""
+        with self._engine.connect() as connection:
+            return work(connection)
+
+
+class AsyncHands:
+    """With an engine whose driver is awaited."""
+
+    def __init__(self, engine: Engine) -> None:
+        from sqlalchemy.ext.asyncio import AsyncEngine  # who has such an engine has what this needs
+
+        self._engine = AsyncEngine(engine)
+
+    async def on_connection(self, work: Callable[[Connection], Result]) -> Result:
+        """Do `work` with a connection of its own."""
+        async with self._engine.connect() as connection:
+            return await connection.run_sync(work)
+
+
+def hands_for(engine: Engine) -> Any:
+    """Those that fit the engine's driver."""
+    return AsyncHands(engine) if engine.dialect.is_async else BlockingHands(engine)
