@@ -19,10 +19,9 @@ from journal.fsck.wal_verify import is_journal, verify_journal
 from journal.testing import SimulatedDisk
 from journal.testing.faults import Faults
 from tfmq.broker.engine import Engine
-from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
-from tfmq.delay.bucket_audit import verify_buckets
-from tfmq.delay.bucket_survey import ARRIVALS_NAME, is_delay
-from tfmq.delay.bucket_survey import FOLDER_NAME as DELAY_FOLDER
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
+from tfmq.delay.buckets.fsck import ARRIVALS_NAME, is_delay, verify_buckets
+from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 
 CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
 DISKS_MAX: Final = 4

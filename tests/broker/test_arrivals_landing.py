@@ -9,10 +9,10 @@ import pytest
 from journal.record.batch import Appended, Batch
 from tests.broker.helpers import Broker, after, batch
 from tfmq.broker.arrivals_landing import ArrivalsLanding
-from tfmq.delay import note as notes
-from tfmq.delay.arrivals import batches_of, note_batch, read
-from tfmq.delay.dues import RELATIVE_FLAG, dues_of
-from tfmq.delay.note import Turns
+from tfmq.delay.arrivals import header as notes
+from tfmq.delay.arrivals.header import Turns
+from tfmq.delay.arrivals.log import batches_of, note_batch, read
+from tfmq.delay.due_time import RELATIVE_FLAG, dues_of
 from tfmq.protocol.commands import ACKS_WRITTEN
 
 Told = list[tuple[Sequence[Appended] | None, BaseException | None]]

@@ -18,8 +18,8 @@ from journal.disk import RealDisk
 from journal.testing import SimulatedClock
 from tests.broker.helpers import Broker, after, at, handles
 from tests.scale import SCALE, scaled, seeded
-from tfmq.delay.horizon import Step
-from tfmq.delay.queue import SLOTS
+from tfmq.delay.delay_queue import SLOTS
+from tfmq.delay.memory_window import Step
 from tfmq.protocol.commands import ACKS_WRITTEN, DUE_RELATIVE, ResumePartition
 from tfmq.protocol.delayed_handle import parse_handle, read_dues
 from tfmq.protocol.schema import DUE_MAX

@@ -12,7 +12,7 @@ from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.delay_opening import ARRIVALS_NAME, FOLDER_NAME, WORD_NAME
-from tfmq.delay.arrivals import LOG_ID, SUFFIX
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
 from tfmq.protocol.delayed_handle import read_dues
 
 FOLDER = f"{DATA}/{FOLDER_NAME}"
@@ -317,7 +317,7 @@ def test_arrivals_in_which_a_byte_is_wrong_lose_no_more_than_it_hit(at: str, end
         broker.stop()
     else:
         disk = disk.crash(keep="everything")
-    name = next(each for each in disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    name = next(each for each in disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
     data = disk.read_file(f"{ARRIVALS}/{name}")
     place = data.index(b"two") if at == "records" else data.index(b"orders")
     disk.damage(f"{ARRIVALS}/{name}", place, b"#")
@@ -331,7 +331,7 @@ def test_arrivals_in_which_a_byte_is_wrong_lose_no_more_than_it_hit(at: str, end
 
 def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
     broker, answer = with_one_waiting()
-    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
     size = broker.disk.size(f"{ARRIVALS}/{name}")
     broker.disk.damage(f"{ARRIVALS}/{name}", size - 30, b"#")
     again = Broker(broker.disk, broker.clock)
@@ -342,7 +342,7 @@ def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
 
 def test_arrivals_that_lost_their_end_are_told_once_as_mended(caplog: pytest.LogCaptureFixture) -> None:
     broker, _ = with_one_waiting()
-    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
     whole = broker.disk.read_file(f"{ARRIVALS}/{name}")
     broker.disk.write_file(f"{ARRIVALS}/{name}", whole[:-3])
     again = Broker(broker.disk, broker.clock)
@@ -366,7 +366,7 @@ def test_a_flipped_bit_in_a_trailer_of_the_arrivals_loses_no_message_and_deliver
     assert broker.cancel_delayed(handles(first)[0]).code == "ok"
     broker.advance(2)  # the mark says that all of it was forced
     disk = broker.disk.crash(keep="everything")
-    (name,) = [each for each in disk.list(ARRIVALS) if each.endswith(SUFFIX)]
+    (name,) = [each for each in disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX)]
     data = disk.read_file(f"{ARRIVALS}/{name}")
     blocks = list(blocks_of(data, 0, LOG_ID))
     assert len(blocks) == 4
@@ -397,7 +397,7 @@ def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: s
     broker.delay(producer, 0, [b"one", b"two", b"three"], due=after(3_600_000))
     broker.delay(producer, 3, [b"four"], due=after(3_600_000))
     broker.stop()
-    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(SUFFIX))
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
     place = broker.disk.read_file(f"{ARRIVALS}/{name}").index(b"two")
     broker.disk.damage(f"{ARRIVALS}/{name}", place, b"#")
     broker.disk.faults.fail(kind, error=error, path=f"{ARRIVALS}/{name}")

@@ -18,7 +18,7 @@ from tests.scale import SEED, scaled
 from tfmq.broker.destination import BrokerDestination
 from tfmq.broker.schedule_firing import TOPIC_GONE
 from tfmq.broker.schedule_watch import LOOK_SECONDS, PORTION_STEPS, STALE_MAX
-from tfmq.delay.misfire import ALL_MAX
+from tfmq.delay.cron import ALL_MAX
 from tfmq.errors import MessageTooLarge
 from tfmq.protocol import commands
 

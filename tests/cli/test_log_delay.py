@@ -13,8 +13,8 @@ from tests.cli.conftest import Cli
 from tfmq.cli.log import Moved, reports_of
 from tfmq.cli.log_delay import line_of_delayed
 from tfmq.cli.offline import bucket_files_of, segments_of
-from tfmq.delay.arrivals import LOG_ID, ArrivedBatch, arrival_options
-from tfmq.delay.buckets import Buckets
+from tfmq.delay.arrivals.log import LOG_ID, ArrivedBatch, arrival_options
+from tfmq.delay.buckets.store import Buckets
 
 NOW = 1_700_000_000_000
 HOUR, DAY = 3_600_000, 86_400_000

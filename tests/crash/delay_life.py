@@ -19,7 +19,8 @@ from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import Answer, Broker, Stream, after, at, handles
 from tests.crash.delay_points import Points
 from tfmq.broker import delay_opening
-from tfmq.delay import buckets, horizon, line, lines, reloading, supply
+from tfmq.delay import memory_window, record_reader, storage_scheduler, target_queue
+from tfmq.delay.buckets import store
 from tfmq.protocol.delayed_handle import parse_handle
 
 Place = tuple[str, int]
@@ -48,18 +49,18 @@ def require(kept: bool, what: str) -> None:
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits, retreats, rescans, rolls, and lines that give up rows, with the few messages that a life has."""
-    monkeypatch.setattr(buckets, "SPLIT_ENTRIES", 12)
-    monkeypatch.setattr(horizon, "SPLIT_ROWS", 12)
-    monkeypatch.setattr(horizon, "NEAR_MAX", 24)
-    monkeypatch.setattr(horizon, "ROOM_ROWS", 12)
-    monkeypatch.setattr(horizon, "CATCH_UP_ROWS", 4)
-    monkeypatch.setattr(horizon, "RESCAN_BYTES", 600)
-    monkeypatch.setattr(horizon, "SPILL_BYTES", 4000)
-    monkeypatch.setattr(line, "ROWS_MAX", 5)
-    monkeypatch.setattr(reloading, "ROWS_MAX", 5)
-    monkeypatch.setattr(lines, "STUCK_ROWS_MAX", 8)
-    monkeypatch.setattr(supply, "AHEAD_MIN", 3)
-    monkeypatch.setattr(supply, "AHEAD_BYTES", 2000)
+    monkeypatch.setattr(store, "SPLIT_ENTRIES", 12)
+    monkeypatch.setattr(memory_window, "SPLIT_ROWS", 12)
+    monkeypatch.setattr(memory_window, "NEAR_MAX", 24)
+    monkeypatch.setattr(memory_window, "ROOM_ROWS", 12)
+    monkeypatch.setattr(memory_window, "CATCH_UP_ROWS", 4)
+    monkeypatch.setattr(memory_window, "RESCAN_BYTES", 600)
+    monkeypatch.setattr(memory_window, "SPILL_BYTES", 4000)
+    monkeypatch.setattr(target_queue, "ROWS_MAX", 5)
+    monkeypatch.setattr(storage_scheduler, "ROWS_MAX", 5)
+    monkeypatch.setattr(target_queue, "STUCK_ROWS_MAX", 8)
+    monkeypatch.setattr(record_reader, "AHEAD_MIN", 3)
+    monkeypatch.setattr(record_reader, "AHEAD_BYTES", 2000)
     monkeypatch.setattr(delay_opening, "_segment_bytes", lambda house: SEGMENT_BYTES)
 
 

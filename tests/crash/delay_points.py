@@ -14,11 +14,12 @@ from journal.record.format import FLAG_CONTROL, HEADER_SIZE, records_of
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker
 from tfmq.broker.delay import Delay
-from tfmq.delay import buckets, note
-from tfmq.delay.bucket_file import parse_bucket_name
-from tfmq.delay.horizon import Step
+from tfmq.delay.arrivals import header
+from tfmq.delay.buckets import store
+from tfmq.delay.buckets.format import parse_bucket_name
+from tfmq.delay.memory_window import Step
 
-NOTES = {note.ARRIVAL: "insert", note.CANCEL: "cancel", note.RESCHEDULE: "reschedule"}
+NOTES = {header.ARRIVAL: "insert", header.CANCEL: "cancel", header.RESCHEDULE: "reschedule"}
 APPENDED, FIRED = "fire, appended", "fire, forced"
 POINTS = (
     *NOTES.values(), "arrivals roll", "arrivals truncation", "spill", "bucket roll", "split", "cascade", "load",
@@ -87,7 +88,7 @@ class Points:
         span = parse_bucket_name(path.rpartition("/")[2])
         assert span is not None and delay is not None
         whole = delay.queue._buckets.leaf(span.start)
-        return "split" if whole is not None and whole.count > buckets.SPLIT_ENTRIES else "cascade"
+        return "split" if whole is not None and whole.count > store.SPLIT_ENTRIES else "cascade"
 
 
 def _kinds(data: bytes, *, arrivals: bool) -> Iterator[str]:
@@ -97,5 +98,5 @@ def _kinds(data: bytes, *, arrivals: bool) -> Iterator[str]:
             control = decode_control(data, record.position, record.id)
             if not arrivals and control.source_kind == SOURCE_DELAY:
                 yield FIRED
-        elif arrivals and record.id == note.NOTE_ID:
+        elif arrivals and record.id == header.NOTE_ID:
             yield NOTES[data[record.position + HEADER_SIZE + 1]]

@@ -12,11 +12,11 @@ from journal.record.batch import PLAIN, Appended, Batch, Source, cut_blocks, suc
 from journal.record.format import make_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
 from tfmq.broker.producers import Producers
-from tfmq.delay import arrivals, note
-from tfmq.delay.arrival_state import ArrivalState
-from tfmq.delay.arrivals import ArrivedBatch, batches_of
-from tfmq.delay.dues import ABSOLUTE_FLAG, Dues, dues_of
-from tfmq.delay.note import Note, Turns
+from tfmq.delay.arrivals import header, log
+from tfmq.delay.arrivals.header import Note, Turns
+from tfmq.delay.arrivals.log import ArrivedBatch, batches_of
+from tfmq.delay.arrivals.state import ArrivalState
+from tfmq.delay.due_time import ABSOLUTE_FLAG, Dues, dues_of
 
 FOLDER = "/data/delay/arrivals"
 ORDERS = 0x1000_0001
@@ -67,9 +67,9 @@ class Desk:
         self.state = ArrivalState(
             Producers(remembered=5, streams_max=100, idle_ms=7 * DAY_MS, leased_ms=lambda _: 0)
         )
-        options = arrivals.arrival_options(1000, 10.0, self.segment_bytes)
+        options = log.arrival_options(1000, 10.0, self.segment_bytes)
         self.log = Log.open(
-            self.disk, FOLDER, log_id=arrivals.LOG_ID, clock=self.clock, options=options, state=self.state
+            self.disk, FOLDER, log_id=log.LOG_ID, clock=self.clock, options=options, state=self.state
         )
 
     @property
@@ -95,7 +95,7 @@ class Desk:
             sequence = self.sequences.get(each.producer_id, 0)
             self.sequences[each.producer_id] = sequence + len(each.dues)
             body = body_of(each.payloads, each.producer_id, sequence)
-            notes.append(note.arrival(each.log_id, each.topic, dues_in(each), len(body)))
+            notes.append(header.arrival(each.log_id, each.topic, dues_in(each), len(body)))
             numbers = (each.producer_id, sequence, len(each.dues))
             batches += batches_of(notes[-1], body, cut_blocks(body), *numbers)
         answers = self.append(batches, source)[1::2]
@@ -115,18 +115,18 @@ class Desk:
             start = end
 
     def cancel(self, *turns: tuple[int, int]) -> None:
-        written = note.cancel(turns_of(turns))
-        self.append([arrivals.note_batch(written)])
+        written = header.cancel(turns_of(turns))
+        self.append([log.note_batch(written)])
         self.state.enter(written, 0)
 
     def reschedule(self, old: Sequence[Sent], dues: Sequence[int]) -> None:
         """Copies of these messages, all for one log, with other due times."""
         body = b"".join(each.record for each in old)
         made = dues_of(array("Q", dues), bytes(len(dues)))
-        written = note.reschedule(
+        written = header.reschedule(
             old[0].log_id, old[0].topic, made, len(body), turns_of((e.due, e.number) for e in old)
         )
-        batches = [arrivals.note_batch(written)]
+        batches = [log.note_batch(written)]
         for each in old:
             producer_id, sequence = divmod(int.from_bytes(each.record[8:16], "big"), 1 << 24)
             batches.append(
@@ -154,7 +154,7 @@ class Desk:
 
     def read(self, start: int = 0, end: int | None = None) -> list[Sent]:
         """What `arrivals.read` gives, message by message."""
-        found = arrivals.read(self.log, start, self.log.end_offset if end is None else end)
+        found = log.read(self.log, start, self.log.end_offset if end is None else end)
         return [each for batch in found for each in messages(batch)]
 
 

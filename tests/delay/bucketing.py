@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedDisk
-from tfmq.delay.arrivals import ArrivedBatch
-from tfmq.delay.buckets import Bucket, Buckets, Pending, Spilled
-from tfmq.delay.spans import Span
+from tfmq.delay.arrivals.log import ArrivedBatch
+from tfmq.delay.buckets.bucket import Bucket
+from tfmq.delay.buckets.format import Span
+from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.buckets.writer import Pending, Spilled
 
 FOLDER = "data/delay"
 NOW = 1_700_000_000_000

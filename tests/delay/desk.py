@@ -18,12 +18,12 @@ from journal.testing import SimulatedClock, SimulatedDisk
 from tests.transaction.targets import Targets
 from tfmq.broker.producers import Producers
 from tfmq.broker.timers import Timers
-from tfmq.delay import arrivals, note
-from tfmq.delay.arrival_state import ArrivalState
-from tfmq.delay.arrivals import batches_of
-from tfmq.delay.buckets import Buckets
-from tfmq.delay.dues import RELATIVE, effective
-from tfmq.delay.queue import DelayQueue
+from tfmq.delay.arrivals import header
+from tfmq.delay.arrivals.log import LOG_ID, arrival_options, batches_of
+from tfmq.delay.arrivals.state import ArrivalState
+from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.delay_queue import DelayQueue
+from tfmq.delay.due_time import RELATIVE, effective
 from tfmq.delay.requests import DelaySettings, Described, Histogram, Listed, Query, Turn
 from tfmq.errors import NOT_DONE, StorageStopped
 
@@ -175,10 +175,8 @@ class Desk:
         self.state = ArrivalState(
             Producers(remembered=5, streams_max=1000, idle_ms=7 * 86_400_000, leased_ms=lambda _: 0)
         )
-        kept = arrivals.arrival_options(1000, 10.0, options["segment_bytes"])
-        log = Log.open(
-            disk, ARRIVALS, log_id=arrivals.LOG_ID, clock=self.clock, options=kept, state=self.state
-        )
+        kept = arrival_options(1000, 10.0, options["segment_bytes"])
+        log = Log.open(disk, ARRIVALS, log_id=LOG_ID, clock=self.clock, options=kept, state=self.state)
         if log.stopped is not None:
             log.resume()  # as the broker's start does
         self.landing = Landing(self, log)
@@ -313,7 +311,7 @@ class Desk:
         def make() -> Sequence[Batch]:
             ahead = self.queue.ahead_ms()
             dues = effective(wire, len(payloads), self.queue.taken_ms(), ahead)
-            arrival = note.arrival(key, f"topic{key >> 24}", dues, len(body), ahead)
+            arrival = header.arrival(key, f"topic{key >> 24}", dues, len(body), ahead)
             made[:] = [arrival, self.queue.expect(dues.low)]
             return batches_of(made[0], body, (), producer, sequence, len(payloads))
 

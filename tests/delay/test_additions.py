@@ -15,13 +15,10 @@ from journal.errors import Full
 from journal.testing import SimulatedDisk
 from tests.delay.bucketing import NOW, ORDERS, Bench, record_of
 from tests.scale import seeded
-from tfmq.delay import additions as module
-from tfmq.delay.additions import Additions
-from tfmq.delay.bucket import Bucket
-from tfmq.delay.bucket_file import Identity
-from tfmq.delay.columns import Messages, Target, same_target, sealed
-from tfmq.delay.open_files import OpenFiles
-from tfmq.delay.spans import Span, span_of
+from tfmq.delay.buckets import writer as module
+from tfmq.delay.buckets.bucket import Bucket, OpenFiles
+from tfmq.delay.buckets.format import Identity, Messages, Span, Target, same_target, sealed, span_of
+from tfmq.delay.buckets.writer import Additions
 
 IDENTITY = Identity(1, 2)
 

@@ -16,10 +16,11 @@ from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import make_record
 from tests.delay.arrived import FOLDER, START_MS, Desk, Sent, Wanted, some
 from tests.scale import scaled, seeded
-from tfmq.delay import arrival_state, note
-from tfmq.delay.arrivals import SUFFIX
-from tfmq.delay.cancelled import SPAN_BITS
-from tfmq.delay.note import NOTE_ID
+from tfmq.delay.arrivals import header
+from tfmq.delay.arrivals import state as arrival_state
+from tfmq.delay.arrivals.header import NOTE_ID
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX
+from tfmq.delay.arrivals.state import SPAN_BITS
 from tfmq.errors import StaleProducer
 
 SPAN = 1 << SPAN_BITS
@@ -146,7 +147,7 @@ def test_damage_among_copies_hides_nothing_that_comes_behind() -> None:
     last_copy, note_of_6, record_of_6 = list(blocks_of(chunk.data, start, desk.log.log_id))[-3:]
     assert (note_of_6.control.records, record_of_6.control.records) == (2, 1)
     for block in (last_copy, note_of_6):
-        desk.disk.damage(f"{FOLDER}/{segment_name(0, SUFFIX)}", block.control.end + 3, b"\xee" * 5)
+        desk.disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", block.control.end + 3, b"\xee" * 5)
     again = Desk(desk.disk)
     assert again.log.damage
     assert [again.producers.last_sequence(each) for each in (5, 6, 7)] == [2, 1, 0]
@@ -305,8 +306,8 @@ def repaired(desk: Desk, *offsets: int) -> Desk:
     """Damaged at these places, mended by the operator's word, without a snapshot to lean on, and opened again."""
     desk.log.close()
     for offset in offsets:
-        desk.disk.damage(f"{FOLDER}/{segment_name(0, SUFFIX)}", offset, b"\xee" * 5)
-    assert repair(desk.disk, FOLDER, suffix=SUFFIX)
+        desk.disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", offset, b"\xee" * 5)
+    assert repair(desk.disk, FOLDER, suffix=ARRIVALS_SUFFIX)
     for name in desk.disk.list(FOLDER):
         if name.endswith(".state"):
             desk.disk.unlink(f"{FOLDER}/{name}")
@@ -345,7 +346,7 @@ def test_a_note_that_says_nothing_is_named_and_passed_over(caplog: pytest.LogCap
     desk = Desk()
     desk.send(some(5, 2))
     bad = make_record(b"\x01no note at all, but of the house's id", NOTE_ID)
-    desk.append([Batch(bad, (), note.PRODUCER_ID, 0, 1)])
+    desk.append([Batch(bad, (), header.PRODUCER_ID, 0, 1)])
     desk.send(some(6, 2))
     with caplog.at_level(logging.ERROR):
         again = desk.reopened(clean=False)

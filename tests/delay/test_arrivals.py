@@ -13,8 +13,8 @@ from journal.record.block import blocks_of
 from tests.delay.arrived import FOLDER, ORDERS, START_MS, Desk, Sent, Wanted, body_of, messages, some
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
-from tfmq.delay import arrivals
-from tfmq.delay.arrivals import SUFFIX, note_before, record_offsets
+from tfmq.delay.arrivals import log
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, note_before, record_offsets
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_everything_is_read_once_and_in_order(desk: Desk) -> None:
 def test_wherever_the_reads_of_the_log_end(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
-    monkeypatch.setattr(arrivals, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(log, "READ_BYTES", read_bytes)
     assert desk.read() == desk.sent
 
 
@@ -83,7 +83,7 @@ def append_ends(desk: Desk) -> list[int]:
 
 def test_offsets_are_where_the_records_lie(desk: Desk) -> None:
     generator = seeded("offsets")
-    for batch in arrivals.read(desk.log, 0, desk.log.end_offset):
+    for batch in log.read(desk.log, 0, desk.log.end_offset):
         for n in generator.sample(range(len(batch.sizes)), 1):
             assert desk.log.offset_of_ordinal(batch.first_number + n) == (
                 batch.offsets[n],
@@ -101,7 +101,7 @@ def test_what_is_not_forced_is_read_only_if_asked_for() -> None:
     for start in (0, forced):
         with pytest.raises(BeyondEnd):
             desk.read(start)
-    found = arrivals.read(desk.log, 0, desk.log.end_offset, upto="written")
+    found = log.read(desk.log, 0, desk.log.end_offset, upto="written")
     assert [each for batch in found for each in messages(batch)] == desk.sent
 
 
@@ -109,7 +109,7 @@ def test_equal_sizes_come_as_one_piece_a_block() -> None:
     desk = Desk()
     desk.send(some(5, 1000, size=100))
     desk.log.force()
-    pieces = list(arrivals.read(desk.log, 0, desk.log.end_offset))
+    pieces = list(log.read(desk.log, 0, desk.log.end_offset))
     assert len(pieces) == 2 and sum(len(piece.sizes) for piece in pieces) == 1000
     assert {piece.sizes.typecode for piece in pieces} == {"I"} and {
         piece.offsets.typecode for piece in pieces
@@ -130,7 +130,7 @@ def test_the_offsets_of_what_was_appended_are_told_at_once(sizes: list[int]) -> 
     body = b"".join(each.record for each in desk.sent)
     found = record_offsets(body, answer.positions)
     assert found == record_offsets(memoryview(body), answer.positions)
-    read = [offset for batch in arrivals.read(desk.log, 0, desk.log.end_offset) for offset in batch.offsets]
+    read = [offset for batch in log.read(desk.log, 0, desk.log.end_offset) for offset in batch.offsets]
     assert list(found) == read and isinstance(found, array)
 
 
@@ -149,7 +149,7 @@ def test_no_step_of_python_tells_the_offset_of_a_message() -> None:
 def damaged(closed: Desk, offset: int, data: bytes) -> Desk:
     """The same folder in another life, with these bytes changed behind the log's back."""
     disk = closed.disk.crash()
-    disk.damage(f"{FOLDER}/{segment_name(0, SUFFIX)}", offset, data)
+    disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", offset, data)
     desk = Desk(disk)
     desk.sent = closed.sent
     return desk
@@ -157,7 +157,7 @@ def damaged(closed: Desk, offset: int, data: bytes) -> Desk:
 
 def read_around(desk: Desk) -> tuple[list[Sent], list[Corrupt]]:
     told: list[Corrupt] = []
-    found = arrivals.read(desk.log, 0, desk.log.end_offset, damaged=told.append)
+    found = log.read(desk.log, 0, desk.log.end_offset, damaged=told.append)
     return [each for batch in found for each in messages(batch)], told
 
 
@@ -168,7 +168,7 @@ def test_no_changed_byte_is_read_as_if_it_were_right() -> None:
         made.send(some(producer, 3), some(producer + 10, 40, size=30))
         made.send(some(producer, 1, size=5))
     made.log.close()
-    data = made.disk.read_file(f"{FOLDER}/{segment_name(0, SUFFIX)}")
+    data = made.disk.read_file(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}")
     for _ in range(scaled(400)):
         offset = generator.randrange(len(data))
         found, told = read_around(damaged(made, offset, bytes((data[offset] ^ 1 << generator.randrange(8),))))
@@ -232,7 +232,7 @@ def test_damage_that_keeps_the_way_shut_ends_the_reading(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(desk.log, "read", read)
     with pytest.raises(Corrupt):
-        list(arrivals.read(desk.log, ends[0], ends[1], damaged=lambda _: None))
+        list(log.read(desk.log, ends[0], ends[1], damaged=lambda _: None))
     assert calls == [ends[0]] * 2
 
 
@@ -241,7 +241,7 @@ def test_damage_that_keeps_the_way_shut_ends_the_reading(monkeypatch: pytest.Mon
 
 def test_the_note_of_a_batch_is_found_by_its_first_number(desk: Desk) -> None:
     generator = seeded("notes")
-    pieces = list(arrivals.read(desk.log, 0, desk.log.end_offset))
+    pieces = list(log.read(desk.log, 0, desk.log.end_offset))
     for piece in generator.sample(pieces, scaled(50)):
         found = note_before(desk.log, piece.first_number)
         if found is None:  # not its batch's first piece

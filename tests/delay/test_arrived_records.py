@@ -9,10 +9,8 @@ from journal.errors import BelowStart, BeyondEnd, NotARecord
 from journal.filenames import segment_name
 from tests.delay.arrived import FOLDER, START_MS, Desk, Wanted, some
 from tests.scale import scaled, seeded
-from tfmq.delay import arrivals, arrived_records
-from tfmq.delay.arrivals import SUFFIX
-from tfmq.delay.arrived_records import ArrivedRecords
-from tfmq.delay.proven import Proven
+from tfmq.delay.arrivals import log
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, ArrivedRecords, Proven
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def desk() -> Desk:
 
 
 def offsets_of(desk: Desk) -> list[int]:
-    found = arrivals.read(desk.log, 0, desk.log.end_offset, upto="written")
+    found = log.read(desk.log, 0, desk.log.end_offset, upto="written")
     return [offset for batch in found for offset in batch.offsets]
 
 
@@ -50,7 +48,7 @@ def test_neighbours_cost_one_look_at_their_block(desk: Desk, monkeypatch: pytest
         return plain(offset, **given)
 
     monkeypatch.setattr(desk.log, "block_of_record", look)
-    batches = [each for each in arrivals.read(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
+    batches = [each for each in log.read(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
     first, other = batches[:2]
     records = ArrivedRecords(desk.log)
     records.read([*first.offsets, *other.offsets, *first.offsets])
@@ -80,7 +78,7 @@ def test_neighbours_of_a_proven_block_cost_one_call(desk: Desk) -> None:
     offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
     records.read(offsets)
     records.read(offsets[:1])  # the block in memory is another one now
-    (batch, *_) = [each for each in arrivals.read(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
+    (batch, *_) = [each for each in log.read(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
     reads = desk.disk.faults.counts["read"]
     assert len(records.read(batch.offsets[10:20])) == 10
     assert desk.disk.faults.counts["read"] == reads + 1
@@ -94,7 +92,7 @@ def test_many_blocks_are_not_proven_while_others_wait(desk: Desk, monkeypatch: p
         block.offset: offset for offset in offsets_of(desk) if (block := desk.log.block_of_record(offset))
     }
     offsets = list(blocks.values())
-    assert len(offsets) > arrived_records.PROOFS_MAX
+    assert len(offsets) > log.PROOFS_MAX
     assert inline.read_cached(offsets) is None
     found = slow.read(offsets)
     monkeypatch.setattr(desk.log, "block_of_record", lambda *_, **__: None)
@@ -134,13 +132,15 @@ def test_no_changed_byte_is_taken_for_the_record(caplog: pytest.LogCaptureFixtur
     desk.send(some(6, 1))
     offsets = offsets_of(desk)
     desk.log.close()
-    data = desk.disk.read_file(f"{FOLDER}/{segment_name(0, SUFFIX)}")
+    data = desk.disk.read_file(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}")
     for _ in range(scaled(300)):
         number = generator.randrange(40)
         at = offsets[number] + generator.randrange(70)
         disk = desk.disk.crash()
         disk.damage(
-            f"{FOLDER}/{segment_name(0, SUFFIX)}", at, bytes((data[at] ^ 1 << generator.randrange(8),))
+            f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}",
+            at,
+            bytes((data[at] ^ 1 << generator.randrange(8),)),
         )
         records = ArrivedRecords(Desk(disk).log)
         assert records.read_cached([offsets[number]]) is None
@@ -158,7 +158,7 @@ def test_no_byte_that_changed_since_its_block_was_proven_is_taken_for_the_record
     desk.send(some(6, 1))
     desk.log.force()
     offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
-    path = f"{FOLDER}/{segment_name(0, SUFFIX)}"
+    path = f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}"
     data = desk.disk.read_file(path)
     for _ in range(scaled(100)):
         number = generator.randrange(40)

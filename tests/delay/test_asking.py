@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.delay.desk import Desk
-from tfmq.delay.asking import Asking
+from tfmq.delay.delay_queue import Asking
 
 
 def test_one_at_a_time_in_order() -> None:

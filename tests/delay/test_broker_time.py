@@ -3,8 +3,8 @@
 import pytest
 
 from journal.testing import SimulatedClock
-from tfmq.delay import broker_time
-from tfmq.delay.broker_time import BrokerTime
+from tfmq.delay import due_time
+from tfmq.delay.due_time import BrokerTime
 
 WALL = 1_700_000_000_000
 
@@ -129,11 +129,11 @@ def test_what_passes_between_two_looks_makes_nothing_early(seconds: float, step:
 def test_no_clock_is_too_far_away() -> None:
     time, clock = started()
     clock.jump_wall(1 << 62)
-    assert time.ahead_ms() == -broker_time.AHEAD_MAX
+    assert time.ahead_ms() == -due_time.AHEAD_MAX
     time.note(7, time.ahead_ms())
     other, _ = started()
     other.load(time.dump())
-    assert other.told(7) == -broker_time.AHEAD_MAX
+    assert other.told(7) == -due_time.AHEAD_MAX
 
 
 def test_what_a_start_finds_is_learned_in_its_place() -> None:
@@ -163,7 +163,7 @@ def test_what_each_message_was_told_is_known_again() -> None:
 
 
 def test_steps_are_bounded_and_the_oldest_share_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_time, "STEPS_MAX", 3)
+    monkeypatch.setattr(due_time, "STEPS_MAX", 3)
     time, _ = started()
     for number in range(1, 7):
         time.note(number * 10, number * 100)

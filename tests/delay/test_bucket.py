@@ -10,8 +10,7 @@ import pytest
 from journal.errors import NewerFormat
 from tests.delay.bucketing import FOLDER, NOW, Bench, Waiting, flip
 from tests.scale import scaled, seeded
-from tfmq.delay.bucket_file import CHUNK_MAGIC, CHUNK_SIZE, HEAD_SIZE
-from tfmq.delay.columns import Columns
+from tfmq.delay.buckets.format import CHUNK_MAGIC, CHUNK_SIZE, HEAD_SIZE, Columns
 
 
 @pytest.fixture

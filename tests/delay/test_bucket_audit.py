@@ -7,10 +7,8 @@ import pytest
 from journal.fsck.log_verify import DAMAGE, NOTE, Report
 from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, everything, flip
 from tests.scale import scaled, seeded
-from tfmq.delay.bucket_audit import verify_buckets
-from tfmq.delay.bucket_file import CHUNK_SIZE, HEAD_SIZE
-from tfmq.delay.bucket_repair import repair_buckets
-from tfmq.delay.bucket_survey import is_delay
+from tfmq.delay.buckets.format import CHUNK_SIZE, HEAD_SIZE
+from tfmq.delay.buckets.fsck import is_delay, repair_buckets, verify_buckets
 
 
 @pytest.fixture

@@ -11,10 +11,16 @@ from journal.errors import Corrupt, NewerFormat
 from journal.record.format import make_id, make_log_id, make_record
 from tests import paths
 from tests.scale import scaled, seeded
-from tfmq.delay.bucket_file import (
+from tfmq.delay.buckets.format import (
     CHUNK_SIZE,
+    CRC_SIZE,
     HEAD_SIZE,
+    LEVELS,
+    Columns,
     Identity,
+    Messages,
+    Span,
+    Target,
     bucket_name,
     decode_chunk,
     decode_columns,
@@ -22,12 +28,11 @@ from tfmq.delay.bucket_file import (
     encode_chunk,
     encode_head,
     parse_bucket_name,
+    sealed,
     seed_of,
 )
-from tfmq.delay.checkpoint import Checkpoint, Listed, decode_checkpoint, encode_checkpoint
-from tfmq.delay.columns import CRC_SIZE, Columns, Messages, Target, sealed
-from tfmq.delay.dues import DUE_MAX
-from tfmq.delay.spans import LEVELS, Span
+from tfmq.delay.buckets.recovery import Checkpoint, Listed, decode_checkpoint, encode_checkpoint
+from tfmq.delay.due_time import DUE_MAX
 
 ROOT = paths.ROOT
 GOLDEN = bytes.fromhex((ROOT / "tests" / "golden" / "bucket.hex").read_text())

@@ -6,8 +6,7 @@ import pytest
 
 from journal.errors import Corrupt
 from tests.delay.bucketing import DAY, FOLDER, NOW, Bench, everything
-from tfmq.delay.bucket_file import bucket_name
-from tfmq.delay.spans import Span
+from tfmq.delay.buckets.format import Span, bucket_name
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfmq.delay.bucket_file import bucket_name
-from tfmq.delay.bucket_recovery import TABLE, Decision, Shape, decide, is_house_name
-from tfmq.delay.checkpoint import Listed
-from tfmq.delay.spans import Span
+from tfmq.delay.buckets.format import Span, bucket_name
+from tfmq.delay.buckets.recovery import TABLE, Decision, Listed, Shape, decide, is_house_name
 
 ONE = Listed(Span(1 << 16, 16), 100, 3)
 NAME = bucket_name(ONE.span)

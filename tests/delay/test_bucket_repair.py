@@ -12,10 +12,9 @@ from journal.record.batch import Batch
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, everything, flip, record_of
 from tests.scale import seeded
-from tfmq.delay.arrivals import LOG_ID, arrival_options
-from tfmq.delay.bucket_audit import verify_buckets
-from tfmq.delay.bucket_file import CHUNK_SIZE, HEAD_SIZE
-from tfmq.delay.bucket_repair import repair_buckets
+from tfmq.delay.arrivals.log import LOG_ID, arrival_options
+from tfmq.delay.buckets.format import CHUNK_SIZE, HEAD_SIZE
+from tfmq.delay.buckets.fsck import repair_buckets, verify_buckets
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, Bench
 from tests.scale import scaled, seeded
-from tfmq.delay.bucket_rows import Row
+from tfmq.delay.buckets.rows import Row
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from journal.errors import Corrupt
 from tests.delay.bucketing import DAY, FOLDER, NOW, Bench, flip
-from tfmq.delay.bucket_survey import BucketSurvey, is_delay
+from tfmq.delay.buckets.fsck import BucketSurvey, is_delay
 
 
 def filled() -> Bench:

@@ -25,10 +25,9 @@ from tests.delay.bucketing import (
     kept_of,
 )
 from tests.scale import seeded
-from tfmq.delay import arrivals
-from tfmq.delay import buckets as module
-from tfmq.delay.arrivals import ArrivedBatch
-from tfmq.delay.spans import Span
+from tfmq.delay.arrivals.log import ArrivedBatch, read
+from tfmq.delay.buckets import store as module
+from tfmq.delay.buckets.format import Span
 
 
 @pytest.fixture
@@ -311,7 +310,7 @@ def test_what_the_arrivals_give_is_what_the_buckets_have() -> None:
     desk.log.force()
     bench = Bench()
     log, end = desk.log, desk.log.end_offset
-    spilled = bench.buckets.spill(arrivals.read(log, 0, end), end, log.end_ordinal, START_MS, everything)
+    spilled = bench.buckets.spill(read(log, 0, end), end, log.end_ordinal, START_MS, everything)
     assert spilled.count == len(desk.sent)
     expected = {e.number: Kept(e.due, e.log_id, e.absolute, e.record) for e in desk.sent}
     assert bench.contents() == expected == bench.crash().contents()

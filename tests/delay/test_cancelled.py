@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
-from tfmq.delay.cancelled import LOOK_MAX, RECENT_MIN, SPAN_BITS, Cancelled
+from tfmq.delay.arrivals.state import LOOK_MAX, RECENT_MIN, SPAN_BITS, Cancelled
 
 SPAN = 1 << SPAN_BITS
 

@@ -4,7 +4,7 @@ import pytest
 
 from journal.errors import Full
 from tests.delay.desk import BILLS, ORDERS, Desk
-from tfmq.delay.rescheduled import Rescheduled
+from tfmq.delay.arrivals.state import Rescheduled
 from tfmq.errors import Busy, DiskFull, StorageStopped
 
 
@@ -145,7 +145,7 @@ def test_a_note_that_may_be_there_keeps_its_message_until_a_start_has_found_out(
 
 
 def test_more_than_may_be_remembered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.delay.arrival_state.CANCELLED_MAX", 1)
+    monkeypatch.setattr("tfmq.delay.arrivals.state.CANCELLED_MAX", 1)
     desk = Desk()
     a, b = desk.send([b"a", b"b"], 1000)
     assert desk.cancel(a).known == "cancelled"

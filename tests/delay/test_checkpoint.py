@@ -10,9 +10,14 @@ from journal.errors import Corrupt, Full, TooLarge
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.delay.bucketing import NOW, flip
 from tests.scale import seeded
-from tfmq.delay.bucket_file import Identity
-from tfmq.delay.checkpoint import Checkpoint, CheckpointFile, Listed, decode_checkpoint, encode_checkpoint
-from tfmq.delay.spans import Span, span_of
+from tfmq.delay.buckets.format import Identity, Span, span_of
+from tfmq.delay.buckets.recovery import (
+    Checkpoint,
+    CheckpointFile,
+    Listed,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 
 FIRST = Checkpoint(Identity(1, 2), 300, 4, NOW, [], b"")
 SECOND = Checkpoint(

@@ -10,9 +10,20 @@ import pytest
 
 from tests.delay.bucketing import BILLS, NOW, ORDERS, record_of
 from tests.scale import scaled, seeded
-from tfmq.delay import columns as module
-from tfmq.delay.columns import CRC, CRC_SIZE, Messages, Target, failing, same_target, sealed, slices, spread
-from tfmq.delay.spans import Span, span_of
+from tfmq.delay.buckets import format as module
+from tfmq.delay.buckets.format import (
+    CRC,
+    CRC_SIZE,
+    Messages,
+    Span,
+    Target,
+    failing,
+    same_target,
+    sealed,
+    slices,
+    span_of,
+    spread,
+)
 
 TABLE = [Target(ORDERS, "orders"), Target(BILLS, "bills")]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 
 from tests.delay.bucketing import BILLS, NOW, ORDERS, record_of
-from tfmq.delay.columns import Messages, Target, same_target, sealed
-from tfmq.delay.draft import Draft
+from tfmq.delay.buckets.format import Messages, Target, same_target, sealed
+from tfmq.delay.buckets.writer import Draft
 
 ORDER, BILL = Target(ORDERS, "orders"), Target(BILLS, "bills")
 

@@ -8,16 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.delay.steps import steps
-from tfmq.delay.dues import (
-    DUE_MAX,
-    NO_DUES,
-    RELATIVE,
-    Dues,
-    dues_of,
-    effective,
-    word_bytes,
-    words,
-)
+from tfmq.delay.due_time import DUE_MAX, NO_DUES, RELATIVE, Dues, dues_of, effective, word_bytes, words
 from tfmq.errors import BadRequest
 
 NOW = 1_700_000_000_000

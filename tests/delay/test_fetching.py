@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.delay.desk import Desk, Handle
-from tfmq.delay.columns import SLOT_SHIFT
-from tfmq.delay.fetching import Fetching
+from tfmq.delay.buckets.format import SLOT_SHIFT
+from tfmq.delay.record_reader import Fetching
 
 
 def payloads(fetched: object) -> list[bytes]:

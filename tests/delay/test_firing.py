@@ -8,8 +8,8 @@ import pytest
 
 from journal.errors import Full
 from tests.delay.desk import ARRIVALS, BILLS, ORDERS, Answer, Desk, Handle
-from tfmq.delay import firing
-from tfmq.delay.gathering import Gatherer
+from tfmq.delay import dispatcher
+from tfmq.delay.buckets.loader import Gatherer
 from tfmq.delay.requests import Query
 from tfmq.errors import DiskFull
 
@@ -61,7 +61,7 @@ def test_while_dues_are_given_and_not_written_nothing_behind_them_fires() -> Non
 
 
 def test_little_is_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firing, "POP_ROWS", 10)
+    monkeypatch.setattr(dispatcher, "POP_ROWS", 10)
     desk = Desk()
     desk.targets.stop(ORDERS)
     desk.send([b"%03d" % n for n in range(100)], 10)
@@ -262,7 +262,7 @@ def test_cancels_alone_do_not_fill_the_arrivals() -> None:
 
 
 def test_no_more_than_a_bound_is_out_of_the_wheel_and_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(firing, "MOVING_ROWS", 8)
+    monkeypatch.setattr(dispatcher, "MOVING_ROWS", 8)
     desk = Desk()
     sent = desk.send([b"%02d" % number for number in range(50)], 10)
     lines, moving = desk.queue._lines, []

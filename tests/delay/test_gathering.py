@@ -5,10 +5,10 @@ from array import array
 import pytest
 
 from tests.delay.desk import BILLS, ORDERS, START_MS, Desk, Handle
-from tfmq.delay.gathering import Area, in_order
-from tfmq.delay.ledger import Near
+from tfmq.delay.arrivals.pending import Near
+from tfmq.delay.buckets.loader import Area, in_order
 from tfmq.delay.requests import Turn
-from tfmq.delay.wheel_slots import ABSOLUTE, TARGET_SHIFT
+from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from tfmq.delay.horizon import (
+from tfmq.delay.buckets.format import FINEST, USUAL, Span, span_of
+from tfmq.delay.memory_window import (
     CATCH_UP_ROWS,
     COMMIT_MS,
     LEAD_MS,
@@ -23,7 +24,6 @@ from tfmq.delay.horizon import (
     goal,
     retreat_to,
 )
-from tfmq.delay.spans import FINEST, USUAL, Span, span_of
 
 NOW = 1_700_000_000_000
 AHEAD = View(now=NOW, horizon=goal(NOW))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.delay.desk import ORDERS, Desk, Handle
-from tfmq.delay.judging import UNSURE
+from tfmq.delay.cancellation import UNSURE
 from tfmq.errors import StorageStopped
 
 

@@ -5,8 +5,9 @@ import pytest
 from journal.errors import Full
 from journal.testing import SimulatedDisk
 from tests.delay.desk import ARRIVALS, BILLS, ORDERS, START_MS, Desk
-from tfmq.delay import arrivals, horizon, pacing
-from tfmq.delay.horizon import Step
+from tfmq.delay import flow_control, memory_window
+from tfmq.delay.arrivals import log
+from tfmq.delay.memory_window import Step
 from tfmq.errors import StorageStopped
 
 
@@ -21,12 +22,12 @@ def in_order(desk: Desk, key: int = ORDERS) -> bool:
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rules for thousands instead of millions."""
-    monkeypatch.setattr(horizon, "NEAR_MAX", 2000)
-    monkeypatch.setattr(horizon, "ROOM_ROWS", 1000)
-    monkeypatch.setattr(horizon, "CATCH_UP_ROWS", 200)
-    monkeypatch.setattr(horizon, "SPLIT_ROWS", 500)
-    monkeypatch.setattr("tfmq.delay.buckets.SPLIT_ENTRIES", 500)
-    monkeypatch.setattr(horizon, "RESCAN_BYTES", 10_000)
+    monkeypatch.setattr(memory_window, "NEAR_MAX", 2000)
+    monkeypatch.setattr(memory_window, "ROOM_ROWS", 1000)
+    monkeypatch.setattr(memory_window, "CATCH_UP_ROWS", 200)
+    monkeypatch.setattr(memory_window, "SPLIT_ROWS", 500)
+    monkeypatch.setattr("tfmq.delay.buckets.store.SPLIT_ENTRIES", 500)
+    monkeypatch.setattr(memory_window, "RESCAN_BYTES", 10_000)
 
 
 def test_what_is_too_much_for_memory_waits_on_the_disk(small_bounds: None) -> None:
@@ -121,7 +122,7 @@ def test_after_a_downtime_all_comes_in_order(down: int, small_bounds: None) -> N
 
 def test_a_catch_up_leaves_every_turn_a_part(monkeypatch: pytest.MonkeyPatch, small_bounds: None) -> None:
     """What came in meanwhile is served between two turns of it."""
-    monkeypatch.setattr(pacing, "TURN_ROWS", 100)
+    monkeypatch.setattr(flow_control, "TURN_ROWS", 100)
     desk = Desk()
     for burst in range(20):
         desk.send(payloads(200, str(burst)), 50)
@@ -293,7 +294,9 @@ def test_damaged_arrivals_that_a_spill_leaves_out_are_counted() -> None:
     desk.send([b"last"], 3_600_000)
     assert desk.cancel(bad[2]).known == "cancelled"
     assert desk.queue.status()["pending"] == 6
-    path = next(f"{ARRIVALS}/{name}" for name in desk.disk.list(ARRIVALS) if name.endswith(arrivals.SUFFIX))
+    path = next(
+        f"{ARRIVALS}/{name}" for name in desk.disk.list(ARRIVALS) if name.endswith(log.ARRIVALS_SUFFIX)
+    )
     desk.disk.damage(path, desk.disk.read_file(path).index(b"rotten"), b"#")
     desk.advance(120)
     status = desk.queue.status()

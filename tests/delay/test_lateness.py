@@ -2,7 +2,7 @@
 
 import random
 
-from tfmq.delay.lateness import BUCKETS, Lateness
+from tfmq.delay.target_queue import BUCKETS, Lateness
 
 
 def test_a_bucket_counts_from_half_of_its_end() -> None:

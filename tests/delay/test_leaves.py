@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tests.scale import scaled, seeded
-from tfmq.delay.dues import DUE_MAX
-from tfmq.delay.leaves import Leaves, Plan
-from tfmq.delay.spans import FINEST, Span, span_of
+from tfmq.delay.buckets.format import FINEST, Span, span_of
+from tfmq.delay.buckets.store import Leaves, Plan
+from tfmq.delay.due_time import DUE_MAX
 
 NOW = 1_700_000_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from journal.record.format import make_log_id
 from tests.delay.desk import BILLS, ORDERS, START_MS, Desk, Handle
 from tests.scale import scaled
-from tfmq.delay import horizon
+from tfmq.delay import memory_window
 
 DAY, HOUR, MINUTE = 86_400_000, 3_600_000, 60_000
 ENDS: list[Callable[[Desk], Desk]] = [Desk.kill, Desk.power_cut]
@@ -163,7 +163,7 @@ def test_a_start_reads_the_columns_of_no_bucket_to_know_how_many_wait(
     for handle in sent[::2]:
         desk.cancel(handle)
     loads: list[object] = []
-    load = "tfmq.delay.bucket.Bucket.load"
+    load = "tfmq.delay.buckets.bucket.Bucket.load"
     monkeypatch.setattr(load, lambda self, files: loads.append(self) or iter(()))
     again = desk.power_cut()
     again.advance(5)
@@ -256,8 +256,8 @@ def test_a_retreat_of_the_horizon_counts_nothing_twice(monkeypatch: pytest.Monke
     desk.advance(1)
     for handle in sent[10::3]:
         desk.cancel(handle)
-    monkeypatch.setattr(horizon, "NEAR_MAX", 10)
-    monkeypatch.setattr(horizon, "ROOM_ROWS", 5)
+    monkeypatch.setattr(memory_window, "NEAR_MAX", 10)
+    monkeypatch.setattr(memory_window, "ROOM_ROWS", 5)
     for _ in range(20):
         desk.advance(2.5)
         alive = [handle for n, handle in enumerate(sent) if n < 10 or (n - 10) % 3]

@@ -1,7 +1,7 @@
 """What is not sure holds back everything behind it, and nothing longer than it must."""
 
-from tfmq.delay.ledger import Landed, Ledger
-from tfmq.delay.shore import NOTHING
+from tfmq.delay.arrivals.pending import Landed, Ledger
+from tfmq.delay.memory_window import NOTHING
 
 
 def landed(ticket: int, end: int, low: int) -> Landed:

@@ -7,8 +7,8 @@ import pytest
 from journal.record.block_trailer import Control, encode_control
 from tests.delay.desk import BILLS, ORDERS, Desk
 from tfmq.apply_target import Applied, Effect
-from tfmq.delay import line as lines
-from tfmq.delay.patience import PAUSE_SECONDS, PAUSE_SECONDS_MAX
+from tfmq.delay import target_queue as lines
+from tfmq.delay.flow_control import FLOW_PAUSE_SECONDS, FLOW_PAUSE_SECONDS_MAX
 from tfmq.errors import UNKNOWN, StorageStopped
 
 
@@ -72,7 +72,7 @@ def test_a_full_disk_is_tried_again_after_growing_pauses() -> None:
     desk.advance(300)
     assert 10 <= applies(desk) <= 20
     desk.targets.target(ORDERS).full = False
-    desk.advance(PAUSE_SECONDS_MAX)
+    desk.advance(FLOW_PAUSE_SECONDS_MAX)
     assert desk.visible() == [b"a", b"b"]
     assert desk.queue.status()["waits_for"] == []
 
@@ -83,7 +83,7 @@ def test_the_first_pause_is_short() -> None:
     desk.targets.target(ORDERS).full = True
     desk.advance(0.02)
     desk.targets.target(ORDERS).full = False
-    desk.advance(PAUSE_SECONDS)
+    desk.advance(FLOW_PAUSE_SECONDS)
     assert desk.visible() == [b"a"]
 
 
@@ -242,8 +242,8 @@ def test_what_is_loaded_again_and_what_is_still_in_the_wheel_come_once(
 ) -> None:
     """A line that is behind is loaded while the rest of the same millisecond has not left the wheel."""
     monkeypatch.setattr(lines, "ROWS_MAX", 20)
-    monkeypatch.setattr("tfmq.delay.reloading.ROWS_MAX", 20)
-    monkeypatch.setattr("tfmq.delay.firing.POP_ROWS", 7)
+    monkeypatch.setattr("tfmq.delay.storage_scheduler.ROWS_MAX", 20)
+    monkeypatch.setattr("tfmq.delay.dispatcher.POP_ROWS", 7)
     desk = Desk()
     desk.targets.stop(ORDERS)
     desk.send([b"first"], 5)

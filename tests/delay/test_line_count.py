@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.delay.desk import ORDERS, Desk, Handle
-from tfmq.delay import line
+from tfmq.delay import target_queue
 from tfmq.errors import StorageStopped
 
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "ROWS_MAX", 4)
+    monkeypatch.setattr(target_queue, "ROWS_MAX", 4)
 
 
 def stopped(count: int = 12) -> tuple[Desk, list[Handle]]:

@@ -4,12 +4,12 @@ import pytest
 
 from journal.record.format import make_log_id
 from tests.delay.desk import BILLS, ORDERS, Desk
-from tfmq.delay import lines, pacing
+from tfmq.delay import flow_control, target_queue
 from tfmq.delay.rows import Rows
 
 
 def test_all_lines_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "STUCK_ROWS_MAX", 100)
+    monkeypatch.setattr(target_queue, "STUCK_ROWS_MAX", 100)
     desk = Desk()
     keys = [ORDERS + n for n in range(5)]
     for key in keys:
@@ -43,7 +43,7 @@ def test_no_more_than_the_window_is_written_and_not_forced() -> None:
         most = max(most, unforced)
         desk.targets.force()
         desk.advance(0.02)
-    assert pacing.SLICE_BYTES < most <= pacing.WINDOW_BYTES
+    assert flow_control.SLICE_BYTES < most <= flow_control.WINDOW_BYTES
 
 
 def test_a_line_without_anything_is_forgotten() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from journal.record.format import split_id
 from tests.delay.desk import BILLS, ORDERS, Desk, Handle
-from tfmq.delay.buckets import Bucket
+from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.requests import Turn
 from tfmq.message import encode_attribute
 

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.delay.test_cron import ms
-from tfmq.delay.cron import MINUTE_MS, Cron
-from tfmq.delay.misfire import ALL, ALL_MAX, GRACE_MS, ONE, RULES, SKIP, to_send
+from tfmq.delay.cron import ALL, ALL_MAX, GRACE_MS, MINUTE_MS, ONE, RULES, SKIP, Cron, to_send
 
 DAILY = Cron("0 9 * * *")
 LAST_SENT = ms("2026-11-20T09:00")

@@ -8,7 +8,7 @@ import pytest
 
 from journal.fsync import KEPT_OPEN
 from journal.testing import SimulatedDisk, SimulatedFile
-from tfmq.delay.open_files import OpenFiles, keep_open
+from tfmq.delay.buckets.bucket import OpenFiles, keep_open
 
 
 @pytest.fixture

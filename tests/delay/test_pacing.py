@@ -1,6 +1,6 @@
 """How much is brought at once."""
 
-from tfmq.delay.pacing import TURN_BYTES, TURN_ROWS, WINDOW_BYTES, Pacing
+from tfmq.delay.flow_control import TURN_BYTES, TURN_ROWS, WINDOW_BYTES, Pacing
 
 
 def test_only_a_window_of_bytes_is_not_forced_and_a_larger_slice_goes_alone() -> None:

@@ -2,7 +2,7 @@
 
 from journal.testing import SimulatedClock
 from tfmq.broker.timers import Timers
-from tfmq.delay.patience import PAUSE_SECONDS, PAUSE_SECONDS_MAX, Patience
+from tfmq.delay.flow_control import FLOW_PAUSE_SECONDS, FLOW_PAUSE_SECONDS_MAX, Patience
 
 
 def ticked(clock: SimulatedClock, timers: Timers, seconds: float) -> None:
@@ -21,12 +21,17 @@ def test_each_refusal_takes_twice_as_long_up_to_a_limit() -> None:
         while patience.waits:
             ticked(clock, timers, 0.5)
         pauses.append(clock.monotonic() - before)
-    assert pauses[:4] == [PAUSE_SECONDS, 2 * PAUSE_SECONDS, 4 * PAUSE_SECONDS, 8 * PAUSE_SECONDS]
-    assert pauses[-1] == PAUSE_SECONDS_MAX
+    assert pauses[:4] == [
+        FLOW_PAUSE_SECONDS,
+        2 * FLOW_PAUSE_SECONDS,
+        4 * FLOW_PAUSE_SECONDS,
+        8 * FLOW_PAUSE_SECONDS,
+    ]
+    assert pauses[-1] == FLOW_PAUSE_SECONDS_MAX
     assert len(went) == 8
     patience.renew()
     patience.refused()
-    ticked(clock, timers, PAUSE_SECONDS)
+    ticked(clock, timers, FLOW_PAUSE_SECONDS)
     assert len(went) == 9
 
 

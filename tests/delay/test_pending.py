@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.delay.steps import steps
-from tfmq.delay.cancelled import Cancelled
+from tfmq.delay.arrivals.state import Cancelled
 from tfmq.delay.pending import PendingNow
 from tfmq.delay.requests import Turn
 

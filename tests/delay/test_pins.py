@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from tfmq.delay.pins import Pins
+from tfmq.delay.storage_scheduler import Pins
 
 
 def bucket(name: str) -> Any:

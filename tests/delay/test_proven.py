@@ -3,8 +3,8 @@
 import pytest
 
 from tests.scale import scaled, seeded
-from tfmq.delay import proven
-from tfmq.delay.proven import Proven
+from tfmq.delay.arrivals import log
+from tfmq.delay.arrivals.log import Proven
 
 
 def test_each_byte_of_a_proven_block_and_no_other() -> None:
@@ -26,7 +26,7 @@ def test_each_byte_of_a_proven_block_and_no_other() -> None:
 
 
 def test_with_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proven, "BLOCKS_MAX", 3)
+    monkeypatch.setattr(log, "BLOCKS_MAX", 3)
     found = Proven()
     for start in (30, 10, 20):
         found.add(start, start + 5)

@@ -4,10 +4,10 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
-from tfmq.delay.cancelled import Cancelled
-from tfmq.delay.readiness import ready
+from tfmq.delay.arrivals.state import Cancelled
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import Part
+from tfmq.delay.target_queue import ready
 
 
 def part(*dues: int, flags: bytes | None = None) -> Part:

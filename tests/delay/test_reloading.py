@@ -3,15 +3,15 @@
 import pytest
 
 from tests.delay.desk import BILLS, ORDERS, Desk
-from tfmq.delay import line, reloading
+from tfmq.delay import storage_scheduler, target_queue
 
 
 @pytest.mark.parametrize("rows_max", [1, 7, 50])
 def test_everything_comes_once_however_little_is_loaded_at_a_time(
     rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "ROWS_MAX", rows_max)
-    monkeypatch.setattr(reloading, "ROWS_MAX", rows_max)
+    monkeypatch.setattr(target_queue, "ROWS_MAX", rows_max)
+    monkeypatch.setattr(storage_scheduler, "ROWS_MAX", rows_max)
     desk = Desk()
     desk.targets.stop(ORDERS)
     expected = []
@@ -31,7 +31,7 @@ def test_everything_comes_once_however_little_is_loaded_at_a_time(
 
 
 def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "ROWS_MAX", 2)
+    monkeypatch.setattr(target_queue, "ROWS_MAX", 2)
     desk = Desk()
     desk.targets.stop(ORDERS)
     for number in range(6):

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
-from tfmq.delay.cancelled import RECENT_MIN, SPAN_BITS
-from tfmq.delay.rescheduled import STRIDE, Rescheduled
+from tfmq.delay.arrivals.state import RECENT_MIN, SPAN_BITS, STRIDE, Rescheduled
 
 SPAN = 1 << SPAN_BITS
 
@@ -125,7 +124,7 @@ def test_a_long_way_is_walked_once() -> None:
 
 
 def test_ways_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.delay.rescheduled.SHORTCUTS_MAX", 10)
+    monkeypatch.setattr("tfmq.delay.arrivals.state.SHORTCUTS_MAX", 10)
     rescheduled = moved_on(40 * STRIDE)
     for n in range(0, 20 * STRIDE, 7):
         assert rescheduled.latest(n * SPAN, n) == (40 * STRIDE * SPAN, 40 * STRIDE)

@@ -8,11 +8,9 @@ import pytest
 
 from journal.errors import Corrupt, Full
 from journal.testing import SimulatedDisk
-from tfmq.delay.bucket import Bucket
-from tfmq.delay.bucket_file import Identity
-from tfmq.delay.open_files import OpenFiles
-from tfmq.delay.retired import Retired
-from tfmq.delay.spans import Span
+from tfmq.delay.buckets.bucket import Bucket, OpenFiles
+from tfmq.delay.buckets.format import Identity, Span
+from tfmq.delay.buckets.store import Retired
 
 
 @pytest.fixture

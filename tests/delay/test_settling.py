@@ -1,8 +1,8 @@
 """What is written and not known to be on the disk."""
 
 from tfmq.apply_target import Mark
+from tfmq.delay.flow_control import Settling, Written
 from tfmq.delay.requests import Turn
-from tfmq.delay.settling import Settling, Written
 
 
 def written(number: int) -> Written:

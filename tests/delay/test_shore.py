@@ -2,10 +2,10 @@
 
 from array import array
 
-from tfmq.delay.ledger import Near
-from tfmq.delay.shore import BUCKETS, NOTHING, Shore
-from tfmq.delay.targets import Targets
-from tfmq.delay.wheel import HashedWheelTimer
+from tfmq.delay.arrivals.pending import Near
+from tfmq.delay.memory_window import BUCKETS, NOTHING, Shore
+from tfmq.delay.rows import Targets
+from tfmq.delay.timing_wheel import HashedWheelTimer
 
 
 def near(*dues: int, locator: int = 100) -> Near:

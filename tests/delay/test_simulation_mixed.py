@@ -16,32 +16,22 @@ from tests.delay.desk import ARRIVALS, BILLS, Desk
 from tests.delay.test_simulation_queue import KEYS, Story
 from tests.scale import scaled
 from tests.transaction.targets import Targets
-from tfmq.delay import (
-    arrived_records,
-    buckets,
-    firing,
-    horizon,
-    line,
-    lines,
-    loading,
-    pacing,
-    proven,
-    reloading,
-    supply,
-)
+from tfmq.delay import dispatcher, flow_control, memory_window, record_reader, storage_scheduler, target_queue
+from tfmq.delay.arrivals import log
+from tfmq.delay.buckets import store
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (buckets, "SPLIT_ENTRIES", 12), (horizon, "SPLIT_ROWS", 12), (horizon, "NEAR_MAX", 40),
-        (horizon, "ROOM_ROWS", 20), (horizon, "CATCH_UP_ROWS", 6), (horizon, "RESCAN_BYTES", 600),
-        (horizon, "SPILL_BYTES", 4000), (line, "ROWS_MAX", 9), (reloading, "ROWS_MAX", 9),
-        (line, "READ_ROWS", 5), (line, "SLICE_BYTES", 300), (supply, "SLICE_BYTES", 300),
-        (lines, "STUCK_ROWS_MAX", 15), (supply, "AHEAD_MIN", 3), (supply, "AHEAD_BYTES", 900),
-        (pacing, "WINDOW_BYTES", 500), (pacing, "TURN_ROWS", 7), (firing, "POP_ROWS", 5),
-        (firing, "MOVING_ROWS", 24), (loading, "PUT_ROWS", 7), (proven, "BLOCKS_MAX", 3),
-        (arrived_records, "PROOFS_MAX", 2),
+        (store, "SPLIT_ENTRIES", 12), (memory_window, "SPLIT_ROWS", 12), (memory_window, "NEAR_MAX", 40),
+        (memory_window, "ROOM_ROWS", 20), (memory_window, "CATCH_UP_ROWS", 6), (memory_window, "RESCAN_BYTES", 600),
+        (memory_window, "SPILL_BYTES", 4000), (target_queue, "ROWS_MAX", 9), (storage_scheduler, "ROWS_MAX", 9),
+        (target_queue, "READ_ROWS", 5), (target_queue, "SLICE_BYTES", 300), (record_reader, "SLICE_BYTES", 300),
+        (target_queue, "STUCK_ROWS_MAX", 15), (record_reader, "AHEAD_MIN", 3), (record_reader, "AHEAD_BYTES", 900),
+        (flow_control, "WINDOW_BYTES", 500), (flow_control, "TURN_ROWS", 7), (dispatcher, "POP_ROWS", 5),
+        (dispatcher, "MOVING_ROWS", 24), (storage_scheduler, "PUT_ROWS", 7), (log, "BLOCKS_MAX", 3),
+        (log, "PROOFS_MAX", 2),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
 

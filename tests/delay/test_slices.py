@@ -4,7 +4,7 @@ import pytest
 
 from journal.record.block_trailer import Control, encode_control
 from journal.record.format import ATTRIBUTE_SIZE, BadRecord, make_id, make_log_id, make_record
-from tfmq.delay.slices import attribute_of, join
+from tfmq.delay.rows import attribute_of, join
 
 KEY = make_log_id(16, 0)
 

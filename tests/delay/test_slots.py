@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from journal.errors import Full
-from tfmq.delay import slots as module
-from tfmq.delay.bucket import Bucket
-from tfmq.delay.bucket_file import Identity
-from tfmq.delay.slots import Slots
-from tfmq.delay.spans import Span
+from tfmq.delay.buckets import store as module
+from tfmq.delay.buckets.bucket import Bucket
+from tfmq.delay.buckets.format import Identity, Span
+from tfmq.delay.buckets.store import Slots
 
 
 def bucket(slot: int) -> Bucket:

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from tests.scale import scaled, seeded
-from tfmq.delay.dues import DUE_MAX
-from tfmq.delay.spans import COARSEST, FINEST, LEVELS, USUAL, WINDOW, Span, finer, level_of, span_of
+from tfmq.delay.buckets.format import COARSEST, FINEST, LEVELS, USUAL, WINDOW, Span, finer, level_of, span_of
+from tfmq.delay.due_time import DUE_MAX
 
 NOW = 1_700_000_000_000
 

@@ -7,8 +7,8 @@ from array import array
 import pytest
 
 from tests.delay.bucketing import NOW, ORDERS, Waiting, batch_of, record_of
-from tfmq.delay.columns import CRC_SIZE, Columns, Numbers, Target
-from tfmq.delay.spilling import Pending, messages_of, pending_rows
+from tfmq.delay.buckets.format import CRC_SIZE, Columns, Numbers, Target
+from tfmq.delay.buckets.writer import Pending, messages_of, pending_rows
 
 RUN = [Waiting(n, NOW + n, ORDERS, n == 6, record_of(n, 9 * n)) for n in range(5, 9)]
 

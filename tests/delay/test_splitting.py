@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.delay.bucketing import BILLS, NEAR, Bench, everything, flip
-from tfmq.delay.columns import Numbers
-from tfmq.delay.splitting import first_of, pieces_of
+from tfmq.delay.buckets.format import Numbers
+from tfmq.delay.buckets.writer import first_of, pieces_of
 
 
 def test_every_chunk_comes_with_its_records() -> None:

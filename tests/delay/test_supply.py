@@ -11,10 +11,9 @@ import pytest
 
 from tests.delay.desk import ORDERS, Desk, Handle
 from tests.scale import scaled, seeded
-from tfmq.delay import pacing, supply
-from tfmq.delay.fetching import Fetched
+from tfmq.delay import flow_control, record_reader
+from tfmq.delay.record_reader import Fetched, Supply
 from tfmq.delay.rows import Part, Rows
-from tfmq.delay.supply import Supply
 
 
 def record_of(number: int) -> bytes:
@@ -47,7 +46,7 @@ class Files:
 
 class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(supply, "AHEAD_MIN", 20)
+        monkeypatch.setattr(record_reader, "AHEAD_MIN", 20)
         self.files, self.jobs = Files(), list[tuple[Callable[[], Any], Callable[..., None]]]()
         self.supply = Supply(self.files, lambda work, done: self.jobs.append((work, done)))  # type: ignore[arg-type]
         self.rows = Rows()
@@ -101,7 +100,7 @@ def test_many_rows_are_read_ahead_once(bench: Bench) -> None:
 
 
 def test_no_more_bytes_than_a_bound_are_read_ahead(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supply, "AHEAD_BYTES", 300)
+    monkeypatch.setattr(record_reader, "AHEAD_BYTES", 300)
     bench.add(range(50))
     bench.fetch(5)
     bench.supply.clear()
@@ -154,7 +153,7 @@ def test_what_cannot_be_read_keeps_nothing_before_it_waiting(bench: Bench) -> No
 def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supply, "AHEAD_MIN", 3)
+    monkeypatch.setattr(record_reader, "AHEAD_MIN", 3)
     desk = Desk(queued=True)
     desk.targets.automatic = False
     payloads = [b"%d" % number for number in range(10)]
@@ -198,7 +197,7 @@ def test_errors_are_told(bench: Bench) -> None:
 
 def test_any_sequence_gives_each_row_its_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     generator, number = seeded("supply"), 0
-    monkeypatch.setattr(supply, "AHEAD_BYTES", 500)
+    monkeypatch.setattr(record_reader, "AHEAD_BYTES", 500)
     for _ in range(scaled(2000)):
         if len(bench.rows) < 60:
             more = [number + each for each in range(generator.randrange(1, 40)) if generator.random() < 0.9]
@@ -218,8 +217,8 @@ def test_a_line_fires_what_was_read_ahead_without_those_cancelled_meanwhile(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Read ahead in a worker, and a message cancelled at each moment before, meanwhile and after it."""
-    monkeypatch.setattr(supply, "AHEAD_MIN", 10)
-    monkeypatch.setattr(pacing, "TURN_ROWS", 7)
+    monkeypatch.setattr(record_reader, "AHEAD_MIN", 10)
+    monkeypatch.setattr(flow_control, "TURN_ROWS", 7)
     generator, desk, reads = random.Random(seed), Desk(queued=True), list[int]()
     plain = desk.queue._lines.fetching.read
 

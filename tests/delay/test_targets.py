@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfmq.delay import targets
-from tfmq.delay.targets import Targets
+from tfmq.delay import rows
+from tfmq.delay.rows import Targets
 
 
 def test_a_log_keeps_its_number_and_its_name() -> None:
@@ -14,7 +14,7 @@ def test_a_log_keeps_its_number_and_its_name() -> None:
 
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "TARGETS_MAX", 1)
+    monkeypatch.setattr(rows, "TARGETS_MAX", 1)
     known = Targets()
     known.number(1, "a")
     with pytest.raises(OverflowError):

@@ -1,6 +1,6 @@
 """Arrivals that are in no bucket."""
 
-from tfmq.delay.unspilled import Unspilled
+from tfmq.delay.storage_scheduler import Unspilled
 
 
 def test_the_lowest_due_is_known_until_it_is_in_a_bucket() -> None:

@@ -6,9 +6,8 @@ from array import array
 import pytest
 
 from tests.scale import scaled
-from tfmq.delay import wheel as wheels
-from tfmq.delay.wheel import HashedWheelTimer
-from tfmq.delay.wheel_slots import DUE_SPAN, TARGETS_MAX, tag
+from tfmq.delay import timing_wheel as wheels
+from tfmq.delay.timing_wheel import DUE_SPAN, TARGETS_MAX, HashedWheelTimer, tag
 
 TICK = 10
 SLOTS = 8

@@ -1,6 +1,6 @@
 """The lists of the wheel."""
 
-from tfmq.delay.wheel_slots import DUE_SHIFT, TAG_MASK, TARGETS_MAX, Slot, tag
+from tfmq.delay.timing_wheel import DUE_SHIFT, TAG_MASK, TARGETS_MAX, Slot, tag
 
 
 def test_a_tag_is_a_target_and_a_bit() -> None:

@@ -16,7 +16,7 @@ from tfmq.broker import faults
 from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.work import Staged
 from tfmq.broker.writes import Writes
-from tfmq.delay.note import PRODUCER_ID
+from tfmq.delay.arrivals.header import PRODUCER_ID
 from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
 
 NAME: Final = "delay"

@@ -51,13 +51,18 @@ from tfmq.data_dir import (
     new_delay_advice,
     new_journal_advice,
 )
-from tfmq.delay.arrivals import LOG_ID as ARRIVALS_LOG_ID
-from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
-from tfmq.delay.bucket_audit import verify_buckets
-from tfmq.delay.bucket_recovery import is_house_name
-from tfmq.delay.bucket_repair import BucketRepaired, repair_buckets
-from tfmq.delay.bucket_survey import ARRIVALS_NAME, BucketSurvey, is_delay
-from tfmq.delay.bucket_survey import FOLDER_NAME as DELAY_FOLDER
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
+from tfmq.delay.arrivals.log import LOG_ID as ARRIVALS_LOG_ID
+from tfmq.delay.buckets.fsck import (
+    ARRIVALS_NAME,
+    BucketRepaired,
+    BucketSurvey,
+    is_delay,
+    repair_buckets,
+    verify_buckets,
+)
+from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
+from tfmq.delay.buckets.recovery import is_house_name
 
 META_NAMES: Final = frozenset({VERSION_NAME, "reserve", "new-journal", "new-delay"})
 """Files in DATA/meta beside the catalog."""

@@ -25,8 +25,8 @@ from tfmq.broker.register import Register
 from tfmq.broker.topics import Topics, no_partition
 from tfmq.broker.work import Work
 from tfmq.broker.writes import REQUEST_BYTES, Writes
-from tfmq.delay.buckets import Buckets
-from tfmq.delay.queue import DelayQueue
+from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.requests import UNKNOWN, Described, Histogram, Listed, Pending, Query, Rescheduled, Turn
 from tfmq.errors import BadRequest, Busy, DecodeFailed, MessageTooLarge
 from tfmq.message import Attribute, decode_attribute

@@ -22,10 +22,10 @@ from tfmq.broker.house import House
 from tfmq.broker.producers import Producers
 from tfmq.broker.register import DELAY_STORE, ID_SLACK, LEASE
 from tfmq.data_dir import new_delay_advice
-from tfmq.delay.arrival_state import ArrivalState
-from tfmq.delay.arrivals import LOG_ID, SEGMENT_BYTES, SUFFIX, arrival_options, damaged_ranges
-from tfmq.delay.buckets import Buckets
-from tfmq.delay.queue import DelayQueue
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, SEGMENT_BYTES, arrival_options, damaged_ranges
+from tfmq.delay.arrivals.state import ArrivalState
+from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.requests import DelaySettings
 
 log = logging.getLogger("tfmq.broker")
@@ -164,7 +164,7 @@ def _mend(house: House, path: str, starts: Mapping[int, int]) -> int:
     Full.
     """
     try:
-        repaired = repair(house.disk, path, suffix=SUFFIX, starts=starts, expected=LOG_ID)
+        repaired = repair(house.disk, path, suffix=ARRIVALS_SUFFIX, starts=starts, expected=LOG_ID)
     except (Corrupt, NewerFormat) as error:
         log.error(
             "delayed messages are lost where the arrivals are damaged; they cannot be mended: %s", error

@@ -23,9 +23,10 @@ from tfmq.broker.partition import Partition
 from tfmq.broker.producers import Answer, Repeat
 from tfmq.broker.work import Staged
 from tfmq.broker.writes import Send, Writes
-from tfmq.delay import note as notes
-from tfmq.delay.arrivals import batches_of, note_before
-from tfmq.delay.dues import (
+from tfmq.delay.arrivals import header as notes
+from tfmq.delay.arrivals.header import Note
+from tfmq.delay.arrivals.log import batches_of, note_before
+from tfmq.delay.due_time import (
     ABSOLUTE_FLAG,
     DUE_MAX,
     RELATIVE,
@@ -37,7 +38,6 @@ from tfmq.delay.dues import (
     word_bytes,
     words,
 )
-from tfmq.delay.note import Note
 from tfmq.errors import UNKNOWN
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
 
@@ -53,7 +53,7 @@ _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 
 
 class Queue(Protocol):
-    """What of `tfmq.delay.queue.DelayQueue` arrivals need; see there."""
+    """What of `tfmq.delay.delay_queue.DelayQueue` arrivals need; see there."""
 
     def now_ms(self) -> int: ...
     def taken_ms(self) -> int: ...

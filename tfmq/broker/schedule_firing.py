@@ -26,8 +26,7 @@ from tfmq.broker.schedule_watch import ScheduleWatch
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
 from tfmq.broker.work import tail_of
-from tfmq.delay.cron import Cron
-from tfmq.delay.misfire import ALL, GRACE_MS, to_send
+from tfmq.delay.cron import ALL, GRACE_MS, Cron, to_send
 from tfmq.errors import DiskFull, StorageStopped, UnknownTopic
 
 logger = logging.getLogger("tfmq.broker")

@@ -26,7 +26,7 @@ from tfmq.broker.schedule_firing import ScheduleFiring
 from tfmq.broker.schedule_run import PAUSED, WAITING, ScheduleRun
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topic, Topics, no_partition
-from tfmq.delay.misfire import RULES
+from tfmq.delay.cron import RULES
 from tfmq.errors import BadRequest, MessageTooLarge, NotAllowed, UnknownPartition, UnknownSchedule
 from tfmq.protocol.commands import (
     AddSchedule,

@@ -65,8 +65,7 @@ from tfmq.cli.output import (
     size_text,
     time_text,
 )
-from tfmq.delay.bucket_audit import verify_buckets
-from tfmq.delay.bucket_repair import repair_buckets
+from tfmq.delay.buckets.fsck import repair_buckets, verify_buckets
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 

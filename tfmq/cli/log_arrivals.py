@@ -5,7 +5,7 @@ from typing import Any
 from journal.errors import NewerFormat
 from journal.record.format import Record
 from tfmq.cli.output import counted, time_text
-from tfmq.delay.note import KIND_NAMES, NOTE_ID, BadNote, decode_note
+from tfmq.delay.arrivals.header import KIND_NAMES, NOTE_ID, BadNote, decode_note
 
 
 def note_fields(record: Record, data: memoryview) -> dict[str, Any] | None:

@@ -9,11 +9,9 @@ from journal.errors import Corrupt
 from journal.record.format import HEADER_SIZE, records_of
 from tfmq import ids
 from tfmq.cli.output import counted, time_text
-from tfmq.delay.bucket import ALL_BYTES, Bucket
-from tfmq.delay.bucket_file import CHUNK_SIZE, Chunk, decode_columns
-from tfmq.delay.bucket_repair import BucketRepaired
-from tfmq.delay.bucket_survey import BucketSurvey
-from tfmq.delay.columns import Columns
+from tfmq.delay.buckets.bucket import ALL_BYTES, Bucket
+from tfmq.delay.buckets.format import CHUNK_SIZE, Chunk, Columns, decode_columns
+from tfmq.delay.buckets.fsck import BucketRepaired, BucketSurvey
 
 PREVIEW = 60
 READ_COUNT: Final = 1000

@@ -13,10 +13,10 @@ from journal.disk import Disk, RealDisk
 from journal.errors import Locked
 from journal.fsck.wal_verify import is_journal
 from tfmq.data_dir import misplaced
-from tfmq.delay.arrivals import SUFFIX as ARRIVALS_SUFFIX
-from tfmq.delay.bucket_file import parse_bucket_name
-from tfmq.delay.bucket_survey import ARRIVALS_NAME, is_delay
-from tfmq.delay.bucket_survey import FOLDER_NAME as DELAY_FOLDER
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
+from tfmq.delay.buckets.format import parse_bucket_name
+from tfmq.delay.buckets.fsck import ARRIVALS_NAME, is_delay
+from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 
 LOCK = "lock"
 CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import compress
 
 from journal.errors import Corrupt
-from tfmq.delay.arrival_state import ArrivalState
-from tfmq.delay.lines import Lines
+from tfmq.delay.arrivals.state import ArrivalState
 from tfmq.delay.requests import Turn
+from tfmq.delay.target_queue import Lines
 
 
 class Pendings:
@@ -59,7 +59,7 @@ class PendingNow:
         """For whoever reads what is spilled to tell what he could not."""
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
-        """As `tfmq.delay.buckets.Pending`: for messages of one target, at least one."""
+        """As `tfmq.delay.buckets.store.Pending`: for messages of one target, at least one."""
         keep = self._keep(key, dues, numbers)
         if self._border is not None and keep is not False:
             ahead = map(self._border.__le__, dues)

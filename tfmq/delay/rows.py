@@ -1,10 +1,18 @@
 """Messages of one target that are due, in the order of their turns: columns, filled behind and emptied in front."""
 
+from __future__ import annotations
+
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from threading import Lock
 from typing import Final, NamedTuple
 
+from journal.record.batch import Batch, cut_blocks
+from journal.record.block_trailer import holds_control_header
+from journal.record.format import ATTRIBUTE_SIZE, HEADER, HEADER_SIZE, SEQUENCE_BITS, BadRecord, split_id
 from tfmq.delay.requests import Turn
+from tfmq.delay.timing_wheel import TARGETS_MAX
 
 SHIFT_MIN: Final = 4096
 """Below so many rows that are gone in front the columns are not moved."""
@@ -13,15 +21,15 @@ SHIFT_MIN: Final = 4096
 class Part(NamedTuple):
     """Some of the rows, as columns of one length; `flags`: 1 where the sender named a time of the wall clock."""
 
-    dues: "array[int]"
-    numbers: "array[int]"
-    locators: "array[int]"
+    dues: array[int]
+    numbers: array[int]
+    locators: array[int]
     flags: bytearray
 
     def turn(self, index: int) -> Turn:
         return Turn(self.dues[index], self.numbers[index])
 
-    def cut(self, count: int) -> "Part":
+    def cut(self, count: int) -> Part:
         """The first `count` of them."""
         if count == len(self.dues):
             return self
@@ -106,3 +114,130 @@ class Rows:
         """None are left."""
         self.dues, self.numbers, self.locators, self.flags = array("Q"), array("Q"), array("Q"), bytearray()
         self._gone = 0
+
+
+# What one effect brings: the records of due messages joined to one batch, cut into blocks.
+
+RECORD_HEAD: Final = HEADER_SIZE + ATTRIBUTE_SIZE.size
+"""What is looked at of a record: enough to tell its attribute."""
+
+
+class Slice(NamedTuple):
+    """`rows` of those that were asked for are through with it: their records in `batches`, or `damaged` ones that
+    are left out. `batches` is empty where all are."""
+
+    batches: Sequence[Batch]
+    rows: int
+    size_bytes: int
+    damaged: int
+
+
+def join(records: Sequence[bytes | None], key: int, bytes_max: int) -> Slice:
+    """As many of the records as one effect takes, at least one. None among them is a damaged one.
+
+    It ends before bytes that would look like a control record of the log `key` where two senders' records meet:
+    recovery could not tell them apart.
+    """
+    count = len(records)
+    whole = [record for record in records if record is not None]
+    size = sum(map(len, whole))
+    if size > bytes_max and len(whole) > 1:
+        count, size = _fitting(records, bytes_max)
+        whole = [record for record in records[:count] if record is not None]
+    data = b"".join(whole)
+    if len(whole) > 1 and holds_control_header(data, key):
+        count = _until_seam(records[:count], key)
+        whole = [record for record in records[:count] if record is not None]
+        data = b"".join(whole)
+    damaged = count - len(whole)
+    if not whole:
+        return Slice((), count, 0, damaged)
+    producer_id, sequence = split_id(HEADER.unpack_from(data)[2])
+    return Slice(
+        [Batch(data, cut_blocks(data), producer_id, sequence, len(whole))], count, len(data), damaged
+    )
+
+
+def _fitting(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]:
+    """(how many of the first fit, their bytes), at least one record."""
+    size = 0
+    for number, record in enumerate(records):
+        more = 0 if record is None else len(record)
+        if size and size + more > bytes_max:
+            return number, size
+        size += more
+    return len(records), size
+
+
+def _until_seam(records: Sequence[bytes | None], key: int) -> int:
+    """How many of the first can be joined."""
+    tail = b""
+    for number, record in enumerate(records):
+        if record is None:
+            continue
+        if tail and holds_control_header(tail + record[:HEADER_SIZE], key):
+            return number
+        tail = (tail + record)[-HEADER_SIZE:]
+    return len(records)
+
+
+def attribute_of(record: bytes) -> bytes | None:
+    """The attribute of a whole record; None without. Raises BadRecord."""
+    flag = HEADER.unpack_from(record)[3]
+    if not flag & 1:
+        return None
+    end = RECORD_HEAD + ATTRIBUTE_SIZE.unpack_from(record, HEADER_SIZE)[0]
+    if end > len(record):
+        raise BadRecord(0, "the attribute is longer than the record")
+    return record[RECORD_HEAD:end]
+
+
+# Short numbers for the logs to which messages in memory go: 23 bits in the wheel instead of 64 and a name.
+
+
+class TargetRow(NamedTuple):
+    """A partition's log, and its topic for people."""
+
+    key: int
+    topic: str
+
+
+class Targets:
+    """A number stays as long as `clear` is not called. Workers may ask for one beside the owner."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._numbers: dict[int, int] = {}
+        self._rows: list[TargetRow] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def number(self, key: int, topic: str) -> int:
+        """The log's number. Raises OverflowError if there are none left."""
+        known = self._numbers.get(key)
+        if known is not None:
+            return known
+        with self._lock:
+            if key not in self._numbers:
+                if len(self._rows) == TARGETS_MAX:
+                    raise OverflowError(f"more than {TARGETS_MAX} logs have delayed messages in memory")
+                self._rows.append(TargetRow(key, topic))
+                self._numbers[key] = len(self._rows) - 1
+            return self._numbers[key]
+
+    def of(self, incarnation: int) -> frozenset[int]:
+        """The numbers of that topic's logs."""
+        with self._lock:
+            rows = enumerate(self._rows)
+            return frozenset(number for number, row in rows if row.key >> SEQUENCE_BITS == incarnation)
+
+    def row(self, number: int) -> TargetRow:
+        """What a number stands for."""
+        return self._rows[number]
+
+    def clear(self) -> None:
+        """Nobody has a number any more."""
+        with self._lock:
+            self._numbers.clear()
+            self._rows.clear()

@@ -6,7 +6,7 @@ from pathlib import Path
 from zlib import crc32
 
 import tfmq
-from tfmq.delay.wheel import HashedWheelTimer
+from tfmq.delay.timing_wheel import HashedWheelTimer
 from tools.bench.broker import Broker, broker, start
 from tools.bench.delay_load import (
     PART,

@@ -17,7 +17,7 @@ ORDER: Final = (
     Mutant(
         "buckets-listed-before-they-are-forced",
         "what the checkpoint lists is on the disk before",
-        "tfmq/delay/additions.py",
+        "tfmq/delay/buckets/writer.py",
         "                for file in self._unforced.values():\n                    file.force()\n",
         "                pass\n",
         [ENUMERATION],
@@ -25,7 +25,7 @@ ORDER: Final = (
     Mutant(
         "bucket-names-unforced-before-the-checkpoint",
         "the names of new buckets survive before the checkpoint lists them",
-        "tfmq/delay/additions.py",
+        "tfmq/delay/buckets/writer.py",
         "                self._disk.force_folder(self._folder)\n",
         "                pass\n",
         [ENUMERATION],
@@ -33,7 +33,7 @@ ORDER: Final = (
     Mutant(
         "delay-checkpoint-renamed-unforced",
         "the checkpoint takes its name when it is on the disk",
-        "tfmq/delay/checkpoint.py",
+        "tfmq/delay/buckets/recovery.py",
         "            file.force()\n            file.close()\n            self.disk.rename(new, self.path)\n",
         "            file.close()\n            self.disk.rename(new, self.path)\n",
         [ENUMERATION],
@@ -41,7 +41,7 @@ ORDER: Final = (
     Mutant(
         "delay-checkpoint-told-before-its-name-is-forced",
         "a spill is over when its checkpoint survives a power cut",
-        "tfmq/delay/checkpoint.py",
+        "tfmq/delay/buckets/recovery.py",
         "            raise\n        self.disk.force_folder(self.folder)\n",
         "            raise\n",
         [ENUMERATION],
@@ -49,7 +49,7 @@ ORDER: Final = (
     Mutant(
         "buckets-cleared-away-on-an-unforced-checkpoint",
         "a start removes nothing on the word of a checkpoint that may go back",
-        "tfmq/delay/bucket_opening.py",
+        "tfmq/delay/buckets/recovery.py",
         "        self.file.settle()\n",
         "",
         [ENUMERATION, "tests/delay/test_bucket_opening.py"],
@@ -57,7 +57,7 @@ ORDER: Final = (
     Mutant(
         "settled-bucket-removed-while-it-is-listed",
         "a file goes only when no checkpoint lists it",
-        "tfmq/delay/retired.py",
+        "tfmq/delay/buckets/store.py",
         "if not e.is_listed and not e.is_held]",
         "if not e.is_held]",
         [ENUMERATION, SET],
@@ -65,7 +65,7 @@ ORDER: Final = (
     Mutant(
         "split-bucket-removed-while-it-is-read",
         "a bucket that was split is readable until it is released",
-        "tfmq/delay/retired.py",
+        "tfmq/delay/buckets/store.py",
         "if not e.is_listed and not e.is_held]",
         "if not e.is_listed]",
         [SET],
@@ -73,7 +73,7 @@ ORDER: Final = (
     Mutant(
         "split-bucket-listed-beside-its-parts",
         "a message counts in one bucket only, at every moment",
-        "tfmq/delay/buckets.py",
+        "tfmq/delay/buckets/store.py",
         "            rows.pop(split.span, None)\n",
         "            pass\n",
         [ENUMERATION],
@@ -81,7 +81,7 @@ ORDER: Final = (
     Mutant(
         "unlisted-chunks-are-not-cut",
         "what a spill left that never ended counts nowhere",
-        "tfmq/delay/bucket_recovery.py",
+        "tfmq/delay/buckets/recovery.py",
         '    Shape.LONGER: Row("unlisted chunks", Decision.CUT),\n',
         '    Shape.LONGER: Row("unlisted chunks", Decision.LEAVE),\n',
         ["tests/delay/test_bucket_opening.py", "tests/delay/test_bucket_recovery.py"],
@@ -89,7 +89,7 @@ ORDER: Final = (
     Mutant(
         "missing-bucket-starts-all-the-same",
         "a start without a promised file is refused",
-        "tfmq/delay/bucket_opening.py",
+        "tfmq/delay/buckets/recovery.py",
         "        self._refuse(found)\n",
         "",
         ["tests/delay/test_bucket_opening.py"],
@@ -97,7 +97,7 @@ ORDER: Final = (
     Mutant(
         "settled-bucket-that-gets-more-goes-all-the-same",
         "what comes into a bucket that was settled counts",
-        "tfmq/delay/buckets.py",
+        "tfmq/delay/buckets/store.py",
         "            if listed is not None:\n                return listed, False\n",
         "",
         [SET],
@@ -108,7 +108,7 @@ COUNTING: Final = (
     Mutant(
         "full-disk-leaves-the-spill-half-done",
         "a full disk leaves everything as it was",
-        "tfmq/delay/buckets.py",
+        "tfmq/delay/buckets/store.py",
         "                    additions.undo()\n",
         "                    pass\n",
         [SET],
@@ -116,7 +116,7 @@ COUNTING: Final = (
     Mutant(
         "broken-disk-does-not-stop-the-buckets",
         "behind a failed force nothing is written or tried again",
-        "tfmq/delay/buckets.py",
+        "tfmq/delay/buckets/store.py",
         "            if additions.failure is not None:\n                self._stop(additions.failure)\n",
         "",
         [SET],
@@ -124,7 +124,7 @@ COUNTING: Final = (
     Mutant(
         "unforced-buckets-are-closed",
         "a file with unforced bytes is never closed",
-        "tfmq/delay/additions.py",
+        "tfmq/delay/buckets/writer.py",
         "        for file in self._unforced.values():\n            keep_open(file)\n",
         "        for file in self._unforced.values():\n            file.close()\n",
         [SET, ENUMERATION],
@@ -132,7 +132,7 @@ COUNTING: Final = (
     Mutant(
         "failed-joint-force-is-believed",
         "behind a failed force of the file system each file says whether its bytes are gone",
-        "tfmq/delay/additions.py",
+        "tfmq/delay/buckets/writer.py",
         "            return False\n        return True\n",
         "            return True\n        return True\n",
         [SET],
@@ -140,7 +140,7 @@ COUNTING: Final = (
     Mutant(
         "spans-of-buckets-overlap",
         "spans of buckets never overlap",
-        "tfmq/delay/leaves.py",
+        "tfmq/delay/buckets/store.py",
         "        while span in self._taken or self._overlaps(span):\n",
         "        while span in self._taken:\n",
         ["tests/delay/test_leaves.py"],
@@ -148,7 +148,7 @@ COUNTING: Final = (
     Mutant(
         "file-of-a-split-bucket-is-taken",
         "a new bucket never takes a file that is still read",
-        "tfmq/delay/leaves.py",
+        "tfmq/delay/buckets/store.py",
         "        while span in self._taken or self._overlaps(span):\n",
         "        while self._overlaps(span):\n",
         [SET, "tests/delay/test_leaves.py"],
@@ -156,7 +156,7 @@ COUNTING: Final = (
     Mutant(
         "records-sealed-without-their-number",
         "a record that is read in the place of another one is found out",
-        "tfmq/delay/columns.py",
+        "tfmq/delay/buckets/format.py",
         "    numbers = range(first_number, first_number + len(records))\n",
         "    numbers = range(first_number, first_number + 1) and [0] * len(records)\n",
         ["tests/delay/test_columns.py", BUCKET],
@@ -164,7 +164,7 @@ COUNTING: Final = (
     Mutant(
         "record-of-a-bucket-unproven",
         "no record is delivered that fails its checksum",
-        "tfmq/delay/bucket.py",
+        "tfmq/delay/buckets/bucket.py",
         "        if crc32(record, number & SEED_MASK) != crc:\n",
         "        if crc < 0:\n",
         [BUCKET],
@@ -172,7 +172,7 @@ COUNTING: Final = (
     Mutant(
         "columns-of-a-bucket-unproven",
         "no due time is believed that fails its checksum",
-        "tfmq/delay/bucket_file.py",
+        "tfmq/delay/buckets/format.py",
         "    if crc32(data, seed) != chunk.crc:\n",
         "    if chunk.crc < 0:\n",
         [FORMAT, BUCKET],
@@ -180,7 +180,7 @@ COUNTING: Final = (
     Mutant(
         "message-imitates-a-chunk",
         "no message can imitate a chunk",
-        "tfmq/delay/bucket_file.py",
+        "tfmq/delay/buckets/format.py",
         "    covered = crc32(POSITION.pack(position), crc32(data[: CHUNK_SIZE - SUM.size], seed))\n",
         "    covered = head_crc\n",
         [FORMAT, BUCKET],
@@ -188,7 +188,7 @@ COUNTING: Final = (
     Mutant(
         "rest-behind-a-damaged-chunk-is-lost",
         "what lies behind damage is served",
-        "tfmq/delay/bucket.py",
+        "tfmq/delay/buckets/bucket.py",
         "                following = self._find(file, position + 1, size)\n",
         "                following = size\n",
         [BUCKET],
@@ -196,7 +196,7 @@ COUNTING: Final = (
     Mutant(
         "equal-dues-listed-in-any-order",
         "a list goes by due time and number",
-        "tfmq/delay/columns.py",
+        "tfmq/delay/buckets/format.py",
         "        order = sorted(range(self.length), key=self.dues.tolist().__getitem__)\n",
         "        order = sorted(range(self.length - 1, -1, -1), key=self.dues.tolist().__getitem__)\n",
         ["tests/delay/test_columns.py"],
@@ -204,7 +204,7 @@ COUNTING: Final = (
     Mutant(
         "repair-without-a-checkpoint-keeps-what-the-arrivals-have",
         "a repair makes no second copy of a message that is in the arrivals still",
-        "tfmq/delay/bucket_repair.py",
+        "tfmq/delay/buckets/fsck.py",
         "            limit = math.inf if below is None else below\n",
         "            limit = math.inf\n",
         [REPAIR],
@@ -212,7 +212,7 @@ COUNTING: Final = (
     Mutant(
         "repair-removes-the-original",
         "what a repair replaces is kept aside",
-        "tfmq/delay/bucket_repair.py",
+        "tfmq/delay/buckets/fsck.py",
         "        for bucket in group:\n            self._keep_original(bucket.path)\n",
         "",
         [REPAIR],

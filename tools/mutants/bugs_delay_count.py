@@ -13,7 +13,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "what-is-cancelled-counts-until-its-time",
         "what was cancelled on the disk counts as waiting no more",
-        "tfmq/delay/counting.py",
+        "tfmq/delay/cancelled_rows.py",
         "        bucket.dead = min(bucket.dead + 1, bucket.count)\n",
         "        bucket.dead = min(bucket.dead, bucket.count)\n",
         [LEAVING, BROKER],
@@ -21,7 +21,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "a-start-counts-what-was-cancelled",
         "what was cancelled counts no more after a restart either",
-        "tfmq/delay/bucket_opening.py",
+        "tfmq/delay/buckets/recovery.py",
         "each.size, each.count, each.dead)\n",
         "each.size, each.count)\n",
         [LEAVING, BROKER],
@@ -29,7 +29,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "cancelled-behind-the-checkpoint-counts-again",
         "what was cancelled just before a kill counts no more behind it",
-        "tfmq/delay/gathering.py",
+        "tfmq/delay/buckets/loader.py",
         "            if offset >= counted:\n",
         "            if offset >= counted << 1:\n",
         [LEAVING],
@@ -37,7 +37,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "cancelled-before-the-checkpoint-leaves-twice",
         "what was cancelled leaves the count once",
-        "tfmq/delay/gathering.py",
+        "tfmq/delay/buckets/loader.py",
         "            if offset >= counted:\n",
         "            if offset >= 0:\n",
         [LEAVING],
@@ -45,7 +45,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "a-change-beside-a-spill-is-entered-at-once",
         "a cancel that becomes sure beside work with files leaves the count once",
-        "tfmq/delay/leaving.py",
+        "tfmq/delay/cancelled_rows.py",
         "        self.settle(forced_offset)\n        self._works = True\n",
         "        self.settle(forced_offset)\n        self._works = False\n",
         [LEAVING],
@@ -61,7 +61,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "what-arrived-leaves-with-the-buckets",
         "what was cancelled before it was in a bucket counts no more",
-        "tfmq/delay/leaving.py",
+        "tfmq/delay/cancelled_rows.py",
         "        elif not near:\n            self._shore.far.count = max(0, self._shore.far.count - 1)\n",
         "",
         [LEAVING, COUNTING],
@@ -69,7 +69,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "a-topic-that-went-keeps-its-messages-waiting",
         "what waited for a topic that went counts no more, seconds later",
-        "tfmq/delay/queue.py",
+        "tfmq/delay/delay_queue.py",
         "            self._lines.dropped += self._shore.topic_gone(incarnation)\n"
         "            self._counting.want(self._buckets.leaves, False)\n",
         "            self._lines.dropped += self._shore.topic_gone(incarnation)\n",
@@ -78,7 +78,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "the-wheel-keeps-what-is-for-a-topic-that-went",
         "what was soon due for a topic that went counts no more either",
-        "tfmq/delay/shore.py",
+        "tfmq/delay/memory_window.py",
         "        return self.wheel.drop_targets(targets) if targets else 0\n",
         "        return 0\n",
         [LEAVING],
@@ -86,7 +86,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "a-start-does-not-look-for-topics-that-went",
         "what waited for a topic that went just before a kill counts no more behind it",
-        "tfmq/delay/queue.py",
+        "tfmq/delay/delay_queue.py",
         "        self._counting.want(self._buckets.leaves, False)\n        self._firing.start()\n",
         "        self._firing.start()\n",
         [LEAVING],
@@ -94,7 +94,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "what-is-given-up-is-not-counted",
         "what waits for a stopped partition counts, also where it is on the disk only",
-        "tfmq/delay/line_count.py",
+        "tfmq/delay/target_queue.py",
         "            self.behind += count\n",
         "            self.behind += 0\n",
         [LINE_COUNT],
@@ -102,7 +102,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "what-comes-during-a-load-passes-it",
         "what falls due while older messages of its partition are loaded again comes behind them",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "        while len(self.rows) and not self.busy and not self.reloading and not self._patience.waits:\n",
         "        while len(self.rows) and not self.busy and not self._patience.waits:\n",
         [LINE_COUNT],
@@ -110,7 +110,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "rows-given-up-during-a-load-are-lost",
         "rows that are given up during a load are loaded again",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "            self._cut, self.reloading = None, False\n            self._life += 1\n",
         "            self._cut = None\n            self._life += 1\n",
         [LINE_COUNT],
@@ -118,7 +118,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "written-and-not-forced-waits-no-more",
         "what a partition may lose yet counts as waiting",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "        return self._count.waiting(self.rows) + self.settling.count\n",
         "        return self._count.waiting(self.rows)\n",
         [LINE_COUNT],
@@ -126,7 +126,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "a-failed-write-is-taken-to-be-nothing",
         "of a cancel and a delivery that meet exactly one happens, also where a write failed",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         '        if getattr(error, "outcome", None) == UNKNOWN:\n            self._doubt = self._flight\n',
         "",
         ["tests/delay/test_line.py"],
@@ -142,7 +142,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "broker-time-begins-with-whole-milliseconds",
         "a start in another part of a millisecond makes nothing early",
-        "tfmq/delay/broker_time.py",
+        "tfmq/delay/due_time.py",
         "        self._begin = now - part_us / 1e6 if self._begin_ms == wall_ms else now\n",
         "        self._begin = now\n",
         ["tests/delay/test_broker_time.py"],
@@ -150,7 +150,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "what-passes-between-two-looks-is-forgotten",
         "a start that takes its time makes nothing early behind the next one",
-        "tfmq/delay/broker_time.py",
+        "tfmq/delay/due_time.py",
         " + self._slack_ms\n",
         "\n",
         ["tests/delay/test_broker_time.py"],

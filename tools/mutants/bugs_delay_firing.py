@@ -14,7 +14,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "fires-a-tick-early",
         "a delayed message is never early",
-        "tfmq/delay/firing.py",
+        "tfmq/delay/dispatcher.py",
         "        limit = min(now, shore.fires_below - 1)\n",
         "        limit = min(now + self._tick_ms, shore.fires_below - 1)\n",
         [CONTRACT],
@@ -22,7 +22,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "stopped-arrivals-are-asked-again-and-again",
         "the broker goes on while the arrivals are stopped",
-        "tfmq/delay/firing.py",
+        "tfmq/delay/dispatcher.py",
         "                self._ledger.give_up()\n",
         "                self._asked = 0\n                self._ledger.give_up()\n",
         [CONTRACT + "::test_arrivals_that_fail_beside_an_unforced_one_keep_nobody_busy"],
@@ -30,7 +30,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "fires-half-a-second-late",
         "a delayed message is late by a tick at most, without load",
-        "tfmq/delay/firing.py",
+        "tfmq/delay/dispatcher.py",
         "            times.append(-(-due // self._tick_ms) * self._tick_ms)\n",
         "            times.append(-(-due // 500) * 500)\n",
         [CONTRACT],
@@ -38,7 +38,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "fires-what-may-still-be-lost",
         "nothing fires that is due behind an arrival which is not on the disk",
-        "tfmq/delay/firing.py",
+        "tfmq/delay/dispatcher.py",
         "            limit = min(limit, unsure - 1)\n",
         "            limit = min(limit, unsure + 3_600_000)\n",
         [RANDOM, "tests/broker/test_delayed_send.py"],
@@ -46,7 +46,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "fires-beside-a-load",
         "what is due behind the old horizon waits until a load has ended",
-        "tfmq/delay/firing.py",
+        "tfmq/delay/dispatcher.py",
         "        limit = min(now, shore.fires_below - 1)\n",
         "        limit = min(now, shore.horizon - 1)\n",
         [CONTRACT],
@@ -55,7 +55,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "source-of-more-than-was-written",
         "the partition notes how far it is with the messages that it got, not with those that come next",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "        self._send(part.cut(piece.rows), piece)\n",
         "        self._send(part, piece)\n",
         [DELAY],
@@ -63,7 +63,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "delivered-told-before-it-is-forced",
         "delivered is told once a power cut cannot take it back, cancelled once nothing can bring it",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "        return last is not None and turn <= last.last and not self.settling.settled(turn)\n",
         "        return False\n",
         [RANDOM, CONTRACT],
@@ -72,7 +72,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "fires-while-its-cancel-is-written",
         "of a cancel and a delivery that meet exactly one happens",
-        "tfmq/delay/changing.py",
+        "tfmq/delay/cancellation.py",
         "            self._lines.blocked.add(turn)\n",
         "            self._lines.blocked.discard(turn)\n",
         [RANDOM, CONTRACT],
@@ -81,7 +81,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "cancelled-told-before-it-is-forced",
         "cancelled is told once no power cut can take the cancel back",
-        "tfmq/delay/changing.py",
+        "tfmq/delay/cancellation.py",
         "        self._landing.when_forced(end, partial(self._cancel_forced, cancels))\n",
         "        self._cancel_forced(cancels, None)\n",
         [CRASHES],
@@ -90,7 +90,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "cancelled-messages-fire-all-the-same",
         "a cancelled message never comes",
-        "tfmq/delay/readiness.py",
+        "tfmq/delay/target_queue.py",
         "    if lines.cancelled.any_between(part.dues[0], part.dues[-1]):\n",
         "    if lines.cancelled.any_between(part.dues[-1] + 1, part.dues[-1] + 1):\n",
         [RANDOM, CRASHES],
@@ -99,7 +99,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "broker-time-follows-the-wall-clock",
         "no step of the wall clock moves a delay",
-        "tfmq/delay/broker_time.py",
+        "tfmq/delay/due_time.py",
         "        now = self._begin_ms + int((self._clock.monotonic() - self._begin) * 1000 + ROUNDING_MS)\n",
         "        now = max(self._begin_ms, self._clock.wall_ms())\n",
         [CONTRACT],
@@ -107,7 +107,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "broker-time-goes-back-at-a-start",
         "a clock that is behind at the start brings nothing that fired before back to the future",
-        "tfmq/delay/broker_time.py",
+        "tfmq/delay/due_time.py",
         "        self._begin_ms = max(wall_ms, floor_ms, self._last)\n",
         "        self._begin_ms = max(wall_ms, self._last)\n",
         [CONTRACT],
@@ -115,7 +115,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "times-do-not-wait-for-the-wall-clock",
         "a message for a time never comes before the wall clock shows it",
-        "tfmq/delay/readiness.py",
+        "tfmq/delay/target_queue.py",
         "    if any(part.flags) and not lines.time.steady:\n",
         "    if any(part.flags) and lines.stopping:\n",
         [CONTRACT],
@@ -123,7 +123,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "a-stopped-partition-keeps-the-window",
         "a stopped partition holds up its own delayed messages, and nobody else's",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "        if mark is None:\n            self._lines.pacing.give(size_bytes)\n",
         "        if mark is None:\n            self._lines.pacing.give(0)\n",
         [CONTRACT, "tests/broker/test_delay.py"],
@@ -131,7 +131,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "a-catch-up-takes-the-whole-turn",
         "what fell due in a downtime comes paced, and live traffic goes between",
-        "tfmq/delay/pacing.py",
+        "tfmq/delay/flow_control.py",
         "TURN_ROWS: Final = 1024\n",
         "TURN_ROWS: Final = 1 << 40\n",
         [CONTRACT],
@@ -139,7 +139,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "a-gone-topic-is-asked-for-ever",
         "what waits for a deleted topic is dropped and counted",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "        self._lines.dropped += count\n",
         "        self._lines.dropped += 0\n",
         [LINE],
@@ -147,7 +147,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "due-now-is-due-before-what-fired",
         "a new message is always due behind everything that fired",
-        "tfmq/delay/dues.py",
+        "tfmq/delay/due_time.py",
         "    due = min(max(due, now_ms + 1), DUE_MAX)\n",
         "    due = min(max(due, now_ms), DUE_MAX)\n",
         [CONTRACT],

@@ -27,7 +27,7 @@ _HANDLES: Final = (
     Mutant(
         "numbers-that-nobody-has-wait",
         "nothing is known of a message that never came",
-        "tfmq/delay/judging.py",
+        "tfmq/delay/cancellation.py",
         "        if turn.number >= number_next:\n",
         "        if turn.number >= number_next << 20:\n",
         [JUDGING, DELAY],
@@ -35,7 +35,7 @@ _HANDLES: Final = (
     Mutant(
         "delivered-is-told-for-ever",
         "behind its time outcomes are forgotten as the settings say",
-        "tfmq/delay/judging.py",
+        "tfmq/delay/cancellation.py",
         "            return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN\n",
         "            return DELIVERED\n",
         [JUDGING],
@@ -43,7 +43,7 @@ _HANDLES: Final = (
     Mutant(
         "another-time-is-taken-for-a-repeat",
         "a new time that is asked for by an old handle is given",
-        "tfmq/delay/changing.py",
+        "tfmq/delay/cancellation.py",
         "(self._time.taken_ms() + word - RELATIVE) <= REPEAT_MS\n",
         "(self._time.taken_ms() + word - RELATIVE) <= 3_600_000\n",
         [TWO],
@@ -51,7 +51,7 @@ _HANDLES: Final = (
     Mutant(
         "a-new-time-told-before-it-is-forced",
         "a new time is told once no power cut can take it back",
-        "tfmq/delay/changing.py",
+        "tfmq/delay/cancellation.py",
         "        self._landing.when_forced(answer.end_offset, forced)\n",
         "        forced(None)\n",
         [CHANGING, "tests/crash/test_delay_enumeration.py"],
@@ -89,7 +89,7 @@ _DUES: Final = (
     Mutant(
         "one-time-of-day-by-broker-time",
         "a time of day is one of the wall clock",
-        "tfmq/delay/dues.py",
+        "tfmq/delay/due_time.py",
         "        due, absolute = word + ahead_ms, ABSOLUTE_FLAG\n",
         "        due, absolute = word, ABSOLUTE_FLAG\n",
         [DUES],
@@ -97,7 +97,7 @@ _DUES: Final = (
     Mutant(
         "times-of-day-by-broker-time",
         "of many times of day, each is one of the wall clock",
-        "tfmq/delay/dues.py",
+        "tfmq/delay/due_time.py",
         "    elif ahead_ms:\n",
         "    elif ahead_ms > 1 << 60:\n",
         [DUES],
@@ -105,7 +105,7 @@ _DUES: Final = (
     Mutant(
         "behind-the-end-of-time",
         "a delay that leads beyond the end of time leads to it",
-        "tfmq/delay/dues.py",
+        "tfmq/delay/due_time.py",
         "    due = min(max(due, now_ms + 1), DUE_MAX)\n",
         "    due = max(due, now_ms + 1)\n",
         [DUES],
@@ -116,7 +116,7 @@ _STORE: Final = (
     Mutant(
         "a-due-time-is-not-verified",
         "a due time counts only where the checksum of its note holds",
-        "tfmq/delay/note.py",
+        "tfmq/delay/arrivals/header.py",
         "    if crc32(payload) != checksum:\n",
         "    if checksum < 0:\n",
         ["tests/delay/test_note.py"],
@@ -175,7 +175,7 @@ _WAITING: Final = (
     Mutant(
         "what-a-failed-force-took-counts",
         "what a partition lost when its force failed comes once it is resumed",
-        "tfmq/delay/settling.py",
+        "tfmq/delay/flow_control.py",
         "        lost = sum(each.count for each in self._written if through is None or through < each.last)\n",
         "        lost = 0\n",
         [LINE, "tests/testing/test_delayed.py", DELAY],
@@ -183,7 +183,7 @@ _WAITING: Final = (
     Mutant(
         "a-full-disk-is-never-tried-again",
         "what a full disk held up comes when there is space",
-        "tfmq/delay/patience.py",
+        "tfmq/delay/flow_control.py",
         "        self._timer = self._timers.after(self._pause, self.end)\n",
         "        self._timer = self._timers.after(1e9, self.end)\n",
         [DELAY],
@@ -191,7 +191,7 @@ _WAITING: Final = (
     Mutant(
         "a-resumed-partition-waits-for-its-pause",
         "what was held up comes at once when its partition is resumed",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "        self._patience.renew()\n        if not self.busy:\n            self._patience.end()\n",
         "        self._patience.renew()\n",
         [LINE, DELAY],
@@ -207,7 +207,7 @@ _WAITING: Final = (
     Mutant(
         "dropped-and-not-counted",
         "what waited for a deleted topic is counted as dropped",
-        "tfmq/delay/line.py",
+        "tfmq/delay/target_queue.py",
         "        self._lines.dropped += count\n",
         "",
         [LINE, "tests/delay/test_lines.py", DELAY],
@@ -218,7 +218,7 @@ _LISTS: Final = (
     Mutant(
         "a-page-begins-with-the-last-of-the-one-before",
         "a list has each message once, however many pages it fills",
-        "tfmq/delay/listing.py",
+        "tfmq/delay/queries.py",
         "Turn(after.due, after.number + 1)",
         "Turn(after.due, after.number)",
         ["tests/delay/test_listing.py", DELAY],
@@ -226,7 +226,7 @@ _LISTS: Final = (
     Mutant(
         "lists-have-what-was-cancelled",
         "a list has what waits, and nothing that was taken back",
-        "tfmq/delay/listing.py",
+        "tfmq/delay/queries.py",
         "            if not _is_pending(pending, row):\n                continue\n",
         "",
         ["tests/delay/test_listing.py", DELAY],
@@ -234,7 +234,7 @@ _LISTS: Final = (
     Mutant(
         "counts-have-what-was-cancelled",
         "counts are of what waits, without what was taken back",
-        "tfmq/delay/listing.py",
+        "tfmq/delay/queries.py",
         "dirty = bucket.dead or start < settled_below or pending.any_cancelled(start, end - 1)\n",
         "dirty = start < settled_below\n",
         ["tests/delay/test_listing.py", DELAY],
@@ -245,7 +245,7 @@ _ORDER: Final = (
     Mutant(
         "small-slices-pass-a-large-one",
         "who waits for room in the window of deliveries goes in order",
-        "tfmq/delay/pacing.py",
+        "tfmq/delay/flow_control.py",
         "        return (self._giving or not self._waiting) and self._has_room(size_bytes)\n",
         "        return self._has_room(size_bytes)\n",
         ["tests/delay/test_pacing.py"],
@@ -253,7 +253,7 @@ _ORDER: Final = (
     Mutant(
         "a-split-keeps-what-nobody-waits-for",
         "what was cancelled leaves its bucket when that is cut",
-        "tfmq/delay/splitting.py",
+        "tfmq/delay/buckets/writer.py",
         '            keep = b"" if pending is None else pending_rows(columns, pending)\n',
         '            keep = b""\n',
         ["tests/delay/test_splitting.py", "tests/delay/test_buckets.py"],
@@ -261,7 +261,7 @@ _ORDER: Final = (
     Mutant(
         "a-start-does-not-learn-what-was-told",
         "a time of day is one of the clock that its sender saw, behind a start too",
-        "tfmq/delay/gathering.py",
+        "tfmq/delay/buckets/loader.py",
         "                told.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))\n",
         "",
         ["tests/delay/test_gathering.py", "tests/e2e/test_delay_page.py"],
@@ -269,7 +269,7 @@ _ORDER: Final = (
     Mutant(
         "moved-again-and-again-fills-the-rest",
         "a message that is moved on and on does not keep others from being cancelled",
-        "tfmq/delay/arrival_state.py",
+        "tfmq/delay/arrivals/state.py",
         "        if 2 * self.cancelled.count < CANCELLED_MAX and 2 * self._size_bytes < BYTES_MAX:\n",
         "        if self.cancelled.count < CANCELLED_MAX:\n",
         ["tests/delay/test_arrival_state.py", "tests/delay/test_rescheduled.py"],
@@ -277,7 +277,7 @@ _ORDER: Final = (
     Mutant(
         "a-stopped-partition-keeps-its-window",
         "what a stopped partition has not on the disk keeps nobody else's messages waiting",
-        "tfmq/delay/settling.py",
+        "tfmq/delay/flow_control.py",
         "        size, self.size_bytes = self.size_bytes, 0\n",
         "        size = 0\n",
         ["tests/delay/test_lines.py", "tests/delay/test_line.py", "tests/delay/test_settling.py", DELAY],
@@ -285,7 +285,7 @@ _ORDER: Final = (
     Mutant(
         "what-cannot-be-read-ahead-holds-up-the-rest",
         "what cannot be read keeps nothing waiting that is due before it",
-        "tfmq/delay/supply.py",
+        "tfmq/delay/record_reader.py",
         "            self._read(part, done)\n        elif life",
         "            done(None, error)\n        elif life",
         ["tests/delay/test_supply.py", "tests/delay/test_line.py"],
@@ -293,7 +293,7 @@ _ORDER: Final = (
     Mutant(
         "what-was-not-sure-at-a-start-is-never-known",
         "what a start on a full disk could not make durable comes when there is space",
-        "tfmq/delay/firing.py",
+        "tfmq/delay/dispatcher.py",
         "                self._keeper.take_tail(from_offset, end, done)\n",
         "                self._ledger.failed(ticket)\n",
         ["tests/delay/test_firing.py"],

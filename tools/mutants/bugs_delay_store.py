@@ -12,7 +12,7 @@ DELAY_STORE: Final = (
     Mutant(
         "arrivals-go-before-they-are-in-buckets",
         "arrivals are given up once they are in buckets",
-        "tfmq/delay/keeper.py",
+        "tfmq/delay/storage_scheduler.py",
         "        return min(self._pins.offset, self._buckets.spilled_offset)\n",
         "        return self._landing.log.forced_offset\n",
         [CRASHES],
@@ -21,7 +21,7 @@ DELAY_STORE: Final = (
     Mutant(
         "broker-time-is-not-written-down",
         "broker time is not behind what the last checkpoint says, whatever the clock shows at the start",
-        "tfmq/delay/keeper.py",
+        "tfmq/delay/storage_scheduler.py",
         "        self._run_worker(partial(self._buckets.commit, now, self._time.dump()), done)\n",
         "        self._run_worker(partial(self._buckets.commit, 0, self._time.dump()), done)\n",
         ["tests/broker/test_delay_contract.py"],
@@ -29,7 +29,7 @@ DELAY_STORE: Final = (
     Mutant(
         "a-bucket-goes-before-its-deliveries-are-forced",
         "a bucket goes once everything in it is delivered and on the disk",
-        "tfmq/delay/keeper.py",
+        "tfmq/delay/storage_scheduler.py",
         "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
         "        limits = (shore.fires_below, shore.wheel.due_next, lines.rows_first, self._lowest())\n",
         [SLOW_FORCE],
@@ -37,7 +37,7 @@ DELAY_STORE: Final = (
     Mutant(
         "a-bucket-goes-before-it-is-loaded",
         "a bucket stays until what is in it was loaded",
-        "tfmq/delay/keeper.py",
+        "tfmq/delay/storage_scheduler.py",
         "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
         "        limits = (1 << 63, shore.wheel.due_next, lines.due_first, self._lowest())\n",
         [CRASHES],
@@ -46,7 +46,7 @@ DELAY_STORE: Final = (
     Mutant(
         "a-bucket-goes-once-it-is-loaded",
         "a bucket stays as long as what was loaded of it waits in memory",
-        "tfmq/delay/keeper.py",
+        "tfmq/delay/storage_scheduler.py",
         "        limits = (shore.fires_below, shore.wheel.due_next, lines.due_first, self._lowest())\n",
         "        limits = (shore.fires_below, lines.due_first, self._lowest())\n",
         [CRASHES],
@@ -55,7 +55,7 @@ DELAY_STORE: Final = (
     Mutant(
         "spilled-meanwhile-is-unknown",
         "a message is known while it is on its way to the buckets",
-        "tfmq/delay/unspilled.py",
+        "tfmq/delay/storage_scheduler.py",
         "        self._going = self.low, self.since\n",
         "        self._going = None, self.since\n",
         ["tests/delay/test_unspilled.py", "tests/delay/test_keeper.py", CRASHES],
@@ -64,7 +64,7 @@ DELAY_STORE: Final = (
     Mutant(
         "a-line-gives-way-for-nothing",
         "a line whose partition takes messages again gets them, however old the files are that they lay in",
-        "tfmq/delay/keeper.py",
+        "tfmq/delay/storage_scheduler.py",
         "        if self._is_crowded and self._pins.next_horizon <= needed:\n",
         "        if self._pins.next_horizon:\n",
         ["tests/delay/test_keeper.py"],
@@ -72,7 +72,7 @@ DELAY_STORE: Final = (
     Mutant(
         "late-to-the-disk-is-passed-by",
         "what was forced only beside a load is loaded behind it",
-        "tfmq/delay/shore.py",
+        "tfmq/delay/memory_window.py",
         "            self.far.low = max(self.far.low, self.fires_below) if self.far.count > 0 else None\n",
         "            self.far.low = max(self.far.low, self.horizon) if self.far.count > 0 else None\n",
         ["tests/delay/test_shore.py"],
@@ -80,7 +80,7 @@ DELAY_STORE: Final = (
     Mutant(
         "cancels-are-forgotten-while-they-count",
         "a cancelled message stays cancelled as long as a file has it",
-        "tfmq/delay/keeper.py",
+        "tfmq/delay/storage_scheduler.py",
         "        low = min(self.floor, now - self._outcome_ms)\n",
         "        low = now + (1 << 40)\n",
         [CRASHES, RANDOM, "tests/delay"],
@@ -89,7 +89,7 @@ DELAY_STORE: Final = (
     Mutant(
         "a-new-time-leaves-the-old-one",
         "a rescheduled message comes once",
-        "tfmq/delay/arrival_state.py",
+        "tfmq/delay/arrivals/state.py",
         "                if self.cancelled.add(due, number):\n",
         "                if number not in self.rescheduled.over((), due):\n",
         [CRASHES, RANDOM],
@@ -98,7 +98,7 @@ DELAY_STORE: Final = (
     Mutant(
         "copies-count-as-somebody-s-sequence",
         "what a new time copies is no next message of its producer",
-        "tfmq/delay/arrival_state.py",
+        "tfmq/delay/arrivals/state.py",
         "        self._copies = note.records if note.kind == RESCHEDULE else 0\n",
         "        self._copies = 0\n",
         ["tests/delay/test_arrival_state.py", CRASHES],

@@ -66,7 +66,7 @@ TIMES: Final = (
     Mutant(
         "skip-sends-what-was-missed",
         "by the rule skip nothing that was missed is sent",
-        "tfmq/delay/misfire.py",
+        "tfmq/delay/cron.py",
         "now_ms - latest >= GRACE_MS",
         "now_ms - latest >= GRACE_MS * 1_000_000",
         [MISFIRE],
@@ -74,7 +74,7 @@ TIMES: Final = (
     Mutant(
         "all-sends-without-an-end",
         "all sends the newest thousand at most",
-        "tfmq/delay/misfire.py",
+        "tfmq/delay/cron.py",
         "cron.newest(after_ms, now_ms, ALL_MAX)",
         "cron.newest(after_ms, now_ms, ALL_MAX * 2)",
         [MISFIRE],

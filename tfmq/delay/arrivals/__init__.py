@@ -1,0 +1,1 @@
+"""The arrival log: where delayed messages are stored first."""

@@ -1,0 +1,500 @@
+"""What the arrivals teach: who has sent what, which messages are cancelled, and which were given another turn.
+
+A pure fold over the blocks of the log (`journal.log.checkpoint.State`). What was appended while the broker runs is
+entered by `enter` and by whoever records the producers' batches: both leave what a recovery from the same blocks
+leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+from struct import Struct
+from typing import Any, Final, Protocol
+
+import msgpack
+
+from journal.errors import NewerFormat
+from journal.record.block import Block, Run, runs
+from journal.record.block_trailer import Control
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, records_of
+from tfmq.delay.arrivals.header import CANCEL, PRODUCER_ID, RESCHEDULE, BadNote, Note, decode_note
+from tfmq.delay.due_time import WORD, word_bytes, words
+
+logger = logging.getLogger("tfmq.delay")
+
+SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_NAME: Final = "the snapshot of the arrivals"
+
+CANCELLED_MAX: Final = 1 << 24
+"""Cancelled and rescheduled messages that are remembered, 128 MiB and 384 MiB of them: then no more are accepted."""
+BYTES_MAX: Final = 768 << 20
+"""Memory for them: what lies far apart in time takes more than what lies together."""
+FORGET_SPANS: Final = 4096
+FORGET_MS: Final = 1 << 22
+"""With more spans than that it is looked only so often what can be forgotten: each of them is looked at."""
+
+
+class Streams(Protocol):
+    """The rule of contiguous sequences: tfmq.broker.producers."""
+
+    def load(self, data: bytes) -> None: ...
+
+    def dump(self) -> bytes: ...
+
+    def apply_runs(self, control: Control, found: Iterable[tuple[int, Run]]) -> None:
+        """The runs of one block, each with the ordinal of its first record."""
+        ...
+
+
+class ArrivalState:
+    """See the module. `producers` begins as it is without a snapshot."""
+
+    def __init__(self, producers: Streams) -> None:
+        self.producers = producers
+        self.cancelled = Cancelled()
+        self.rescheduled = Rescheduled()
+        self._looked = 0
+        """Up to where it was looked what can be forgotten."""
+        self._copies = 0
+        """Records of a reschedule that are still to come in the append: they are nobody's sequence."""
+        self._next = -1
+        """Where the next block of an append begins; -1 between two."""
+
+    @property
+    def full(self) -> bool:
+        """Whether no message may be cancelled or rescheduled before some are forgotten."""
+        return self.cancelled.count >= CANCELLED_MAX or self._size_bytes >= BYTES_MAX
+
+    @property
+    def _size_bytes(self) -> int:
+        return self.cancelled.size_bytes + self.rescheduled.size_bytes
+
+    def enter(self, note: Note, first_number: int) -> None:
+        """The note is in the log, and its first record, if it has any, has `first_number`."""
+        if note.kind == CANCEL:
+            for due, number in zip(*note.old, strict=True):
+                self.cancelled.add(due, number)
+        elif note.kind == RESCHEDULE:
+            numbers = range(first_number, first_number + note.records)
+            moves = zip(*note.old, note.dues.times, numbers, strict=True)
+            for due, number, new_due, new_number in moves:
+                if self.cancelled.add(due, number):
+                    self.rescheduled.add(due, number, (new_due, new_number))
+
+    def forget_before(self, due: int) -> int:
+        """Drops what was due in spans (see `Cancelled`) that end at `due` or before; how many cancelled messages.
+
+        A span stays as long as a handle of it leads to a message that was rescheduled and is due later, unless half
+        of all that may be remembered is taken: a message that is moved on again and again must not fill the rest.
+        """
+        many = len(self.cancelled) > FORGET_SPANS
+        if due >> SPAN_BITS == self._looked >> SPAN_BITS or (many and due - self._looked < FORGET_MS):
+            return 0
+        self._looked = due
+        over = self.cancelled.ended(due)
+        if 2 * self.cancelled.count < CANCELLED_MAX and 2 * self._size_bytes < BYTES_MAX:
+            over = self.rescheduled.over(over, due)
+        self.rescheduled.forget(over)
+        return self.cancelled.forget(over)
+
+    # journal.log.checkpoint.State
+
+    def load(self, data: bytes) -> None:
+        """Starts from a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
+        self._copies, self._next = 0, -1
+        producers = cancelled = rescheduled = b""
+        if data:
+            try:
+                version, *fields = msgpack.unpackb(data, use_list=False)
+                newer = version > SNAPSHOT_VERSION
+            except (TypeError, ValueError, msgpack.UnpackException) as error:
+                raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
+            if newer:
+                raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
+            producers, cancelled, rescheduled = _bytes(fields)
+        self.producers.load(producers)
+        self.cancelled.load(cancelled)
+        self.rescheduled.load(rescheduled)
+
+    def dump(self) -> bytes:
+        """A snapshot: version, then the producers', the cancelled and the rescheduled messages' own dumps."""
+        parts = (self.producers.dump(), self.cancelled.dump(), self.rescheduled.dump())
+        return bytes(msgpack.packb((SNAPSHOT_VERSION, *parts)))
+
+    def apply(self, block: Block) -> None:
+        """One more block of the log, in order, during recovery."""
+        if block.offset != self._next:
+            self._copies = 0
+        self._next = block.next if block.control.more_follows else -1
+        sent: list[tuple[int, Run]] = []
+        for ordinal, run in numbered_runs(block):
+            if run.producer_id == PRODUCER_ID:
+                self._apply_note(block, ordinal, run.offset)
+            elif self._copies:
+                self._copies -= min(run.count, self._copies)
+            else:
+                sent.append((ordinal, run))
+        self.producers.apply_runs(block.control, sent)
+
+    def _apply_note(self, block: Block, ordinal: int, offset: int) -> None:
+        start = offset - block.offset
+        record = block.data[start : start + HEADER_SIZE + LENGTH.unpack_from(block.data, start)[0]]
+        try:
+            note = decode_note(record)
+        except BadNote as error:
+            # The block is as it was written, or repaired by the operator's word: what it said is lost.
+            logger.error("the arrivals' note at offset %d says nothing: %s", offset, error.reason)
+            return
+        self.enter(note, ordinal + 1)
+        self._copies = note.records if note.kind == RESCHEDULE else 0
+
+
+def numbered_runs(block: Block) -> list[tuple[int, Run]]:
+    """The runs of a block, each with the ordinal of its first record; fillers stand for as many as they say."""
+    found = runs(block)
+    ordinal = block.control.first_ordinal
+    if sum(run.count for run in found) != block.control.records:
+        return _numbered_by_walk(block, found)
+    numbered = []
+    for run in found:
+        numbered.append((ordinal, run))
+        ordinal += run.count
+    return numbered
+
+
+def _numbered_by_walk(block: Block, found: list[Run]) -> list[tuple[int, Run]]:
+    ordinals: dict[int, int] = {}
+    ordinal = block.control.first_ordinal
+    for record in records_of(block.data):
+        ordinals[block.offset + record.position] = ordinal
+        ordinal += record.checksum if record.flag & FLAG_FILLER else 1
+    return [(ordinals[run.offset], run) for run in found]
+
+
+def _bytes(fields: list[Any]) -> tuple[bytes, bytes, bytes]:
+    """The parts of a snapshot; what a later version adds behind them is left out. Raises ValueError."""
+    parts = fields[:3]
+    if len(parts) != 3 or not all(isinstance(part, bytes) for part in parts):
+        raise ValueError(f"{SNAPSHOT_NAME} has other parts than it should have")
+    producers, cancelled, rescheduled = parts
+    return producers, cancelled, rescheduled
+
+
+SPAN_BITS: Final = 16
+"""A span is 2^16 ms, as the smallest bucket that is not split."""
+
+RECENT_MIN: Final = 256
+RECENT_PART: Final = 16
+"""So many numbers, or this part of the sorted ones, wait in a set before they are sorted in: then adding one costs
+the same whether there are ten or ten million."""
+
+LOOK_MAX: Final = 64
+"""So many spans are looked at for a quick answer about a stretch of time."""
+CANCELLED_SPAN_BYTES: Final = 256
+"""What a span takes in memory beside its numbers: where they lie far apart, that is the most of it."""
+
+_ROW: Final = Struct(">QQ")
+
+
+class _CancelledSpan:
+    """The numbers of one span: sorted; of many, the newest in a set."""
+
+    __slots__ = ("_recent", "_sorted")
+
+    def __init__(self, numbers: array[int]) -> None:
+        self._sorted = numbers
+        self._recent: set[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sorted) + len(self._recent or ())
+
+    def __contains__(self, number: int) -> bool:
+        if self._recent is not None and number in self._recent:
+            return True
+        column = self._sorted  # looked at second: what leaves the set is in here before
+        at = bisect_left(column, number)
+        return at < len(column) and column[at] == number
+
+    def add(self, number: int) -> bool:
+        """Whether it is new."""
+        if number in self:
+            return False
+        if self._recent is None:
+            if len(self._sorted) < RECENT_MIN:
+                column = self._sorted
+                at = bisect_left(column, number)
+                self._sorted = column[:at] + array("Q", (number,)) + column[at:]
+                return True
+            self._recent = set()
+        self._recent.add(number)
+        if len(self._recent) > RECENT_MIN + len(self._sorted) // RECENT_PART:
+            self.numbers()
+        return True
+
+    def numbers(self) -> array[int]:
+        """All of them, sorted."""
+        if self._recent:
+            before, merged, start = self._sorted, array("Q"), 0
+            for number in sorted(self._recent):
+                at = bisect_left(before, number, start)
+                merged.extend(before[start:at])
+                merged.append(number)
+                start = at
+            merged.extend(before[start:])
+            self._sorted = merged
+            self._recent.clear()
+        return self._sorted
+
+
+class Cancelled:
+    """Which delayed messages will not be delivered: 8 bytes each, by the span of time in which they were due.
+
+    A number is kept as long as some file may hold its message, and until nobody needs the exact answer any more;
+    whoever knows both calls `forget`. The spans are those of the smallest buckets, so that what was asked for a
+    bucket's messages is one look at one span.
+
+    One thread changes it; others may ask whether a message is cancelled meanwhile.
+
+    `(due, number) in cancelled` asks for one message.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[int, _CancelledSpan] = {}
+        self.count = 0
+
+    def __len__(self) -> int:
+        """Spans in which any is."""
+        return len(self._spans)
+
+    def __contains__(self, turn: tuple[int, int]) -> bool:
+        span = self._spans.get(turn[0] >> SPAN_BITS)
+        return span is not None and turn[1] in span
+
+    def add(self, due: int, number: int) -> bool:
+        """The message will not be delivered; whether that is new."""
+        span = self._spans.get(due >> SPAN_BITS)
+        if span is None:
+            span = self._spans[due >> SPAN_BITS] = _CancelledSpan(array("Q"))
+        new = span.add(number)
+        self.count += new
+        return new
+
+    def any_between(self, low: int, high: int) -> bool:
+        """Whether a message of the spans from the due time `low` to `high` (both among them) may be cancelled.
+
+        False needs no look at single messages, and the answer costs the same however many are cancelled: where both
+        the stretch and the spans are many, it is True.
+        """
+        first, last = low >> SPAN_BITS, high >> SPAN_BITS
+        if last - first < LOOK_MAX:
+            return any(span in self._spans for span in range(first, last + 1))
+        return len(self._spans) > LOOK_MAX or any(first <= span <= last for span in list(self._spans))
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return CANCELLED_SPAN_BYTES * len(self._spans) + WORD * self.count
+
+    def ended(self, due: int) -> list[int]:
+        """The first due times of the spans that end at `due` or before, in no order."""
+        return [span << SPAN_BITS for span in self._spans if (span + 1) << SPAN_BITS <= due]
+
+    def forget(self, starts: Iterable[int]) -> int:
+        """Drops the spans that begin at these due times; how many messages are forgotten."""
+        before = self.count
+        for start in starts:
+            span = self._spans.pop(start >> SPAN_BITS, None)
+            self.count -= len(span) if span is not None else 0
+        return before - self.count
+
+    def load(self, data: bytes) -> None:
+        """Starts from what `dump` gave; b"" is empty. Raises ValueError."""
+        self._spans.clear()
+        self.count = position = 0
+        while position < len(data):
+            if len(data) - position < _ROW.size:
+                raise ValueError("the cancelled messages end inside a row")
+            span, count = _ROW.unpack_from(data, position)
+            position += _ROW.size
+            column = data[position : position + 8 * count]
+            if len(column) != 8 * count or span in self._spans:
+                raise ValueError(f"the cancelled messages of the span {span} are not as many as it says")
+            self._spans[span] = _CancelledSpan(words(column))
+            self.count += count
+            position += len(column)
+
+    def dump(self) -> bytes:
+        """Rows by span: span u64, count u64, the numbers sorted; big-endian."""
+        rows: list[bytes] = []
+        for span, held in sorted(self._spans.items()):
+            rows += [_ROW.pack(span, len(held)), word_bytes(held.numbers())]
+        return b"".join(rows)
+
+
+COLUMNS: Final = 3
+"""Old number, new due time, new number."""
+RESCHEDULED_SPAN_BYTES: Final = 1024
+"""What a span takes in memory beside its messages."""
+STRIDE: Final = 64
+"""A way of more steps is remembered: who moves a message by its first handle again and again does not walk it all."""
+SHORTCUTS_MAX: Final = 65_536
+"""So many of them; with more, all are found anew."""
+
+
+Turn = tuple[int, int]
+"""(effective due time in ms, number)."""
+
+
+class _RescheduledSpan:
+    """The messages of one span by their old numbers: most of them sorted, the newest in a dict."""
+
+    __slots__ = ("_columns", "_recent", "targets")
+
+    def __init__(self, columns: tuple[array[int], array[int], array[int]] | None = None) -> None:
+        self._columns = columns or (array("Q"), array("Q"), array("Q"))
+        self._recent: dict[int, Turn] = {}
+        self.targets = {due >> SPAN_BITS for due in self._columns[1]}
+        """The spans to which its messages were moved."""
+
+    def __len__(self) -> int:
+        return len(self._columns[0]) + len(self._recent)
+
+    def get(self, number: int) -> Turn | None:
+        if (turn := self._recent.get(number)) is not None:
+            return turn
+        olds, dues, numbers = self._columns  # looked at second: what leaves the dict is in here before
+        at = bisect_left(olds, number)
+        if at < len(olds) and olds[at] == number:
+            return dues[at], numbers[at]
+        return None
+
+    def add(self, number: int, turn: Turn) -> bool:
+        """Whether it is new; the first answer stays."""
+        if self.get(number) is not None:
+            return False
+        self._recent[number] = turn
+        self.targets.add(turn[0] >> SPAN_BITS)
+        if len(self._recent) > RECENT_MIN + len(self._columns[0]) // RECENT_PART:
+            self.columns()
+        return True
+
+    def columns(self) -> tuple[array[int], array[int], array[int]]:
+        """All of them, sorted by the old number."""
+        if self._recent:
+            before, start = self._columns, 0
+            merged = (array("Q"), array("Q"), array("Q"))
+            for number in sorted(self._recent):
+                at = bisect_left(before[0], number, start)
+                row = (number, *self._recent[number])
+                for column, old, value in zip(merged, before, row, strict=True):
+                    column.extend(old[start:at])
+                    column.append(value)
+                start = at
+            for column, old in zip(merged, before, strict=True):
+                column.extend(old[start:])
+            self._columns = merged
+            self._recent.clear()
+        return self._columns
+
+
+class Rescheduled:
+    """Which delayed messages were given another turn, so that a repeat gets the first answer and an old handle still
+    works.
+
+    24 bytes each, by the span in which the old one was due; kept and forgotten together with `Cancelled`, where every
+    old one is too.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[int, _RescheduledSpan] = {}
+        self._shortcuts: dict[Turn, Turn] = {}
+        """From turns to where they led when that was asked."""
+        self.count = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, about."""
+        return RESCHEDULED_SPAN_BYTES * len(self._spans) + COLUMNS * WORD * self.count
+
+    def get(self, due: int, number: int) -> Turn | None:
+        """The turn that this one was given instead; None if none is known. It may have been moved on since."""
+        span = self._spans.get(due >> SPAN_BITS)
+        return span.get(number) if span is not None else None
+
+    def latest(self, due: int, number: int) -> Turn:
+        """Where the message is now, by all that is known: its own turn if it was never moved."""
+        turn, steps, passed = (due, number), 0, [(due, number)]
+        while (moved := self._shortcuts.get(turn) or self.get(*turn)) is not None:
+            turn, steps = moved, steps + 1
+            if steps % STRIDE == 0:
+                passed.append(turn)
+        if steps > STRIDE:
+            if len(self._shortcuts) + len(passed) > SHORTCUTS_MAX:
+                self._shortcuts.clear()
+            self._shortcuts.update((each, turn) for each in passed[-SHORTCUTS_MAX:] if each != turn)
+        return turn
+
+    def add(self, due: int, number: int, turn: Turn) -> bool:
+        """The message waits for `turn` from now on; whether that is new. New numbers are higher than old ones."""
+        span = self._spans.setdefault(due >> SPAN_BITS, _RescheduledSpan())
+        new = span.add(number, turn)
+        self.count += new
+        return new
+
+    def over(self, starts: Iterable[int], before: int) -> list[int]:
+        """Those of the spans that begin at `starts` from which no handle leads, in however many steps, to a message
+        that is due at `before` or later."""
+        spans = {start >> SPAN_BITS for start in starts}
+        leads_to: dict[int, list[int]] = {}
+        held: list[int] = []
+        for span in spans & self._spans.keys():
+            for target in self._spans[span].targets:
+                if (target + 1) << SPAN_BITS > before or (target in self._spans and target not in spans):
+                    held.append(span)
+                elif target != span:
+                    leads_to.setdefault(target, []).append(span)
+        while held:
+            span = held.pop()
+            if span in spans:
+                spans.remove(span)
+                held += leads_to.get(span, ())
+        return sorted(span << SPAN_BITS for span in spans)
+
+    def forget(self, starts: Iterable[int]) -> int:
+        """Drops the spans that begin at these due times; how many messages are forgotten."""
+        before = self.count
+        for start in starts:
+            span = self._spans.pop(start >> SPAN_BITS, None)
+            self.count -= len(span) if span is not None else 0
+        if self.count < before:
+            self._shortcuts.clear()
+        return before - self.count
+
+    def load(self, data: bytes) -> None:
+        """Starts from what `dump` gave; b"" is empty. Raises ValueError."""
+        self._spans.clear()
+        self._shortcuts.clear()
+        self.count = position = 0
+        while position < len(data):
+            if len(data) - position < _ROW.size:
+                raise ValueError("the rescheduled messages end inside a row")
+            span, count = _ROW.unpack_from(data, position)
+            position += _ROW.size
+            size = WORD * count
+            columns = [data[position + n * size : position + (n + 1) * size] for n in range(COLUMNS)]
+            if len(columns[-1]) != size or span in self._spans:
+                raise ValueError(f"the rescheduled messages of the span {span} are not as many as it says")
+            olds, dues, numbers = map(words, columns)
+            self._spans[span] = _RescheduledSpan((olds, dues, numbers))
+            self.count += count
+            position += COLUMNS * size
+
+    def dump(self) -> bytes:
+        """Rows by span: span u64, count u64, old numbers sorted, new due times, new numbers; big-endian."""
+        rows: list[bytes] = []
+        for span, held in sorted(self._spans.items()):
+            rows += [_ROW.pack(span, len(held)), *map(word_bytes, held.columns())]
+        return b"".join(rows)

@@ -1,0 +1,363 @@
+"""One bucket: the delayed messages that are due in one span of time, in a file that grows by chunks.
+
+Reading may run in any thread, beside a chunk being added. Nothing that is read is used unproven: columns by their
+chunk's checksum, a record by its own, which also says whose it is. What is damaged is named in `damage`, and the rest
+is served.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Final, TypeAlias
+from zlib import crc32
+
+from journal import filenames
+from journal.disk import Disk, File
+from journal.errors import Corrupt
+from journal.fsync import KEPT_OPEN
+from journal.record.format import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX
+from tfmq.delay.buckets.format import (
+    CHUNK_MAGIC,
+    CHUNK_SIZE,
+    CRC,
+    CRC_SIZE,
+    HEAD_SIZE,
+    SEED_MASK,
+    Chunk,
+    Columns,
+    Identity,
+    Span,
+    Target,
+    bucket_name,
+    decode_chunk,
+    decode_columns,
+    decode_head,
+    decode_table,
+    seed_of,
+)
+
+logger = logging.getLogger("tfmq.delay")
+
+WINDOW_BYTES: Final = 256 << 10
+"""One read takes records up to this far apart: what lies between costs less than another call."""
+GAP_BYTES: Final = 4096
+"""The same for what is in memory."""
+TAIL_MIN: Final = 128
+TAIL_MAX: Final = 4096
+"""Read from the last record's beginning on, whose size is not known before: as much as the largest had in the call
+before, within these; a larger one costs a second read."""
+SCAN_BYTES: Final = 1 << 20
+"""Read at a time, when the next chunk behind damage is looked for."""
+ALL_BYTES: Final = sys.maxsize
+"""No bound on what one call reads."""
+DAMAGE_MAX: Final = 1000
+"""Damaged places that are remembered of a bucket; all are logged."""
+
+Found: TypeAlias = list[bytes | None]
+Pread = Callable[[int, int], "bytes | bytearray | None"]
+"""pread(size, position): None where it would wait."""
+
+
+class Bucket:
+    """See the module. `slot` names it in locators; `size` bytes and `count` messages belong to it."""
+
+    def __init__(
+        self, folder: str, identity: Identity, span: Span, slot: int, size: int, count: int, dead: int = 0
+    ) -> None:
+        self.span = span
+        self.slot = slot
+        self.size = size
+        self.count = count
+        self.path = filenames.join(folder, bucket_name(span))
+        self.identity = identity
+        self.seed = seed_of(identity, span)
+        self.dead = dead
+        """So many of the messages nobody waits for any more: they were cancelled, or moved, or their topic is gone. It
+        does not change while files are worked on (`tfmq.delay.cancelled_rows`)."""
+        self.damage: list[Corrupt] = []
+        """What could not be read so far."""
+        self._hint = TAIL_MIN
+        self.is_quiet = False
+        """Whether damage is only noted: whoever looks at the files offline tells it himself."""
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self.path}>"
+
+    # Columns.
+
+    def load(self, files: OpenFiles) -> Iterator[Columns]:
+        """The columns of one chunk after the other, without what is damaged. Raises NewerFormat, OSError."""
+        with files.use(self.path) as file:
+            for part in self.parts(file):
+                if isinstance(part, Corrupt):
+                    self.note(part)
+                    continue
+                data = file.pread(part.columns_size, part.position + CHUNK_SIZE)
+                try:
+                    columns = decode_columns(data, part, self.span, self.seed, self.path)
+                except Corrupt as error:
+                    self.note(error)
+                else:
+                    yield columns
+
+    def tables(self, files: OpenFiles) -> Iterator[Sequence[Target]]:
+        """Where the messages of each chunk go, without a proof: to know whether it is worth to load it.
+
+        Raises NewerFormat, OSError.
+        """
+        with files.use(self.path) as file:
+            for part in self.parts(file):
+                if not isinstance(part, Corrupt):
+                    data = file.pread(part.table_size, part.table)
+                    yield decode_table(bytes(data)) or ()
+
+    def parts(self, file: File) -> Iterator[Chunk | Corrupt]:
+        """The heads of all chunks, and what of the file has none. Raises NewerFormat, OSError."""
+        size = self.size
+        try:
+            self._check_head(file.pread(HEAD_SIZE, 0))
+        except Corrupt as error:
+            yield error
+        if file.size() < size:
+            size = file.size()
+        position = HEAD_SIZE
+        while position < size:
+            try:
+                chunk = self._chunk(file, position, size)
+            except Corrupt as error:
+                following = self._find(file, position + 1, size)
+                yield Corrupt(self.path, position, following, error.reason)
+                position = following
+            else:
+                yield chunk
+                position = chunk.next
+        if position < self.size:
+            yield Corrupt(self.path, position, self.size, "the file is shorter than it was")
+
+    def _check_head(self, data: bytes) -> None:
+        found = decode_head(data, self.path)
+        if found != (self.identity, self.span):
+            raise Corrupt(self.path, 0, HEAD_SIZE, "its head is that of another bucket")
+
+    def _chunk(self, file: File, position: int, size: int) -> Chunk:
+        chunk = decode_chunk(file.pread(CHUNK_SIZE, position), position, self.seed, self.path)
+        if chunk.next > size:
+            raise Corrupt(
+                self.path, position, size, f"the file ends inside a chunk of {chunk.count} messages"
+            )
+        return chunk
+
+    def _find(self, file: File, position: int, size: int) -> int:
+        """Where the next whole head of a chunk begins, at `position` or behind; the end if there is none."""
+        while position < size:
+            data = file.pread(min(SCAN_BYTES, size - position), position)
+            at = data.find(CHUNK_MAGIC)
+            while at >= 0:
+                try:
+                    self._chunk(file, position + at, size)
+                except Corrupt:
+                    at = data.find(CHUNK_MAGIC, at + 1)
+                else:
+                    return position + at
+            position += max(len(data) - len(CHUNK_MAGIC) + 1, 1)
+        return size
+
+    # Records.
+
+    def read(
+        self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
+    ) -> Found:
+        """As `Buckets.read`."""
+        with files.use(self.path) as file:
+            found = self._read(positions, numbers, bytes_max, file.pread, WINDOW_BYTES)
+            assert found is not None
+            return found
+
+    def read_cached(
+        self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
+    ) -> Found | None:
+        """As `Buckets.read_cached`."""
+        with files.use_open(self.path) as file:
+            if file is None:
+                return None
+            return self._read(positions, numbers, bytes_max, file.pread_cached, GAP_BYTES)
+
+    def _read(
+        self, positions: Sequence[int], numbers: Sequence[int], bytes_max: int, pread: Pread, gap: int
+    ) -> Found | None:
+        found: Found = []
+        start, left, largest = 0, bytes_max, 0
+        while start < len(positions):
+            end = _window(positions, start, gap)
+            first = positions[start]
+            read = pread(max(0, min(positions[end - 1] + self._hint, self.size) - first), first)
+            if read is None:
+                return None
+            data = bytes(read)
+            for index in range(start, end):
+                record = self._record(data, positions[index] - first, numbers[index], first, pread)
+                if record is WAITS:
+                    return None
+                found.append(record)
+                if record is not None:
+                    size = len(record)
+                    left -= size
+                    if size > largest:
+                        largest = size
+                if left <= 0:
+                    break
+            if left <= 0:
+                break
+            start = end
+        self._hint = min(max(CRC_SIZE + largest, TAIL_MIN), TAIL_MAX)
+        return found
+
+    def _record(self, data: bytes, at: int, number: int, first: int, pread: Pread) -> bytes | None:
+        begin = at + CRC_SIZE
+        if begin + HEADER_SIZE > len(data):
+            return self._bad(first + at, "the file ends before it")
+        end = begin + HEADER_SIZE + LENGTH.unpack_from(data, begin)[0]
+        record = data[begin:end]
+        if end > len(data):
+            if end - begin > RECORD_SIZE_MAX or first + end > self.size:
+                return self._bad(first + at, "its length makes no sense")
+            rest = pread(end - begin, first + begin)
+            if rest is None:
+                return WAITS
+            record = bytes(rest)
+        (crc,) = CRC.unpack_from(data, at)
+        if crc32(record, number & SEED_MASK) != crc:
+            return self._bad(first + at, f"it fails its checksum as number {number}")
+        return record
+
+    def _bad(self, position: int, reason: str) -> bytes | None:
+        self.note(
+            Corrupt(self.path, position, position + CRC_SIZE + HEADER_SIZE, f"a message is lost: {reason}")
+        )
+        return None
+
+    def note(self, error: Corrupt) -> None:
+        """Remembers and tells what is damaged, each place once."""
+        if any(known.first == error.first and known.reason == error.reason for known in self.damage):
+            return
+        if not self.is_quiet:
+            logger.error("delayed messages are damaged: %s", error)
+        if len(self.damage) < DAMAGE_MAX:
+            self.damage.append(error)
+
+
+WAITS: Final = b""
+"""Instead of a record: the rest of it is not in memory. No record is empty."""
+
+
+def _window(positions: Sequence[int], start: int, gap: int) -> int:
+    """Up to which index one read serves the records from `start` on."""
+    end, last = start + 1, positions[start]
+    limit, count = last + WINDOW_BYTES, len(positions)
+    while end < count and last <= positions[end] < limit and positions[end] - last < gap:
+        last = positions[end]
+        end += 1
+    return end
+
+
+OPEN_MAX: Final = 64
+"""Descriptors for buckets that nobody uses just now: most reads are of the few that are due."""
+
+
+class _Opened:
+    __slots__ = ("file", "users")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.users = 0
+
+
+class OpenFiles:
+    """The open files of the buckets: a few, whatever the count of buckets; the one that was not used longest is closed.
+
+    A file with unforced bytes is never closed. Any thread.
+
+    `limit`: how many unused ones stay open.
+    """
+
+    def __init__(self, disk: Disk, limit: int = OPEN_MAX) -> None:
+        self.disk = disk
+        self._limit = limit
+        self._lock = Lock()
+        self._files: dict[str, _Opened] = {}
+        """By path; the one that was used last is the last."""
+        self._forgotten = 0
+        """Counts: a file that was opened meanwhile may be another one by now."""
+
+    @contextmanager
+    def use(self, path: str) -> Iterator[File]:
+        """The file, open for the time of the block. Raises Full (no descriptor left), OSError."""
+        opened = self._known(path)
+        while opened is None:
+            opened = self._open(path)
+        try:
+            yield opened.file
+        finally:
+            self._give(path, opened)
+
+    @contextmanager
+    def use_open(self, path: str) -> Iterator[File | None]:
+        """As `use`; None where it would have to be opened, which may wait for the disk."""
+        opened = self._known(path)
+        try:
+            yield None if opened is None else opened.file
+        finally:
+            if opened is not None:
+                self._give(path, opened)
+
+    def forget(self, path: str) -> None:
+        """The file is about to go, or to be another one: it is closed when nobody uses it."""
+        with self._lock:
+            self._forgotten += 1
+            opened = self._files.pop(path, None)
+            if opened is not None and not opened.users:
+                opened.file.close()
+
+    def close(self) -> None:
+        """Closes all."""
+        for path in list(self._files):
+            self.forget(path)
+
+    def _known(self, path: str) -> _Opened | None:
+        with self._lock:
+            opened = self._files.pop(path, None)
+            if opened is not None:
+                opened.users += 1
+                self._files[path] = opened
+            return opened
+
+    def _open(self, path: str) -> _Opened | None:
+        """None: somebody opened it, or something was forgotten meanwhile: once more."""
+        before = self._forgotten
+        file = self.disk.open_read(path)
+        with self._lock:
+            if self._forgotten == before and path not in self._files:
+                opened = self._files[path] = _Opened(file)
+                opened.users = 1
+                return opened
+        file.close()
+        return self._known(path)
+
+    def _give(self, path: str, opened: _Opened) -> None:
+        with self._lock:
+            opened.users -= 1
+            if self._files.get(path) is not opened:
+                if not opened.users:
+                    opened.file.close()
+                return
+            for name in [name for name, each in self._files.items() if not each.users][: -self._limit]:
+                self._files.pop(name).file.close()
+
+
+def keep_open(file: File) -> None:
+    """Its force failed, or was never tried: closing it could swallow the error, so it stays open to the end."""
+    KEPT_OPEN.append(file)

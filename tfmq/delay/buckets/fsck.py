@@ -1,0 +1,546 @@
+"""An offline check of the buckets of delayed messages: the checkpoint, every file, every chunk, every byte of a record.
+
+It reads only, and answers in the words of journal.fsck.log_verify: files count as segments, chunks as blocks, messages
+as records. Nobody else may write there meanwhile: who calls this holds the data folder's lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from struct import Struct
+from typing import Final
+
+from journal import filenames
+from journal.disk import Disk, File, write_all
+from journal.errors import Corrupt
+from journal.filenames import DAMAGED_SUFFIX, REPAIRED_SUFFIX
+from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, Report
+from journal.log.checkpoint import MarkFile
+from journal.record.format import BadRecord, body_holds, records_of
+from tfmq.delay.arrivals.log import LOG_ID
+from tfmq.delay.buckets.bucket import SCAN_BYTES, Bucket, OpenFiles
+from tfmq.delay.buckets.format import (
+    CHUNK_BYTES,
+    CHUNK_SIZE,
+    CRC_SIZE,
+    HEAD_SIZE,
+    TABLE_BYTES_MAX,
+    Chunk,
+    Columns,
+    Identity,
+    Messages,
+    Span,
+    bucket_name,
+    decode_columns,
+    decode_head,
+    encode_chunk,
+    encode_head,
+    failing,
+    parse_bucket_name,
+    seed_of,
+    span_of,
+    spread,
+)
+from tfmq.delay.buckets.recovery import (
+    MAGIC,
+    Checkpoint,
+    CheckpointFile,
+    Decision,
+    Found,
+    Listed,
+    decide,
+    is_house_name,
+)
+from tfmq.delay.buckets.store import Leaves
+from tfmq.delay.buckets.writer import Draft, pieces_of
+
+WEIGHTS: Final = {
+    "unlisted chunks": (NOTE, "the end of the file counts not yet; a start cuts it off"),
+    "missing": (DAMAGE, "the file is missing"),
+    "unlisted": (NOTE, "the checkpoint does not list it; a start removes it"),
+    "unfinished": (NOTE, "it was never finished; a start removes it"),
+}
+"""What is found in the folder, by the label of `bucket_recovery`. What is too short is found by walking it."""
+
+
+def verify_buckets(
+    disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
+) -> Report:
+    """Checks the buckets in `folder`; with `records` also the checksum that each message's producer made.
+
+    Raises NewerFormat, OSError.
+    """
+    survey = BucketSurvey(disk, folder)
+    try:
+        return _Audit(survey, records, progress).run()
+    finally:
+        survey.close()
+
+
+class _Audit:
+    """One check."""
+
+    def __init__(self, survey: BucketSurvey, records: bool, progress: Progress | None) -> None:
+        self.survey = survey
+        self.report = Report()
+        self.records = records
+        self.progress = progress
+
+    def run(self) -> Report:
+        self._checkpoint()
+        for found in self.survey.found():
+            self._name(found)
+        buckets = self.survey.buckets()
+        for listed, bucket in buckets:
+            self._bucket(listed, bucket)
+        for one, other in Leaves([bucket for _, bucket in buckets]).overlapping():
+            self._find(other.path, 0, 0, f"its span of time overlaps that of {one.path}", "span")
+        return self.report
+
+    def _find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
+        self.report.findings.append(Finding(file, first, next, what, field, weight))
+
+    def _damage(self, error: Corrupt, field: str, weight: str = DAMAGE) -> None:
+        self._find(error.path, error.first, error.next, error.reason, field, weight)
+
+    def _checkpoint(self) -> None:
+        survey = self.survey
+        if survey.fault is not None:
+            self._damage(survey.fault, "checkpoint")
+            return
+        for error in survey.file.faulty():
+            what = f"a copy of the checkpoint is not whole ({error.reason}); the other one is"
+            self._find(error.path, error.first, error.next, what, "checkpoint", NOTE)
+
+    def _name(self, found: Found) -> None:
+        path = filenames.join(self.survey.folder, found.name)
+        label = found.row.label
+        if label in WEIGHTS:
+            weight, what = WEIGHTS[label]
+            if label == "missing" and found.listed is not None:
+                what = f"{what}, and with it {found.listed.count} messages"
+            self._find(path, 0, 0, what, "file", weight)
+        elif label == "foreign" and not is_house_name(found.name):
+            self._find(path, 0, 0, "a name that delayed delivery does not give", "name", NOTE)
+
+    def _bucket(self, listed: Listed, bucket: Bucket) -> None:
+        self.report.segments += 1
+        count = 0
+        for part in self.survey.parts(bucket):
+            if isinstance(part, Corrupt):
+                self._damage(part, "chunk")
+            else:
+                count += self._chunk(bucket, part)
+            if self.progress is not None:
+                self.progress(bucket.path, part.next, bucket.size)
+        if self.survey.checkpoint is not None and count != listed.count and not bucket.damage:
+            what = f"{count} messages are there, the checkpoint lists {listed.count}"
+            self._find(bucket.path, 0, bucket.size, what, "count")
+
+    def _chunk(self, bucket: Bucket, chunk: Chunk) -> int:
+        """Checks one; the count of messages that it names."""
+        with self.survey.files.use(bucket.path) as file:
+            data = file.pread(chunk.size, chunk.position)
+        begins = CHUNK_SIZE + chunk.columns_size
+        try:
+            columns = decode_columns(data[CHUNK_SIZE:begins], chunk, bucket.span, bucket.seed, bucket.path)
+        except Corrupt as error:
+            self._damage(error, "columns")
+            return chunk.count
+        self.report.blocks += 1
+        self.report.bytes += chunk.size
+        self.report.records += chunk.count
+        faults = dict.fromkeys(
+            failing(data[begins:], columns.sizes, columns.numbers), "its bytes fail their checksum"
+        )
+        if self.records:
+            faults = own_faults(data, columns, chunk.position) | faults
+        for index, what in sorted(faults.items()):
+            first = columns.positions[index]
+            what = f"message {columns.numbers[index]} cannot be relied on: {what}"
+            self._find(bucket.path, first, first + CRC_SIZE + columns.sizes[index], what, "record")
+        return chunk.count
+
+
+def own_faults(data: bytes, columns: Columns, position: int) -> dict[int, str]:
+    """By index, what is wrong with a record of the chunk at `position` by what it says of itself."""
+    faults = {}
+    for index, (place, size) in enumerate(zip(columns.positions, columns.sizes, strict=True)):
+        begin = place - position + CRC_SIZE
+        view = memoryview(data)[begin : begin + size]
+        try:
+            (record,) = records_of(view)
+        except (BadRecord, ValueError):
+            faults[index] = "it is no record of the size that the columns say"
+        else:
+            if not body_holds(view, record):
+                faults[index] = "it fails the checksum that its producer made"
+    return faults
+
+
+# Mends damaged buckets of delayed messages offline, when an operator says so, and says what is lost.
+#
+# A bucket with damage is written anew with every message in it that is whole; one that is missing is taken off the
+# list. A checkpoint that is lost is made anew from the buckets: of what is still in the arrivals nothing counts in
+# them, and of buckets that overlap, as a split can leave them, each message counts once. What was there is kept as
+# `<name>.damaged` until `journal.fsck.log_repair.remove_originals`.
+#
+# A new file takes the old one's name by a rename, and the list comes last: a power cut at any moment leaves something
+# that the same repair goes on with. Nobody else may write in the folder meanwhile.
+
+MISSING: Final = "the file is missing"
+
+
+@dataclass(frozen=True)
+class BucketRepaired:
+    """One thing that was mended: of the bucket in `file`, `kept` messages are there and `lost` are given up."""
+
+    file: str
+    kept: int
+    lost: int
+    reason: str
+    note: str = ""
+
+
+def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[BucketRepaired]:
+    """Mends the buckets in `folder` and says what it did, or with `dry_run` would do.
+
+    Raises Corrupt where nothing says whose they are, NewerFormat, Full, OSError.
+    """
+    survey = BucketSurvey(disk, folder)
+    try:
+        if survey.identity is None:
+            if survey.fault is None:
+                return []
+            raise Corrupt(
+                survey.file.path, 0, 0, "neither it nor a bucket's head says whose buckets they are"
+            )
+        return _Repair(disk, survey, survey.identity, dry_run).run()
+    finally:
+        survey.close()
+
+
+class _Repair:
+    """One repair."""
+
+    def __init__(self, disk: Disk, survey: BucketSurvey, identity: Identity, dry_run: bool) -> None:
+        self.disk = disk
+        self.survey = survey
+        self.folder = survey.folder
+        self.identity = identity
+        self.dry_run = dry_run
+        self.done: list[BucketRepaired] = []
+        self.listed: list[Listed] = []
+
+    def run(self) -> list[BucketRepaired]:
+        survey = self.survey
+        checkpoint = survey.checkpoint
+        if checkpoint is None:
+            checkpoint = self._without_checkpoint()
+        else:
+            self._missing()
+            for listed, bucket in survey.buckets():
+                self._mend(bucket, listed.count)
+        if self.done and not self.dry_run:
+            if survey.fault is not None and self.disk.exists(survey.file.path):
+                self._keep_original(survey.file.path)
+            # How many of them are dead, the next start counts.
+            survey.file.write(checkpoint._replace(buckets=sorted(self.listed), counted=0))
+        return self.done
+
+    def _missing(self) -> None:
+        for found in self.survey.found():
+            if found.row.decision is Decision.REFUSE and found.listed is not None:
+                path = filenames.join(self.folder, found.name)
+                self.done.append(BucketRepaired(path, 0, found.listed.count, MISSING, "it is listed no more"))
+
+    def _mend(self, bucket: Bucket, count: int) -> None:
+        """Writes it anew if something in it is damaged; `count`: the messages that it should have."""
+        kept = sum(messages.length for messages in self._sound(bucket, None))
+        size = self.survey.sizes[bucket_name(bucket.span)]
+        if not bucket.damage and kept == count and size >= bucket.size:
+            self.listed.append(Listed(bucket.span, bucket.size, count))
+            return
+        reason = bucket.damage[0].reason if bucket.damage else f"it has {kept} messages, not {count}"
+        self.done.append(BucketRepaired(bucket.path, kept, count - kept, reason))
+        self._rewrite([bucket], lambda due: bucket.span, None)
+
+    # Without a checkpoint.
+
+    def _without_checkpoint(self) -> Checkpoint:
+        """What the files say. Of overlapping ones all messages go to spans as fine as the finest of them."""
+        buckets = [bucket for _, bucket in self.survey.buckets()]
+        offset, number = self._arrivals_first()
+        kept = lost = 0
+        for group in _groups(buckets):
+            finest = min(bucket.span.exponent for bucket in group)
+            found, damaged = self._regroup(group, finest, number)
+            kept, lost = kept + found, lost + damaged
+        fault = self.survey.fault
+        reason = fault.reason if fault is not None else ""
+        note = (
+            "made anew from the buckets; messages that were delivered may be found in them, and are not again"
+        )
+        self.done.append(BucketRepaired(self.survey.file.path, kept, lost, reason, note))
+        return Checkpoint(self.identity, offset, number, 0, ())
+
+    def _regroup(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
+        """One that stands alone with nothing to leave out stays; (messages kept, damaged places)."""
+        if len(group) == 1:
+            (bucket,) = group
+            every = sum(messages.length for messages in pieces_of(bucket, self.survey.files))
+            kept = sum(messages.length for messages in self._sound(bucket, below))
+            if not bucket.damage and every == kept and kept:
+                self.listed.append(Listed(bucket.span, bucket.size, kept))
+                return kept, 0
+        before = len(self.listed)
+        if self.dry_run:
+            numbers = {n for bucket in group for m in self._sound(bucket, below) for n in m.numbers}
+            return len(numbers), sum(len(bucket.damage) for bucket in group)
+        self._rewrite(group, lambda due: span_of(due, finest), below)
+        kept = sum(each.count for each in self.listed[before:])
+        return kept, sum(len(bucket.damage) for bucket in group)
+
+    def _arrivals_first(self) -> tuple[int, int]:
+        """Offset and ordinal of the first that the arrivals still have: everything before is in the buckets only.
+
+        Raises Corrupt.
+        """
+        folder = filenames.join(self.folder, ARRIVALS_NAME)
+        marks = MarkFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
+        if marks is None:
+            raise Corrupt(
+                folder, 0, 0, "without its mark nothing says which messages the arrivals still have"
+            )
+        return marks.first, marks.first_ordinal
+
+    # Files.
+
+    def _sound(self, bucket: Bucket, below: int | None) -> Iterator[Messages]:
+        """Messages that are whole; with `below`, only those of lower numbers. Damage is noted in the bucket."""
+        for messages in pieces_of(bucket, self.survey.files):
+            bad = failing(bytes(messages.data[0]), messages.sizes, messages.numbers)
+            for index in bad:
+                what = f"a message is lost: number {messages.numbers[index]} fails its checksum"
+                bucket.note(Corrupt(bucket.path, 0, bucket.size, what))
+            limit = math.inf if below is None else below
+            keep = bytearray(map(limit.__gt__, messages.numbers))
+            for index in bad:
+                keep[index] = False
+            if any(keep):
+                yield messages if all(keep) else messages.kept(keep)
+
+    def _rewrite(self, group: Sequence[Bucket], to_span: Callable[[int], Span], below: int | None) -> None:
+        """Writes all whole messages of `group` into the files of `to_span`, and takes the group's place with them."""
+        if self.dry_run:
+            return
+        seen: set[int] = set()
+        writers: dict[Span, _Writer] = {}
+        for bucket in group:
+            for messages in self._sound(bucket, below):
+                fresh = _unseen(messages, seen if len(group) > 1 else None)
+                for span, part in spread(fresh, to_span):
+                    if span not in writers:
+                        writers[span] = _Writer(self.disk, self.folder, self.identity, span)
+                    writers[span].add(part)
+        listed = [writer.finish() for writer in writers.values()]
+        for bucket in group:
+            self._keep_original(bucket.path)
+        self.disk.force_folder(self.folder)
+        for each in listed:
+            path = filenames.join(self.folder, bucket_name(each.span))
+            self.disk.rename(path + REPAIRED_SUFFIX, path)
+        self.disk.force_folder(self.folder)
+        for bucket in group:
+            if bucket.span not in writers:
+                self.disk.unlink(bucket.path)
+        self.listed += listed
+
+    def _keep_original(self, path: str) -> None:
+        """A copy, so that the name is never without a file; what an earlier repair kept is the original."""
+        kept = path + DAMAGED_SUFFIX
+        if self.disk.exists(kept):
+            return
+        copy = self.disk.create(_fresh(self.disk, kept + REPAIRED_SUFFIX))
+        source = self.disk.open_read(path)
+        try:
+            position = 0
+            while data := source.pread(SCAN_BYTES, position):
+                position += write_all(copy, [data], position)
+        finally:
+            source.close()
+        copy.force()
+        copy.close()
+        self.disk.rename(kept + REPAIRED_SUFFIX, kept)
+
+
+class _Writer:
+    """One bucket in the making."""
+
+    def __init__(self, disk: Disk, folder: str, identity: Identity, span: Span) -> None:
+        self.span = span
+        self.seed = seed_of(identity, span)
+        path = filenames.join(folder, bucket_name(span)) + REPAIRED_SUFFIX
+        self.file: File = disk.create(_fresh(disk, path))
+        self.size = write_all(self.file, [encode_head(identity, span)], 0)
+        self.count = 0
+        self.draft = Draft()
+
+    def add(self, messages: Messages) -> None:
+        """Takes them. Raises Full, OSError."""
+        self.draft.add(messages)
+        if self.draft.size_bytes > CHUNK_BYTES or self.draft.table_bytes > TABLE_BYTES_MAX:
+            self._write()
+
+    def finish(self) -> Listed:
+        """The file is forced. Raises Full, OSError."""
+        self._write()
+        # After a failed force it stays open: the error is the caller's, and closing could swallow it.
+        self.file.force()
+        self.file.close()
+        return Listed(self.span, self.size, self.count)
+
+    def _write(self) -> None:
+        draft, self.draft = self.draft, Draft()
+        if not draft.dues:
+            return
+        # What a chunk is complete up to matters to nobody any more: the list says what counts.
+        buffers, chunk = encode_chunk(draft.messages(), self.size, 0, self.seed)
+        self.size += write_all(self.file, buffers, self.size)
+        self.count += chunk.count
+
+
+def _unseen(messages: Messages, seen: set[int] | None) -> Messages:
+    """Without those whose numbers were met before; they are remembered."""
+    if seen is None:
+        return messages
+    keep = bytes(number not in seen for number in messages.numbers)
+    seen.update(messages.numbers)
+    return messages if all(keep) else messages.kept(keep)
+
+
+def _groups(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+    """Buckets that overlap, together: spans do not cross, so each group lies in the span of its coarsest one."""
+    ends: list[int] = []
+    for bucket in sorted(buckets, key=lambda each: (each.span.start, -each.span.exponent)):
+        begins = not ends or bucket.span.start >= ends[-1]
+        ends.append(bucket.span.end if begins else ends[-1])
+    ordered = sorted(buckets, key=lambda each: (each.span.start, -each.span.exponent))
+    for _, pairs in groupby(zip(ends, ordered, strict=True), key=lambda pair: pair[0]):
+        yield [bucket for _, bucket in pairs]
+
+
+def _fresh(disk: Disk, path: str) -> str:
+    """The name, free of what an unfinished repair left."""
+    if disk.exists(path):
+        disk.unlink(path)
+    return path
+
+
+FOLDER_NAME: Final = "delay"
+"""In a data folder."""
+ARRIVALS_NAME: Final = "arrivals"
+"""In that folder: the log of the arrivals."""
+
+MAGIC_SIZE: Final = Struct(f"{len(MAGIC)}s").size
+
+
+def is_delay(disk: Disk, folder: str) -> bool:
+    """Whether a folder holds buckets of delayed messages, or what is left of them."""
+    if not disk.is_folder(folder):
+        return False
+    children = disk.list(folder)
+    if any(parse_bucket_name(name) is not None for name in children):
+        return True
+    return (
+        filenames.CHECKPOINT_NAME in children
+        and _magic(disk, filenames.join(folder, filenames.CHECKPOINT_NAME)) == MAGIC
+    )
+
+
+def _magic(disk: Disk, path: str) -> bytes:
+    file = disk.open_read(path)
+    try:
+        return file.pread(MAGIC_SIZE, 0)
+    finally:
+        file.close()
+
+
+class BucketSurvey:
+    """What lies in the folder of the buckets, without a server: for checks, dumps and repairs. It only reads.
+
+    Nobody else may write there meanwhile: who uses this holds the data folder's lock.
+
+    `checkpoint` is None where there is none that can be used: `fault` says why.
+
+    Raises NewerFormat, OSError.
+    """
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.files = OpenFiles(disk)
+        self.file = CheckpointFile(disk, folder)
+        self.fault: Corrupt | None = None
+        self.checkpoint: Checkpoint | None = None
+        paths = {name: filenames.join(folder, name) for name in disk.list(folder)}
+        self.sizes = {name: disk.size(path) for name, path in paths.items() if not disk.is_folder(path)}
+        try:
+            self.checkpoint = self.file.read()
+        except Corrupt as error:
+            self.fault = error
+        if self.checkpoint is None and self.fault is None and any(map(parse_bucket_name, self.sizes)):
+            self.fault = Corrupt(self.file.path, 0, 0, "the checkpoint is missing")
+        self.identity = self._identity()
+
+    @property
+    def listed(self) -> list[Listed]:
+        """The buckets of the checkpoint; without one, every file that has the name of a bucket."""
+        if self.checkpoint is not None:
+            return list(self.checkpoint.buckets)
+        spans = {name: parse_bucket_name(name) for name in self.sizes}
+        return sorted(Listed(span, self.sizes[name], 0) for name, span in spans.items() if span is not None)
+
+    def found(self) -> list[Found]:
+        """Each name and what a start would do about it."""
+        return decide(self.listed, self.sizes)
+
+    def buckets(self) -> list[tuple[Listed, Bucket]]:
+        """Those that count and whose files are there, by time. Without an identity there are none."""
+        if self.identity is None:
+            return []
+        result = []
+        for slot, found in enumerate(self.found(), 1):
+            listed = found.listed
+            if listed is not None and found.row.decision is not Decision.REFUSE:
+                bucket = Bucket(self.folder, self.identity, listed.span, slot, listed.size, listed.count)
+                bucket.is_quiet = True
+                result.append((listed, bucket))
+        return result
+
+    def parts(self, bucket: Bucket) -> Iterator[Chunk | Corrupt]:
+        """The chunks of a bucket, and what of it has none."""
+        with self.files.use(bucket.path) as file:
+            yield from bucket.parts(file)
+
+    def close(self) -> None:
+        """Gives the files back."""
+        self.files.close()
+
+    def _identity(self) -> Identity | None:
+        """Whose buckets they are: as the checkpoint says, else as the first whole head does."""
+        if self.checkpoint is not None:
+            return self.checkpoint.identity
+        for name in sorted(filter(parse_bucket_name, self.sizes)):
+            path = filenames.join(self.folder, name)
+            file = self.disk.open_read(path)
+            try:
+                return decode_head(file.pread(HEAD_SIZE, 0), path)[0]
+            except Corrupt:
+                continue
+            finally:
+                file.close()
+        return None

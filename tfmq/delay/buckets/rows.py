@@ -1,0 +1,106 @@
+"""Lists and counts of what waits in a bucket, from columns only: no message is read, no record is an object."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import compress
+from typing import NamedTuple
+
+from tfmq.delay.buckets.bucket import Bucket, OpenFiles
+from tfmq.delay.buckets.format import SLOT_SHIFT, Columns, Numbers
+
+
+class Row(NamedTuple):
+    """One message in a list. `locator` as `columns` describes it; `absolute`: its sender named a time."""
+
+    due: int
+    number: int
+    log_id: int
+    topic: str
+    size: int
+    absolute: bool
+    locator: int
+
+
+def rows_of(
+    bucket: Bucket,
+    files: OpenFiles,
+    first_turn: tuple[int, int],
+    end_due: int,
+    log_ids: Collection[int] | None,
+) -> Iterator[Row]:
+    """As `Buckets.rows`, of one bucket."""
+    chunks = bucket.load(files)
+    yield from merge(*[_rows(bucket.slot, columns, first_turn, end_due, log_ids) for columns in chunks])
+
+
+def _rows(
+    slot: int, columns: Columns, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None
+) -> Iterator[Row]:
+    """Of one chunk, in the order of turns, as they are asked for: only what may be wanted is sorted."""
+    dues, numbers, targets, sizes, flags, positions, table = columns
+    for index in _order(columns, first_turn[0], end_due, log_ids):
+        due, number = dues[index], numbers[index]
+        if (due, number) >= first_turn:
+            locator = slot << SLOT_SHIFT | positions[index]
+            yield Row(due, number, *table[targets[index]], sizes[index], bool(flags[index]), locator)
+
+
+def _order(columns: Columns, first_due: int, end_due: int, log_ids: Collection[int] | None) -> Sequence[int]:
+    """Indices of those that are due in time and for one of the logs, by turns."""
+    dues = columns.dues
+    keep: Iterable[int] = range(columns.length)
+    wanted = _wanted(columns, log_ids)
+    if wanted is not None:
+        keep = compress(keep, wanted)
+    if min(dues) < first_due:
+        kept = list(keep)
+        keep = compress(kept, map(first_due.__le__, map(dues.__getitem__, kept)))
+    if max(dues) >= end_due:
+        kept = list(keep)
+        keep = compress(kept, map(end_due.__gt__, map(dues.__getitem__, kept)))
+    return sorted(sorted(keep, key=columns.numbers.__getitem__), key=dues.__getitem__)
+
+
+def _wanted(columns: Columns, log_ids: Collection[int] | None) -> bytes | None:
+    """A byte for each message: whether it is for one of these logs; None: all are."""
+    if log_ids is None:
+        return None
+    wanted = [target.log_id in log_ids for target in columns.table]
+    return None if all(wanted) else bytes(map(wanted.__getitem__, columns.targets))
+
+
+def counts_of(
+    bucket: Bucket, files: OpenFiles, edges: Sequence[int], log_ids: Collection[int] | None
+) -> list[int]:
+    """As `Buckets.histogram`, of one bucket: it is not read where it lies between two edges and all logs count."""
+    counts = [0] * max(0, len(edges) - 1)
+    index = bisect_left(edges, bucket.span.start + 1) - 1
+    if log_ids is None and 0 <= index < len(counts) and bucket.span.end <= edges[index + 1]:
+        counts[index] = bucket.count
+        return counts
+    for columns in bucket.load(files):
+        _count(_dues(columns, log_ids), edges, counts)
+    return counts
+
+
+def counts_in(dues: Sequence[Sequence[int]], edges: Sequence[int]) -> list[int]:
+    """How many of the dues, in pieces, lie between each edge and the next."""
+    counts = [0] * max(0, len(edges) - 1)
+    for each in dues:
+        _count(each, edges, counts)
+    return counts
+
+
+def _dues(columns: Columns, log_ids: Collection[int] | None) -> Numbers:
+    wanted = _wanted(columns, log_ids)
+    return columns.dues if wanted is None else array("Q", compress(columns.dues, wanted))
+
+
+def _count(dues: Sequence[int], edges: Sequence[int], counts: list[int]) -> None:
+    """Adds to `counts` how many lie between each edge and the next."""
+    ordered = sorted(dues)
+    below = [bisect_left(ordered, edge) for edge in edges]
+    for index in range(len(counts)):
+        counts[index] += below[index + 1] - below[index]

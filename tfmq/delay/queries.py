@@ -1,0 +1,201 @@
+"""How much waits, and when the next of it is due: for limits, for people, and for the alarm clock."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import compress
+from operator import add
+from typing import Any, Final
+
+from journal.record.format import BadRecord
+from tfmq.delay.arrivals.pending import Ledger
+from tfmq.delay.buckets.format import POSITION_MASK, SLOT_SHIFT
+from tfmq.delay.buckets.rows import Row, counts_in, counts_of
+from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.buckets.writer import pending_rows
+from tfmq.delay.cancelled_rows import Counting, Leaving
+from tfmq.delay.due_time import DUE_MAX
+from tfmq.delay.memory_window import Shore
+from tfmq.delay.pending import PendingNow
+from tfmq.delay.requests import Histogram, Listed, Pending, Query, Timers, Turn
+from tfmq.delay.rows import attribute_of
+from tfmq.delay.target_queue import Lines
+from tfmq.errors import DecodeFailed
+from tfmq.message import decode_attribute
+
+COUNT_SECONDS: Final = 0.1
+"""What was counted less long ago is not counted again: every send asks."""
+
+
+class Figures:
+    """See the module."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        shore: Shore,
+        lines: Lines,
+        buckets: Buckets,
+        counting: Counting,
+        leaving: Leaving,
+        timers: Timers,
+    ) -> None:
+        self._ledger, self._shore, self._lines = ledger, shore, lines
+        self._buckets, self._counting, self._leaving, self._timers = buckets, counting, leaving, timers
+        self._count = self._size_bytes = 0
+        self._count_again = 0.0
+
+    def landed(self, count: int) -> None:
+        """So many more arrived."""
+        self._count += count
+
+    @property
+    def pending(self) -> int:
+        """Messages that wait."""
+        self._count_all()
+        return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take in the buckets: of each as large a part as there is of its messages that wait."""
+        self._count_all()
+        return self._size_bytes
+
+    def _count_all(self) -> None:
+        now = self._timers.now()
+        if now >= self._count_again:
+            self._count, self._size_bytes = self.count_now(), self._counting.size_bytes
+            self._count_again = now + COUNT_SECONDS
+
+    def count_now(self) -> int:
+        """In memory, in arrivals and in buckets. What is being loaded is still where it was."""
+        in_memory = self._shore.wheel.count - self._shore.coming + self._lines.waiting
+        on_disk = self._ledger.messages + self._shore.far_count + self._counting.ahead
+        return max(0, in_memory + on_disk - self._leaving.count)
+
+    @property
+    def next_on_disk(self) -> int | None:
+        """Nothing that is only on the disk is due before; None: there is nothing."""
+        bucket = self._buckets.next_after(self._shore.horizon)
+        dues = [self._shore.far.low, None if bucket is None else max(bucket.span.start, self._shore.horizon)]
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def next_due(self) -> int | None:
+        """Nothing is due before; None: nothing waits."""
+        dues = [self._lines.rows_first, self._shore.wheel.due_next, self.next_on_disk]
+        return min((due for due in dues if due is not None), default=None)
+
+
+SCAN_ROWS: Final = 200_000
+"""Rows that one request looks at, some hundred milliseconds' work of a worker: whoever wants more asks again."""
+
+
+class Chosen(Collection[int]):
+    """Log ids as a predicate says."""
+
+    def __init__(self, keys: Callable[[int], bool]) -> None:
+        self._keys = keys
+
+    def __contains__(self, key: Any) -> bool:
+        return self._keys(key)
+
+    def __iter__(self) -> Iterator[int]:
+        raise TypeError("which logs are meant is only known one by one")
+
+    def __len__(self) -> int:
+        raise TypeError("which logs are meant is only known one by one")
+
+
+def _chosen(keys: Callable[[int], bool] | None) -> Collection[int] | None:
+    return None if keys is None else Chosen(keys)
+
+
+class Listing:
+    """Lists and counts of what waits, from the columns of buckets; whoever asks has had the arrivals spilled before.
+
+    In workers.
+    """
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets = buckets
+
+    def list(self, query: Query, pending: PendingNow) -> Listed:
+        """A page of `query`."""
+        found: list[Pending] = []
+        after = query.after
+        first = max(
+            Turn(query.first_due, 0), Turn(0, 0) if after is None else Turn(after.due, after.number + 1)
+        )
+        rows = self._buckets.rows(first, query.end_due, _chosen(query.keys))
+        for count, row in enumerate(rows):
+            if len(found) == query.limit or count == SCAN_ROWS:
+                return Listed(found, True, after)
+            after = Turn(row.due, row.number)
+            if not _is_pending(pending, row):
+                continue
+            known = self._pending(row, query.message_key)
+            if known is not None:
+                found.append(known)
+        return Listed(found, False, after)
+
+    def _pending(self, row: Row, message_key: bytes | None) -> Pending | None:
+        """None where the message has another key, or cannot be read."""
+        slot, position = row.locator >> SLOT_SHIFT, row.locator & POSITION_MASK
+        (record,) = self._buckets.read(slot, [position], [row.number])
+        if record is None:
+            return None
+        known = pending_of(row.log_id, Turn(row.due, row.number), record)
+        if message_key is not None and _key_of(known.attribute) != message_key:
+            return None
+        return known
+
+    def histogram(
+        self,
+        edges: Sequence[int],
+        keys: Callable[[int], bool] | None,
+        pending: PendingNow,
+        settled_below: int,
+    ) -> Histogram:
+        """How many are pending; what is due before `settled_below` may have fired. Each bucket is read once at most."""
+        chosen = _chosen(keys)
+        total, counts = 0, [0] * max(0, len(edges) - 1)
+        for bucket in self._buckets.leaves:
+            start, end = bucket.span.start, bucket.span.end
+            dirty = bucket.dead or start < settled_below or pending.any_cancelled(start, end - 1)
+            with self._buckets.unless_gone(bucket):
+                if dirty:
+                    kept = [
+                        array("Q", compress(columns.dues, pending_rows(columns, pending, chosen)))
+                        for columns in self._buckets.load(bucket)
+                    ]
+                    count, found = sum(map(len, kept)), counts_in(kept, edges)
+                else:
+                    (count,) = counts_of(bucket, self._buckets.files, (0, DUE_MAX + 1), chosen)
+                    found = counts_of(bucket, self._buckets.files, edges, chosen)
+                total += count
+                counts = list(map(add, counts, found))
+        return Histogram(counts, total)
+
+
+def _is_pending(pending: PendingNow, row: Row) -> bool:
+    answer = pending(row.log_id, array("Q", (row.due,)), array("Q", (row.number,)))
+    return answer if isinstance(answer, bool) else bool(answer[0])
+
+
+def pending_of(key: int, turn: Turn, record: bytes) -> Pending:
+    """What is told of a message that waits."""
+    try:
+        attribute = attribute_of(record)
+    except BadRecord:
+        attribute = None
+    return Pending(key, turn.due, turn.number, len(record), attribute)
+
+
+def _key_of(attribute: bytes | None) -> bytes | None:
+    try:
+        key = None if attribute is None else decode_attribute(attribute).key
+        return key.encode() if isinstance(key, str) else key
+    except DecodeFailed:
+        return None

@@ -1,0 +1,451 @@
+"""The hashed timing wheel: everything that is due soon, each message three numbers in arrays.
+
+Theory: George Varghese and Anthony Lauck, "Hashed and Hierarchical Timing Wheels: Data Structures for the Efficient
+Implementation of a Timer Facility", SOSP 1987, scheme 6. Time is cut into ticks; a ring of `slots` lists holds the
+timers, one with the tick t in the list t mod slots. Whoever is due only after t div slots more turns of the ring (its
+rounds) stays in its list while the hand passes. So adding and cancelling cost the same whatever is in the ring, and a
+tick costs what lies in its list. Coarser rings for what is due later, the other half of their paper, are on the disk
+here (`spans`, `buckets`).
+
+| case | what happens |
+|---|---|
+| due on a tick | comes with the first `pop` of that millisecond, not before |
+| first and last millisecond of a slot | each comes at its own millisecond, also where both lie in one list |
+| more ticks away than there are slots | stays when the hand passes, comes in a later round |
+| the ring wraps between two pops | nothing is skipped, nothing comes twice |
+| due before the last `pop` | comes with the next `pop` |
+| same due | in the order of the numbers |
+| cancelled before it came | never comes |
+| cancelled after it came, or twice | False, nothing changes |
+| dropped from a due on | never comes, unless it is added again |
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from itertools import compress
+from typing import Final, NamedTuple
+
+CANCELLED_MIN: Final = 4096
+"""Below so many rows of cancelled messages a sweep is not worth its pass."""
+ROWS_MAX: Final = 1 << 62
+UNKNOWN: Final = -1
+
+
+class HashedWheelTimer:
+    """See the module. A message is its turn (due, number), a locator (where its record lies: opaque here), a
+    target's number and whether it is absolute. One owner's thread.
+
+    Dues are ms since 1970, from `base_ms` on and less than 34 years above it; nothing here reads a clock.
+    """
+
+    def __init__(self, tick_ms: int = 10, slots: int = 8192, base_ms: int = 0) -> None:
+        if tick_ms < 1 or slots < 1 or base_ms < 0:
+            raise ValueError(
+                "a wheel has at least one slot, a tick of at least a millisecond, and begins after 1969"
+            )
+        self.tick_ms, self.slots, self.base_ms = tick_ms, slots, base_ms
+        self._ring: list[Slot | None] = [None] * slots
+        self._hand = 0
+        """The tick, counted from the base, up to which everything was looked at."""
+        self._popped = -1
+        """Relative to the base: what was due up to here came."""
+        self._cancelled: set[int] = set()
+        self._held = 0
+        self._late: set[int] = set()
+        """Numbers of those that were added when what was due then had come already."""
+        self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
+        self._given = 0
+        """Rows of a list that is too long for one `pop`, in order; so many of them came already."""
+        self._next: int | None = None
+        """The earliest due relative to the base; -1: not known."""
+
+    # What is in it
+
+    @property
+    def count(self) -> int:
+        """Messages that are going to come."""
+        return self._held - len(self._cancelled)
+
+    @property
+    def held(self) -> int:
+        """Rows in memory: cancelled ones stay until their time."""
+        return self._held
+
+    @property
+    def popped_ms(self) -> int:
+        """Everything that was due up to here came."""
+        return self.base_ms + self._popped
+
+    @property
+    def front(self) -> tuple[int, int]:
+        """Every turn below came, if it was there in time; none from there on."""
+        if self._given < len(self._ready.dues):
+            return self._ready.dues[self._given], self._ready.numbers[self._given]
+        return self.popped_ms + 1, 0
+
+    @property
+    def due_next(self) -> int | None:
+        """No message is due before; None if there is none. One that was cancelled counts until its time."""
+        if self._given < len(self._ready.dues):
+            return self._ready.dues[self._given]
+        if self._next == UNKNOWN:
+            self._next = self._find_next()
+        return None if self._next is None else self.base_ms + self._next
+
+    def load(self) -> dict[str, int]:
+        """How full it is: slots in use, the rows of the fullest, rows, cancelled ones among them."""
+        sizes = [len(slot.numbers) for slot in self._ring if slot is not None]
+        return {
+            "slots": self.slots,
+            "slots_used": len(sizes),
+            "slot_rows_max": max(sizes, default=0),
+            "rows": self._held,
+            "cancelled": len(self._cancelled),
+        }
+
+    def rebase(self, base_ms: int) -> None:
+        """Another base, while nothing is in it: then it holds dues from there on. Raises ValueError otherwise."""
+        if self._held or base_ms < 0:
+            raise ValueError("a wheel with messages keeps its base")
+        self.base_ms, self._hand, self._popped, self._next = base_ms, 0, -1, None
+
+    # Adding and cancelling
+
+    def add(self, due: int, number: int, locator: int, target: int, absolute: bool = False) -> None:
+        """One message more. Raises ValueError where the due lies outside what the base allows."""
+        relative = self._relative(due)
+        slot = self._slot(max(relative // self.tick_ms, self._hand))
+        if relative <= self._popped:
+            self._unready()
+            self._late.add(number)
+        slot.numbers.append(number)
+        slot.locators.append(locator)
+        slot.packed.append(relative << DUE_SHIFT | tag(target, absolute))
+        if relative < slot.due_min:
+            slot.due_min = relative
+        self._held += 1
+        if self._next is None or (self._next != UNKNOWN and relative < self._next):
+            self._next = relative
+
+    def add_many(
+        self, dues: Sequence[int], numbers: Sequence[int], locators: Sequence[int], tags: Sequence[int]
+    ) -> None:
+        """Many messages, as columns of one length; `tags` as `tag` makes them. Raises ValueError: nothing was added."""
+        count = len(dues)
+        if not count:
+            return
+        first, last = min(dues), max(dues)
+        low, high = self._relative(first), self._relative(last)
+        if low <= self._popped:
+            self._unready()
+            late = self.popped_ms
+            self._late.update(number for due, number in zip(dues, numbers, strict=True) if due <= late)
+        if max(low // self.tick_ms, self._hand) == max(high // self.tick_ms, self._hand):
+            self._add_together(max(low // self.tick_ms, self._hand), low, dues, numbers, locators, tags)
+        else:
+            self._add_apart(dues, numbers, locators, tags)
+        self._held += count
+        if self._next is None or (self._next != UNKNOWN and low < self._next):
+            self._next = low
+
+    def _add_together(self, tick: int, low: int, dues: Sequence[int], *columns: Sequence[int]) -> None:
+        """All of one tick, as messages of one send with one delay are: whole columns at once."""
+        numbers, locators, tags = columns
+        slot, base = self._slot(tick), self.base_ms
+        slot.numbers.extend(numbers if isinstance(numbers, array) else array("Q", numbers))
+        slot.locators.extend(locators if isinstance(locators, array) else array("Q", locators))
+        slot.packed.extend(
+            array("Q", [due - base << DUE_SHIFT | each for due, each in zip(dues, tags, strict=True)])
+        )
+        slot.due_min = min(slot.due_min, low)
+
+    def _add_apart(self, dues: Sequence[int], *columns: Sequence[int]) -> None:
+        base, tick_ms, hand, slots, ring = self.base_ms, self.tick_ms, self._hand, self.slots, self._ring
+        for due, number, locator, each in zip(dues, *columns, strict=True):
+            relative = due - base
+            tick = relative // tick_ms
+            slot = ring[(tick if tick > hand else hand) % slots]
+            if slot is None:
+                slot = self._slot(max(tick, hand))
+            slot.numbers.append(number)
+            slot.locators.append(locator)
+            slot.packed.append(relative << DUE_SHIFT | each)
+            if relative < slot.due_min:
+                slot.due_min = relative
+
+    def _relative(self, due: int) -> int:
+        relative = due - self.base_ms
+        if not 0 <= relative < DUE_SPAN:
+            raise ValueError(f"a due of {due} in a wheel that begins at {self.base_ms}")
+        return relative
+
+    def _slot(self, tick: int) -> Slot:
+        index = tick % self.slots
+        slot = self._ring[index]
+        if slot is None:
+            slot = self._ring[index] = Slot()
+        return slot
+
+    def cancel(self, due: int, number: int) -> bool:
+        """The message, which was added, does not come; False if it came or was cancelled before. Its row stays in
+        memory until its time, unless such rows are the most there are.
+        """
+        if number in self._cancelled:
+            return False
+        if due <= self.popped_ms and number not in self._late and not self._is_ready(due, number):
+            return False
+        self._cancelled.add(number)
+        if len(self._cancelled) > CANCELLED_MIN and 2 * len(self._cancelled) > self._held:
+            self._sweep()
+        return True
+
+    def _is_ready(self, due: int, number: int) -> bool:
+        dues, numbers, _, _ = self._ready
+        return self._given < len(dues) and (due, number) >= (dues[self._given], numbers[self._given])
+
+    def _unready(self) -> None:
+        """Puts rows that are in order already back into a list: others come before them."""
+        dues, numbers, locators, tags = (column[self._given :] for column in self._ready)
+        self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
+        self._given = 0
+        if not len(dues):
+            return
+        slot, base = self._slot(self._hand), self.base_ms
+        slot.numbers.extend(numbers)
+        slot.locators.extend(locators)
+        slot.packed.extend(
+            array("Q", [due - base << DUE_SHIFT | each for due, each in zip(dues, tags, strict=True)])
+        )
+        slot.due_min = min(slot.due_min, dues[0] - base)
+        self._late.update(numbers)
+        self._next = UNKNOWN
+
+    def _sweep(self) -> None:
+        """Takes the rows of cancelled messages out: less than two rows are looked at for each that was cancelled."""
+        self._keep_rows(DUE_SPAN << DUE_SHIFT)
+
+    def drop_from(self, due: int) -> array[int]:
+        """Forgets every message that is due then or later; answers the locators of their rows."""
+        if len(self._ready.dues) and self._ready.dues[-1] >= due:
+            self._unready()
+        dropped = array("Q")
+        end = max(0, due - self.base_ms) << DUE_SHIFT
+        for slot in self._ring:
+            if slot is not None:
+                dropped.extend(
+                    [slot.locators[row] for row, packed in enumerate(slot.packed) if packed >= end]
+                )
+        self._keep_rows(end)
+        return dropped
+
+    def drop_targets(self, targets: Collection[int]) -> int:
+        """Forgets every message for these; how many. It looks at every row."""
+        self._unready()
+        before = self.count
+        for slot in self._ring:
+            if slot is not None:
+                tags = map(TAG_MASK.__and__, slot.packed)
+                picked = [
+                    number
+                    for number, each in zip(slot.numbers, tags, strict=True)
+                    if each >> TARGET_SHIFT in targets
+                ]
+                self._cancelled.update(picked)
+        self._sweep()
+        return before - self.count
+
+    def _keep_rows(self, end: int) -> None:
+        """Rows below `end` in their packed column stay, unless they are cancelled."""
+        ready = self._ready.numbers[self._given :]
+        cancelled, held = self._cancelled, len(ready)
+        for index, slot in enumerate(self._ring):
+            if slot is None:
+                continue
+            picked = [row for row, packed in enumerate(slot.packed) if packed < end]
+            if cancelled:
+                picked = [row for row in picked if slot.numbers[row] not in cancelled]
+            if not picked:
+                self._ring[index] = None
+                continue
+            if len(picked) < len(slot.numbers):
+                slot.keep(picked)
+            held += len(picked)
+        self._late -= cancelled
+        self._cancelled = cancelled.intersection(ready)
+        self._held, self._next = held, UNKNOWN if held else None
+
+    # Coming
+
+    def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> Entries:
+        """Every message that is due by `now_ms` and did not come yet, in the order of their turns, at most `rows_max`.
+        With more of them the next call goes on; `due_next` tells.
+        """
+        found = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
+        now = now_ms - self.base_ms
+        while len(found.dues) < rows_max:
+            due = self.due_next
+            if due is None or due > now_ms:
+                self._popped = max(self._popped, now)
+                self._hand = max(self._hand, now // self.tick_ms)
+                break
+            if self._given < len(self._ready.dues):
+                self._take_ready(now_ms, rows_max, found)
+                continue
+            tick = max((due - self.base_ms) // self.tick_ms, self._hand)
+            limit = min(now, (tick + 1) * self.tick_ms - 1)
+            self._give(self._pop_tick(tick, limit), rows_max, found)
+            self._hand = (limit + 1) // self.tick_ms
+            self._popped = max(self._popped, limit)
+            self._next = UNKNOWN
+        if not self._held:
+            self._next = None
+        return found
+
+    def _give(self, entries: Entries, rows_max: int, into: Entries) -> None:
+        """A list that came: all of it at once where nothing has to be looked at."""
+        count = len(entries.dues)
+        if self._cancelled or self._late or len(into.dues) + count > rows_max:
+            self._ready = entries
+            return
+        for column, more in zip(into, entries, strict=True):
+            column.extend(more)
+        self._held -= count
+
+    def _take_ready(self, now_ms: int, rows_max: int, into: Entries) -> None:
+        """The next rows of the list that came last, so that there are no more than `rows_max`."""
+        start = self._given
+        room = start + rows_max - len(into.dues)
+        end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
+        found = Entries(*(column[start:end] for column in self._ready))
+        if self._cancelled:
+            found = self._without_cancelled(found)
+        for column, more in zip(into, found, strict=True):
+            column.extend(more)
+        self._given = end
+        self._held -= end - start
+        if self._late:
+            self._late.difference_update(found.numbers)
+        if end == len(self._ready.dues):
+            self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
+            self._given = 0
+
+    def _without_cancelled(self, found: Entries) -> Entries:
+        gone = self._cancelled.intersection(found.numbers)
+        if not gone:
+            return found
+        self._cancelled -= gone
+        self._late -= gone
+        keep = [number not in gone for number in found.numbers]
+        return Entries(*(array("Q", compress(column, keep)) for column in found))
+
+    def _pop_tick(self, tick: int, limit: int) -> Entries:
+        """What is due up to `limit` of the list that this tick uses; the rest of the list stays for a later round."""
+        index = tick % self.slots
+        slot = self._ring[index]
+        assert slot is not None, "the earliest due names a list without rows"
+        end, base = limit + 1 << DUE_SHIFT, self.base_ms
+        if max(slot.packed) < end:
+            self._ring[index] = None
+        else:
+            rows = [each < end for each in slot.packed]
+            rest = [row for row, comes in enumerate(rows) if not comes]
+            slot, left = slot.part([row for row, comes in enumerate(rows) if comes]), slot
+            left.keep(rest)
+        dues = [each >> DUE_SHIFT for each in slot.packed]
+        ordered = _in_order(dues, slot.numbers)
+        if ordered is not None:
+            dues = [dues[row] for row in ordered]
+            slot = slot.part(ordered)
+        tags = array("Q", map(TAG_MASK.__and__, slot.packed))
+        return Entries(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
+
+    def _find_next(self) -> int | None:
+        """The earliest due relative to the base: in the first list with one of this round, else of all lists."""
+        hand, slots, tick_ms, ring = self._hand, self.slots, self.tick_ms, self._ring
+        least: int | None = None
+        for tick in range(hand, hand + slots):
+            slot = ring[tick % slots]
+            if slot is None:
+                continue
+            if slot.due_min // tick_ms <= tick:
+                return slot.due_min
+            if least is None or slot.due_min < least:
+                least = slot.due_min
+        return least
+
+
+def _in_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] | None:
+    """Rows in the order of their turns; None if they are. What comes in order costs no sorting."""
+    if dues[0] == dues[-1] and min(dues) == max(dues) and numbers == array("Q", sorted(numbers)):
+        return None
+    # Few dues are different, no more than a tick has milliseconds: to part rows by due costs less than to sort them.
+    rows_of: defaultdict[int, list[int]] = defaultdict(list)
+    rising, rows = numbers.tolist(), range(len(dues))
+    for row in rows if rising == sorted(rising) else sorted(rows, key=rising.__getitem__):
+        rows_of[dues[row]].append(row)
+    return [row for due in sorted(rows_of) for row in rows_of[due]]
+
+
+# The lists of the wheel: messages as columns, 24 bytes each.
+
+DUE_BITS: Final = 40
+"""A due is kept relative to the base: 34 years of milliseconds."""
+TARGET_BITS: Final = 23
+"""Targets that have something in the wheel at the same time: eight million, above the limit of partitions."""
+TARGET_SHIFT: Final = 1
+DUE_SHIFT: Final = TARGET_SHIFT + TARGET_BITS
+TARGET_MASK: Final = (1 << TARGET_BITS) - 1
+ABSOLUTE: Final = 1
+"""The lowest bit: its sender named a time of the wall clock."""
+TAG_MASK: Final = (1 << DUE_SHIFT) - 1
+DUE_SPAN: Final = 1 << DUE_BITS
+TARGETS_MAX: Final = 1 << TARGET_BITS
+
+
+class Entries(NamedTuple):
+    """Messages as columns of one length, in the order of their turns. Each column is the receiver's own."""
+
+    dues: array[int]
+    numbers: array[int]
+    locators: array[int]
+    tags: array[int]
+    """Target, absolute bit: see `tag`."""
+
+    def __len__(self) -> int:
+        return len(self.dues)
+
+
+def tag(target: int, absolute: bool) -> int:
+    """Where a message goes and whether its sender named a time of the wall clock, as one number."""
+    return target << TARGET_SHIFT | absolute
+
+
+class Slot:
+    """One list of the ring: columns in the order in which they came."""
+
+    __slots__ = ("due_min", "locators", "numbers", "packed")
+
+    def __init__(self) -> None:
+        self.numbers: array[int] = array("Q")
+        self.locators: array[int] = array("Q")
+        self.packed: array[int] = array("Q")
+        self.due_min = DUE_SPAN
+        """Relative to the base; nothing in it is due before."""
+
+    def part(self, rows: Sequence[int]) -> Slot:
+        """These rows, in this order."""
+        part = Slot()
+        part.numbers = array("Q", map(self.numbers.__getitem__, rows))
+        part.locators = array("Q", map(self.locators.__getitem__, rows))
+        part.packed = array("Q", map(self.packed.__getitem__, rows))
+        return part
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these rows stay."""
+        part = self.part(rows)
+        self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
+        self.due_min = min(self.packed) >> DUE_SHIFT
